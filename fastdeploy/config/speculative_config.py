@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of speculation: `--speculative-config`, the YAML mapping, or `LLM(speculative_config=...)`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastdeploy.core.errors import ConfigError
+
+METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
+METHODS = ("naive", "ngram")
+PLANNED_METHODS = ("suffix", "mtp", "draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
+VERIFY_STRATEGIES = ("topp", "target_match", "greedy", "topp_relaxed")
+ACCEPT_POLICIES = ("normal", "accept_all", "reject_all")
+KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
+KEYS = (
+    "method",
+    "num_speculative_tokens",
+    "verify_strategy",
+    "accept_policy",
+    "max_ngram_size",
+    "min_ngram_size",
+    "adaptive",
+)
+PLANNED_KEYS = (
+    "model",
+    "quantization",
+    "revision",
+    "num_model_steps",
+    "mtp_strategy",
+    "draft_tensor_parallel_size",
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+    "suffix_decoding_max_cache_bytes",
+)
+KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_candidate_len", "verify_window")
+MAX_SPECULATIVE_TOKENS = 16
+FIELD = "speculative_config"
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How drafts are made and judged.
+
+    Attributes:
+        method: naive (no drafts) or ngram.
+        num_speculative_tokens: K, most drafts verified per step and request; 0 for naive.
+        verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces temperature 0;
+            topp_relaxed accepts every draft inside the target's surviving set and is lossy.
+        accept_policy: normal; accept_all and reject_all are for debugging speed.
+        max_ngram_size, min_ngram_size: longest and shortest suffix that ngram looks up.
+        notes: lines to show at start-up about keys accepted without effect.
+    """
+
+    method: str = "naive"
+    num_speculative_tokens: int = 0
+    verify_strategy: str = "topp"
+    accept_policy: str = "normal"
+    max_ngram_size: int = 5
+    min_ngram_size: int = 2
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        low = 0 if self.method == "naive" else 1
+        _check_int("num_speculative_tokens", self.num_speculative_tokens, low, MAX_SPECULATIVE_TOKENS)
+        _check_int("max_ngram_size", self.max_ngram_size, 1, 64)
+        _check_int("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
+        _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
+        _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
+
+    @property
+    def is_lossy(self) -> bool:
+        """True when the text may differ from plain decoding."""
+        return self.verify_strategy == "topp_relaxed" or self.accept_policy == "accept_all"
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any] | None) -> SpeculativeConfig:
+        """Build from the user's mapping; None means no speculation.
+
+        Raises:
+            ConfigError: an unknown key (the nearest known one is named), a value outside its range, or a method or key
+                that this version does not have.
+        """
+        if mapping is None:
+            return cls()
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
+        given = _resolve_keys(mapping)
+        method = _resolve_method(given)
+        values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
+        notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
+        if given.get("adaptive", False) is not False:
+            raise ConfigError(f"{FIELD}.adaptive", "adaptive draft length is not available yet; use false or leave it out")
+        if method == "naive":
+            values["num_speculative_tokens"] = 0
+        else:
+            values.setdefault("num_speculative_tokens", 1)
+        if "max_ngram_size" in values and "min_ngram_size" not in values:
+            _check_int("max_ngram_size", values["max_ngram_size"], 1, 64)
+            values["min_ngram_size"] = min(2, values["max_ngram_size"])
+        return cls(method=method, notes=notes, **values)
+
+
+def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with aliases replaced, or raise for a key that is unknown or not available."""
+    given: dict[str, Any] = {}
+    for key, value in mapping.items():
+        name = KEY_ALIASES.get(key, key)
+        if name in KEYS_WITHOUT_EFFECT or value is None:
+            continue
+        if name in PLANNED_KEYS:
+            raise ConfigError(f"{FIELD}.{key}", "belongs to a speculation method that is not available yet")
+        if name not in KEYS:
+            known = difflib.get_close_matches(key, (*KEYS, *KEY_ALIASES, *PLANNED_KEYS), n=1)
+            hint = f"; did you mean {known[0]!r}?" if known else f"; known keys: {', '.join(KEYS)}"
+            raise ConfigError(f"{FIELD}.{key}", f"unknown key{hint}")
+        if name in given:
+            raise ConfigError(f"{FIELD}.{key}", f"given twice (it is another name of {name!r})")
+        given[name] = value
+    return given
+
+
+def _resolve_method(given: Mapping[str, Any]) -> str:
+    method = given.get("method")
+    if not isinstance(method, str):
+        raise ConfigError(f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {method!r}")
+    method = METHOD_ALIASES.get(method.lower(), method.lower())
+    if method in PLANNED_METHODS:
+        raise ConfigError(f"{FIELD}.method", f"{method!r} is not available yet; available: {', '.join(METHODS)}")
+    return _check_choice("method", method, METHODS)
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{FIELD}.{name}", f"expected an integer in [{low}, {high}], got {value!r}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(f"{FIELD}.{name}", f"expected one of {', '.join(choices)}, got {value!r}")
+    return str(value)

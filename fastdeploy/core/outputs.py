@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes out of the engine: token deltas per step, and the whole results that the offline `LLM` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TokenLogprobs:
+    """Log-probabilities at one position.
+
+    Attributes:
+        token_id: the token that stands there.
+        logprob: its natural-log probability under the target.
+        rank: 1 for the most probable token.
+        top: (token id, logprob) of the most probable tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass
+class SpeculateMetrics:
+    """How speculation went for one request, in the shape FastDeploy's users know, and a little more.
+
+    `accept_ratio` is accepted / drafted; `average_accept_length` is emitted / steps, over the steps that decode.
+    `accepted_tokens_per_head[i]` counts steps whose draft i was kept, `accept_ratio_per_head[i]` divides it by the
+    steps that drafted so far. `source` counts drafted tokens per proposer.
+    """
+
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
+    accept_ratio: float = 0.0
+    average_accept_length: float = 0.0
+    accepted_tokens_per_head: list[int] = field(default_factory=list)
+    accept_ratio_per_head: list[float] = field(default_factory=list)
+    num_steps: int = 0
+    drafted_tokens: int = 0
+    source: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class RequestMetrics:
+    """Times and counts of one choice; times are seconds on the engine's clock since the request's arrival.
+
+    Attributes:
+        queue_s: until its first step was planned.
+        first_token_s: until its first token was emitted; None if it never was.
+        finish_s: until it ended.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        num_preemptions: times its blocks were taken away.
+    """
+
+    queue_s: float = 0.0
+    first_token_s: float | None = None
+    finish_s: float = 0.0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass
+class ErrorInfo:
+    """Why a request ended without its text: `type` is one of invalid_request, numerics, timeout, engine_dead, internal."""
+
+    type: str
+    message: str
+
+
+@dataclass
+class TokenDelta:
+    """What one step emitted for one choice of a request.
+
+    Attributes:
+        request_id, index: the request and which of its n choices.
+        token_ids: the tokens emitted in this step, in order, cut after a stop.
+        num_accepted_drafts: how many of them were drafts (the first ones).
+        logprobs: one entry per token, if the request asked.
+        prompt_logprobs: one entry per prompt token (None for the first), once, if the request asked.
+        finish_reason: None while running; stop, length, abort or error.
+        stop_reason: the stop string or token id that ended it; None for the model's end token.
+        seed: the seed of this choice.
+        metrics, speculate_metrics: set with finish_reason.
+        error: set when finish_reason is error.
+    """
+
+    request_id: str
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    num_accepted_drafts: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    seed: int = 0
+    metrics: RequestMetrics | None = None
+    speculate_metrics: SpeculateMetrics | None = None
+    error: ErrorInfo | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One choice of an offline result."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    seed: int = 0
+    speculate_metrics: SpeculateMetrics | None = None
+
+
+@dataclass
+class RequestOutput:
+    """Result of one prompt: `outputs[i]` is choice i, `metrics` those of the choice that ended last."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finished: bool = False
+    metrics: RequestMetrics | None = None

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as it arrives, and the ledger that the engine keeps for each of its choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy.core.outputs import RequestMetrics
+from fastdeploy.core.sampling_params import SamplingParams
+
+TokenArray = npt.NDArray[np.int32]
+
+
+@dataclass
+class GenerationRequest:
+    """What a front end asks of the engine: one prompt, n choices.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_token_ids: at least one token.
+        params: sampling parameters; `params.seed` None lets the engine draw one.
+        cache_salt: requests share cached prefixes only with those of the same salt.
+        timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens proposed to follow a request's last token.
+
+    Attributes:
+        token_ids: [num_drafts] int32, possibly empty.
+        source: the proposer that made them, as reported in metrics.
+    """
+
+    token_ids: TokenArray
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def cut(self, length: int) -> Draft:
+        """Return the first `length` tokens of this draft."""
+        return self if length >= len(self) else Draft(self.token_ids[:length], self.source)
+
+
+NO_DRAFT = Draft(np.empty(0, np.int32))
+
+
+class RequestStatus(Enum):
+    """Where a request stands in the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass
+class SpeculationTally:
+    """Counts of one request's decoding steps, from which its `SpeculateMetrics` are made.
+
+    `drafted_at[i]` and `accepted_at[i]` count steps whose draft i was verified and kept. A step whose text ended at a
+    kept draft counts no token after it.
+    """
+
+    num_steps: int = 0
+    num_emitted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    source: dict[str, int] = field(default_factory=dict)
+
+    def record(self, num_drafted: int, num_accepted: int, num_emitted: int, source: str) -> None:
+        """Add one decoding step."""
+        self.num_steps += 1
+        self.num_emitted += num_emitted
+        while len(self.drafted_at) < num_drafted:
+            self.drafted_at.append(0)
+            self.accepted_at.append(0)
+        for i in range(num_drafted):
+            self.drafted_at[i] += 1
+            self.accepted_at[i] += i < num_accepted
+        if num_drafted:
+            self.source[source] = self.source.get(source, 0) + num_drafted
+
+
+class Request:
+    """One choice's ledger: everything the scheduler needs to plan its next step.
+
+    A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
+
+    Set at admission: request_id, index, params, seed, cache_salt, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens.
+    Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache).
+    Set by the proposer, cut or dropped by the scheduler: draft.
+    Set by the KV manager: block_ids, block_hashes.
+    """
+
+    def __init__(
+        self,
+        source: GenerationRequest,
+        index: int,
+        seed: int,
+        max_total_tokens: int,
+        max_drafts: int,
+        arrival_s: float = 0.0,
+    ) -> None:
+        """Make the ledger of choice `index`.
+
+        Args:
+            max_total_tokens: prompt + most emitted tokens, at most the context length.
+            max_drafts: most drafts of a step (room behind the last token).
+            arrival_s: the engine's clock at arrival.
+        """
+        self.request_id = source.request_id
+        self.index = index
+        self.params = source.params
+        self.seed = seed
+        self.cache_salt = source.cache_salt
+        self.arrival_s = arrival_s
+        self.deadline_s = None if source.timeout_s is None else arrival_s + source.timeout_s
+        self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.max_total_tokens = max_total_tokens
+        self.max_drafts = max_drafts
+
+        self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
+        self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids
+        self.num_tokens = self.num_prompt_tokens
+        self.num_computed = 0
+        self.draft = NO_DRAFT
+        self.status = RequestStatus.WAITING
+
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_published_blocks = 0
+
+        self.metrics = RequestMetrics()
+        self.tally = SpeculationTally()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(request_id, index), unique among the choices in flight."""
+        return self.request_id, self.index
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens emitted so far."""
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that are known but not yet in the cache, the draft not counted."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def draft_room(self) -> int:
+        """Most drafts that can still matter: the token after them must fit too."""
+        return max(0, min(self.max_drafts, self.max_total_tokens - self.num_tokens - 1))
+
+    @property
+    def token_ids(self) -> TokenArray:
+        """[num_tokens] int32 view of prompt and emitted tokens."""
+        return self._buffer[: self.num_tokens]
+
+    @property
+    def output_token_ids(self) -> TokenArray:
+        """[num_output_tokens] int32 view of the emitted tokens."""
+        return self._buffer[self.num_prompt_tokens : self.num_tokens]
+
+    def set_draft(self, draft: Draft) -> None:
+        """Store `draft` behind the last token, where the step reads it."""
+        self.draft = draft
+        self._buffer[self.num_tokens : self.num_tokens + len(draft)] = draft.token_ids
+
+    def tokens_with_draft(self) -> TokenArray:
+        """[num_tokens + len(draft)] int32 view."""
+        return self._buffer[: self.num_tokens + len(self.draft)]
+
+    def append(self, token_ids: list[int]) -> None:
+        """Append emitted tokens; the draft is spent."""
+        end = self.num_tokens + len(token_ids)
+        self._buffer[self.num_tokens : end] = token_ids
+        self.num_tokens = end
+        self.draft = NO_DRAFT
+
+    def reset_computed(self) -> None:
+        """Forget what is in the cache (preemption): the tokens will be computed again."""
+        self.num_computed = 0
+        self.draft = NO_DRAFT
+        self.block_ids = []
+        self.num_published_blocks = 0

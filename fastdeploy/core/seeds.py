@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeds of requests and of their choices."""
+
+from __future__ import annotations
+
+import secrets
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(state: int) -> int:
+    """Return the splitmix64 output for `state` (Steele, Lea, Flood 2014); integers modulo 2**64."""
+    z = (state + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of choice `index` of a request: choice 0 keeps the request's own."""
+    return seed & _MASK if index == 0 else splitmix64((seed + index) & _MASK)
+
+
+def request_seed(server_seed: int | None, arrival: int) -> int:
+    """Return the seed of a request that brought none: from the server's seed if it has one, else random."""
+    if server_seed is None:
+        return secrets.randbits(64)
+    return splitmix64((splitmix64(server_seed) + arrival) & _MASK)

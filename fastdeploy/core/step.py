@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one engine step is to do, and what it did. B requests are planned; K is the most drafts of a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy.core.outputs import TokenLogprobs
+from fastdeploy.core.request import Request
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step over B requests; row b of every array speaks of requests[b].
+
+    Rows of request b are its tokens num_computed[b] .. num_computed[b] + num_scheduled[b] - 1, drafts last.
+    A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0.
+    """
+
+    requests: tuple[Request, ...]
+    num_scheduled: IntArray  # [B] int32, rows of this step, >= 1
+    num_computed: IntArray  # [B] int32, tokens already in the cache
+    num_drafts: IntArray  # [B] int32, drafts among the rows
+    num_verify_rows: IntArray  # [B] int32, 1 + num_drafts if the rows reach the last token, else 0
+    num_prompt_rows: IntArray  # [B] int32, further rows whose logits are wanted for prompt log-probabilities
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole step."""
+        return int(self.num_scheduled.sum())
+
+
+@dataclass(frozen=True)
+class RequestResult:
+    """What a step chose for one request.
+
+    Attributes:
+        token_ids: the accepted drafts, then one token of the target's own; empty for a prompt chunk.
+        num_accepted: drafts accepted.
+        logprobs: one entry per token if the request asked.
+        prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked.
+        error: why no token could be chosen ("" if none): the request fails, its neighbours do not.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    num_accepted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Results of a step, one per planned request, in the plan's order."""
+
+    results: tuple[RequestResult, ...]
