@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of an engine, from its start, and its state now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EngineStats:
+    """What `/metrics`, `/load` and the tests read; totals grow from the engine's start.
+
+    `accepted_per_position[i]` counts steps that kept draft i, `drafted_per_position[i]` steps that verified one there.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_prefix_lookup_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    num_finished: dict[str, int] = field(default_factory=dict)
