@@ -32,17 +32,30 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How much one step may hold: requests, rows; and how many requests may wait."""
+    """How much one step may hold, and how many requests may wait.
+
+    Attributes:
+        max_num_seqs: most requests that run at a time.
+        max_num_batched_tokens: most rows of a step.
+        enable_chunked_prefill: cut prompts that do not fit the step; otherwise they wait for a step that holds them whole.
+        long_prefill_token_threshold: most prompt rows of one request in a step; 0 sets no such limit.
+        max_waiting_requests: requests beyond this are turned away; None keeps all.
+    """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
     max_waiting_requests: int | None = None
 
     def __post_init__(self) -> None:
         _check_positive("max_num_seqs", self.max_num_seqs)
         _check_positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _check_positive("max_waiting_requests", self.max_waiting_requests)
+        if self.long_prefill_token_threshold < 0:
+            raise ConfigError(
+                "long_prefill_token_threshold", f"expected at least 0, got {self.long_prefill_token_threshold}"
+            )
 
 
 @dataclass(frozen=True)

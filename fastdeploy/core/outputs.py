@@ -48,14 +48,14 @@ class RequestMetrics:
     """Times and counts of one choice; times are seconds on the engine's clock since the request's arrival.
 
     Attributes:
-        queue_s: until its first step was planned.
+        queue_s: until its first step was planned; None if it never was.
         first_token_s: until its first token was emitted; None if it never was.
         finish_s: until it ended.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         num_preemptions: times its blocks were taken away.
     """
 
-    queue_s: float = 0.0
+    queue_s: float | None = None
     first_token_s: float | None = None
     finish_s: float = 0.0
     num_cached_tokens: int = 0

@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy.core.outputs import RequestMetrics
+from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
 from fastdeploy.core.sampling_params import SamplingParams
 
 TokenArray = npt.NDArray[np.int32]
@@ -101,7 +101,8 @@ class Request:
     Set at admission: request_id, index, params, seed, cache_salt, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache).
     Set by the proposer, cut or dropped by the scheduler: draft.
-    Set by the KV manager: block_ids, block_hashes.
+    Set by the KV manager: block_ids, block_hashes, num_published_blocks.
+    Gathered over its prompt chunks, if asked for: prompt_logprobs, of prompt tokens 1, 2, ...
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
 
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.metrics = RequestMetrics()
         self.tally = SpeculationTally()
 

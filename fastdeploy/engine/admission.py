@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's border: a request that passes here can be run to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.seeds import choice_seed, request_seed
+
+
+class Admission:
+    """Checks requests against the engine's limits and makes the ledgers of their choices.
+
+    Args:
+        max_model_len: most tokens of prompt and output together.
+        num_cache_tokens: tokens that the whole KV cache holds; no request may need more.
+        vocab_size: ids below it exist.
+        eos_token_ids: the model's end tokens.
+        has_tokenizer: stop strings can be looked for.
+        server_seed: seed from which requests without one draw theirs; None draws at random.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int,
+        num_cache_tokens: int,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        has_tokenizer: bool,
+        speculative: SpeculativeConfig,
+        server_seed: int | None = None,
+    ) -> None:
+        self.max_model_len = min(max_model_len, num_cache_tokens)
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self._has_tokenizer = has_tokenizer
+        self._speculative = speculative
+        self._server_seed = server_seed
+        self._num_arrivals = 0
+
+    def admit(self, request: GenerationRequest, live_ids: Collection[str], now_s: float) -> list[Request]:
+        """Return one ledger per choice.
+
+        Raises:
+            InvalidRequestError: naming the field and its range; nothing has changed then.
+        """
+        params = request.params
+        self._check(request, live_ids)
+        seed = params.seed if params.seed is not None else request_seed(self._server_seed, self._num_arrivals)
+        self._num_arrivals += 1
+        if self._speculative.verify_strategy == "greedy" and not params.is_greedy:
+            request = replace(request, params=replace(params, temperature=0.0))
+        num_prompt = len(request.prompt_token_ids)
+        max_total = min(self.max_model_len, num_prompt + (params.max_tokens or self.max_model_len))
+        max_drafts = self._max_drafts(params)
+        return [
+            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s) for index in range(params.n)
+        ]
+
+    def _check(self, request: GenerationRequest, live_ids: Collection[str]) -> None:
+        if request.request_id in live_ids:
+            raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
+        num_prompt = len(request.prompt_token_ids)
+        if not 1 <= num_prompt < self.max_model_len:
+            raise InvalidRequestError("prompt", f"expected 1 to {self.max_model_len - 1} tokens, got {num_prompt}")
+        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self.vocab_size:
+            raise InvalidRequestError("prompt", f"expected token ids in [0, {self.vocab_size - 1}]")
+        params = request.params
+        for name in ("stop_token_ids", "logit_bias"):
+            self._check_ids(name, getattr(params, name))
+        for sequence in params.bad_words_token_ids:
+            self._check_ids("bad_words_token_ids", sequence)
+        if params.stop and not self._has_tokenizer:
+            raise InvalidRequestError("stop", "this model has no tokenizer to look for strings with; use stop_token_ids")
+
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+        if ids and max(ids) >= self.vocab_size:
+            raise InvalidRequestError(name, f"expected token ids in [0, {self.vocab_size - 1}], got {max(ids)}")
+
+    def _max_drafts(self, params: SamplingParams) -> int:
+        most = self._speculative.num_speculative_tokens
+        asked = params.speculative
+        if asked is None:
+            return most
+        if asked.method == "off":
+            return 0
+        return most if asked.num_speculative_tokens is None else min(most, asked.num_speculative_tokens)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which rows the next step computes.
+
+One rule for every request: compute what is known but not in the cache (`num_pending` tokens and the draft), as much of
+it as the step's token budget and the free blocks allow. Long prompts are cut by that rule, drafts never are chunked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.request import Request, RequestStatus
+from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.kv_cache.manager import KVCacheManager
+
+
+@dataclass
+class _PlanBuilder:
+    """A step plan in the making: the requests taken so far, their row counts, and the budget left."""
+
+    budget: int
+    requests: list[Request] = field(default_factory=list)
+    num_scheduled: list[int] = field(default_factory=list)
+
+    def take(self, request: Request, num_rows: int) -> None:
+        self.requests.append(request)
+        self.num_scheduled.append(num_rows)
+        self.budget -= num_rows
+
+
+class BatchScheduler:
+    """Holds the waiting and the running requests and plans one step at a time.
+
+    `running` is in order of admission. Requests take blocks in that order, those that decode before those that still
+    read their prompt; when blocks run out, the request admitted last gives its own back and waits again, first in line.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.kv = kv
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a new request."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it stands, and free its blocks."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        elif request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        self.kv.free(request)
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None if there is nothing to compute."""
+        builder = _PlanBuilder(self.config.max_num_batched_tokens)
+        preempted = self.num_preemptions
+        for request in sorted(self.running, key=lambda r: r.num_pending > 1):
+            if builder.budget > 0 and request.status is RequestStatus.RUNNING:
+                self._plan_running(builder, request)
+        if self.num_preemptions == preempted:
+            self._admit(builder)
+        return _freeze(builder) if builder.requests else None
+
+    def commit(self, plan: StepPlan, row: int, result: RequestResult, emitted: list[int]) -> None:
+        """Enter what a step did for one request: `emitted` is the result's tokens, cut where a stop was found."""
+        request = plan.requests[row]
+        num_rejected = int(plan.num_drafts[row]) - result.num_accepted
+        request.append(emitted)
+        computed = int(plan.num_computed[row] + plan.num_scheduled[row]) - num_rejected
+        request.num_computed = min(computed, request.num_tokens)
+        self.kv.commit(request)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every block is held by exactly the requests that list it."""
+        self.kv.check_integrity([*self.running, *self.waiting])
+
+    def _plan_running(self, builder: _PlanBuilder, request: Request) -> None:
+        num_rows = self._num_rows(request, builder.budget)
+        while num_rows and not self.kv.reserve(request, request.num_computed + num_rows):
+            victim = next(r for r in reversed(self.running) if r not in builder.requests)
+            self._preempt(victim)
+            if victim is request:
+                return
+        if num_rows:
+            builder.take(request, num_rows)
+
+    def _admit(self, builder: _PlanBuilder) -> None:
+        """Start waiting requests, in order, while there is room for all their known tokens."""
+        while self.waiting and builder.budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            self.kv.match_prefix(request)
+            num_rows = self._num_rows(request, builder.budget)
+            if not num_rows or not self.kv.can_hold(request):
+                self.kv.free(request)
+                return
+            self.kv.reserve(request, request.num_computed + num_rows)
+            self.waiting.popleft()
+            self.kv.count_lookup(request)
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            builder.take(request, num_rows)
+
+    def _num_rows(self, request: Request, budget: int) -> int:
+        """Rows that the request may have of `budget`; a draft is cut to what fits, a prompt is cut or made to wait."""
+        pending = request.num_pending
+        if pending == 1:
+            if len(request.draft) > budget - 1:
+                request.draft = request.draft.cut(budget - 1)
+            return 1 + len(request.draft)
+        if not self.config.enable_chunked_prefill:
+            return pending if pending <= budget else 0
+        return min(pending, budget, self.config.long_prefill_token_threshold or pending)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        request.status = RequestStatus.WAITING
+        request.metrics.num_preemptions += 1
+        self.kv.free(request)
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+
+
+def _freeze(builder: _PlanBuilder) -> StepPlan:
+    requests = builder.requests
+    num_scheduled = np.array(builder.num_scheduled, np.int32)
+    num_computed = np.array([r.num_computed for r in requests], np.int32)
+    num_drafts = np.array([len(r.draft) for r in requests], np.int32)
+    num_tokens = np.array([r.num_tokens for r in requests], np.int32)
+    reaches_end = num_computed + num_scheduled == num_tokens + num_drafts
+    num_verify_rows = np.where(reaches_end, 1 + num_drafts, 0).astype(np.int32)
+    num_prompt_rows = np.array([_num_prompt_rows(r, n) for r, n in zip(requests, builder.num_scheduled)], np.int32)
+    return StepPlan(tuple(requests), num_scheduled, num_computed, num_drafts, num_verify_rows, num_prompt_rows)
+
+
+def _num_prompt_rows(request: Request, num_rows: int) -> int:
+    """Rows whose logits give the log-probability of a prompt token that has none yet; the last rows of a prompt chunk."""
+    if request.params.prompt_logprobs is None:
+        return 0
+    first = max(request.num_computed, len(request.prompt_logprobs))
+    return max(0, min(request.num_computed + num_rows, request.num_prompt_tokens - 1) - first)

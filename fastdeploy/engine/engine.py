@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fastdeploy.core.errors import QueueFullError
+from fastdeploy.core.outputs import ErrorInfo, TokenDelta
+from fastdeploy.core.request import GenerationRequest, Request, RequestStatus
+from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.step import StepPlan, StepResult
+from fastdeploy.engine.admission import Admission
+from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.engine.statistics import StatsKeeper
+from fastdeploy.spec_decode.base import Proposer
+
+
+class Runner(Protocol):
+    """Computes a step: see worker.model_runner.ModelRunner."""
+
+    def forward(self, plan: StepPlan) -> Any:
+        """Compute the plan's rows and return their hidden states."""
+
+    def verify(self, hidden: Any, plan: StepPlan) -> StepResult:
+        """Choose the target's tokens and judge the drafts."""
+
+
+class Engine:
+    """Takes requests, advances all of them a step at a time, reports what each step emitted.
+
+    Single-threaded: one caller adds, aborts and steps. `engine_factory.make_engine` builds one from an `EngineConfig`.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        scheduler: BatchScheduler,
+        runner: Runner,
+        proposer: Proposer,
+        outputs: OutputProcessor,
+        clock: Callable[[], float] = time.monotonic,
+        description: dict[str, Any] | None = None,
+    ) -> None:
+        self.admission = admission
+        self.scheduler = scheduler
+        self.runner = runner
+        self.proposer = proposer
+        self.outputs = outputs
+        self._clock = clock
+        self._description = description or {}
+        self._live: dict[str, list[Request]] = {}
+        self._stats = StatsKeeper()
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queue a request's n choices.
+
+        Raises:
+            InvalidRequestError: the request cannot be served as asked.
+            QueueFullError: `max_waiting_requests` are waiting already.
+        """
+        limit = self.scheduler.config.max_waiting_requests
+        if limit is not None and len(self.scheduler.waiting) + request.params.n > limit:
+            raise QueueFullError(f"{len(self.scheduler.waiting)} requests are waiting; the limit is {limit}")
+        choices = self.admission.admit(request, self._live.keys(), self._clock())
+        self._live[request.request_id] = choices
+        for choice in choices:
+            self.outputs.start(choice)
+            self.proposer.start(choice)
+            self.scheduler.add(choice)
+        self._stats.admitted(request)
+
+    def abort(self, request_id: str) -> list[TokenDelta]:
+        """End a request's choices now; an unknown id ends nothing."""
+        return [self._end(request, "abort") for request in list(self._live.get(request_id, ()))]
+
+    def step(self) -> list[TokenDelta]:
+        """Plan, compute, verify, commit, propose; return what was emitted and what ended."""
+        deltas = self._end_expired()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return deltas
+        for request in plan.requests:
+            self._note_first_plan(request)
+        hidden = self.runner.forward(plan)
+        result = self.runner.verify(hidden, plan)
+        deltas += self._commit(plan, result)
+        self._propose(plan)
+        return deltas
+
+    def has_unfinished(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self._live)
+
+    def stats(self) -> EngineStats:
+        """Return counters and the state now."""
+        return self._stats.snapshot(self.scheduler)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the engine runs: model, numerics, memory plan, speculation."""
+        return self._description
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self.admission.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that exist."""
+        return self.admission.vocab_size
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """The model's end tokens."""
+        return self.admission.eos_token_ids
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a block leaked or a part holds state of a request that is gone."""
+        live = [request for choices in self._live.values() for request in choices]
+        assert {r.key for r in live} == {r.key for r in (*self.scheduler.running, *self.scheduler.waiting)}
+        self.scheduler.check_integrity()
+        self.proposer.check_integrity(live)
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+        deltas = []
+        observed: list[tuple[Request, list[int]]] = []
+        for row, (request, outcome) in enumerate(zip(plan.requests, result.results)):
+            if outcome.error:
+                deltas.append(self._end(request, "error", ErrorInfo("numerics", outcome.error)))
+                continue
+            request.prompt_logprobs.extend(outcome.prompt_logprobs or ())
+            emission = self.outputs.cut(request, outcome.token_ids)
+            self._stats.emitted(request, plan, row, outcome, emission)
+            self.scheduler.commit(plan, row, outcome, emission.token_ids)
+            if not emission.token_ids:
+                continue
+            delta = self.outputs.delta(request, outcome, emission)
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                self._forget(request, delta.finish_reason)
+            else:
+                observed.append((request, emission.token_ids))
+        if observed:
+            self.proposer.observe([r for r, _ in observed], [tokens for _, tokens in observed])
+        return deltas
+
+    def _propose(self, plan: StepPlan) -> None:
+        """Ask for drafts of the requests whose next step decodes."""
+        running = (r for r in plan.requests if r.status is RequestStatus.RUNNING)
+        ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
+        if not ready:
+            return
+        for request, draft in zip(ready, self.proposer.propose(ready, [r.draft_room for r in ready])):
+            request.set_draft(draft)
+
+    def _end_expired(self) -> list[TokenDelta]:
+        now = self._clock()
+        live = (request for choices in self._live.values() for request in choices)
+        expired = [r for r in live if r.deadline_s is not None and r.deadline_s <= now]
+        return [self._end(r, "error", ErrorInfo("timeout", "the request's time is over")) for r in expired]
+
+    def _end(self, request: Request, finish_reason: str, error: ErrorInfo | None = None) -> TokenDelta:
+        """End a request from outside the step: abort, timeout, or a row that could not be computed."""
+        delta = TokenDelta(request.request_id, request.index)
+        self.outputs.end(delta, request, finish_reason, error=error)
+        self._forget(request, finish_reason)
+        return delta
+
+    def _forget(self, request: Request, finish_reason: str) -> None:
+        self.scheduler.remove(request)
+        self.proposer.finish(request)
+        self.outputs.finish(request)
+        choices = self._live[request.request_id]
+        choices.remove(request)
+        if not choices:
+            del self._live[request.request_id]
+        self._stats.finished(finish_reason)
+
+    def _note_first_plan(self, request: Request) -> None:
+        if request.metrics.queue_s is None:
+            request.metrics.queue_s = self._clock() - request.arrival_s

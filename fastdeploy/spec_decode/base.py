@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every proposer does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from fastdeploy.core.request import Draft, Request
+
+
+class Proposer(ABC):
+    """Guesses the tokens that follow a request's last one.
+
+    A proposer sees a request from `start` to `finish`, is told by `observe` what was really emitted, and may keep
+    whatever state it likes: drafts change the speed of decoding, never its text.
+    """
+
+    name: str
+    needs_hidden_states = False
+    is_model = False
+
+    @abstractmethod
+    def start(self, request: Request) -> None:
+        """Meet a request whose prompt is known."""
+
+    @abstractmethod
+    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
+        """Learn the tokens that a step emitted; they already stand in `request.token_ids`."""
+
+    @abstractmethod
+    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+        """Return one draft per request, each of at most its cap's length (caps >= 1); a draft may be empty."""
+
+    @abstractmethod
+    def finish(self, request: Request) -> None:
+        """Forget a request that ended, for whatever reason."""
+
+    def check_integrity(self, requests: Sequence[Request]) -> None:
+        """Raise AssertionError unless state is kept for exactly the live `requests`."""

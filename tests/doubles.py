@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doubles that make the engine testable without weights: a model of a few lines, and an oracle that knows its text."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import RequestResult, StepPlan, StepResult
+from fastdeploy.engine.admission import Admission
+from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.spec_decode.base import Proposer
+
+EOS = 0
+VOCAB = 7
+
+
+def next_token(context: np.ndarray, seed: int) -> int:
+    """Choose a token from the last two of the context, so that texts fall into loops that n-grams can follow."""
+    return zlib.crc32(context[-2:].tobytes() + (seed % 3).to_bytes(1, "little")) % VOCAB
+
+
+class SlotModelRunner:
+    """A model whose cache is one token id per slot: it reads each row's context back through the block table.
+
+    A wrong block, a block handed out twice or a stale slot shows as a context that is not the request's own.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.slots = np.full(num_blocks * block_size, -1, np.int32)
+        self.block_size = block_size
+        self.steps = 0
+
+    def forward(self, plan: StepPlan) -> None:
+        self.steps += 1
+        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
+            positions = np.arange(start, start + count)
+            self.slots[self._slots(request, positions)] = request.tokens_with_draft()[positions]
+
+    def verify(self, hidden: None, plan: StepPlan) -> StepResult:
+        return StepResult(tuple(self._verify(plan, row) for row in range(len(plan.requests))))
+
+    def _verify(self, plan: StepPlan, row: int) -> RequestResult:
+        request, num_rows = plan.requests[row], int(plan.num_verify_rows[row])
+        if num_rows == 0:
+            return RequestResult()
+        end = int(plan.num_computed[row] + plan.num_scheduled[row])
+        context = self.slots[self._slots(request, np.arange(end))]
+        np.testing.assert_array_equal(context, request.tokens_with_draft()[:end])
+        drafts = context[end - num_rows + 1 :].tolist()
+        tokens: list[int] = []
+        for i in range(num_rows):
+            tokens.append(next_token(context[: end - num_rows + 1 + i], request.seed))
+            if i == len(drafts) or tokens[-1] != drafts[i]:
+                break
+        return RequestResult(tokens, num_accepted=len(tokens) - 1)
+
+    def _slots(self, request: Request, positions: np.ndarray) -> np.ndarray:
+        blocks = np.array(request.block_ids, np.int64)[positions // self.block_size]
+        return blocks * self.block_size + positions % self.block_size
+
+
+class OracleProposer(Proposer):
+    """Knows every request's plain text and proposes it, each token corrupted with a seeded probability."""
+
+    name = "oracle"
+
+    def __init__(self, texts: dict[tuple[str, int], list[int]], corruption: float, seed: int = 0) -> None:
+        self.texts = texts
+        self.corruption = corruption
+        self._random = np.random.default_rng(seed)
+        self._live: set[tuple[str, int]] = set()
+
+    def start(self, request: Request) -> None:
+        self._live.add(request.key)
+
+    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
+        for request, tokens in zip(requests, emitted):
+            assert request.output_token_ids[-len(tokens) :].tolist() == list(tokens)
+
+    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+        return [self._draft(request, cap) for request, cap in zip(requests, caps)]
+
+    def finish(self, request: Request) -> None:
+        self._live.remove(request.key)
+
+    def check_integrity(self, requests: Sequence[Request]) -> None:
+        assert self._live == {request.key for request in requests}
+
+    def _draft(self, request: Request, cap: int) -> Draft:
+        done = request.num_output_tokens
+        tokens = np.array(self.texts[request.key][done : done + cap], np.int32)
+        if not len(tokens):
+            return NO_DRAFT
+        wrong = self._random.random(len(tokens)) < self.corruption
+        return Draft(np.where(wrong, np.maximum(tokens - 1, 0), tokens).astype(np.int32), self.name)
+
+
+class ManualClock:
+    """A clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_engine(
+    proposer: Proposer,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 64,
+    num_speculative_tokens: int = 0,
+    prefix_caching: bool = True,
+    scheduler: SchedulerConfig | None = None,
+    clock: ManualClock | None = None,
+) -> Engine:
+    """Build a real engine around the slot model."""
+    clock = clock or ManualClock()
+    method = "ngram" if num_speculative_tokens else "naive"
+    kv = KVCacheManager(num_blocks, block_size, prefix_caching)
+    admission = Admission(
+        max_model_len=max_model_len,
+        num_cache_tokens=num_blocks * block_size,
+        vocab_size=VOCAB,
+        eos_token_ids=[EOS],
+        has_tokenizer=False,
+        speculative=SpeculativeConfig(method=method, num_speculative_tokens=num_speculative_tokens),
+        server_seed=0,
+    )
+    outputs = OutputProcessor([EOS], _no_scanner, clock)
+    scheduler = scheduler or SchedulerConfig()
+    runner = SlotModelRunner(num_blocks, block_size)
+    return Engine(admission, BatchScheduler(scheduler, kv), runner, proposer, outputs, clock)
+
+
+def plain_text(prompt: Sequence[int], seed: int, params: SamplingParams, max_model_len: int = 64) -> list[int]:
+    """Return what the slot model emits for one request alone, from the definition."""
+    context = list(prompt)
+    most = min(max_model_len - len(prompt), params.max_tokens or max_model_len)
+    while len(context) - len(prompt) < most:
+        context.append(next_token(np.array(context, np.int32), seed))
+        ended = context[-1] in params.stop_token_ids or (context[-1] == EOS and not params.ignore_eos)
+        if ended and len(context) - len(prompt) > params.min_tokens:
+            break
+    return context[len(prompt) :]
+
+
+def run(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], list[int]]:
+    """Run requests to their end and return the tokens of each choice."""
+    for request in requests:
+        engine.add_request(request)
+    texts: dict[tuple[str, int], list[int]] = {}
+    while engine.has_unfinished():
+        for delta in engine.step():
+            texts.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+    return texts
+
+
+def _no_scanner(request: Request) -> object:
+    raise AssertionError("the slot model has no text")
