@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a prompt and sampling parameters to a checked `GenerationRequest`; shared by `LLM` and the server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What the model allows: `max_model_len` tokens of prompt and output, token ids below `vocab_size`."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+def build_request(
+    tokenizer: Tokenizer,
+    limits: RequestLimits,
+    request_id: str,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    add_special_tokens: bool = True,
+) -> GenerationRequest:
+    """Encode a prompt (text, or token ids taken as they are) and check it and the ids in `params`.
+
+    The result has its own copy of `params`, with `bad_words` tokenised into `bad_words_token_ids`.
+
+    Raises:
+        InvalidRequestError: an empty or too long prompt, or a token id outside the vocabulary; names the field.
+    """
+    if isinstance(prompt, str):
+        token_ids = tokenizer.encode(prompt, add_special_tokens)
+    else:
+        token_ids = list(prompt)
+        check_token_ids("prompt", token_ids, limits.vocab_size)
+    check_prompt_length(token_ids, limits.max_model_len)
+    bad_words = [*params.bad_words_token_ids, *tokenize_bad_words(tokenizer, params.bad_words)]
+    check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
+    check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
+    for sequence in bad_words:
+        check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
+    return GenerationRequest(request_id, token_ids, replace(params, bad_words_token_ids=bad_words))
+
+
+def check_prompt_length(token_ids: Sequence[int], max_model_len: int) -> None:
+    """Raise InvalidRequestError unless 1 <= number of prompt tokens < max_model_len."""
+    if not 1 <= len(token_ids) < max_model_len:
+        raise InvalidRequestError(
+            "prompt",
+            f"expected 1 to {max_model_len - 1} tokens (max_model_len {max_model_len} less one to emit), "
+            f"got {len(token_ids)}",
+        )
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise InvalidRequestError unless every id is an integer in [0, vocab_size)."""
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(field, f"expected token ids in [0, {vocab_size - 1}], got {token_id!r}")
+
+
+def tokenize_bad_words(tokenizer: Tokenizer, bad_words: Iterable[str]) -> list[list[int]]:
+    """Return the token sequences that spell each word, at the start of a text and after a space.
+
+    A sequence that ends in another one of the same word is left out: the shorter one already forbids it.
+    """
+    sequences: list[list[int]] = []
+    for word in bad_words:
+        spellings: list[list[int]] = []
+        for text in (word, " " + word.lstrip(" ")):
+            token_ids = tokenizer.encode(text, add_special_tokens=False)
+            if token_ids and not any(token_ids[-len(known) :] == known for known in spellings):
+                spellings.append(token_ids)
+        sequences += [token_ids for token_ids in spellings if token_ids not in sequences]
+    return sequences

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns the token deltas of one choice into text deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.incremental import IncrementalDetokenizer
+from fastdeploy.detokenize.stop_strings import StopMatcher
+from fastdeploy.detokenize.tokenizer import Tokenizer
+
+
+class TextAssembler:
+    """Text of one choice: holds back what may become a stop string, and ends at the stop string.
+
+    The engine decides where a text stops, token by token; this finds the character by the same rule.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._matcher = StopMatcher(params.stop)
+        self._keep_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+        self._held = ""
+        self._done = False
+
+    def push(self, delta: TokenDelta) -> str:
+        """Append a delta; return the text that it makes certain; nothing follows one with a finish_reason."""
+        if self._done:
+            return ""
+        text = "".join([self._push_token(token_id) for token_id in delta.token_ids])
+        if delta.finish_reason is not None and not self._done:
+            text += self._finish()
+        return text
+
+    def _push_token(self, token_id: int) -> str:
+        if self._done:
+            return ""
+        self._num_tokens += 1
+        text = self._detokenizer.push([token_id])
+        if not self._matcher.stops:
+            return text
+        found = self._matcher.find(text)
+        if found is not None and self._num_tokens >= self._min_tokens:
+            return self._cut(text, found[1], found[2])
+        text = self._held + text
+        num_held = self._matcher.num_held(text)
+        self._held = text[len(text) - num_held :] if num_held else ""
+        return text[: len(text) - num_held]
+
+    def _cut(self, text: str, begin: int, end: int) -> str:
+        """Return what is left to give out before (or with) the stop string at [begin, end) relative to `text`."""
+        self._done = True
+        held, self._held = self._held, ""
+        return (held + text)[: len(held) + (end if self._keep_stop else begin)]
+
+    def _finish(self) -> str:
+        self._done = True
+        held, self._held = self._held, ""
+        return held + self._detokenizer.flush()

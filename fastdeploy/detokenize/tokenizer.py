@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tokenizer read from a Hugging Face style folder, and its chat template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.detokenize.chat_template import ChatTemplate
+
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+_BYTE_FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
+SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """Text to token ids and back; its methods may be called from several threads.
+
+    Attributes:
+        vocab_size: one above the largest id that the tokenizer knows; ids from here on are never sampled.
+        special_ids: ids left out of the text when special tokens are skipped.
+        special_tokens: name (`bos_token`, ...) to text, as far as the folder says.
+        eos_token_id: id of the end token, or None.
+        is_byte_level: True when every token is a fixed byte string, whatever its neighbours.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        """Wrap a loaded `tokenizers.Tokenizer`; truncation and padding stored in its file are switched off."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.special_tokens = dict(special_tokens or {})
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        eos = self.special_tokens.get("eos_token")
+        self.eos_token_id: int | None = backend.token_to_id(eos) if eos is not None else None
+        self.is_byte_level = _is_byte_level(json.loads(backend.to_str()).get("decoder"))
+        self._chat_template = chat_template
+        self._token_bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of the folder `path`.
+
+        Raises:
+            ConfigError: the folder has no tokenizer.json, or a file in it cannot be read.
+        """
+        folder = Path(path)
+        file = folder / TOKENIZER_FILE
+        if not file.is_file():
+            raise ConfigError("tokenizer", f"no {TOKENIZER_FILE} in {str(folder)!r}")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
+        config = _read_json(folder / TOKENIZER_CONFIG_FILE)
+        return cls(backend, _special_tokens(config), _chat_template(folder, config))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`; ids that the tokenizer does not know are left out."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token on its own, special or not; half characters show as U+FFFD."""
+        if self.is_byte_level:
+            return self.token_bytes(token_id).decode("utf-8", errors="replace")
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return ""
+        if token_id in self.special_ids:
+            return str(token)
+        text = self.decode([token_id], skip_special_tokens=False)
+        return " " + text if token.startswith("\u2581") and not text.startswith(" ") else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token; empty for ids that the tokenizer does not know."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = self._token_bytes[token_id] = self._make_token_bytes(token_id)
+        return known
+
+    def _make_token_bytes(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_fallback(token_id):
+            return bytes([int(token[3:5], 16)])
+        if not self.is_byte_level:
+            return self.token_text(token_id).encode("utf-8")
+        table = _byte_of_char()
+        if all(char in table for char in token):
+            return bytes(table[char] for char in token)
+        return bytes(token.encode("utf-8"))
+
+    def is_byte_fallback(self, token_id: int) -> bool:
+        """Return True for tokens that stand for one byte each (`<0xE4>`) in vocabularies with byte fallback."""
+        token = self._backend.id_to_token(token_id)
+        return not self.is_byte_level and token is not None and _BYTE_FALLBACK.fullmatch(token) is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True when the folder brought a chat template."""
+        return self._chat_template is not None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Render a conversation into the prompt's text.
+
+        Args:
+            messages: mappings with `role` and `content`.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            chat_template: a template to use instead of the tokenizer's own.
+            kwargs: further names that the template may read.
+
+        Raises:
+            InvalidRequestError: there is no template, or it refuses these messages.
+        """
+        source = chat_template if chat_template is not None else self._chat_template
+        template = ChatTemplate.compile(source)
+        return template.render(messages, add_generation_prompt, {**self.special_tokens, **kwargs})
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError("tokenizer", f"{str(file)!r} does not hold a mapping")
+    return content
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the named special tokens; older files store a mapping with the text under `content`."""
+    found: dict[str, str] = {}
+    for key in SPECIAL_TOKEN_KEYS:
+        value = config.get(key)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            found[key] = text
+    return found
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the template's source: the file of its own wins, then the `default` of the configuration."""
+    file = folder / CHAT_TEMPLATE_FILE
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+@lru_cache(maxsize=1)
+def _byte_of_char() -> dict[str, int]:
+    """Return the byte behind each character of byte-level vocabularies (GPT-2): itself if printable, else 256 + k."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(256 + k): byte for k, byte in enumerate(rest)})
+    return table

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Incremental detokenisation equals decoding the whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdeploy.detokenize.incremental import IncrementalDetokenizer
+from tests.detokenize.tokenizers_for_tests import make_tokenizer
+
+TEXTS = st.text(alphabet="abdefhlnortw ,.\nhéö你好世界🙂🙃🏳️‍🌈", max_size=40)
+KINDS = ["byte_level", "metaspace", "byte_fallback"]
+
+
+def stream(kind: str, prompt: list[int], token_ids: list[int], cuts: list[int], skip: bool = True) -> list[str]:
+    """Push the tokens in pieces of the sizes `cuts` (repeated) and return the texts, flush last."""
+    detokenizer = IncrementalDetokenizer(make_tokenizer(kind), prompt, skip)
+    pieces, at, turn = [], 0, 0
+    while at < len(token_ids):
+        size = cuts[turn % len(cuts)]
+        pieces.append(detokenizer.push(token_ids[at : at + size]))
+        at, turn = at + size, turn + 1
+    return [*pieces, detokenizer.flush()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(prompt=TEXTS, text=TEXTS, cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_pieces_joined_equal_what_the_tokens_add_to_the_prompt(
+    kind: str, prompt: str, text: str, cuts: list[int]
+) -> None:
+    tokenizer = make_tokenizer(kind)
+    prompt_ids = tokenizer.encode("the quick " + prompt)
+    token_ids = tokenizer.encode(text)
+    whole = tokenizer.decode(prompt_ids + token_ids)
+    assert "".join(stream(kind, prompt_ids, token_ids, cuts)) == whole[len(tokenizer.decode(prompt_ids)) :]
+
+
+@given(token_ids=st.lists(st.integers(0, 405), max_size=40), cuts=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_any_byte_level_tokens_equal_the_whole_decode_even_if_they_are_no_text(
+    token_ids: list[int], cuts: list[int]
+) -> None:
+    assert "".join(stream("byte_level", [], token_ids, cuts)) == make_tokenizer("byte_level").decode(token_ids)
+
+
+@given(
+    token_ids=st.lists(st.integers(0, 300), max_size=40).map(lambda ids: [token_id for token_id in ids if token_id > 0])
+)
+def test_any_metaspace_tokens_equal_the_whole_decode(token_ids: list[int]) -> None:
+    assert "".join(stream("metaspace", [], token_ids, [1])) == make_tokenizer("metaspace").decode(token_ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+def test_no_piece_shows_half_a_character(kind: str) -> None:
+    token_ids = make_tokenizer(kind).encode("a" + "🏴" * 7 + "é龍")
+    pieces = stream(kind, [], token_ids, [1])
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) == "a" + "🏴" * 7 + "é龍"
+    assert sum(bool(piece) for piece in pieces) >= 9, "whole characters must not wait for the end"
+
+
+def test_flush_gives_out_the_half_character_at_the_end() -> None:
+    half = make_tokenizer("byte_level").encode("🏴")[:-1]
+    assert stream("byte_level", [], half, [1])[-1] == "\ufffd"
+
+
+def test_output_completes_the_character_that_the_prompt_began() -> None:
+    token_ids = make_tokenizer("byte_level").encode("🏴")
+    assert "".join(stream("byte_level", token_ids[:2], token_ids[2:], [1])) == "🏴"
+
+
+def test_a_word_after_a_skipped_special_token_keeps_its_space() -> None:
+    tokenizer = make_tokenizer("metaspace")
+    word = tokenizer.encode("fox")
+    special = tokenizer.encode("</s>")[-1:]
+    assert "".join(stream("metaspace", [*tokenizer.encode("the"), *special * 8], word, [1])) == " fox"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_show_when_they_are_not_skipped(kind: str) -> None:
+    tokenizer = make_tokenizer(kind)
+    token_ids = tokenizer.encode("dog</s>")
+    assert "".join(stream(kind, [], token_ids, [1], skip=False)).endswith("</s>")
+    assert "</s>" not in "".join(stream(kind, [], token_ids, [1], skip=True))
+
+
+def test_work_per_token_does_not_grow_with_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("metaspace")
+    longest = 0
+    decode = tokenizer.decode
+
+    def watched(token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return decode(token_ids, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", watched)
+    detokenizer = IncrementalDetokenizer(tokenizer, tokenizer.encode("the dog " * 500))
+    for token_id in tokenizer.encode("the quick brown fox " * 200):
+        detokenizer.push([token_id])
+    assert 0 < longest <= 24

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparation and checks of requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.preprocess import RequestLimits, build_request, tokenize_bad_words
+from tests.detokenize.tokenizers_for_tests import make_tokenizer
+
+LIMITS = RequestLimits(max_model_len=16, vocab_size=401)
+
+
+def build(prompt: Any, **params: Any) -> Any:
+    return build_request(make_tokenizer("byte_level"), LIMITS, "r1", prompt, SamplingParams(**params))
+
+
+def test_text_is_encoded_and_token_ids_are_taken_as_they_are() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    assert build("the fox").prompt_token_ids == tokenizer.encode("the fox")
+    assert build([5, 400]).prompt_token_ids == [5, 400]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 15])
+def test_shortest_and_longest_prompts_pass(num_tokens: int) -> None:
+    assert len(build([7] * num_tokens).prompt_token_ids) == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field", "message"),
+    [
+        ("", {}, "prompt", "expected 1 to 15 tokens"),
+        ([7] * 16, {}, "prompt", "expected 1 to 15 tokens .* got 16"),
+        ([7, 401], {}, "prompt", r"token ids in \[0, 400\], got 401"),
+        ([7, -1], {}, "prompt", r"token ids in \[0, 400\], got -1"),
+        ([7, True], {}, "prompt", "got True"),
+        ("a", {"stop_token_ids": [401]}, "stop_token_ids", "got 401"),
+        ("a", {"logit_bias": {401: 1.0}}, "logit_bias", "got 401"),
+        ("a", {"bad_words_token_ids": [[3, 999]]}, "bad_words_token_ids", "got 999"),
+    ],
+)
+def test_bad_requests_name_the_field_and_its_limits(prompt: Any, params: Any, field: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        build(prompt, **params)
+    assert caught.value.field == field
+
+
+def test_bad_words_are_tokenised_with_and_without_a_leading_space() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    params = SamplingParams(bad_words=["fox"], bad_words_token_ids=[[9, 9]])
+    request = build_request(tokenizer, LIMITS, "r1", "a", params)
+    assert request.params.bad_words_token_ids == [[9, 9], tokenizer.encode("fox"), tokenizer.encode(" fox")]
+    assert params.bad_words_token_ids == [[9, 9]], "the caller's parameters are not changed"
+
+
+def test_bad_word_spelling_that_ends_in_a_shorter_one_is_left_out() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    assert tokenizer.encode(" 龍")[-3:] == tokenizer.encode("龍")
+    assert tokenize_bad_words(tokenizer, ["龍"]) == [tokenizer.encode("龍")]
