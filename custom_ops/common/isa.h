@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instruction-set path of this process. A source that mentions the macro of the same name (setup.py) is compiled
+// once per path, with everything that it defines inside the namespace fd::<path>; it must not use library templates with
+// external linkage, because the linker keeps one copy of those, possibly the one with the widest instructions.
+#pragma once
+
+namespace fd {
+
+enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// Returns the path chosen at the first call: the widest one that the processor has, or the one that the environment
+// variable FD_CPU_ISA names. Throws std::invalid_argument for a name that is unknown or that the processor lacks.
+Isa current_isa();
+
+const char* isa_name(Isa isa);
+
+}  // namespace fd

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+namespace fd {
+namespace {
+
+constexpr auto kSpinTime = std::chrono::microseconds(50);
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int affinity_count() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  return sched_getaffinity(0, sizeof(mask), &mask) == 0 ? std::max(1, CPU_COUNT(&mask)) : 1;
+}
+
+// Returns the container's processor quota in cores, or 0 when there is none (cgroup v2, then v1).
+double cgroup_quota() {
+  std::string quota;
+  double period = 0;
+  std::ifstream v2("/sys/fs/cgroup/cpu.max");
+  if (v2 >> quota >> period && quota != "max" && period > 0) return std::atof(quota.c_str()) / period;
+  std::ifstream quota_v1("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), period_v1("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  double limit = 0;
+  if (quota_v1 >> limit && period_v1 >> period && limit > 0 && period > 0) return limit / period;
+  return 0;
+}
+
+int choose_num_threads() {
+  if (const char* wanted = std::getenv("FD_NUM_THREADS"); wanted != nullptr && *wanted != '\0') {
+    char* end = nullptr;
+    const long count = std::strtol(wanted, &end, 10);
+    if (*end != '\0' || count < 1 || count > 1024)
+      throw std::invalid_argument(std::string("FD_NUM_THREADS: expected 1..1024, got '") + wanted + "'");
+    return static_cast<int>(count);
+  }
+  const double quota = cgroup_quota();
+  const int cores = affinity_count();
+  return quota > 0 ? std::min(cores, static_cast<int>(std::ceil(quota))) : cores;
+}
+
+// One job at a time. `cursor_` holds the job's number (high half) and how many tiles nobody has taken yet (low half);
+// taking a tile by compare-and-swap therefore proves that the job is still open and that its fields may be read.
+class Pool {
+ public:
+  explicit Pool(int num_threads) {
+    for (int i = 1; i < num_threads; ++i) std::thread([this] { work(); }).detach();
+  }
+
+  bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
+  void release() { busy_.store(false, std::memory_order_release); }
+
+  void run(int64_t num_tiles, void (*tile)(void*, int64_t), void* context) {
+    tile_ = tile;
+    context_ = context;
+    num_tiles_ = num_tiles;
+    num_done_.store(0, std::memory_order_relaxed);
+    const uint64_t number = (cursor_.load(std::memory_order_relaxed) >> 32) + 1;
+    cursor_.store(number << 32 | static_cast<uint64_t>(num_tiles));
+    if (num_sleeping_.load() > 0) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+    take_tiles();
+    for (int spins = 0; num_done_.load(std::memory_order_acquire) != num_tiles; ++spins) {
+      if (spins < 4096) {
+        pause_cpu();
+      } else {
+        sched_yield();
+      }
+    }
+  }
+
+ private:
+  bool has_tiles() const { return static_cast<uint32_t>(cursor_.load()) != 0; }
+
+  void take_tiles() {
+    uint64_t cursor = cursor_.load(std::memory_order_acquire);
+    while (static_cast<uint32_t>(cursor) != 0) {
+      if (!cursor_.compare_exchange_weak(cursor, cursor - 1, std::memory_order_acq_rel)) continue;
+      tile_(context_, num_tiles_ - static_cast<uint32_t>(cursor));
+      num_done_.fetch_add(1, std::memory_order_release);
+      cursor = cursor_.load(std::memory_order_acquire);
+    }
+  }
+
+  bool spin_for_tiles() const {
+    const auto end = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (has_tiles()) return true;
+        pause_cpu();
+      }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+  }
+
+  void work() {
+    for (;;) {
+      take_tiles();
+      if (spin_for_tiles()) continue;
+      std::unique_lock<std::mutex> lock(mutex_);
+      num_sleeping_.fetch_add(1);
+      wake_.wait(lock, [this] { return has_tiles(); });
+      num_sleeping_.fetch_sub(1);
+    }
+  }
+
+  alignas(64) std::atomic<uint64_t> cursor_{0};
+  alignas(64) std::atomic<int64_t> num_done_{0};
+  alignas(64) std::atomic<int> num_sleeping_{0};
+  std::atomic<bool> busy_{false};
+  void (*tile_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  int64_t num_tiles_ = 0;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+};
+
+std::atomic<Pool*> shared_pool{nullptr};
+std::mutex creation;
+
+// The pool is never destroyed: its threads may outlive main. A forked child has none of them and makes its own.
+Pool& pool() {
+  if (Pool* made = shared_pool.load(std::memory_order_acquire)) return *made;
+  std::lock_guard<std::mutex> lock(creation);
+  if (shared_pool.load() == nullptr) {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { shared_pool.store(nullptr); });
+    (void)registered;
+    shared_pool.store(new Pool(num_threads()));
+  }
+  return *shared_pool.load();
+}
+
+}  // namespace
+
+int num_threads() {
+  static const int count = choose_num_threads();
+  return count;
+}
+
+void run_tiles(int64_t num_tiles, void (*tile)(void*, int64_t), void* context) {
+  if (num_tiles <= 0) return;
+  Pool* shared = num_threads() > 1 && num_tiles > 1 && num_tiles < (int64_t{1} << 32) ? &pool() : nullptr;
+  if (shared == nullptr || !shared->try_acquire()) {
+    for (int64_t i = 0; i < num_tiles; ++i) tile(context, i);
+    return;
+  }
+  shared->run(num_tiles, tile, context);
+  shared->release();
+}
+
+}  // namespace fd

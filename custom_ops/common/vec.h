@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sixteen fp32 lanes (F16), sixteen pairs of bf16 (Pairs) and what the kernels do with them, once per path. Each function
+// is the same instruction sequence wherever it is inlined, so a lane's result depends on its operands alone.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(FD_ISA_AVX512) || defined(FD_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
+#define FD_INLINE static inline __attribute__((always_inline))
+
+namespace fd {
+namespace FD_ISA {
+
+constexpr int kLanes = 16;
+
+FD_INLINE float bf16_to_float(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float result;
+  std::memcpy(&result, &bits, 4);
+  return result;
+}
+
+#if defined(FD_ISA_AVX512)
+
+using F16 = __m512;
+using Pairs = __m512i;
+
+FD_INLINE F16 splat(float x) { return _mm512_set1_ps(x); }
+FD_INLINE F16 load(const float* p) { return _mm512_loadu_ps(p); }
+FD_INLINE void store(float* p, F16 x) { _mm512_storeu_ps(p, x); }
+FD_INLINE F16 add(F16 a, F16 b) { return _mm512_add_ps(a, b); }
+FD_INLINE F16 sub(F16 a, F16 b) { return _mm512_sub_ps(a, b); }
+FD_INLINE F16 mul(F16 a, F16 b) { return _mm512_mul_ps(a, b); }
+FD_INLINE F16 div(F16 a, F16 b) { return _mm512_div_ps(a, b); }
+FD_INLINE F16 max(F16 a, F16 b) { return _mm512_max_ps(a, b); }
+FD_INLINE F16 min(F16 a, F16 b) { return _mm512_min_ps(a, b); }
+// a * b + c, rounded once on the paths that have the instruction
+FD_INLINE F16 fma(F16 a, F16 b, F16 c) { return _mm512_fmadd_ps(a, b, c); }
+FD_INLINE F16 round_to_int(F16 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// x * 2^n for an integral n with -126 <= n <= 127
+FD_INLINE F16 scale_by_power(F16 x, F16 n) {
+  return mul(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtps_epi32(add(n, splat(127.0f))), 23)));
+}
+FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
+  return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x, splat(limit), _CMP_LT_OQ), _mm512_setzero_ps());
+}
+FD_INLINE F16 load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+FD_INLINE void store_bf16(uint16_t* p, F16 x) {
+  const __m256bh y = _mm512_cvtneps_pbh(x);
+  std::memcpy(p, &y, 32);
+}
+FD_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
+FD_INLINE Pairs splat_pair(uint32_t pair) { return _mm512_set1_epi32(static_cast<int>(pair)); }
+// acc + high half of each pair + low half of each pair, in that order
+FD_INLINE F16 dot_pairs(F16 acc, Pairs a, Pairs b) {
+  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+
+#elif defined(FD_ISA_AVX2)
+
+struct F16 {
+  __m256 low, high;
+};
+struct Pairs {
+  __m256i low, high;
+};
+
+FD_INLINE F16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+FD_INLINE F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+FD_INLINE void store(float* p, F16 x) {
+  _mm256_storeu_ps(p, x.low);
+  _mm256_storeu_ps(p + 8, x.high);
+}
+FD_INLINE F16 add(F16 a, F16 b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+FD_INLINE F16 sub(F16 a, F16 b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+FD_INLINE F16 mul(F16 a, F16 b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+FD_INLINE F16 div(F16 a, F16 b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+FD_INLINE F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+FD_INLINE F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+FD_INLINE F16 fma(F16 a, F16 b, F16 c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+FD_INLINE F16 round_to_int(F16 x) {
+  constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.low, mode), _mm256_round_ps(x.high, mode)};
+}
+FD_INLINE __m256 power_of_two(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtps_epi32(_mm256_add_ps(n, _mm256_set1_ps(127.0f))), 23));
+}
+FD_INLINE F16 scale_by_power(F16 x, F16 n) { return mul(x, F16{power_of_two(n.low), power_of_two(n.high)}); }
+FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
+  const __m256 bound = _mm256_set1_ps(limit);
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.low, bound, _CMP_LT_OQ), value.low),
+          _mm256_andnot_ps(_mm256_cmp_ps(x.high, bound, _CMP_LT_OQ), value.high)};
+}
+FD_INLINE __m256 widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
+FD_INLINE F16 load_bf16(const uint16_t* p) {
+  return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+// Rounds to nearest even; a NaN keeps its sign and becomes quiet.
+FD_INLINE __m256i narrow(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
+  return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+}
+FD_INLINE void store_bf16(uint16_t* p, F16 x) {
+  const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(narrow(x.low), narrow(x.high)), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+}
+FD_INLINE Pairs load_pairs(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+FD_INLINE Pairs splat_pair(uint32_t pair) {
+  const __m256i x = _mm256_set1_epi32(static_cast<int>(pair));
+  return {x, x};
+}
+FD_INLINE __m256 dot_half(__m256 acc, __m256i a, __m256i b) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)),
+                        _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
+  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)),
+                         acc);
+}
+FD_INLINE F16 dot_pairs(F16 acc, Pairs a, Pairs b) {
+  return {dot_half(acc.low, a.low, b.low), dot_half(acc.high, a.high, b.high)};
+}
+
+#else
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef uint32_t U4 __attribute__((vector_size(16)));
+typedef int32_t I4 __attribute__((vector_size(16)));
+struct F16 {
+  F4 part[4];
+};
+struct Pairs {
+  U4 part[4];
+};
+
+#define FD_EACH(expression)     \
+  F16 result;                   \
+  for (int i = 0; i < 4; ++i) { \
+    result.part[i] = expression; \
+  }                             \
+  return result
+
+FD_INLINE F16 splat(float x) { FD_EACH((F4{x, x, x, x})); }
+FD_INLINE F16 load(const float* p) {
+  F16 x;
+  std::memcpy(&x, p, 64);
+  return x;
+}
+FD_INLINE void store(float* p, F16 x) { std::memcpy(p, &x, 64); }
+FD_INLINE F16 add(F16 a, F16 b) { FD_EACH(a.part[i] + b.part[i]); }
+FD_INLINE F16 sub(F16 a, F16 b) { FD_EACH(a.part[i] - b.part[i]); }
+FD_INLINE F16 mul(F16 a, F16 b) { FD_EACH(a.part[i] * b.part[i]); }
+FD_INLINE F16 div(F16 a, F16 b) { FD_EACH(a.part[i] / b.part[i]); }
+FD_INLINE F16 max(F16 a, F16 b) { FD_EACH(a.part[i] > b.part[i] ? a.part[i] : b.part[i]); }
+FD_INLINE F16 min(F16 a, F16 b) { FD_EACH(a.part[i] < b.part[i] ? a.part[i] : b.part[i]); }
+FD_INLINE F16 fma(F16 a, F16 b, F16 c) { FD_EACH(a.part[i] * b.part[i] + c.part[i]); }
+// Exact for |x| < 2^22: adding and taking away 1.5 * 2^23 leaves the nearest integer.
+FD_INLINE F16 round_to_int(F16 x) {
+  const F4 magic = {12582912.0f, 12582912.0f, 12582912.0f, 12582912.0f};
+  FD_EACH((x.part[i] + magic) - magic);
+}
+FD_INLINE F16 scale_by_power(F16 x, F16 n) {
+  F16 result;
+  for (int i = 0; i < 4; ++i) {
+    const U4 bits = (U4)(__builtin_convertvector(n.part[i], I4) + 127) << 23;
+    result.part[i] = x.part[i] * (F4)bits;
+  }
+  return result;
+}
+FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
+  const F4 bound = {limit, limit, limit, limit};
+  const F4 none = {0, 0, 0, 0};
+  FD_EACH(x.part[i] < bound ? none : value.part[i]);
+}
+FD_INLINE F16 load_bf16(const uint16_t* p) {
+  F16 result;
+  for (int i = 0; i < 4; ++i) {
+    const uint16_t* q = p + 4 * i;
+    const U4 bits = {q[0], q[1], q[2], q[3]};
+    result.part[i] = (F4)(bits << 16);
+  }
+  return result;
+}
+FD_INLINE void store_bf16(uint16_t* p, F16 x) {
+  for (int i = 0; i < 4; ++i) {
+    const U4 bits = (U4)x.part[i];
+    const U4 rounded = (bits + ((bits >> 16) & 1) + 0x7fff) >> 16;
+    const U4 narrow = x.part[i] == x.part[i] ? rounded : (bits >> 16) | 0x40;
+    for (int j = 0; j < 4; ++j) p[4 * i + j] = static_cast<uint16_t>(narrow[j]);
+  }
+}
+FD_INLINE Pairs load_pairs(const void* p) {
+  Pairs x;
+  std::memcpy(&x, p, 64);
+  return x;
+}
+FD_INLINE Pairs splat_pair(uint32_t pair) {
+  const U4 x = {pair, pair, pair, pair};
+  return {{x, x, x, x}};
+}
+FD_INLINE F16 dot_pairs(F16 acc, Pairs a, Pairs b) {
+  const U4 high = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+  for (int i = 0; i < 4; ++i) {
+    acc.part[i] = acc.part[i] + (F4)(a.part[i] & high) * (F4)(b.part[i] & high);
+    acc.part[i] = acc.part[i] + (F4)(a.part[i] << 16) * (F4)(b.part[i] << 16);
+  }
+  return acc;
+}
+#undef FD_EACH
+
+#endif
+
+FD_INLINE F16 zero() { return splat(0.0f); }
+
+// Loads or stores the first n of 16 lanes; the others read as zero.
+FD_INLINE F16 load_first(const float* p, int n) {
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, 4 * static_cast<size_t>(n));
+  return load(lanes);
+}
+FD_INLINE F16 load_first(const uint16_t* p, int n) {
+  uint16_t lanes[kLanes] = {};
+  std::memcpy(lanes, p, 2 * static_cast<size_t>(n));
+  return load_bf16(lanes);
+}
+FD_INLINE void store_first(float* p, F16 x, int n) {
+  float lanes[kLanes];
+  store(lanes, x);
+  std::memcpy(p, lanes, 4 * static_cast<size_t>(n));
+}
+FD_INLINE void store_first(uint16_t* p, F16 x, int n) {
+  uint16_t lanes[kLanes];
+  store_bf16(lanes, x);
+  std::memcpy(p, lanes, 2 * static_cast<size_t>(n));
+}
+// The same for whole vectors, by element type: uint16_t holds bf16.
+FD_INLINE F16 load_as_float(const float* p) { return load(p); }
+FD_INLINE F16 load_as_float(const uint16_t* p) { return load_bf16(p); }
+FD_INLINE void store_rounded(float* p, F16 x) { store(p, x); }
+FD_INLINE void store_rounded(uint16_t* p, F16 x) { store_bf16(p, x); }
+
+FD_INLINE float to_float(float x) { return x; }
+FD_INLINE float to_float(uint16_t x) { return bf16_to_float(x); }
+
+// Sums the lanes in one fixed tree.
+FD_INLINE float sum_lanes(F16 x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = 8; width >= 1; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];
+  return lanes[0];
+}
+FD_INLINE float max_lane(F16 x) {
+  float lanes[kLanes];
+  store(lanes, x);
+  for (int width = 8; width >= 1; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// e^x with a relative error below 2e-7; exactly 0 below -87.3, e^88.3 above 88.3, NaN for NaN.
+FD_INLINE F16 exp(F16 x) {
+  const F16 limited = max(splat(-87.3f), min(splat(88.3f), x));  // the second operand wins when one is NaN
+  const F16 n = round_to_int(mul(limited, splat(1.44269504f)));
+  F16 r = fma(n, splat(-0.693145752f), limited);
+  r = fma(n, splat(-1.42860677e-6f), r);
+  F16 p = splat(1.98412698e-4f);
+  p = fma(p, r, splat(1.38888889e-3f));
+  p = fma(p, r, splat(8.33333333e-3f));
+  p = fma(p, r, splat(4.16666667e-2f));
+  p = fma(p, r, splat(1.66666667e-1f));
+  p = fma(p, r, splat(0.5f));
+  p = fma(p, r, splat(1.0f));
+  p = fma(p, r, splat(1.0f));
+  return zero_where_below(x, -87.3f, scale_by_power(p, n));
+}
+
+}  // namespace FD_ISA
+}  // namespace fd

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one micro-kernel of linear layers and attention: rows of `a` times packed panels of sixteen outputs. A step is one k
+// in fp32 and a pair of k in bf16. Every output is one accumulator that meets its steps in order, whatever the number of
+// rows (MR) or panels (NV) that share the loop: that is what makes a row's result independent of its neighbours.
+#pragma once
+
+#include "common/vec.h"
+
+namespace fd {
+namespace FD_ISA {
+
+#if defined(FD_ISA_AVX512)
+constexpr int kMaxRows = 6, kMaxPanels = 4;  // 24 accumulators, 4 panels, 1 broadcast: 29 of 32 registers
+#elif defined(FD_ISA_AVX2)
+constexpr int kMaxRows = 4, kMaxPanels = 1;
+#else
+constexpr int kMaxRows = 2, kMaxPanels = 1;
+#endif
+
+template <class T>
+struct Step;
+
+template <>
+struct Step<float> {
+  static constexpr int kSize = 1;  // k of one step
+  using Panel = F16;
+  FD_INLINE F16 load_panel(const float* p) { return load(p); }
+  FD_INLINE F16 broadcast(const float* p) { return splat(*p); }
+  FD_INLINE F16 dot(F16 acc, F16 a, F16 b) { return fma(a, b, acc); }
+};
+
+template <>
+struct Step<uint16_t> {
+  static constexpr int kSize = 2;
+  using Panel = Pairs;
+  FD_INLINE Pairs load_panel(const uint16_t* p) { return load_pairs(p); }
+  FD_INLINE Pairs broadcast(const uint16_t* p) {
+    uint32_t pair;
+    std::memcpy(&pair, p, 4);
+    return splat_pair(pair);
+  }
+  FD_INLINE F16 dot(F16 acc, Pairs a, Pairs b) { return dot_pairs(acc, a, b); }
+};
+
+// Elements of one step of one panel.
+template <class T>
+constexpr int64_t kStepSize = kLanes * Step<T>::kSize;
+
+// acc[r][v] += a[r * a_stride + k] * panels[v][k] over `num_steps` steps, which lie panel_stride elements apart in a
+// panel. kPrefetch > 0 asks for the cache lines that many steps ahead.
+template <int MR, int NV, int kPrefetch, class T>
+FD_INLINE void dot_block(F16 (&acc)[MR][NV], const T* a, int64_t a_stride, const T* const (&panels)[NV],
+                         int64_t panel_stride, int64_t num_steps) {
+  for (int64_t step = 0; step < num_steps; ++step) {
+    typename Step<T>::Panel panel[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      const T* p = panels[v] + step * panel_stride;
+      if (kPrefetch > 0) __builtin_prefetch(p + kPrefetch * panel_stride, 0, 3);
+      panel[v] = Step<T>::load_panel(p);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; ++r) {
+      const auto x = Step<T>::broadcast(a + r * a_stride + step * Step<T>::kSize);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], x, panel[v]);
+    }
+  }
+}
+
+// Calls body(rows) with the count as a constant: body is a generic callable that takes an integral_constant-like value.
+template <int kRows>
+struct Rows {
+  static constexpr int value = kRows;
+};
+
+template <class Body>
+FD_INLINE void with_rows(int64_t rows, Body&& body) {
+  switch (rows) {
+    case 1:
+      return body(Rows<1>());
+    case 2:
+      return body(Rows<2>());
+#if !defined(FD_ISA_PORTABLE)
+    case 3:
+      return body(Rows<3>());
+    case 4:
+      return body(Rows<4>());
+#endif
+#if defined(FD_ISA_AVX512)
+    case 5:
+      return body(Rows<5>());
+    case 6:
+      return body(Rows<6>());
+#endif
+  }
+}
+
+}  // namespace FD_ISA
+}  // namespace fd

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The launchers that one path defines, and their table.
+#pragma once
+
+#include "cpu_ops/kernels.h"
+
+namespace fd {
+
+#define FD_DECLARE_PATH(path)                     \
+  namespace path {                                \
+  void pack_linear(const PackArgs&);              \
+  void linear(const LinearArgs&);                 \
+  void rms_norm(const RmsNormArgs&);              \
+  void swiglu(const SwigluArgs&);                 \
+  void gather(const GatherArgs&);                 \
+  void rotary(const RotaryArgs&);                 \
+  void append_attention(const AttentionArgs&);    \
+  }
+
+FD_DECLARE_PATH(portable)
+FD_DECLARE_PATH(avx2)
+FD_DECLARE_PATH(avx512)
+
+#undef FD_DECLARE_PATH
+
+}  // namespace fd

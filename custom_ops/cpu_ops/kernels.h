@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// The launchers of the CPU operators: raw pointers and sizes, no framework. Each family is one source of the same name,
+// compiled once per instruction-set path; kernels() returns the table of the path that this process runs.
+//
+// `Float` tensors are bf16 (held as uint16_t) or fp32 as `dtype` says. Only the first num_rows rows are read and written.
+#pragma once
+
+#include <cstdint>
+
+namespace fd {
+
+enum class DType { kFloat32, kBfloat16 };
+
+constexpr int64_t kPanel = 16;  // outputs of one panel of packed weights
+
+// Elements of a packed weight: [ceil(N/16)][K rounded up to 2][16], as pairs of k for bf16 and single k for fp32.
+constexpr int64_t packed_size(int64_t n, int64_t k) { return (n + kPanel - 1) / kPanel * kPanel * ((k + 1) / 2 * 2); }
+
+struct PackArgs {
+  const void* weight;  // Float [n, k]
+  void* packed;        // Float [packed_size(n, k)], 64-byte aligned
+  int64_t n, k;
+  DType dtype;
+};
+
+// out[m, n] = round(sum over k, in order, of x[m, k] * w[n, k], + bias[n], + residual[m, n])
+struct LinearArgs {
+  const void* x;         // Float [rows, k]
+  const void* packed;    // from pack_linear
+  const void* bias;      // Float [n] or null
+  const void* residual;  // as out, or null; may be out itself
+  void* out;             // [rows, n] of out_dtype
+  int64_t rows, n, k;
+  DType dtype, out_dtype;
+};
+
+// out[m, :] = x[m, :] / sqrt(mean(x[m, :]^2) + eps) * weight
+struct RmsNormArgs {
+  const void* x;
+  const void* weight;  // Float [size]
+  void* out;           // may be x
+  int64_t rows, size;
+  float eps;
+  DType dtype;
+};
+
+// out[m, i] = silu(gate_up[m, i]) * gate_up[m, size + i]
+struct SwigluArgs {
+  const void* gate_up;  // Float [rows, 2 * size]
+  void* out;            // Float [rows, size]
+  int64_t rows, size;
+  DType dtype;
+};
+
+// out[m, :] = table[ids[m], :]: embedding and gather of rows, any element size. Ids must be in range.
+struct GatherArgs {
+  const int32_t* ids;
+  const void* table;
+  void* out;
+  int64_t rows, row_bytes;
+};
+
+// Rotates the first rotary_dim elements of every query and key head in place, after an optional norm over the head.
+struct RotaryArgs {
+  void* qkv;                 // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]
+  const int32_t* positions;  // [rows]
+  const float* cos_sin;      // [max_position, rotary_dim]: rotary_dim / 2 cosines, then as many sines
+  const void* q_norm;        // Float [head_dim] or null
+  const void* k_norm;
+  int64_t rows, num_heads, num_kv_heads, head_dim, rotary_dim;
+  bool interleaved;  // pairs (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
+  float eps;
+  DType dtype;
+};
+
+// The cache of one layer. One block holds, per kv head, block_size positions:
+//   key   [num_blocks][num_kv_heads][block_size / 16][head_dim / 2][16][2]   (fp32: [head_dim][16])
+//   value [num_blocks][num_kv_heads][block_size / 2][padded_head_dim][2]    (fp32: [block_size][padded_head_dim])
+// so that q k^T and p v read both as packed weights of a linear layer.
+struct KvCacheView {
+  void* key;
+  void* value;
+  int64_t num_blocks, block_size, num_kv_heads, head_dim;
+  DType dtype;
+  int64_t padded_head_dim() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
+  int64_t key_block() const { return num_kv_heads * block_size * head_dim; }  // elements
+  int64_t value_block() const { return num_kv_heads * block_size * padded_head_dim(); }
+};
+
+struct AttentionArgs {
+  const void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]
+  KvCacheView cache;
+  const int32_t* cu_seqlens_q;  // [num_seqs + 1]
+  const int32_t* kv_lens;       // [num_seqs], the new rows included
+  const int32_t* block_tables;  // [num_seqs, max_blocks]
+  const int32_t* slot_mapping;  // [rows]
+  void* out;                    // Float [rows, num_heads * head_dim]
+  int64_t rows, num_seqs, max_blocks, num_heads;
+  float scale;
+};
+
+struct Kernels {
+  void (*pack_linear)(const PackArgs&);
+  void (*linear)(const LinearArgs&);
+  void (*rms_norm)(const RmsNormArgs&);
+  void (*swiglu)(const SwigluArgs&);
+  void (*gather)(const GatherArgs&);
+  void (*rotary)(const RotaryArgs&);
+  void (*append_attention)(const AttentionArgs&);
+};
+
+const Kernels& kernels();
+
+}  // namespace fd

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiled once per FD_ISA path. Rows are walked in blocks of 64 ids; a block whose largest logit already decides the
+// question is skipped. A last, partial block is read from a copy that is padded with -inf.
+#include "cpu_ops/sampling_kernels.h"
+
+#include "cpu_ops/sampling_lanes.h"
+
+namespace fd {
+namespace FD_ISA {
+namespace {
+
+using F = Lanes::F;
+using U = Lanes::U;
+using M = Lanes::M;
+constexpr int kWidth = Lanes::kWidth;
+constexpr int kGroup = 4 * kWidth;  // ids that one call of the generator serves
+constexpr float kMinusInfinity = -__builtin_inff();
+
+FD_RULE int32_t num_blocks(int32_t num_ids) { return (num_ids + kBlock - 1) / kBlock; }
+
+// One block of the row, padded if it is the last.
+struct Block {
+  float padded[kBlock];
+  FD_RULE const float* read(const float* logits, int32_t num_ids, int32_t block) {
+    const int32_t first = block * kBlock;
+    if (first + kBlock <= num_ids) return logits + first;
+    for (int32_t i = 0; i < kBlock; ++i) padded[i] = first + i < num_ids ? logits[first + i] : kMinusInfinity;
+    return padded;
+  }
+};
+
+FD_RULE U ids_from(int32_t first) { return Lanes::add(Lanes::set(static_cast<uint32_t>(first)), Lanes::iota()); }
+
+struct WideCut {
+  F logit;
+  U id_end;
+  explicit FD_RULE WideCut(Cut cut) : logit(Lanes::set(cut.logit)), id_end(Lanes::set(cut.id + 1u)) {}
+  FD_RULE M survives(F scaled, U ids) const {
+    const M tied = Lanes::both(Lanes::equal(scaled, logit), Lanes::is_negative(Lanes::sub(ids, id_end)));
+    return Lanes::either(Lanes::greater(scaled, logit), tied);
+  }
+};
+
+float block_maxima(const float* logits, int32_t num_ids, float* block_max) {
+  Block storage;
+  float largest = kMinusInfinity;
+  uint32_t nan = 0;
+  for (int32_t b = 0; b < num_blocks(num_ids); ++b) {
+    const float* x = storage.read(logits, num_ids, b);
+    F most = Lanes::set(kMinusInfinity);
+    for (int i = 0; i < kBlock; i += 2 * kWidth) {
+      const F one = Lanes::load(x + i), two = Lanes::load(x + i + kWidth);
+      nan |= Lanes::mask_bits(Lanes::unordered(one, two));
+      most = Lanes::max(most, Lanes::max(one, two));
+    }
+    block_max[b] = Lanes::reduce_max(most);
+    if (block_max[b] > largest) largest = block_max[b];
+  }
+  return nan ? __builtin_nanf("") : largest;
+}
+
+FD_RULE U bin_of(F scaled, F largest) {
+  const F distance = Lanes::add(largest, Lanes::mul(scaled, Lanes::set(-1.0f)));
+  return Lanes::min(Lanes::truncate(Lanes::mul(distance, Lanes::set(kBinsPerUnit))), Lanes::set(kNumBins - 1u));
+}
+
+// True if every id of a block with this maximum fails the cut or has no mass.
+FD_RULE bool weightless(const Row& row, Cut cut, float block_max) {
+  return block_max < cut.logit || row.largest - block_max > 29.0f;
+}
+
+void histogram(const Row& row, Cut cut, uint64_t* bins) {
+  Block storage;
+  uint64_t odd_bins[kNumBins] = {};  // neighbours often share a bin: two chains of additions
+  const WideCut wide(cut);
+  const F largest = Lanes::set(row.largest), temperature = Lanes::set(row.temperature);
+  const F gone = Lanes::set(kMinusInfinity);
+  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
+    if (weightless(row, cut, row.block_max[b])) continue;
+    const float* x = storage.read(row.logits, row.num_ids, b);
+    uint64_t mass[kBlock];
+    uint32_t bin[kBlock];
+    for (int i = 0; i < kBlock; i += kWidth) {
+      F scaled = Lanes::div(Lanes::load(x + i), temperature);
+      scaled = Lanes::select(wide.survives(scaled, ids_from(b * kBlock + i)), scaled, gone);
+      Lanes::store_mass(relative_probability<Lanes>(scaled, largest), mass + i);
+      Lanes::store(bin + i, bin_of(scaled, largest));
+    }
+    for (int i = 0; i < kBlock; i += 2) {
+      bins[bin[i]] += mass[i];
+      odd_bins[bin[i + 1]] += mass[i + 1];
+    }
+  }
+  for (int i = 0; i < kNumBins; ++i) bins[i] += odd_bins[i];
+}
+
+// Appends the keys of the ids whose bit is set.
+FD_RULE int32_t append_keys(uint64_t chosen, const float* scaled, int32_t first_id, uint64_t* keys) {
+  int32_t count = 0;
+  for (; chosen != 0; chosen &= chosen - 1) {
+    const int i = __builtin_ctzll(chosen);
+    keys[count++] = order_key(scaled[i], static_cast<uint32_t>(first_id + i));
+  }
+  return count;
+}
+
+// Gathers the surviving ids for which `wanted(scaled)` holds, from the blocks for which `worth(block_max)` holds.
+template <class Worth, class Wanted>
+FD_RULE int32_t gather(const Row& row, Cut cut, uint64_t* keys, const Worth& worth, const Wanted& wanted) {
+  Block storage;
+  const WideCut wide(cut);
+  const F temperature = Lanes::set(row.temperature);
+  int32_t count = 0;
+  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
+    if (row.block_max[b] < cut.logit || !worth(row.block_max[b])) continue;
+    const float* x = storage.read(row.logits, row.num_ids, b);
+    float scaled[kBlock];
+    uint64_t chosen = 0;
+    for (int i = 0; i < kBlock; i += kWidth) {
+      const F s = Lanes::div(Lanes::load(x + i), temperature);
+      const M kept = Lanes::both(wide.survives(s, ids_from(b * kBlock + i)), wanted(s));
+      Lanes::store(scaled + i, s);
+      chosen |= static_cast<uint64_t>(Lanes::mask_bits(kept)) << i;
+    }
+    count += append_keys(chosen, scaled, b * kBlock, keys + count);
+  }
+  return count;
+}
+
+int32_t gather_above(const Row& row, Cut cut, float lowest, uint64_t* keys) {
+  const F least = Lanes::set(lowest);
+  return gather(
+      row, cut, keys, [&](float block_max) { return block_max >= lowest; },
+      [&](F s) { return Lanes::either(Lanes::greater(s, least), Lanes::equal(s, least)); });
+}
+
+int32_t gather_bin(const Row& row, Cut cut, uint32_t bin, uint64_t* keys) {
+  const F largest = Lanes::set(row.largest);
+  const U wanted_bin = Lanes::set(bin);
+  return gather(
+      row, cut, keys, [&](float block_max) { return (row.largest - block_max) * kBinsPerUnit < bin + 1.0f; },
+      [&](F s) { return Lanes::equal(bin_of(s, largest), wanted_bin); });
+}
+
+// Noise of the kGroup ids from first_id, a multiple of kGroup.
+FD_RULE void group_noise(int32_t first_id, uint64_t seed, uint64_t position, F noise[4]) {
+  U words[4];
+  const U groups = Lanes::add(Lanes::set(static_cast<uint32_t>(first_id) / 4), Lanes::group_iota());
+  noise_words<Lanes>(groups, seed, position, words);
+  Lanes::interleave(words);
+  for (int i = 0; i < 4; ++i) noise[i] = gumbel_from_word<Lanes>(words[i]);
+}
+
+// The best (value, id) of each lane; a later id must be strictly better.
+struct Best {
+  F value = Lanes::set(kMinusInfinity);
+  U id = Lanes::set(0xffffffffu);
+  FD_RULE void offer(F candidate, U ids) {
+    const M better = Lanes::greater(candidate, value);
+    value = Lanes::select(better, candidate, value);
+    id = Lanes::select(better, ids, id);
+  }
+  FD_RULE int32_t lowest_id() const {
+    float values[kWidth];
+    uint32_t ids[kWidth];
+    Lanes::store(values, value);
+    Lanes::store(ids, id);
+    int best = 0;
+    for (int i = 1; i < kWidth; ++i) {
+      if (values[i] > values[best] || (values[i] == values[best] && ids[i] < ids[best])) best = i;
+    }
+    return static_cast<int32_t>(ids[best]);
+  }
+};
+
+int32_t draw(const Row& row, Cut cut, uint64_t seed, uint64_t position) {
+  Block storage;
+  Best best;
+  const WideCut wide(cut);
+  const F temperature = Lanes::set(row.temperature), gone = Lanes::set(kMinusInfinity);
+  float to_beat = kMinusInfinity;
+  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
+    if (row.block_max[b] < cut.logit || row.block_max[b] + kLargestGumbel < to_beat) continue;
+    const float* x = storage.read(row.logits, row.num_ids, b);
+    for (int base = 0; base < kBlock; base += kGroup) {
+      F noise[4];
+      group_noise(b * kBlock + base, seed, position, noise);
+      for (int i = 0; i < 4; ++i) {
+        const int at = base + i * kWidth;
+        const U ids = ids_from(b * kBlock + at);
+        const F scaled = Lanes::div(Lanes::load(x + at), temperature);
+        best.offer(Lanes::select(wide.survives(scaled, ids), Lanes::add(scaled, noise[i]), gone), ids);
+      }
+    }
+    to_beat = Lanes::reduce_max(best.value);
+  }
+  return best.lowest_id();
+}
+
+void write_scaled(const Row& row, Cut cut, float* out) {
+  const WideCut wide(cut);
+  const F temperature = Lanes::set(row.temperature), gone = Lanes::set(kMinusInfinity);
+  int32_t i = 0;
+  for (; i + kWidth <= row.num_ids; i += kWidth) {
+    const F scaled = Lanes::div(Lanes::load(row.logits + i), temperature);
+    Lanes::store(out + i, Lanes::select(wide.survives(scaled, ids_from(i)), scaled, gone));
+  }
+  for (; i < row.num_ids; ++i) {
+    const float scaled = row.logits[i] / row.temperature;
+    out[i] = survives(cut, scaled, i) ? scaled : kMinusInfinity;
+  }
+}
+
+uint64_t total_mass(const float* logits, int32_t num_ids, float largest) {
+  Block storage;
+  const F wide_largest = Lanes::set(largest);
+  uint64_t total[kBlock] = {};
+  for (int32_t b = 0; b < num_blocks(num_ids); ++b) {
+    const float* x = storage.read(logits, num_ids, b);
+    uint64_t mass[kBlock];
+    for (int i = 0; i < kBlock; i += kWidth) {
+      Lanes::store_mass(relative_probability<Lanes>(Lanes::load(x + i), wide_largest), mass + i);
+    }
+    for (int i = 0; i < kBlock; ++i) total[i] += mass[i];
+  }
+  for (int i = 1; i < kBlock; ++i) total[0] += total[i];
+  return total[0];
+}
+
+int64_t count_before(const float* logits, int32_t num_ids, float logit, int32_t id) {
+  Block storage;
+  const WideCut wide(Cut{logit, id - 1});
+  int64_t count = 0;
+  for (int32_t b = 0; b < num_blocks(num_ids); ++b) {
+    const float* x = storage.read(logits, num_ids, b);
+    for (int i = 0; i < kBlock; i += kWidth) {
+      count += __builtin_popcount(Lanes::mask_bits(wide.survives(Lanes::load(x + i), ids_from(b * kBlock + i))));
+    }
+  }
+  return count;
+}
+
+void gumbel_noise(uint64_t seed, uint64_t position, int32_t num_ids, float* noise) {
+  for (int32_t first = 0; first < num_ids; first += kGroup) {
+    F wide[4];
+    float narrow[kGroup];
+    group_noise(first, seed, position, wide);
+    for (int i = 0; i < 4; ++i) Lanes::store(narrow + i * kWidth, wide[i]);
+    for (int32_t i = 0; i < kGroup && first + i < num_ids; ++i) noise[first + i] = narrow[i];
+  }
+}
+
+}  // namespace
+
+extern const SamplingKernels kSamplingKernels;
+const SamplingKernels kSamplingKernels = {block_maxima, histogram,  gather_above, gather_bin, draw,
+                                          write_scaled, total_mass, count_before, gumbel_noise};
+
+}  // namespace FD_ISA
+}  // namespace fd

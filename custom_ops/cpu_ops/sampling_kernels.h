@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Passes over one row of logits, one table of them per instruction-set path. All paths return the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+#include "common/sampling.h"
+
+namespace fd {
+
+constexpr int kBlock = 64;       // ids that one entry of Row::block_max stands for
+constexpr int kNumBins = 1024;   // of the mass histogram
+constexpr float kBinsPerUnit = 32.0f;
+
+// A row after biases, penalties and masks. Scaled logits are logits / temperature; they are formed where they are used.
+struct Row {
+  const float* logits;     // [num_ids]
+  int32_t num_ids;         // ids from here on never survive
+  const float* block_max;  // [ceil(num_ids / kBlock)] largest scaled logit of each block
+  float largest;           // of the scaled logits
+  float temperature;
+};
+
+struct SamplingKernels {
+  // Fills block_max with unscaled maxima and returns the largest logit; NaN if there is one in the row.
+  float (*block_maxima)(const float* logits, int32_t num_ids, float* block_max);
+  // Adds the mass of every surviving id to the bin of its distance from the largest logit. bins: [kNumBins].
+  void (*histogram)(const Row& row, Cut cut, uint64_t* bins);
+  // Write the order keys of surviving ids, ids ascending: those with scaled logit >= lowest, or those in a bin.
+  int32_t (*gather_above)(const Row& row, Cut cut, float lowest, uint64_t* keys);
+  int32_t (*gather_bin)(const Row& row, Cut cut, uint32_t bin, uint64_t* keys);
+  // Returns argmax(scaled logit + noise) over the survivors, the lowest id of equals; -1 if none survives.
+  int32_t (*draw)(const Row& row, Cut cut, uint64_t seed, uint64_t position);
+  // Writes scaled logits to out, -inf for ids that do not survive; out may be row.logits.
+  void (*write_scaled)(const Row& row, Cut cut, float* out);
+  // Mass of all ids, and the number of ids in front of (logit, id) in the order of ids.
+  uint64_t (*total_mass)(const float* logits, int32_t num_ids, float largest);
+  int64_t (*count_before)(const float* logits, int32_t num_ids, float logit, int32_t id);
+  // noise[v] = gumbel noise of id v.
+  void (*gumbel_noise)(uint64_t seed, uint64_t position, int32_t num_ids, float* noise);
+};
+
+namespace portable {
+extern const SamplingKernels kSamplingKernels;
+}
+namespace avx2 {
+extern const SamplingKernels kSamplingKernels;
+}
+namespace avx512 {
+extern const SamplingKernels kSamplingKernels;
+}
+
+inline const SamplingKernels& sampling_kernels() {
+#if defined(FD_HAVE_AVX512)
+  if (current_isa() == Isa::kAvx512) return avx512::kSamplingKernels;
+#endif
+#if defined(FD_HAVE_AVX2)
+  if (current_isa() == Isa::kAvx2) return avx2::kSamplingKernels;
+#endif
+  return portable::kSamplingKernels;
+}
+
+}  // namespace fd

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deployment of large language models on PaddlePaddle with exact speculative decoding.
+
+The names below are loaded on first use, so that importing the package costs nothing and never imports Paddle.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fastdeploy.version import __version__
+
+if TYPE_CHECKING:
+    from fastdeploy.core.sampling_params import SamplingParams
+    from fastdeploy.entrypoints.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "fastdeploy.entrypoints.llm", "SamplingParams": "fastdeploy.core.sampling_params"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastdeploy' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
