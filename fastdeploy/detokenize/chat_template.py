@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -21,7 +21,7 @@ from fastdeploy.core.errors import InvalidRequestError
 class _GenerationTag(Extension):
     """Lets `{% generation %}...{% endgeneration %}` pass its content through; training code marks spans with it."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

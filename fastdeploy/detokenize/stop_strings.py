@@ -62,7 +62,7 @@ class StopStringScanner:
         self._num_tokens = 0
 
     def push(self, token_id: int) -> str | None:
-        """Append one token; return the stop string that it completes, or None; none before `min_tokens`."""
+        """Append one token; return the stop string that it completes, or None; none within `min_tokens`."""
         self._num_tokens += 1
         found = self._matcher.find(self._detokenizer.push([token_id]))
-        return found[0] if found is not None and self._num_tokens >= self._min_tokens else None
+        return found[0] if found is not None and self._num_tokens > self._min_tokens else None

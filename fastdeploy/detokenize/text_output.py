@@ -31,7 +31,10 @@ class TextAssembler:
         """Append a delta; return the text that it makes certain; nothing follows one with a finish_reason."""
         if self._done:
             return ""
-        text = "".join([self._push_token(token_id) for token_id in delta.token_ids])
+        token_ids = delta.token_ids
+        if delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not self._keep_stop:
+            token_ids = token_ids[:-1]  # an end token or a stop token id: it ends the text and is no part of it
+        text = "".join([self._push_token(token_id) for token_id in token_ids])
         if delta.finish_reason is not None and not self._done:
             text += self._finish()
         return text
@@ -44,7 +47,7 @@ class TextAssembler:
         if not self._matcher.stops:
             return text
         found = self._matcher.find(text)
-        if found is not None and self._num_tokens >= self._min_tokens:
+        if found is not None and self._num_tokens > self._min_tokens:
             return self._cut(text, found[1], found[2])
         text = self._held + text
         num_held = self._matcher.num_held(text)

@@ -30,7 +30,7 @@ def run_engine(kind: str, text: str, params: SamplingParams, step: int = 1) -> t
             break
     deltas = [TokenDelta("r", 0, token_ids[at : at + step]) for at in range(0, len(token_ids), step)]
     deltas = deltas or [TokenDelta("r", 0)]
-    deltas[-1].finish_reason = "length" if stop is None else "stop"
+    deltas[-1].finish_reason, deltas[-1].stop_reason = ("length", None) if stop is None else ("stop", stop)
     return [assembler.push(delta) for delta in deltas], stop
 
 
@@ -57,6 +57,17 @@ def test_stop_string_is_kept_when_asked_and_text_after_it_is_not() -> None:
     assert "".join(deltas) == "fox jumps ov"
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_text_of_a_stop_token_id_is_left_out_unless_asked_for(keep: bool) -> None:
+    tokenizer = make_tokenizer("byte_level")
+    token_ids = tokenizer.encode("fox jumps")
+    params = SamplingParams(stop_token_ids=token_ids[-1:], include_stop_str_in_output=keep)
+    last = TokenDelta("r", 0, token_ids, finish_reason="stop", stop_reason=token_ids[-1])
+    kept = tokenizer.decode(token_ids if keep else token_ids[:-1])
+    assert TextAssembler(tokenizer, [], params).push(last) == kept
+    assert kept.startswith("fox") and (kept == "fox jumps") == keep
+
+
 def test_stop_string_in_the_prompt_or_across_its_end_does_not_count() -> None:
     deltas, reason = run_engine("byte_level", "the text", SamplingParams(stop=["END", "of the"]))
     assert ("".join(deltas), reason) == ("the text", None)
@@ -72,7 +83,7 @@ def test_possible_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> 
 
 def test_stop_string_completed_before_min_tokens_does_not_count_then_or_later() -> None:
     num_first = len(make_tokenizer("byte_level").encode("STOP"))
-    params = SamplingParams(stop=["STOP", "a very long stop string"], min_tokens=num_first + 1)
+    params = SamplingParams(stop=["STOP", "a very long stop string"], min_tokens=num_first)
     deltas, reason = run_engine("byte_level", "STOP the fox STOP", params)
     assert ("".join(deltas), reason) == ("STOP the fox ", "STOP")
 
