@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags, YAML and keyword arguments."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fastdeploy.config.args import engine_config_from_kwargs, parse_serve_args
+from fastdeploy.config.env import Env
+from fastdeploy.config.flags import FLAGS, FlagClass
+from fastdeploy.core.errors import ConfigError
+
+SERVING_FLAGS = """
+model served-model-name tokenizer revision host port workers metrics-port api-key max-concurrency max-waiting-time
+timeout-graceful-shutdown max-model-len max-num-seqs max-num-batched-tokens block-size gpu-memory-utilization
+kv-cache-ratio num-gpu-blocks-override swap-space enable-prefix-caching enable-chunked-prefill tensor-parallel-size
+data-parallel-size enable-expert-parallel quantization load-choices dtype device seed speculative-config
+guided-decoding-backend reasoning-parser tool-call-parser chat-template enable-logprob max-logprobs
+graph-optimization-config splitwise-role engine-worker-queue-port cache-queue-port pd-comm-port rdma-comm-ports
+cache-transfer-protocol scheduler-name scheduler-host scheduler-port scheduler-db scheduler-password scheduler-topic
+scheduler-ttl scheduler-max-size scheduler-min-load-score scheduler-load-shards-num scheduler-sync-period
+scheduler-expire-period kv-cache-memory logprobs-mode generation-config trust-remote-code use-v2-block-manager
+compilation-config async-scheduling distributed-executor-backend enforce-eager disable-padded-drafter-batch
+root-path ssl-keyfile ssl-certfile
+"""
+
+
+def test_every_flag_of_the_contract_has_a_class_and_a_reason_where_it_needs_one() -> None:
+    known = {flag.option.removeprefix("--"): flag for flag in FLAGS}
+    assert set(SERVING_FLAGS.split()) <= set(known)
+    assert len(known) == len(FLAGS), "no flag stands in the table twice"
+    for flag in FLAGS:
+        assert (flag.flag_class is FlagClass.HONOURED) == (not flag.reason)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    args = parse_serve_args(["demo"])
+    assert (args.engine.model, args.engine.max_model_len, args.engine.device) == ("demo", 2048, "cpu")
+    assert (args.engine.scheduler.max_num_seqs, args.engine.cache.block_size) == (64, 64)
+    assert args.engine.cache.enable_prefix_caching and args.engine.scheduler.enable_chunked_prefill
+    assert (args.server.host, args.server.port, args.server.max_concurrency) == ("0.0.0.0", 8000, 512)
+    assert args.server.served_model_name == "demo"
+    assert args.engine.speculative.method == "naive"
+    assert args.notes == ()
+
+
+@pytest.mark.parametrize("flag", ["--max-model-len 99", "--max_model_len 99", "--max_model_len=99"])
+def test_both_spellings_work(flag: str) -> None:
+    assert parse_serve_args(["demo", *flag.split()]).engine.max_model_len == 99
+
+
+def test_underscores_in_values_stay() -> None:
+    args = parse_serve_args(["--model", "my_model", "--served_model_name=a_b", "--seed", "-3"])
+    assert (args.engine.model, args.server.served_model_name, args.engine.seed) == ("my_model", "a_b", -3)
+
+
+def test_switches_have_a_no_form() -> None:
+    args = parse_serve_args(["demo", "--no-enable-prefix-caching", "--no_enable_chunked_prefill"])
+    assert not args.engine.cache.enable_prefix_caching
+    assert not args.engine.scheduler.enable_chunked_prefill
+
+
+def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("max_model_len: 512\nmax_num_seqs: 3\nspeculative_config:\n  method: ngram\n  max_ngram_size: 4\n")
+    args = parse_serve_args(["demo", "--config", str(file), "--max-model-len", "100"])
+    assert (args.engine.max_model_len, args.engine.scheduler.max_num_seqs) == (100, 3)
+    assert (args.engine.speculative.method, args.engine.speculative.max_ngram_size) == ("ngram", 4)
+    assert args.provenance == {
+        "model": "command line",
+        "max_model_len": "command line",
+        "max_num_seqs": str(file),
+        "speculative_config": str(file),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "message"),
+    [
+        ("max_modle_len: 5", "max_modle_len", r"unknown key of .*serve.yaml; did you mean 'max_model_len'"),
+        ("max_model_len: long", "max_model_len", r"expected an integer, got 'long' \(.*serve.yaml\)"),
+        ("max_model_len: [1]", "max_model_len", "expected an integer"),
+        ("enable_prefix_caching: 7", "enable_prefix_caching", "expected true or false, got 7"),
+        ("- a", "--config", "holds no mapping"),
+        ("a: [", "--config", "is not YAML"),
+        ("speculative_config: {method: ngram, numm: 4}", "speculative_config.numm", "unknown key"),
+        ("quantization: wint4", "quantization", "not available yet"),
+    ],
+)
+def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: str, message: str) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_serve_args(["demo", "--config", str(file)])
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "message"),
+    [
+        ("", "model", "no model given"),
+        ("demo --max-modle-len 5", "--max-modle-len", "did you mean '--max-model-len'"),
+        ("demo --port", "--port", "expected one argument"),
+        ("demo --port eighty", "--port", "expected an integer, got 'eighty'"),
+        ("demo --port 70000", "port", r"\[0, 65535\], got 70000"),
+        ("demo --workers 2", "workers", "not available yet"),
+        ("demo other", "command line", "what is 'other'"),
+        ("demo --model other", "--model", "given twice"),
+        ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
+        ("demo --quantization wint4", "--quantization", "not available yet"),
+        ("demo --splitwise-role prefill", "--splitwise-role", "'prefill' belongs to prefill/decode separation"),
+        ("demo --scheduler-name splitwise", "--scheduler-name", "Redis"),
+        ("demo --data-parallel-size 2", "--data-parallel-size", "2 is not available yet"),
+        ("demo --device gpu", "device", "expected one of"),
+        ("demo --dtype int3", "dtype", "expected one of"),
+        ("demo --kv-cache-memory 5x", "--kv-cache-memory", "number of bytes"),
+        ("demo --speculative-config '{'", "--speculative-config", "expected a JSON mapping"),
+        ("demo --speculative-config 3", "--speculative-config", "expected a JSON mapping"),
+        ('demo --speculative-config \'{"method": "mtp"}\'', "speculative_config.method", "not available yet"),
+        ("demo --num-speculative-tokens 3", "speculative_model", "is missing"),
+        ("demo --ssl-keyfile k", "ssl_certfile", "belong together"),
+    ],
+)
+def test_command_line_mistakes_are_one_line_that_names_the_flag(flags: str, field: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_serve_args(shlex.split(flags))
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+
+
+def test_refused_flags_accept_the_values_that_ask_for_nothing() -> None:
+    flags = "demo --data-parallel-size 1 --splitwise-role mixed --scheduler-name local --revision master"
+    assert parse_serve_args(flags.split()).notes == ()
+
+
+def test_flags_without_effect_are_each_said_with_their_reason() -> None:
+    args = parse_serve_args(["demo", "-tp", "4", "--enable-logprob", "--gpu_memory_utilization", "0.8"])
+    assert args.notes == (
+        "--tensor-parallel-size 4 has no effect: on the CPU one rank uses all cores",
+        "--enable-logprob True has no effect: log-probabilities are always there",
+        "--gpu-memory-utilization 0.8 has no effect: speaks of device memory; on the CPU use kv_cache_memory",
+    )
+
+
+def test_keys_come_from_the_flags_and_else_from_the_environment() -> None:
+    env = Env(api_keys=("from-env",))
+    assert parse_serve_args(["demo"], env).server.api_keys == ("from-env",)
+    args = parse_serve_args(["demo", "--api-key", "a", "--api-key", "b"], env)
+    assert args.server.api_keys == ("a", "b")
+    assert "a" not in repr(args.server.api_keys[1:]) and "api_keys" not in repr(args.server)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("5", 5), ("2k", 2000), ("3Mi", 3 * 2**20), ("1GiB", 2**30)])
+def test_bytes_may_carry_a_unit(text: str, expected: int) -> None:
+    assert parse_serve_args(["demo", "--kv-cache-memory", text]).engine.cache.kv_cache_memory == expected
+
+
+def test_older_spelling_of_separate_arguments_builds_the_same_configuration() -> None:
+    new, _ = engine_config_from_kwargs(
+        {
+            "model": "demo",
+            "tensor_parallel_size": 1,
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4},
+        }
+    )
+    old, notes = engine_config_from_kwargs(
+        {
+            "model": "demo",
+            "tensor_parallel_size": 1,
+            "speculative_model": "[ngram]",
+            "num_speculative_tokens": 5,
+            "ngram_prompt_lookup_max": 4,
+        }
+    )
+    assert new == old
+    assert notes == ("tensor_parallel_size 1 has no effect: on the CPU one rank uses all cores",)
+    assert new.speculative.max_ngram_size == 4
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "field", "message"),
+    [
+        ({"modle": "demo"}, "modle", "unknown LLM argument; did you mean 'model'"),
+        ({"model": "demo", "port": 1}, "port", "flag of the server"),
+        ({"model": "demo", "max_num_seqs": "many"}, "max_num_seqs", r"got 'many' \(LLM argument\)"),
+        ({"model": "demo", "speculative_model": "facebook/opt"}, "speculative_config.model", "not available yet"),
+    ],
+)
+def test_llm_argument_mistakes_name_the_argument(kwargs: dict[str, object], field: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        engine_config_from_kwargs(kwargs)
+    assert caught.value.field == field

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the speculation mapping accepts, and how it refuses the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.errors import ConfigError
+
+
+def test_naive_forces_zero_drafts() -> None:
+    assert SpeculativeConfig.from_mapping({"method": "naive", "num_speculative_tokens": 1}).num_speculative_tokens == 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_match", "[ngram]", "NGRAM"])
+def test_ngram_has_its_aliases(method: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 5, "prompt_lookup_max": 4})
+    assert (config.method, config.num_speculative_tokens) == ("ngram", 5)
+    assert (config.max_ngram_size, config.min_ngram_size) == (4, 2)
+
+
+def test_min_ngram_follows_a_small_max() -> None:
+    assert SpeculativeConfig.from_mapping({"method": "ngram", "max_ngram_size": 1}).min_ngram_size == 1
+
+
+@pytest.mark.parametrize(
+    ("mapping", "field", "text"),
+    [
+        ({"method": "ngram", "num_speculative_token": 1}, "num_speculative_token", "did you mean"),
+        ({"method": "ngram", "num_speculative_tokens": 17}, "num_speculative_tokens", r"\[1, 16\]"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens", "integer"),
+        ({"method": "ngram", "verify_strategy": "best"}, "verify_strategy", "topp_relaxed"),
+        ({"method": "ngram", "accept_policy": 3}, "accept_policy", "reject_all"),
+        ({"method": "ngram", "max_ngram_size": 3, "min_ngram_size": 4}, "min_ngram_size", r"\[1, 3\]"),
+        ({"method": "ngram", "max_ngram_size": 3, "prompt_lookup_max": 4}, "prompt_lookup_max", "twice"),
+        ({"method": "ngram", "adaptive": True}, "adaptive", "not available yet"),
+        ({"method": "eagle3"}, "method", "not available yet"),
+        ({"method": "unknown"}, "method", "naive, ngram"),
+        ({}, "method", "naive, ngram"),
+    ],
+)
+def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        SpeculativeConfig.from_mapping(mapping)
+    assert caught.value.field.endswith(field)
+
+
+def test_keys_of_other_engines_are_noted_not_ignored() -> None:
+    config = SpeculativeConfig.from_mapping({"method": "ngram", "disable_padded_drafter_batch": "False"})
+    assert config.notes == ("speculative_config.disable_padded_drafter_batch has no effect here",)
