@@ -103,7 +103,7 @@ class TokenDelta:
 
 @dataclass
 class CompletionOutput:
-    """One choice of an offline result."""
+    """One choice of an offline result; `error` says why a choice with finish_reason "error" has no whole text."""
 
     index: int
     text: str = ""
@@ -113,6 +113,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     seed: int = 0
     speculate_metrics: SpeculateMetrics | None = None
+    error: ErrorInfo | None = None
 
 
 @dataclass

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every parameter names itself and its range when refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", True),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "1"),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("min_p", -0.5),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("repetition_penalty", 0.0),
+        ("seed", 1 << 64),
+        ("seed", 1.5),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("stop", [""]),
+        ("stop_token_ids", [-1]),
+        ("bad_words_token_ids", [[]]),
+        ("logit_bias", {3: 101.0}),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+    ],
+)
+def test_value_outside_its_range_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="above max_tokens"):
+        SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_convenient_spellings_are_normalised() -> None:
+    params = SamplingParams(stop="x", top_k=None, seed=-1, speculative={"method": "off"})  # type: ignore[arg-type]
+    assert (params.stop, params.top_k, params.seed) == (["x"], 0, (1 << 64) - 1)
+    assert params.speculative == SpeculativeParams("off")
