@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import QueueFullError
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta
 from fastdeploy.core.request import GenerationRequest, Request, RequestStatus
@@ -32,7 +33,7 @@ class Runner(Protocol):
 class Engine:
     """Takes requests, advances all of them a step at a time, reports what each step emitted.
 
-    Single-threaded: one caller adds, aborts and steps. `engine_factory.make_engine` builds one from an `EngineConfig`.
+    Single-threaded: one caller adds, aborts and steps. `Engine.from_config` builds one.
     """
 
     def __init__(
@@ -54,6 +55,13 @@ class Engine:
         self._description = description or {}
         self._live: dict[str, list[Request]] = {}
         self._stats = StatsKeeper()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Engine:
+        """Load the model that `config` names and build the engine around it; raises ConfigError."""
+        from fastdeploy.engine.engine_factory import make_engine
+
+        return make_engine(config, on_progress)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request's n choices.

@@ -17,10 +17,10 @@ from fastdeploy.core.step import RequestResult
 
 
 class StopStringScanner(Protocol):
-    """Watches one request's text for its stop strings."""
+    """Watches one request's text for its stop strings: see detokenize.stop_strings."""
 
     def push(self, token_id: int) -> str | None:
-        """Return the stop string that this token completes, if any."""
+        """Return the stop string that this token completes, if any; none before min_tokens."""
 
 
 ScannerFactory = Callable[[Request], StopStringScanner]
@@ -69,13 +69,13 @@ class OutputProcessor:
             num_output = request.num_output_tokens + i + 1
             kept = token_ids[: i + 1]
             stop_string = scanner.push(token_id) if scanner else None
+            if stop_string is not None:
+                return Emission(kept, "stop", stop_string)
             if num_output > params.min_tokens:
                 if token_id in stop_ids:
                     return Emission(kept, "stop", token_id)
                 if token_id in self._eos and not params.ignore_eos:
                     return Emission(kept, "stop")
-                if stop_string is not None:
-                    return Emission(kept, "stop", stop_string)
             if request.num_prompt_tokens + num_output >= request.max_total_tokens:
                 return Emission(kept, "length")
         return Emission(token_ids)

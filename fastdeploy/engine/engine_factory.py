@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds an engine from its configuration: model, memory plan, runner, scheduler, proposer."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastdeploy import ops
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.request import Request
+from fastdeploy.detokenize.stop_strings import StopStringScanner
+from fastdeploy.detokenize.tokenizer import TOKENIZER_FILE, Tokenizer
+from fastdeploy.engine.admission import Admission
+from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.models.loader import load_model
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.registry import make_proposer
+from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How many KV blocks there are and what they cost."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self.num_blocks * self.block_size
+
+
+def make_engine(
+    config: EngineConfig, on_progress: Progress | None = None, proposer: Proposer | None = None
+) -> Engine:
+    """Load the model and build the engine around it.
+
+    Args:
+        on_progress: called with (what is being done, fraction done).
+        proposer: replaces the one that the configuration names (tests).
+
+    Raises:
+        ConfigError: naming the flag or file at fault.
+    """
+    ops.select_backend(config.device)
+    path = resolve_model_path(config.model)
+    model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
+    max_model_len = min(config.max_model_len, model_config.max_context_len)
+    model_config.check_max_model_len(max_model_len)
+    tokenizer = _load_tokenizer(config, path)
+    eos_token_ids = _eos_token_ids(model_config, tokenizer)
+    vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
+
+    model = load_model(
+        model_config,
+        max_rows=config.scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        load_choices=config.load_choices,
+        on_progress=on_progress,
+    )
+    plan = _plan_memory(config, model_config, max_model_len)
+    fingerprint = _fingerprint(config, model_config)
+    runner = ModelRunner(model, _allocate(model_config, plan), _runner_config(
+        config, model_config, max_model_len, vocab_limit, eos_token_ids
+    ))
+    kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
+    admission = Admission(
+        max_model_len=max_model_len,
+        num_cache_tokens=plan.num_tokens,
+        vocab_size=vocab_limit,
+        eos_token_ids=eos_token_ids,
+        has_tokenizer=tokenizer is not None,
+        speculative=config.speculative,
+        server_seed=config.seed,
+    )
+    return Engine(
+        admission,
+        BatchScheduler(config.scheduler, kv),
+        runner,
+        proposer or make_proposer(config.speculative),
+        OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
+        description=_describe(config, model_config, plan, fingerprint, max_model_len),
+    )
+
+
+def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
+    """Read the tokenizer; None where the model's folder has none and none was asked for (token ids only)."""
+    if config.tokenizer:
+        return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer))
+    return Tokenizer.from_pretrained(model_path) if (Path(model_path) / TOKENIZER_FILE).is_file() else None
+
+
+def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    if model_config.eos_token_ids:
+        return list(model_config.eos_token_ids)
+    return [] if tokenizer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+
+
+def _plan_memory(config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> MemoryPlan:
+    """Take the blocks asked for, else the smaller of what all sequences' full contexts and half the free memory hold."""
+    block_size = config.cache.block_size
+    block_bytes = model_config.kv_bytes_per_token * block_size
+    blocks_per_seq = -(-max_model_len // block_size)
+    if config.cache.num_blocks is not None:
+        num_blocks = config.cache.num_blocks
+    elif config.cache.kv_cache_memory is not None:
+        num_blocks = config.cache.kv_cache_memory // block_bytes
+    else:
+        num_blocks = min(config.scheduler.max_num_seqs * blocks_per_seq, available_memory_bytes() // 2 // block_bytes)
+    if num_blocks < 1:
+        raise ConfigError("kv_cache_memory", f"too little for one block of {block_bytes} bytes")
+    return MemoryPlan(num_blocks, block_size, block_bytes)
+
+
+def _allocate(model_config: ModelConfig, plan: MemoryPlan) -> list[Any]:
+    shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
+    return [allocate_kv_cache(*shape, model_config.dtype) for _ in range(model_config.num_layers)]
+
+
+def _runner_config(
+    config: EngineConfig, model_config: ModelConfig, max_model_len: int, vocab_limit: int, eos_token_ids: list[int]
+) -> RunnerConfig:
+    return RunnerConfig(
+        max_rows=config.scheduler.max_num_batched_tokens,
+        max_seqs=config.scheduler.max_num_seqs,
+        max_blocks_per_seq=-(-max_model_len // config.cache.block_size),
+        max_drafts=config.speculative.num_speculative_tokens,
+        hidden_size=model_config.hidden_size,
+        vocab_size=model_config.vocab_size,
+        vocab_limit=vocab_limit,
+        eos_token_ids=tuple(eos_token_ids),
+        dtype=model_config.dtype,
+        verify_strategy=config.speculative.verify_strategy,
+        accept_policy=config.speculative.accept_policy,
+        processed_logprobs=config.logprobs_mode == "processed_logprobs",
+    )
+
+
+def _scanner_factory(tokenizer: Tokenizer | None) -> Callable[[Request], StopStringScanner]:
+    def make_scanner(request: Request) -> StopStringScanner:
+        assert tokenizer is not None, "admission refuses stop strings without a tokenizer"
+        return StopStringScanner(tokenizer, request.token_ids.tolist(), request.params)
+
+    return make_scanner
+
+
+def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, Any]:
+    """Everything that decides the bits of a logit: equal fingerprints give equal texts."""
+    return {
+        "checkpoint": _checkpoint_digest(model_config, config.load_choices),
+        "dtype": model_config.dtype,
+        "quantization": "none",
+        "backend": config.device,
+        "isa": ops.isa(),
+        "tensor_parallel_size": 1,
+        "operator_library": f"{ops.library_version()}+{ops.library_hash()}",
+        "exact": not config.speculative.is_lossy,
+    }
+
+
+def _checkpoint_digest(model_config: ModelConfig, load_choices: str) -> str:
+    """Digest config.json and the size and head of every weight file: cheap, and different for any other checkpoint."""
+    digest = hashlib.blake2b(f"{load_choices}\0{model_config!r}".encode(), digest_size=8)
+    for file in sorted(Path(model_config.path).glob("*.safetensors")):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 16))
+            stream.seek(-min(1 << 16, file.stat().st_size), 2)
+            digest.update(stream.read(1 << 16))
+    return digest.hexdigest()
+
+
+def _describe(
+    config: EngineConfig, model_config: ModelConfig, plan: MemoryPlan, fingerprint: dict[str, Any], max_model_len: int
+) -> dict[str, Any]:
+    speculative = config.speculative
+    return {
+        "model": config.model,
+        "architecture": model_config.architecture,
+        "max_model_len": max_model_len,
+        "kv_cache": {
+            "num_blocks": plan.num_blocks,
+            "block_size": plan.block_size,
+            "num_tokens": plan.num_tokens,
+            "bytes": plan.num_blocks * plan.block_bytes,
+        },
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "speculation": {
+            "method": speculative.method,
+            "num_speculative_tokens": speculative.num_speculative_tokens,
+            "verify_strategy": speculative.verify_strategy,
+            "accept_policy": speculative.accept_policy,
+            "lossy": speculative.is_lossy,
+        },
+        "fingerprint": fingerprint,
+    }

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine offline: `LLM` runs it in the calling process, without server or sockets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Union
+
+from tqdm import tqdm
+
+from fastdeploy.config.args import engine_config_from_kwargs
+from fastdeploy.config.model_config import GenerationDefaults, ModelConfig, resolve_model_path
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.outputs import CompletionOutput, RequestOutput, TokenDelta
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.preprocess import RequestLimits, build_request
+from fastdeploy.detokenize.text_output import TextAssembler
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
+
+Prompt = Union[str, Sequence[int], Mapping[str, Any]]
+Messages = Sequence[Mapping[str, Any]]
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Pending:
+    """One prompt in flight: its result so far, and one text assembler per choice."""
+
+    output: RequestOutput
+    assemblers: list[TextAssembler]
+    num_running: int = field(default=0)
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: local directory, `demo`, or a hub name.
+        kwargs: the server's engine flags with underscores (`speculative_config={...}`, `max_model_len=...`, `dtype=...`,
+            `seed=...`, ...).
+
+    Raises:
+        ConfigError: an unknown argument or a value outside its range, by name.
+    """
+
+    def __init__(self, model: str, **kwargs: Any) -> None:
+        config, notes = engine_config_from_kwargs({"model": model, **kwargs})
+        for note in notes:
+            logger.warning("%s", note)
+        path = resolve_model_path(config.tokenizer or config.model)
+        self.engine = Engine.from_config(config)
+        self.tokenizer = Tokenizer.from_pretrained(path)
+        self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
+        self._defaults = _generation_defaults(resolve_model_path(config.model), config.generation_config)
+        self._ids = count()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters that generation_config.json proposes; they apply where `generate` is given none."""
+        return SamplingParams(**self._defaults)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        stream: bool = False,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Generate for one prompt or a list of them.
+
+        Args:
+            prompts: a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}, or a list of these.
+            sampling_params: one object for all prompts, or one per prompt.
+            use_tqdm: show a progress bar.
+            stream: return a generator that yields a prompt's result so far whenever it grew, instead of the list.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter that cannot be served; no prompt has been started then.
+        """
+        prompt_list = _as_prompt_list(prompts)
+        params = self._params_for(prompt_list, sampling_params)
+        requests = [self._request(prompt, p) for prompt, p in zip(prompt_list, params)]
+        pending = self._start(requests, [_prompt_text(prompt) for prompt in prompt_list])
+        updates = self._run(pending, use_tqdm and not stream)
+        if stream:
+            return updates
+        for _ in updates:
+            pass
+        return [entry.output for entry in pending.values()]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        stream: bool = False,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        """Generate the next message of one conversation or of a list of them, with the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [
+            {
+                "prompt": self.tokenizer.apply_chat_template(
+                    list(conversation),  # type: ignore[arg-type]
+                    add_generation_prompt=add_generation_prompt,
+                    **(chat_template_kwargs or {}),
+                ),
+                "add_special_tokens": False,
+            }
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm, stream)
+
+    def _params_for(
+        self, prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * len(prompts)
+        if len(given) != len(prompts):
+            raise InvalidRequestError("sampling_params", f"expected one or {len(prompts)}, got {len(given)}")
+        return list(given)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
+        add_special_tokens = True
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "add_special_tokens"}
+            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+                raise InvalidRequestError("prompts", f'expected "prompt" or "prompt_token_ids", got keys {sorted(prompt)}')
+            add_special_tokens = bool(prompt.get("add_special_tokens", True))
+            prompt = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+        request_id = f"offline-{next(self._ids)}"
+        return build_request(self.tokenizer, self._limits, request_id, prompt, params, add_special_tokens)
+
+    def _start(self, requests: Sequence[GenerationRequest], texts: Sequence[str | None]) -> dict[str, _Pending]:
+        """Add all requests; if one is refused, take back those before it."""
+        pending: dict[str, _Pending] = {}
+        try:
+            for request, text in zip(requests, texts):
+                self.engine.add_request(request)
+                pending[request.request_id] = self._pending(request, text)
+        except Exception:
+            for request_id in pending:
+                self.engine.abort(request_id)
+            raise
+        return pending
+
+    def _pending(self, request: GenerationRequest, text: str | None) -> _Pending:
+        params, ids = request.params, request.prompt_token_ids
+        choices = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]
+        assemblers = [TextAssembler(self.tokenizer, ids, params) for _ in range(params.n)]
+        if text is None:
+            text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return _Pending(RequestOutput(request.request_id, text, ids, choices), assemblers, params.n)
+
+    def _run(self, pending: dict[str, _Pending], show_progress: bool) -> Iterator[RequestOutput]:
+        """Step until all are done, yielding what grew; leaving early (an exception, a closed generator) aborts the rest."""
+        unfinished = set(pending)
+        bar = tqdm(total=len(pending), desc="Processed prompts", disable=not show_progress)
+        try:
+            while unfinished:
+                grown: dict[str, None] = {}
+                for delta in self.engine.step():
+                    if (entry := pending.get(delta.request_id)) is not None:
+                        _apply(entry, delta)
+                        grown[delta.request_id] = None
+                for request_id in grown:
+                    if pending[request_id].output.finished:
+                        unfinished.discard(request_id)
+                        bar.update()
+                    yield pending[request_id].output
+        finally:
+            bar.close()
+            for request_id in unfinished:
+                self.engine.abort(request_id)
+
+
+def _apply(entry: _Pending, delta: TokenDelta) -> None:
+    """Enter one delta into a prompt's result."""
+    output, choice = entry.output, entry.output.outputs[delta.index]
+    choice.token_ids.extend(delta.token_ids)
+    choice.text += entry.assemblers[delta.index].push(delta)
+    choice.seed = delta.seed
+    if choice.logprobs is not None:
+        choice.logprobs.extend(delta.logprobs or ())
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = delta.prompt_logprobs
+    if delta.finish_reason is None:
+        return
+    choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+    choice.speculate_metrics = delta.speculate_metrics
+    choice.error = delta.error
+    output.metrics = delta.metrics
+    entry.num_running -= 1
+    output.finished = entry.num_running == 0
+
+
+def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _prompt_text(prompt: Prompt) -> str | None:
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt", "") or None  # type: ignore[assignment]
+    return prompt if isinstance(prompt, str) else None
+
+
+def _generation_defaults(path: str, generation_config: str) -> dict[str, Any]:
+    """Return the sampling values of generation_config.json that are parameters here."""
+    if generation_config == "none":
+        return {}
+    return sampling_defaults(ModelConfig.from_pretrained(path).generation)
+
+
+def sampling_defaults(generation: GenerationDefaults) -> dict[str, Any]:
+    """Turn what generation_config.json proposes into SamplingParams arguments; do_sample=false means temperature 0."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    defaults = {name: value for name in names if (value := getattr(generation, name)) is not None}
+    if generation.max_new_tokens is not None:
+        defaults["max_tokens"] = generation.max_new_tokens
+    if generation.do_sample is False:
+        defaults["temperature"] = 0.0
+    return defaults

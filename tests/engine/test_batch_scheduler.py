@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a step's rows are chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.kv_cache.manager import KVCacheManager
+
+
+def make(num_blocks: int = 32, **config: int) -> BatchScheduler:
+    return BatchScheduler(SchedulerConfig(**config), KVCacheManager(num_blocks, 4, True))  # type: ignore[arg-type]
+
+
+def request(name: str, num_prompt: int, **params: int) -> Request:
+    source = GenerationRequest(name, [hash(name) % 97] * num_prompt, SamplingParams(**params))  # type: ignore[arg-type]
+    return Request(source, 0, seed=0, max_total_tokens=120, max_drafts=8)
+
+
+def finish_step(scheduler: BatchScheduler, plan: StepPlan, num_accepted: int = 0) -> None:
+    """Commit a step in which every request that may emit does."""
+    for row in range(len(plan.requests)):
+        count = min(num_accepted, int(plan.num_drafts[row])) + 1 if plan.num_verify_rows[row] else 0
+        scheduler.commit(plan, row, RequestResult([1] * count, max(0, count - 1)), [1] * count)
+
+
+def planned(scheduler: BatchScheduler) -> tuple[StepPlan, dict[str, int]]:
+    plan = scheduler.schedule()
+    assert plan is not None
+    return plan, dict(zip([r.request_id for r in plan.requests], plan.num_scheduled.tolist()))
+
+
+def test_long_prompt_is_cut_and_emits_only_at_its_end() -> None:
+    scheduler = make(max_num_batched_tokens=8)
+    scheduler.add(request("a", 19))
+    rows, emits = [], []
+    for _ in range(3):
+        plan, counts = planned(scheduler)
+        rows.append(counts["a"])
+        emits.append(int(plan.num_verify_rows[0]))
+        finish_step(scheduler, plan)
+    assert (rows, emits) == ([8, 8, 3], [0, 0, 1])
+
+
+def test_decoding_requests_come_before_a_long_prompt() -> None:
+    scheduler = make(max_num_batched_tokens=8)
+    scheduler.add(request("long", 40))
+    scheduler.add(request("short", 2))
+    plan, counts = planned(scheduler)
+    assert counts == {"long": 8}
+    finish_step(scheduler, plan)
+    scheduler.waiting.appendleft(scheduler.running.pop())  # let the short one start first
+    scheduler.waiting[0].status = RequestStatus.WAITING
+    scheduler.kv.free(scheduler.waiting[0])
+    scheduler.waiting.rotate(1)
+    plan, counts = planned(scheduler)
+    assert counts == {"short": 2, "long": 6}
+    finish_step(scheduler, plan)
+    _, counts = planned(scheduler)
+    assert list(counts.items()) == [("short", 1), ("long", 7)]
+
+
+def test_draft_is_cut_to_the_budget_and_never_chunked() -> None:
+    scheduler = make(max_num_batched_tokens=5)
+    a = request("a", 3)
+    scheduler.add(a)
+    finish_step(scheduler, planned(scheduler)[0])
+    a.set_draft(Draft(np.arange(1, 9, dtype=np.int32)))
+    plan, counts = planned(scheduler)
+    assert counts == {"a": 5}
+    assert (int(plan.num_drafts[0]), int(plan.num_verify_rows[0])) == (4, 5)
+
+
+def test_rejected_drafts_are_subtracted_from_the_ledger() -> None:
+    scheduler = make()
+    a = request("a", 3)
+    scheduler.add(a)
+    finish_step(scheduler, planned(scheduler)[0])
+    assert (a.num_tokens, a.num_computed) == (4, 3)
+    a.set_draft(Draft(np.array([5, 6, 7], np.int32)))
+    plan, _ = planned(scheduler)
+    finish_step(scheduler, plan, num_accepted=1)
+    assert (a.num_tokens, a.num_computed, a.num_pending) == (6, 5, 1)
+
+
+def test_last_admitted_request_gives_its_blocks_back_and_waits_first_in_line() -> None:
+    scheduler = make(num_blocks=4)
+    a, b, c = request("a", 8), request("b", 7), request("c", 4)
+    for r in (a, b, c):
+        scheduler.add(r)
+    plan, counts = planned(scheduler)
+    assert counts == {"a": 8, "b": 7}
+    finish_step(scheduler, plan)
+    _, counts = planned(scheduler)
+    assert counts == {"a": 1}
+    assert list(scheduler.waiting) == [b, c]
+    assert (b.num_computed, b.block_ids, b.metrics.num_preemptions, scheduler.num_preemptions) == (0, [], 1, 1)
+    scheduler.check_integrity()
+
+
+def test_without_chunking_a_prompt_waits_for_a_step_that_holds_it() -> None:
+    scheduler = make(max_num_batched_tokens=8, enable_chunked_prefill=False)
+    scheduler.add(request("a", 6))
+    scheduler.add(request("b", 6))
+    plan, counts = planned(scheduler)
+    assert counts == {"a": 6}
+    finish_step(scheduler, plan)
+    assert planned(scheduler)[1] == {"a": 1, "b": 6}
+
+
+def test_prompt_rows_are_those_whose_next_token_is_a_prompt_token() -> None:
+    scheduler = make(max_num_batched_tokens=4)
+    scheduler.add(request("a", 6, prompt_logprobs=0))
+    plan, _ = planned(scheduler)
+    assert (int(plan.num_prompt_rows[0]), int(plan.num_verify_rows[0])) == (4, 0)
+    finish_step(scheduler, plan)
+    plan, _ = planned(scheduler)
+    assert (int(plan.num_prompt_rows[0]), int(plan.num_verify_rows[0])) == (1, 1)
+
+
+def test_no_more_requests_run_than_allowed() -> None:
+    scheduler = make(max_num_seqs=2)
+    for name in "abc":
+        scheduler.add(request(name, 2))
+    assert list(planned(scheduler)[1]) == ["a", "b"]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's border and its endings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.errors import InvalidRequestError, QueueFullError
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.seeds import choice_seed
+from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.spec_decode.naive import NaiveProposer
+from tests.doubles import EOS, VOCAB, ManualClock, OracleProposer, SlotModelRunner, make_engine, plain_text, run
+
+
+def generation(name: str = "a", prompt: list[int] | None = None, timeout_s: float | None = None, **params: Any) -> GenerationRequest:
+    sampling = SamplingParams(**{"seed": 1, "ignore_eos": True, "max_tokens": 8, **params})
+    return GenerationRequest(name, [1, 2, 3] if prompt is None else prompt, sampling, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (generation(prompt=[]), "prompt"),
+        (generation(prompt=[1] * 64), "prompt"),
+        (generation(prompt=[VOCAB]), "prompt"),
+        (generation(prompt=[-1]), "prompt"),
+        (generation(stop_token_ids=[VOCAB]), "stop_token_ids"),
+        (generation(logit_bias={VOCAB: 1.0}), "logit_bias"),
+        (generation(bad_words_token_ids=[[1, VOCAB]]), "bad_words_token_ids"),
+        (generation(stop=["x"]), "stop"),
+    ],
+)
+def test_impossible_request_is_refused_and_leaves_no_trace(request_: GenerationRequest, field: str) -> None:
+    engine = make_engine(NaiveProposer())
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.add_request(request_)
+    assert caught.value.field == field
+    assert not engine.has_unfinished()
+    assert engine.step() == []
+
+
+def test_request_id_in_flight_is_refused() -> None:
+    engine = make_engine(NaiveProposer())
+    engine.add_request(generation("a"))
+    with pytest.raises(InvalidRequestError, match="in flight"):
+        engine.add_request(generation("a"))
+
+
+def test_waiting_limit_turns_requests_away() -> None:
+    engine = make_engine(NaiveProposer(), scheduler=SchedulerConfig(max_waiting_requests=2))
+    engine.add_request(generation("a", n=2))
+    with pytest.raises(QueueFullError):
+        engine.add_request(generation("b"))
+
+
+def test_expired_request_ends_with_a_timeout_and_frees_its_blocks() -> None:
+    clock = ManualClock()
+    engine = make_engine(NaiveProposer(), clock=clock)
+    engine.add_request(generation("slow", timeout_s=5.0, max_tokens=50))
+    engine.add_request(generation("free"))
+    engine.step()
+    clock.now = 5.0
+    (delta,) = [d for d in engine.step() if d.request_id == "slow"]
+    assert (delta.finish_reason, delta.error and delta.error.type) == ("error", "timeout")
+    engine.check_integrity()
+    while engine.has_unfinished():
+        engine.step()
+    assert engine.stats().num_finished == {"error": 1, "length": 1}
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_abort_ends_every_choice_at_once() -> None:
+    engine = make_engine(NaiveProposer())
+    engine.add_request(generation("a", n=3))
+    engine.step()
+    assert [d.finish_reason for d in engine.abort("a")] == ["abort"] * 3
+    assert engine.abort("a") == []
+    assert not engine.has_unfinished()
+    engine.check_integrity()
+
+
+def test_choices_draw_from_their_own_seeds() -> None:
+    request = generation("a", n=3, max_tokens=20)
+    texts = run(make_engine(NaiveProposer()), [request])
+    for index in range(3):
+        assert texts["a", index] == plain_text([1, 2, 3], choice_seed(1, index), request.params)
+
+
+def test_row_that_cannot_be_sampled_fails_its_own_request_only() -> None:
+    class OneBadRow(SlotModelRunner):
+        def _verify(self, plan: StepPlan, row: int) -> RequestResult:
+            if plan.requests[row].request_id == "bad" and plan.requests[row].num_output_tokens == 2:
+                return RequestResult(error="the logits of a row hold NaN")
+            return super()._verify(plan, row)
+
+    engine = make_engine(NaiveProposer())
+    engine.runner = OneBadRow(64, 4)
+    good = generation("good")
+    engine.add_request(generation("bad"))
+    engine.add_request(good)
+    tokens: dict[str, list[int]] = {"bad": [], "good": []}
+    errors = []
+    while engine.has_unfinished():
+        for delta in engine.step():
+            tokens[delta.request_id] += delta.token_ids
+            errors += [delta.error.type] if delta.error else []
+    assert errors == ["numerics"]
+    assert len(tokens["bad"]) == 2
+    assert tokens["good"] == plain_text([1, 2, 3], 1, good.params)
+    engine.check_integrity()
+
+
+def test_tokens_behind_a_stop_are_seen_by_nobody() -> None:
+    params = SamplingParams(seed=1, max_tokens=30, ignore_eos=True)
+    text = plain_text([1, 2, 3], 1, params)
+    stop = next(t for t in text[3:] if t not in text[:3] and t != EOS)
+    at = text.index(stop)
+    engine = make_engine(OracleProposer({("a", 0): text}, corruption=0.0), num_speculative_tokens=16)
+    request = GenerationRequest("a", [1, 2, 3], SamplingParams(seed=1, ignore_eos=True, stop_token_ids=[stop]))
+    engine.add_request(request)
+    deltas = [d for _ in range(3) for d in engine.step()]
+    assert [t for d in deltas for t in d.token_ids] == text[: at + 1]
+    last = deltas[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", stop)
+    metrics = last.speculate_metrics
+    assert metrics is not None
+    assert (metrics.num_steps, metrics.accepted_tokens) == (1, at)  # the first token came from the prompt's last row
+    assert metrics.drafted_tokens == 16
+    assert engine.stats().num_generated_tokens == at + 1
+
+
+def test_full_context_ends_with_length() -> None:
+    engine = make_engine(NaiveProposer(), max_model_len=8)
+    engine.add_request(generation("a", max_tokens=None))
+    deltas = []
+    while engine.has_unfinished():
+        deltas += engine.step()
+    assert sum(len(d.token_ids) for d in deltas) == 5
+    assert deltas[-1].finish_reason == "length"
+    assert deltas[-1].metrics is not None and deltas[-1].metrics.queue_s == 0.0
