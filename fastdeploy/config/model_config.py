@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint's description, read from a directory in Hugging Face layout (no Paddle)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from fastdeploy.config.rope_config import RopeConfig, parse_rope
+from fastdeploy.core.errors import ConfigError
+
+DType = Literal["bfloat16", "float32"]
+_DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
+_DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class ArchitectureDefaults:
+    """What an architecture means where config.json is silent."""
+
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    head_dim: int | None = None
+    may_slide: bool = False
+
+
+_ERNIE = ArchitectureDefaults(
+    rope_theta=500000.0, rms_norm_eps=1e-5, max_position_embeddings=131072, tie_word_embeddings=True, head_dim=128
+)
+ARCHITECTURE_DEFAULTS: dict[str, ArchitectureDefaults] = {
+    "LlamaForCausalLM": ArchitectureDefaults(),
+    "Qwen2ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, may_slide=True),
+    "Qwen3ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, head_dim=128, may_slide=True),
+    "Ernie4_5ForCausalLM": _ERNIE,
+}
+_ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Sampling values that generation_config.json proposes; None where it is silent."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A dense decoder as its checkpoint describes it.
+
+    Attributes:
+        path: directory of the checkpoint.
+        architecture: `architectures[0]` of config.json, one of `ARCHITECTURE_DEFAULTS`.
+        vocab_size: rows of the embedding and of the head; the tokenizer may know fewer ids.
+        head_dim: width of one attention head; heads * head_dim may differ from hidden_size.
+        attention_bias, mlp_bias, use_bias: as config.json says; models/ decides what they mean.
+        sliding_window: window in tokens if any layer slides, else None.
+        dtype: type of weights and activations in this run.
+        checkpoint_dtype: type that config.json names.
+        eos_token_ids: generation_config.json, else config.json, else empty (the tokenizer's turn).
+        num_nextn_predict_layers: multi-token-prediction layers in the checkpoint.
+    """
+
+    path: str
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    use_bias: bool
+    rope: RopeConfig
+    sliding_window: int | None
+    dtype: DType
+    checkpoint_dtype: str
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    pad_token_id: int | None
+    generation: GenerationDefaults
+    num_nextn_predict_layers: int = 0
+
+    @property
+    def max_context_len(self) -> int:
+        """Return the longest context that the checkpoint is meant for, in tokens."""
+        return self.rope.max_context_len
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Return the bytes of keys and values that one token holds over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[self.dtype]
+
+    def check_max_model_len(self, max_model_len: int) -> None:
+        """Refuse a context for which this model would need what is not supported.
+
+        Raises:
+            ConfigError: max_model_len is not positive, or the sliding window would cut inside it.
+        """
+        if max_model_len < 1:
+            raise ConfigError("max_model_len", f"expected at least 1, got {max_model_len}")
+        if self.sliding_window is not None and max_model_len > self.sliding_window:
+            raise ConfigError(
+                "sliding_window",
+                f"sliding-window attention is not supported; its window of {self.sliding_window} tokens has no effect "
+                f"with --max-model-len {self.sliding_window} or less, got {max_model_len}",
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, *, dtype: str = "auto", generation_config: Literal["auto", "none"] = "auto"
+    ) -> ModelConfig:
+        """Read config.json and generation_config.json of a checkpoint directory.
+
+        Args:
+            path: directory that holds config.json.
+            dtype: `auto` (the checkpoint's; float16 runs as bfloat16), `bfloat16` or `float32`.
+            generation_config: `none` ignores generation_config.json.
+
+        Raises:
+            ConfigError: a missing or unreadable file, an unsupported architecture or feature, by name.
+        """
+        directory = Path(path)
+        raw = _read_json(directory / "config.json")
+        if raw is None:
+            raise ConfigError("model", f"{directory} has no config.json{_hint_without_config(directory)}")
+        generation = _read_json(directory / "generation_config.json") if generation_config == "auto" else None
+        return parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
+
+
+def parse_model_config(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], *, path: str = "", dtype: str = "auto"
+) -> ModelConfig:
+    """Turn the two JSON objects of a checkpoint into a ModelConfig.
+
+    Raises:
+        ConfigError: an unsupported architecture or feature, by name; a missing or impossible value.
+    """
+    architecture = _architecture(raw)
+    _refuse_unsupported(raw)
+    defaults = ARCHITECTURE_DEFAULTS[architecture]
+    num_heads = _count(raw, "num_attention_heads")
+    hidden_size = _count(raw, "hidden_size")
+    head_dim = _count(raw, "head_dim", defaults.head_dim or hidden_size // num_heads)
+    num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
+    num_layers = _count(raw, "num_hidden_layers")
+    max_positions = _count(raw, "max_position_embeddings", defaults.max_position_embeddings)
+    checkpoint_dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    tied = raw.get("tie_word_embeddings")
+    return ModelConfig(
+        path=path,
+        architecture=architecture,
+        hidden_size=hidden_size,
+        intermediate_size=_count(raw, "intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=_count(raw, "vocab_size"),
+        max_position_embeddings=max_positions,
+        rms_norm_eps=float(raw.get("rms_norm_eps") or defaults.rms_norm_eps),
+        tie_word_embeddings=defaults.tie_word_embeddings if tied is None else bool(tied),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        use_bias=bool(raw.get("use_bias", False)),
+        rope=parse_rope(raw, head_dim=head_dim, max_position_embeddings=max_positions, theta=defaults.rope_theta),
+        sliding_window=_sliding_window(raw, num_layers, defaults.may_slide),
+        dtype=_run_dtype(dtype, checkpoint_dtype),
+        checkpoint_dtype=checkpoint_dtype,
+        eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(raw.get("eos_token_id")),
+        bos_token_id=raw.get("bos_token_id"),
+        pad_token_id=raw.get("pad_token_id"),
+        generation=_generation_defaults(generation),
+        num_nextn_predict_layers=int(raw.get("num_nextn_predict_layers") or 0),
+    )
+
+
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    """Return the JSON object of a file, or None if there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError("model", f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError("model", f"{path} holds a JSON {type(value).__name__}, expected an object")
+    return value
+
+
+def _hint_without_config(directory: Path) -> str:
+    if any(directory.glob("*.gguf")):
+        return ": GGUF checkpoints are not supported"
+    return ""
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    name = _ARCHITECTURE_ALIASES.get(str(name), name)
+    if name not in ARCHITECTURE_DEFAULTS:
+        supported = ", ".join(ARCHITECTURE_DEFAULTS)
+        raise ConfigError("architectures", f"{name!r} is not supported (supported: {supported})")
+    return cast(str, name)
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    """Refuse by name whatever changes the arithmetic and is not built."""
+    quantization = raw.get("quantization_config") or raw.get("compression_config")
+    if quantization:
+        method = quantization.get("quant_method") or quantization.get("quantization") or "unknown"
+        raise ConfigError("quantization_config", f"checkpoints quantized with '{method}' are not supported")
+    activation = raw.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
+    for key, neutral in (
+        ("compression_ratio", 1.0),
+        ("attn_logit_softcapping", None),
+        ("final_logit_softcapping", None),
+    ):
+        if raw.get(key, neutral) not in (neutral, None):
+            raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r}")
+
+
+def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Return a positive integer of config.json."""
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(key, f"config.json needs a positive integer, got {value!r}")
+    return value
+
+
+def _run_dtype(requested: str, checkpoint: str) -> DType:
+    if requested == "auto":
+        requested = "bfloat16" if checkpoint in ("float16", "half") else checkpoint
+    if requested not in _DTYPE_NAMES:
+        raise ConfigError("dtype", f"'{requested}' is not supported (supported: auto, bfloat16, float32)")
+    return _DTYPE_NAMES[requested]
+
+
+def _sliding_window(raw: Mapping[str, Any], num_layers: int, may_slide: bool) -> int | None:
+    """Return the window if a layer uses it: switch, then layer types, then `max_window_layers`."""
+    kinds = raw.get("layer_types")
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise ConfigError("layer_types", f"layers of type {', '.join(map(repr, unknown))} are not supported")
+    window = raw.get("sliding_window")
+    if window is None or not raw.get("use_sliding_window", not may_slide):
+        return None
+    if kinds is not None:
+        slides = "sliding_attention" in kinds
+    else:
+        slides = int(raw.get("max_window_layers", 28 if may_slide else 0)) < num_layers
+    return int(window) if slides else None
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+
+
+def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
+    return GenerationDefaults(**{name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__})
+
+
+def resolve_model_path(name: str, revision: str | None = None) -> Path:
+    """Find the directory of a model: a local directory, `demo`, or a name on the Hugging Face hub.
+
+    Raises:
+        ConfigError: nothing of that name, or the hub cannot be reached.
+    """
+    if name == "demo":
+        return Path(__file__).resolve().parent.parent / "assets" / "demo_model"
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf":
+        raise ConfigError("model", f"{name}: GGUF checkpoints are not supported")
+    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ConfigError("model", f"{name} is not a directory")
+    return _download(name, revision)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Return the local snapshot of a hub repository, fetching what is missing."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ConfigError(
+            "model", f"{name} is not a local directory, and huggingface_hub is not installed to look for it on the hub"
+        ) from None
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the client raises many kinds: bad name, no network, no such repository
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            "model", f"{name} is not a local directory, and the hub did not deliver it: {reason}"
+        ) from None

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding as a checkpoint's config.json describes it (no Paddle)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from fastdeploy.core.errors import ConfigError
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+SUPPORTED_ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
+_SCALED = ("linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Everything that the cos/sin table depends on, but the number of positions.
+
+    Attributes:
+        kind: rule that turns the base into inverse frequencies.
+        theta: base of the geometric frequencies.
+        rotary_dim: leading dimensions of a head that rotate (even, at most head_dim).
+        max_position_embeddings: context length of config.json; the dynamic rule scales beyond it.
+        factor: stretch of the context (1.0 for `default`).
+        original_max_positions: context of the pretraining, for llama3 and yarn.
+        low_freq_factor, high_freq_factor: llama3's band edges, in turns within the original context.
+        beta_fast, beta_slow: yarn's band edges, in turns within the original context.
+        truncate: yarn rounds its band to whole dimensions.
+        attention_factor: yarn's multiplier of cos and sin (resolved; 1.0 otherwise).
+    """
+
+    kind: RopeKind
+    theta: float
+    rotary_dim: int
+    max_position_embeddings: int
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+    @property
+    def max_context_len(self) -> int:
+        """Return the number of positions for which the checkpoint is meant, scaling included."""
+        if self.kind in ("linear", "dynamic"):
+            return int(self.max_position_embeddings * self.factor)
+        if self.kind == "yarn":
+            return max(self.max_position_embeddings, int(self.original_max_positions * self.factor))
+        return self.max_position_embeddings
+
+
+def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, theta: float) -> RopeConfig:
+    """Read the rotary settings of a config.json in the spelling of transformers 4 or 5.
+
+    Args:
+        raw: the whole config.json.
+        head_dim: width of one attention head.
+        max_position_embeddings: context length of config.json.
+        theta: the architecture's base where config.json names none.
+
+    Raises:
+        ConfigError: an unsupported rule (by name), a missing or impossible value.
+    """
+    params = _rope_parameters(raw)
+    kind = _rope_kind(params)
+    partial = float(_first(params.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), 1.0))
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
+        raise ConfigError(
+            "partial_rotary_factor", f"{partial} of head_dim {head_dim} is not an even number of dimensions"
+        )
+    base = float(_first(params.get("rope_theta"), raw.get("rope_theta"), theta))
+    if base <= 1.0:
+        raise ConfigError("rope_theta", f"expected a base above 1, got {base}")
+    if kind not in _SCALED:
+        return RopeConfig(kind, base, rotary_dim, max_position_embeddings)
+    original = _first(
+        raw.get("original_max_position_embeddings"),
+        params.get("original_max_position_embeddings"),
+        max_position_embeddings,
+    )
+    factor = _factor(params, kind, max_position_embeddings / original)
+    return RopeConfig(
+        kind,
+        base,
+        rotary_dim,
+        max_position_embeddings,
+        factor=factor,
+        original_max_positions=int(original),
+        low_freq_factor=_number(params, kind, "low_freq_factor") if kind == "llama3" else 1.0,
+        high_freq_factor=_number(params, kind, "high_freq_factor") if kind == "llama3" else 4.0,
+        beta_fast=float(params.get("beta_fast") or 32.0),
+        beta_slow=float(params.get("beta_slow") or 1.0),
+        truncate=bool(_first(params.get("truncate"), True)),
+        attention_factor=_yarn_attention_factor(params, factor) if kind == "yarn" else 1.0,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `rope_parameters` (transformers 5) or `rope_scaling` (transformers 4), flat."""
+    params = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(params, Mapping):
+        raise ConfigError("rope_scaling", f"expected an object, got {type(params).__name__}")
+    nested = {key: value for key, value in params.items() if isinstance(value, Mapping)}
+    if not nested:
+        return params
+    if set(nested) != {"full_attention"}:
+        raise ConfigError("rope_parameters", f"different rotary settings per layer type ({', '.join(sorted(nested))})")
+    return cast(Mapping[str, Any], nested["full_attention"])
+
+
+def _rope_kind(params: Mapping[str, Any]) -> RopeKind:
+    kind = _first(params.get("rope_type"), params.get("type"), "default")
+    if kind not in SUPPORTED_ROPE_KINDS:
+        supported = ", ".join(SUPPORTED_ROPE_KINDS)
+        raise ConfigError("rope_scaling", f"rope type '{kind}' is not supported (supported: {supported})")
+    return cast(RopeKind, kind)
+
+
+def _number(params: Mapping[str, Any], kind: str, key: str) -> float:
+    value = params.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ConfigError("rope_scaling", f"rope type '{kind}' needs a number '{key}', got {value!r}")
+    return float(value)
+
+
+def _factor(params: Mapping[str, Any], kind: str, ratio: float) -> float:
+    """Return the stretch; yarn may leave it to the ratio of the two context lengths."""
+    if kind == "yarn" and params.get("factor") is None:
+        return ratio
+    factor = _number(params, kind, "factor")
+    if factor < 1.0:
+        raise ConfigError("rope_scaling", f"rope type '{kind}' needs a factor of at least 1, got {factor}")
+    return factor
+
+
+def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
+    """Return the multiplier of cos and sin: Peng et al. 2023 (YaRN), section 3.4, with the mscale pair of DeepSeek."""
+    from math import log
+
+    explicit = params.get("attention_factor")
+    if explicit is not None:
+        return float(explicit)
+
+    def magnitude(mscale: float) -> float:
+        return 0.1 * mscale * log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    mscale, mscale_all = params.get("mscale"), params.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return magnitude(float(mscale)) / magnitude(float(mscale_all))
+    return magnitude(1.0)

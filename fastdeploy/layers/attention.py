@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-attention over the paged cache."""
+
+from __future__ import annotations
+
+from paddle import Tensor
+
+from fastdeploy.layers.linear import Linear
+from fastdeploy.layers.rotary import Rotary
+from fastdeploy.ops.attention import KVCache, append_attention
+from fastdeploy.ops.batch_index import BatchIndex
+
+
+class Attention:
+    """o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
+
+    __slots__ = ("attended", "heads", "output", "qkv", "qkv_out", "rotary", "scale")
+
+    def __init__(self, qkv: Linear, rotary: Rotary, output: Linear, qkv_out: Tensor, attended: Tensor) -> None:
+        """Bind the weights to scratch buffers that all layers share.
+
+        Args:
+            qkv: hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim (q | k | v).
+            rotary: rotation of q and k; its heads are those of the attention.
+            output: num_heads * head_dim -> hidden_size.
+            qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
+            attended: scratch [capacity, num_heads * head_dim].
+        """
+        self.qkv = qkv
+        self.rotary = rotary
+        self.output = output
+        self.qkv_out = qkv_out
+        self.attended = attended
+        self.heads = rotary.heads
+        self.scale = float(rotary.heads.head_dim) ** -0.5
+
+    def __call__(self, x: Tensor, hidden: Tensor, batch: BatchIndex, cache: KVCache, num_rows: int) -> None:
+        """Write the keys and values of the rows, attend, and add the output for x to hidden [capacity, hidden_size]."""
+        qkv_out, attended = self.qkv_out, self.attended
+        self.qkv(x, qkv_out, num_rows)
+        self.rotary(qkv_out, batch.positions, num_rows)
+        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale)
+        self.output(attended, hidden, num_rows, hidden)

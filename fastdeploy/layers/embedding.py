@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token embedding."""
+
+from __future__ import annotations
+
+from paddle import Tensor
+
+from fastdeploy.ops.embedding import embedding
+
+
+class Embedding:
+    """Rows of a table [vocab_size, hidden_size]."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+
+    def __call__(self, token_ids: Tensor, out: Tensor, num_rows: int) -> None:
+        """Write the rows of token_ids [capacity] int32 into out [capacity, hidden_size]."""
+        embedding(token_ids, self.table, out, num_rows)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding: the table of cosines and sines, and the layer that applies it.
+
+Sources: Su et al. 2021 (RoFormer); the rules of config.json's `rope_type` as the model families publish them: linear
+interpolation, dynamic NTK-aware scaling, the frequency bands of Llama 3.1, YaRN (Peng et al. 2023).
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, log, pi
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy.config.rope_config import RopeConfig
+from fastdeploy.ops.rotary import HeadLayout, rotary
+
+_TABLE_CHUNK = 4096  # positions computed at a time: bounds the float64 scratch
+
+
+class Rotary:
+    """Rotation of q and k in place, after an optional norm per head."""
+
+    __slots__ = ("cos_sin", "eps", "heads", "interleaved", "k_norm", "q_norm")
+
+    def __init__(
+        self,
+        cos_sin: Tensor,
+        heads: HeadLayout,
+        interleaved: bool,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> None:
+        self.cos_sin = cos_sin
+        self.heads = heads
+        self.interleaved = interleaved
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.eps = eps
+
+    def __call__(self, qkv: Tensor, positions: Tensor, num_rows: int) -> None:
+        """Rotate q and k of qkv [capacity, (num_heads + 2 * num_kv_heads) * head_dim] to positions [capacity] int32."""
+        rotary(qkv, positions, self.cos_sin, num_rows, self.heads, self.interleaved, self.q_norm, self.k_norm, self.eps)
+
+
+def rotary_table(rope: RopeConfig, max_model_len: int) -> NDArray[np.float32]:
+    """Compute cos | sin for every position, in float64, rounded once.
+
+    Returns:
+        [max_model_len, rotary_dim] float32: the first half of a row holds cosines, the second sines, one per pair of
+        rotated dimensions, both times `rope.attention_factor`.
+    """
+    frequencies = inverse_frequencies(rope, max_model_len)
+    half = frequencies.size
+    table = np.empty((max_model_len, 2 * half), np.float32)
+    for begin in range(0, max_model_len, _TABLE_CHUNK):
+        rows = table[begin : begin + _TABLE_CHUNK]
+        angles = np.arange(begin, begin + len(rows), dtype=np.float64)[:, None] * frequencies
+        rows[:, :half] = np.cos(angles) * rope.attention_factor
+        rows[:, half:] = np.sin(angles) * rope.attention_factor
+    return table
+
+
+def inverse_frequencies(rope: RopeConfig, max_model_len: int) -> NDArray[np.float64]:
+    """Compute the angle per position of each pair of dimensions: [rotary_dim / 2] float64."""
+    if rope.kind == "dynamic":
+        return _geometric(_dynamic_base(rope, max_model_len), rope.rotary_dim)
+    plain = _geometric(rope.theta, rope.rotary_dim)
+    if rope.kind == "linear":
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(plain, rope)
+    if rope.kind == "yarn":
+        return _yarn(plain, rope)
+    return plain
+
+
+def _geometric(base: float, rotary_dim: int) -> NDArray[np.float64]:
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
+    return np.asarray(base**-exponents, np.float64)
+
+
+def _dynamic_base(rope: RopeConfig, max_model_len: int) -> float:
+    """Return the NTK-aware base for the longest sequence of this run.
+
+    A base that followed the growing sequence would change keys that are already cached, so it is fixed.
+    """
+    length = max(max_model_len, rope.max_position_embeddings)
+    stretch = rope.factor * length / rope.max_position_embeddings - (rope.factor - 1.0)
+    return rope.theta * float(stretch) ** (rope.rotary_dim / (rope.rotary_dim - 2))
+
+
+def _llama3(plain: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
+    """Keep fast pairs, stretch slow ones, blend between the two band edges."""
+    turns = rope.original_max_positions * plain / (2.0 * pi)
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = np.clip(blend, 0.0, 1.0)
+    return np.asarray((1.0 - blend) * plain / rope.factor + blend * plain, np.float64)
+
+
+def _yarn(plain: NDArray[np.float64], rope: RopeConfig) -> NDArray[np.float64]:
+    """Keep fast pairs, stretch slow ones, blend linearly over the pairs between the two band edges."""
+    low, high = _yarn_edge(rope, rope.beta_fast), _yarn_edge(rope, rope.beta_slow)
+    if rope.truncate:
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp needs a width
+    stretched = np.clip((np.arange(plain.size) - low) / (high - low), 0.0, 1.0)
+    return np.asarray(plain / rope.factor * stretched + plain * (1.0 - stretched), np.float64)
+
+
+def _yarn_edge(rope: RopeConfig, turns: float) -> float:
+    """Return the pair (as a real number) that makes this many turns within the original context."""
+    return rope.rotary_dim * log(rope.original_max_positions / (turns * 2.0 * pi)) / (2.0 * log(rope.theta))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models by architecture, and loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fastdeploy.config.model_config import DType, ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.loader import expected_shapes, load_weights
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
+
+__all__ = ["CausalLM", "load_model"]
+
+
+def load_model(
+    config: ModelConfig,
+    *,
+    max_rows: int,
+    max_model_len: int,
+    load_choices: str = "default_v1",
+    dtype: DType | None = None,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> CausalLM:
+    """Build the model of a checkpoint, ready to step.
+
+    Args:
+        config: the checkpoint; its `path` holds the weights.
+        max_rows: most rows of one step.
+        max_model_len: longest context in tokens.
+        load_choices: `default_v1` reads the files, `dummy` draws weights of the same shapes from `seed`.
+        dtype: overrides config.dtype.
+        seed: of the dummy weights.
+        on_progress: called with (bytes read, bytes in all).
+
+    Raises:
+        ConfigError: an unsupported architecture, context, load choice or file; tensors that do not match.
+    """
+    if dtype is not None:
+        config = replace(config, dtype=dtype)
+    architecture = find_architecture(config)
+    config.check_max_model_len(max_model_len)
+    source: WeightSource
+    if load_choices == "dummy":
+        source = DummySource(expected_shapes(config, architecture), seed)
+    elif load_choices == "default_v1":
+        source = SafetensorsSource(Path(config.path))
+    else:
+        raise ConfigError("load_choices", f"expected default_v1 or dummy, got '{load_choices}'")
+    weights = load_weights(config, architecture, source, on_progress)
+    return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)

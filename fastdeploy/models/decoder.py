@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dense decoder that all supported architectures share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.layers.attention import Attention
+from fastdeploy.layers.embedding import Embedding
+from fastdeploy.layers.linear import Linear
+from fastdeploy.layers.logits import LogitsHead
+from fastdeploy.layers.mlp import GatedMLP
+from fastdeploy.layers.norm import RMSNorm
+from fastdeploy.layers.rotary import Rotary, rotary_table
+from fastdeploy.models.architecture import DecoderTraits
+from fastdeploy.models.loader import DecoderWeights, LayerWeights
+from fastdeploy.ops.attention import KVCache
+from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.rotary import HeadLayout
+
+
+class StepBuffers:
+    """Scratch of one step, shared by all layers; every tensor is [max_rows, ...] in the model's dtype."""
+
+    __slots__ = ("activated", "attended", "gate_up", "hidden", "normed", "qkv")
+
+    def __init__(self, config: ModelConfig, max_rows: int) -> None:
+        def rows_of(width: int) -> Tensor:
+            return paddle.zeros([max_rows, width], config.dtype)
+
+        self.hidden = rows_of(config.hidden_size)
+        self.normed = rows_of(config.hidden_size)
+        self.qkv = rows_of((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+        self.attended = rows_of(config.num_heads * config.head_dim)
+        self.gate_up = rows_of(2 * config.intermediate_size)
+        self.activated = rows_of(config.intermediate_size)
+
+
+class DecoderLayer:
+    """hidden += attention(norm(hidden)); hidden += mlp(norm(hidden))."""
+
+    __slots__ = ("attention", "hidden", "input_norm", "mlp", "normed", "post_norm")
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        traits: DecoderTraits,
+        weights: LayerWeights,
+        heads: HeadLayout,
+        cos_sin: Tensor,
+        buffers: StepBuffers,
+    ) -> None:
+        eps = config.rms_norm_eps
+        rotary = Rotary(cos_sin, heads, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
+        self.input_norm = RMSNorm(weights.input_norm, eps)
+        self.attention = Attention(Linear(weights.qkv), rotary, Linear(weights.output), buffers.qkv, buffers.attended)
+        self.post_norm = RMSNorm(weights.post_norm, eps)
+        self.mlp = GatedMLP(Linear(weights.gate_up), Linear(weights.down), buffers.gate_up, buffers.activated)
+        self.hidden = buffers.hidden
+        self.normed = buffers.normed
+
+    def __call__(self, batch: BatchIndex, cache: KVCache, num_rows: int) -> None:
+        """Advance the rows of the shared hidden buffer by one layer."""
+        hidden, normed = self.hidden, self.normed
+        self.input_norm(hidden, normed, num_rows)
+        self.attention(normed, hidden, batch, cache, num_rows)
+        self.post_norm(hidden, normed, num_rows)
+        self.mlp(normed, hidden, num_rows)
+
+
+class CausalLM:
+    """A decoder with its weights and the buffers of its steps.
+
+    Attributes:
+        config: the checkpoint's description; `config.dtype` is the type of hidden rows and of the cache.
+        heads: attention heads, as the cache is shaped.
+        num_layers: caches that `forward` takes.
+        vocab_size: width of the logits (rows of the head; the tokenizer may know fewer ids).
+        max_rows: most rows of one step.
+        max_model_len: positions from 0 up to here, excluded.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        traits: DecoderTraits,
+        weights: DecoderWeights,
+        *,
+        max_rows: int,
+        max_model_len: int,
+    ) -> None:
+        """Bind weights to preallocated buffers.
+
+        Raises:
+            ConfigError: max_model_len needs a sliding window to take effect.
+        """
+        config.check_max_model_len(max_model_len)
+        self.config = config
+        self.heads = HeadLayout(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.num_layers = config.num_layers
+        self.vocab_size = config.vocab_size
+        self.max_rows = max_rows
+        self.max_model_len = max_model_len
+        self._buffers = StepBuffers(config, max_rows)
+        cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len), place=paddle.CPUPlace())
+        self._layers = tuple(
+            DecoderLayer(config, traits, layer, self.heads, cos_sin, self._buffers) for layer in weights.layers
+        )
+        self._embedding = Embedding(weights.embedding)
+        self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
+        self._head = LogitsHead(weights.head)
+
+    def forward(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> Tensor:
+        """Compute one step: write keys and values of the batch's rows and return their last hidden states.
+
+        Args:
+            token_ids: [capacity] int32, the first batch.num_rows are read.
+            batch: the step's rows, at most max_rows.
+            kv_caches: one per layer.
+
+        Returns:
+            [max_rows, hidden_size] after the final norm; the first batch.num_rows rows are valid until the next call.
+        """
+        num_rows = batch.num_rows
+        buffers = self._buffers
+        hidden, normed = buffers.hidden, buffers.normed
+        self._embedding(token_ids, hidden, num_rows)
+        for layer, cache in zip(self._layers, kv_caches, strict=True):
+            layer(batch, cache, num_rows)
+        self._final_norm(hidden, normed, num_rows)
+        return normed
+
+    def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
+        """Write the logits of the first num_rows rows of hidden into out [capacity, vocab_size] float32."""
+        self._head(hidden, out, num_rows)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ERNIE 4.5 dense: interleaved rotary pairs, one switch for all biases."""
+
+from __future__ import annotations
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.models.architecture import Architecture, DecoderTraits
+
+
+def _traits(config: ModelConfig) -> DecoderTraits:
+    bias = config.use_bias
+    return DecoderTraits(qkv_bias=bias, output_bias=bias, mlp_bias=bias, interleaved_rotary=True)
+
+
+# Layers for multi-token prediction travel in the same files; they belong to the proposer, not to the decoder.
+ERNIE4_5 = Architecture("Ernie4_5ForCausalLM", _traits, ignorable=("rotary_emb.inv_freq", "mtp_"))

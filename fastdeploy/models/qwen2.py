@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 2 and 2.5: biases on q, k and v, whatever config.json says."""
+
+from __future__ import annotations
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.models.architecture import Architecture, DecoderTraits
+
+
+def _traits(_config: ModelConfig) -> DecoderTraits:
+    return DecoderTraits(qkv_bias=True)
+
+
+QWEN2 = Architecture("Qwen2ForCausalLM", _traits)

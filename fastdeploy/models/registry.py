@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Architectures by the name that config.json gives them."""
+
+from __future__ import annotations
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.ernie4_5 import ERNIE4_5
+from fastdeploy.models.llama import LLAMA
+from fastdeploy.models.qwen2 import QWEN2
+from fastdeploy.models.qwen3 import QWEN3
+
+ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (LLAMA, QWEN2, QWEN3, ERNIE4_5)}
+
+
+def find_architecture(config: ModelConfig) -> Architecture:
+    """Return the description of config's architecture.
+
+    Raises:
+        ConfigError: it is not a supported one; the message lists those.
+    """
+    try:
+        return ARCHITECTURES[config.architecture]
+    except KeyError:
+        supported = ", ".join(ARCHITECTURES)
+        raise ConfigError(
+            "architectures", f"'{config.architecture}' is not supported (supported: {supported})"
+        ) from None

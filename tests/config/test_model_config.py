@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""config.json and generation_config.json in the spellings of transformers 4 and 5."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.model_config import ModelConfig, parse_model_config, resolve_model_path
+from fastdeploy.core.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def parse(**changes: Any) -> ModelConfig:
+    return parse_model_config({**MINIMAL, **changes}, {})
+
+
+def refusal(**changes: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(**changes)
+    return caught.value
+
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 16}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("default", {}), ("linear", {"factor": 2.0}), ("dynamic", {"factor": 2.0}), ("yarn", YARN), ("llama3", LLAMA3)],
+)
+def test_both_spellings_of_rope_mean_the_same(kind: str, values: dict[str, Any]) -> None:
+    new = parse(rope_parameters={"rope_type": kind, "rope_theta": 5000.0, "partial_rotary_factor": 0.5, **values})
+    old = parse(rope_theta=5000.0, partial_rotary_factor=0.5, rope_scaling={"rope_type": kind, **values})
+    older = parse(rope_theta=5000.0, partial_rotary_factor=0.5, rope_scaling={"type": kind, **values})
+    assert new.rope == old.rope == older.rope
+    assert (new.rope.kind, new.rope.theta, new.rope.rotary_dim) == (kind, 5000.0, 8)
+
+
+def test_both_spellings_of_dtype_mean_the_same() -> None:
+    assert parse(dtype="bfloat16") == parse(torch_dtype="bfloat16")
+    assert parse(dtype="bfloat16").dtype == "bfloat16" and parse(dtype="float32").dtype == "float32"
+
+
+def test_dtype_flag_overrides_the_checkpoint() -> None:
+    config = parse_model_config({**MINIMAL, "dtype": "bfloat16"}, {}, dtype="float32")
+    assert (config.dtype, config.checkpoint_dtype) == ("float32", "bfloat16")
+    with pytest.raises(ConfigError, match="float16"):
+        parse_model_config(MINIMAL, {}, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "theta", "eps", "tied", "head_dim"),
+    [
+        ("LlamaForCausalLM", 10000.0, 1e-6, False, 16),
+        ("Qwen2ForCausalLM", 10000.0, 1e-6, False, 16),
+        ("Qwen3ForCausalLM", 10000.0, 1e-6, False, 128),
+        ("Ernie4_5ForCausalLM", 500000.0, 1e-5, True, 128),
+    ],
+)
+def test_silent_keys_take_the_defaults_of_the_architecture(
+    architecture: str, theta: float, eps: float, tied: bool, head_dim: int
+) -> None:
+    config = parse(architectures=[architecture])
+    assert (config.rope.theta, config.rms_norm_eps, config.tie_word_embeddings) == (theta, eps, tied)
+    assert (config.head_dim, config.num_kv_heads) == (head_dim, 4)
+
+
+def test_head_dim_may_differ_from_hidden_size_over_heads() -> None:
+    assert parse(head_dim=40).head_dim == 40
+    assert parse(head_dim=None).head_dim == 16
+
+
+def test_end_tokens_come_from_the_generation_config_then_from_config() -> None:
+    raw = {**MINIMAL, "eos_token_id": 2}
+    assert parse_model_config(raw, {"eos_token_id": [5, 7]}).eos_token_ids == (5, 7)
+    assert parse_model_config(raw, {"eos_token_id": 5}).eos_token_ids == (5,)
+    assert parse_model_config(raw, {}).eos_token_ids == (2,)
+    assert parse_model_config(MINIMAL, {}).eos_token_ids == ()
+
+
+def test_sampling_defaults_are_read_and_can_be_ignored(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAL))
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": 9}')
+    config = ModelConfig.from_pretrained(tmp_path)
+    assert (config.generation.temperature, config.generation.top_k, config.generation.top_p) == (0.6, 20, None)
+    ignored = ModelConfig.from_pretrained(tmp_path, generation_config="none")
+    assert ignored.generation.temperature is None and ignored.eos_token_ids == ()
+
+
+def test_unknown_architectures_are_refused_with_the_supported_ones() -> None:
+    error = refusal(architectures=["GPT2LMHeadModel"])
+    assert error.field == "architectures" and "GPT2LMHeadModel" in error.message and "Qwen3ForCausalLM" in error.message
+    assert "None" in refusal(architectures=None).message
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "gguf"])
+def test_quantized_checkpoints_are_refused_by_the_name_of_their_format(method: str) -> None:
+    error = refusal(quantization_config={"quant_method": method, "bits": 4})
+    assert error.field == "quantization_config" and f"'{method}'" in error.message
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "mrope", "proportional"])
+def test_other_rope_rules_are_refused_by_name(kind: str) -> None:
+    assert f"'{kind}'" in refusal(rope_scaling={"rope_type": kind, "factor": 2.0}).message
+    assert f"'{kind}'" in refusal(rope_parameters={"rope_type": kind, "rope_theta": 1e4}).message
+
+
+def test_rope_per_layer_type_is_refused() -> None:
+    settings = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    assert "sliding_attention" in refusal(rope_parameters=settings).message
+
+
+@pytest.mark.parametrize(
+    ("values", "culprit"),
+    [
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor"),
+        ({"rope_type": "llama3", "factor": 2}, "low_freq_factor"),
+    ],
+)
+def test_incomplete_rope_rules_name_the_missing_value(values: dict[str, Any], culprit: str) -> None:
+    assert culprit in refusal(rope_scaling=values).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"vocab_size": "100"}, "vocab_size"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.35}, "partial_rotary_factor"),
+        ({"dtype": "float64"}, "dtype"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+    ],
+)
+def test_impossible_values_are_refused_by_key(changes: dict[str, Any], field: str) -> None:
+    assert refusal(**changes).field == field
+
+
+def qwen2(**changes: Any) -> ModelConfig:
+    return parse(architectures=["Qwen2ForCausalLM"], sliding_window=32, **changes)
+
+
+def test_a_sliding_window_counts_only_where_a_layer_uses_it() -> None:
+    assert qwen2().sliding_window is None
+    assert qwen2(use_sliding_window=False).sliding_window is None
+    assert qwen2(use_sliding_window=True, max_window_layers=3).sliding_window is None
+    assert qwen2(use_sliding_window=True, max_window_layers=2).sliding_window == 32
+    assert qwen2(use_sliding_window=True, layer_types=["full_attention"] * 3).sliding_window is None
+    mixed = ["full_attention", "sliding_attention", "full_attention"]
+    assert qwen2(use_sliding_window=True, layer_types=mixed).sliding_window == 32
+    assert parse(sliding_window=32).sliding_window == 32
+
+
+def test_a_context_within_the_sliding_window_is_accepted_and_beyond_refused() -> None:
+    config = qwen2(use_sliding_window=True, max_window_layers=0)
+    config.check_max_model_len(32)
+    with pytest.raises(ConfigError, match="sliding_window"):
+        config.check_max_model_len(33)
+
+
+def test_context_length_counts_the_scaling() -> None:
+    def context(**scaling: Any) -> int:
+        return parse(max_position_embeddings=1024, rope_scaling=scaling or None).max_context_len
+
+    assert context() == 1024
+    assert context(rope_type="linear", factor=2.0) == context(rope_type="dynamic", factor=2.0) == 2048
+    assert context(rope_type="yarn", factor=4.0, original_max_position_embeddings=512) == 2048
+    assert context(rope_type="llama3", **LLAMA3) == 1024
+
+
+def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
+    assert parse(num_key_value_heads=2, dtype="bfloat16").kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        ModelConfig.from_pretrained(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match="GGUF"):
+        ModelConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+        ModelConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="list"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_local_directories_and_the_demo_resolve_without_a_network(tmp_path: Path) -> None:
+    assert resolve_model_path(str(tmp_path)) == tmp_path
+    assert resolve_model_path("demo").parts[-2:] == ("assets", "demo_model")
+    for name in (str(tmp_path / "nothing"), "./nothing", "a/b/c", str(tmp_path / "model.gguf")):
+        with pytest.raises(ConfigError, match="model"):
+            resolve_model_path(name)
+
+
+def test_a_hub_name_without_a_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError) as caught:
+        resolve_model_path("owner/name")
+    assert "owner/name" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_reading_a_configuration_does_not_import_paddle() -> None:
+    code = "import sys, fastdeploy.config.model_config; sys.exit('paddle' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

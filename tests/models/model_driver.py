@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Golden checkpoints, and a driver that steps a model directly: paged caches, batches, logits of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from fastdeploy.config.model_config import DType, ModelConfig
+from fastdeploy.models import CausalLM, load_model
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.batch_index import BatchIndex
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 64
+MAX_ROWS = 256
+
+Logits = NDArray[np.float32]
+
+
+def load_golden(name: str, dtype: DType = "float32", **changes: object) -> CausalLM:
+    """Load a golden checkpoint; changes replace fields of its configuration."""
+    config = replace(ModelConfig.from_pretrained(GOLDEN / name, dtype=dtype), **changes)  # type: ignore[arg-type]
+    return load_model(config, max_rows=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
+
+
+@dataclass
+class Request:
+    """One request: its blocks and how many of its tokens are in the cache."""
+
+    blocks: NDArray[np.int32]
+    num_computed: int = 0
+    logits: list[Logits] = field(default_factory=list)
+
+    @property
+    def all_logits(self) -> Logits:
+        """Return the logits of every row computed so far: [num_rows, vocab_size]."""
+        return np.concatenate(self.logits)
+
+
+class Driver:
+    """Steps a model over paged caches whose blocks are dealt out in a shuffled order."""
+
+    def __init__(self, model: CausalLM, num_blocks: int = 64, max_seqs: int = 16) -> None:
+        self.model = model
+        heads = model.heads
+        self.caches = [
+            allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.dtype)
+            for _ in range(model.num_layers)
+        ]
+        self.batch = BatchIndex(MAX_ROWS, max_seqs, MAX_MODEL_LEN // BLOCK_SIZE)
+        self.logits = paddle.zeros([MAX_ROWS, model.vocab_size], "float32")
+        self.free = [int(block) for block in np.random.default_rng(3).permutation(num_blocks)]
+
+    def start(self) -> Request:
+        """Give a new request blocks for the longest context."""
+        blocks = [self.free.pop() for _ in range(MAX_MODEL_LEN // BLOCK_SIZE)]
+        return Request(np.array(blocks, np.int32))
+
+    def finish(self, sequence: Request) -> None:
+        """Take a request's blocks back."""
+        self.free.extend(int(block) for block in sequence.blocks)
+
+    def step(self, work: Sequence[tuple[Request, Sequence[int]]]) -> None:
+        """Compute the given tokens of each request in one step and keep the logits of all their rows."""
+        counts = np.array([len(tokens) for _, tokens in work], np.int32)
+        computed = np.array([sequence.num_computed for sequence, _ in work], np.int32)
+        tables = [s.blocks[: -(-(s.num_computed + len(t)) // BLOCK_SIZE)] for s, t in work]
+        self.batch.fill(counts, computed, counts, tables)
+        ids = np.zeros(MAX_ROWS, np.int32)
+        num_rows = int(counts.sum())
+        ids[:num_rows] = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in work])
+        token_ids = paddle.to_tensor(ids, place=paddle.CPUPlace())
+        hidden = self.model.forward(token_ids, self.batch, self.caches)
+        self.model.compute_logits(hidden, num_rows, self.logits)
+        rows = self.logits.numpy()[:num_rows]
+        begin = 0
+        for (sequence, tokens), count in zip(work, counts, strict=True):
+            sequence.logits.append(rows[begin : begin + count].copy())
+            sequence.num_computed += len(tokens)
+            begin += int(count)
+
+    def run_alone(self, tokens: Sequence[int], chunks: Iterable[int] | None = None) -> Logits:
+        """Compute one request by itself, cut into chunks (all at once by default): logits of every row."""
+        sequence = self.start()
+        begin = 0
+        for size in chunks or [len(tokens)]:
+            self.step([(sequence, tokens[begin : begin + size])])
+            begin += size
+        assert begin == len(tokens), "chunks must add up"
+        self.finish(sequence)
+        return sequence.all_logits
+
+
+def log_softmax(logits: Logits) -> NDArray[np.float64]:
+    """Return log-probabilities in float64."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

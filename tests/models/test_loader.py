@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints load whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from model_driver import GOLDEN, MAX_MODEL_LEN, Driver, load_golden
+from safetensors.paddle import load_file, save_file
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models import CausalLM, load_model
+from fastdeploy.models.loader import expected_shapes
+from fastdeploy.models.registry import find_architecture
+from fastdeploy.models.weight_source import DummySource, SafetensorsSource
+
+Tensors = dict[str, paddle.Tensor]
+
+
+def copy_of(name: str, folder: Path, edit: Callable[[Tensors], None]) -> Path:
+    """Copy a single-file golden checkpoint with edited tensors."""
+    shutil.copy(GOLDEN / name / "config.json", folder)
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def load(path: Path, **options: object) -> CausalLM:
+    return load_model(ModelConfig.from_pretrained(path), max_rows=64, max_model_len=MAX_MODEL_LEN, **options)  # type: ignore[arg-type]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    return str(caught.value)
+
+
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
+    def drop(tensors: Tensors) -> None:
+        del tensors["model.norm.weight"], tensors["model.layers.1.self_attn.k_proj.bias"]
+
+    message = refusal(copy_of("qwen2", tmp_path, drop))
+    assert "2 missing (model.norm.weight, model.layers.1.self_attn.k_proj.bias)" in message
+
+
+def test_surplus_tensors_are_named(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.o_proj.bias"] = paddle.zeros([40], "bfloat16")
+
+    assert "1 surplus (model.layers.0.self_attn.o_proj.bias)" in refusal(copy_of("qwen2", tmp_path, add))
+
+
+def test_misshapen_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
+    def shrink(tensors: Tensors) -> None:
+        tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"][:-1]
+
+    message = refusal(copy_of("qwen2", tmp_path, shrink))
+    assert "1 misshapen (model.layers.0.mlp.up_proj.weight is [39, 40], expected [40, 40])" in message
+
+
+def test_transposed_linears_are_recognised(tmp_path: Path) -> None:
+    def transpose(tensors: Tensors) -> None:
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2 and "embed" not in name:
+                tensors[name] = tensor.t().contiguous()
+
+    assert "transposed (Paddle layout)" in refusal(copy_of("qwen3", tmp_path, transpose))
+
+
+def test_quantized_tensors_are_recognised_without_a_quantization_config(tmp_path: Path) -> None:
+    def quantize(tensors: Tensors) -> None:
+        tensors["model.layers.0.mlp.up_proj.qweight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
+
+    assert "looks like a quantized checkpoint" in refusal(copy_of("qwen2", tmp_path, quantize))
+
+
+def test_tensors_of_unread_types_are_refused(tmp_path: Path) -> None:
+    def to_int8(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].astype("int8")
+
+    assert "model.norm.weight is stored as I8" in refusal(copy_of("qwen2", tmp_path, to_int8))
+
+
+def test_what_the_decoder_does_not_need_is_ignored(tmp_path: Path) -> None:
+    def add(tensors: Tensors) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = paddle.zeros([8])
+        tensors["model.mtp_block.0.mlp.up_proj.weight"] = paddle.zeros([4, 4])
+        tensors["lm_head.weight"] = paddle.zeros([112, 32])
+
+    tokens = list(range(20))
+    found = Driver(load(copy_of("ernie4_5", tmp_path, add))).run_alone(tokens)
+    expected = Driver(load_golden("ernie4_5", "bfloat16")).run_alone(tokens)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_one_file_and_shards_are_the_same_model(tmp_path: Path) -> None:
+    sharded = GOLDEN / "llama_rope_llama3"
+    tensors: Tensors = {}
+    for shard in sorted(sharded.glob("*.safetensors")):
+        tensors.update(load_file(shard))
+    shutil.copy(sharded / "config.json", tmp_path)
+    save_file(tensors, tmp_path / "weights.safetensors")
+    tokens = list(range(20))
+    np.testing.assert_array_equal(Driver(load(tmp_path)).run_alone(tokens), Driver(load(sharded)).run_alone(tokens))
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "llama_rope_llama3", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "format_name"),
+    [("model.gguf", "GGUF"), ("pytorch_model.bin", "PyTorch"), ("model_state.pdparams", "Paddle")],
+)
+def test_other_formats_are_refused_by_name(tmp_path: Path, file: str, format_name: str) -> None:
+    shutil.copy(GOLDEN / "qwen3" / "config.json", tmp_path)
+    (tmp_path / file).touch()
+    assert format_name in refusal(tmp_path)
+
+
+def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "qwen3" / "config.json", tmp_path)
+    assert "holds no *.safetensors" in refusal(tmp_path)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "qwen3" / "config.json", tmp_path)
+    data = (GOLDEN / "qwen3" / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(data[:-100])
+    assert "cannot read" in refusal(tmp_path)
+
+
+def test_unknown_load_choices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="load_choices"):
+        load(GOLDEN / "qwen3", load_choices="fast")
+
+
+def test_a_context_beyond_the_sliding_window_is_refused() -> None:
+    assert load_golden("qwen3", sliding_window=MAX_MODEL_LEN).max_model_len == MAX_MODEL_LEN
+    with pytest.raises(ConfigError, match="sliding_window"):
+        load_golden("qwen3", sliding_window=MAX_MODEL_LEN - 1)
+
+
+def test_dummy_weights_need_no_files_and_depend_on_the_seed_only(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "qwen2" / "config.json", tmp_path)
+    tokens = list(range(20))
+    first, again, other = (
+        Driver(load(tmp_path, load_choices="dummy", seed=seed)).run_alone(tokens) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.isfinite(first).all() and (first != other).mean() > 0.9
+
+
+def test_dummy_tensors_do_not_depend_on_the_order_of_reading() -> None:
+    config = ModelConfig.from_pretrained(GOLDEN / "qwen3")
+    shapes = expected_shapes(config, find_architecture(config))
+    forward, backward = DummySource(shapes, 5), DummySource(shapes, 5)
+    tensors = {name: forward.read(name) for name in shapes}
+    for name in reversed(shapes):
+        np.testing.assert_array_equal(backward.read(name).numpy(), tensors[name].numpy())
+
+
+def test_float16_checkpoints_run_in_bfloat16() -> None:
+    config = ModelConfig.from_pretrained(GOLDEN / "llama_partial_rotary")
+    assert (config.checkpoint_dtype, config.dtype) == ("float16", "bfloat16")
+    assert SafetensorsSource(GOLDEN / "llama_partial_rotary").read("model.norm.weight").dtype == paddle.float16
+    assert np.isfinite(Driver(load(GOLDEN / "llama_partial_rotary")).run_alone([1, 2, 3])).all()
+
+
+def test_progress_ends_at_the_total() -> None:
+    seen: list[tuple[int, int]] = []
+    load(GOLDEN / "qwen2", on_progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 0

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row's logits are the same bits whatever else is computed in its step, and however its request was cut."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from model_driver import GOLDEN_NAMES, Driver, Logits, load_golden
+
+from fastdeploy.config.model_config import DType
+
+NUM_TOKENS = 60
+NAMES = ["ernie4_5", "llama_untied_bias", "qwen2", "qwen3"]
+
+
+def tokens_of(seed: int, count: int = NUM_TOKENS) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 112, count)]
+
+
+def assert_same_bits(found: Logits, expected: Logits) -> None:
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_chunked_prefill_is_one_shot_prefill(name: str, dtype: DType) -> None:
+    driver = Driver(load_golden(name, dtype))
+    tokens = tokens_of(1)
+    whole = driver.run_alone(tokens)
+    for chunks in ([1] * 60, [7] * 8 + [4], [16, 16, 16, 12], [17, 31, 12], [59, 1], [33, 1, 1, 25]):
+        assert_same_bits(driver.run_alone(tokens, chunks), whole)
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mixed_batch_is_its_requests_alone(name: str, dtype: DType) -> None:
+    driver = Driver(load_golden(name, dtype))
+    texts = [tokens_of(seed) for seed in range(8)]
+    alone = [driver.run_alone(text) for text in texts]
+    rng = np.random.default_rng(5)
+    requests = [driver.start() for _ in texts]
+    while any(request.num_computed < NUM_TOKENS for request in requests):
+        work = []
+        for request, text in zip(requests, texts, strict=True):
+            begin, size = request.num_computed, int(rng.choice([0, 1, 1, 4, 6, 17, 30]))
+            if size and begin < NUM_TOKENS:
+                work.append((request, text[begin : begin + size]))
+        if work:
+            driver.step([work[index] for index in rng.permutation(len(work))])
+    for request, expected in zip(requests, alone, strict=True):
+        assert_same_bits(request.all_logits, expected)
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("name", NAMES)
+def test_verified_drafts_are_single_steps(name: str, dtype: DType) -> None:
+    driver = Driver(load_golden(name, dtype))
+    tokens = tokens_of(2)
+    stepped = driver.run_alone(tokens, [30] + [1] * 30)
+    for num_drafts in (1, 3, 5, 16):
+        sizes, left = [30], 30
+        while left:
+            sizes.append(min(1 + num_drafts, left))
+            left -= sizes[-1]
+        assert_same_bits(driver.run_alone(tokens, sizes), stepped)
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+def test_rejected_drafts_leave_no_trace(dtype: DType) -> None:
+    driver = Driver(load_golden("ernie4_5", dtype))
+    tokens, wrong = tokens_of(3), tokens_of(4)
+    expected = driver.run_alone(tokens)
+    request = driver.start()
+    driver.step([(request, tokens[:20])])
+    for begin in range(20, NUM_TOKENS):
+        rejected = wrong[: min(5, 64 - begin - 1)]
+        driver.step([(request, [tokens[begin], *rejected])])
+        request.num_computed -= len(rejected)
+        request.logits[-1] = request.logits[-1][:1]
+    assert_same_bits(request.all_logits, expected)
+
+
+def test_num_rows_bounds_what_is_written() -> None:
+    driver = Driver(load_golden("qwen3"))
+    driver.logits.fill_(7.0)
+    driver.run_alone(tokens_of(6, 3))
+    logits = driver.logits.numpy()
+    assert (logits[3:] == 7.0).all() and (logits[:3] != 7.0).all()
