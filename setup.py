@@ -70,7 +70,7 @@ class Library(Extension):
 
 def compile_jobs(library: Library, paddle_flags: list[str]) -> list[tuple[Path, list[str]]]:
     """Return (object, command) of every translation unit; the object's name holds the digest of all that it depends on."""
-    compiler = [*os.environ.get("CXX", "g++").split(), *COMMON_FLAGS, f"-I{OPS}", *paths_flags()]
+    compiler = [*os.environ.get("CXX", "g++").split(), *COMMON_FLAGS, f"-fmacro-prefix-map={ROOT}/=", f"-I{OPS}", *paths_flags()]
     headers = headers_digest(library.folder)
     jobs = []
     for source in (ROOT / path for path in library.sources):

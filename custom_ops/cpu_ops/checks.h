@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the Paddle bindings share: a tensor argument that knows its operator and name, and refuses what does not fit in one
-// sentence: "<operator>: <argument>: expected <what>, got <what>" (std::invalid_argument).
+// sentence: "<operator>: <argument>: expected <what>, got <what>". It is thrown as Paddle's own InvalidArgument, which
+// Python sees as ValueError; any other exception that leaves an operator would end the process.
 #pragma once
 
 #include <initializer_list>
-#include <stdexcept>
 #include <string>
 
 #include "cpu_ops/kernels.h"
+#include "paddle/common/enforce.h"
 #include "paddle/phi/api/ext/op_meta_info.h"
 
 namespace fd {
 
 [[noreturn]] inline void refuse(const char* op, const char* argument, const std::string& expected,
                                 const std::string& got) {
-  throw std::invalid_argument(std::string(op) + ": " + argument + ": expected " + expected + ", got " + got);
+  PADDLE_THROW(common::errors::InvalidArgument("%s: %s: expected %s, got %s", op, argument, expected, got));
 }
 
 inline void require(bool holds, const char* op, const char* argument, const char* expected, int64_t got) {

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <exception>
+#include <string>
+
 #include "common/isa.h"
+#include "common/threads.h"
 #include "cpu_ops/families.h"
 
 namespace fd {
@@ -24,3 +28,23 @@ const Kernels& kernels() {
 }
 
 }  // namespace fd
+
+#define FD_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Returns null when the environment's settings can be honoured, otherwise the sentence that says why not. Called once
+// after loading: the operators rely on it.
+FD_EXPORT const char* fd_configuration_error() {
+  static std::string error;
+  try {
+    fd::current_isa();
+    fd::num_threads();
+    return nullptr;
+  } catch (const std::exception& e) {
+    error = e.what();
+    return error.c_str();
+  }
+}
+
+FD_EXPORT const char* fd_isa_name() { return fd::isa_name(fd::current_isa()); }
+
+FD_EXPORT int fd_num_threads() { return fd::num_threads(); }

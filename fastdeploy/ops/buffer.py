@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that the host fills: a Paddle CPU tensor and a NumPy view of the same memory."""
+
+import ctypes
+
+import numpy as np
+import paddle
+from numpy.typing import DTypeLike, NDArray
+
+
+class HostBuffer:
+    """Owns memory that is at once a Paddle CPU tensor (`tensor`) and a writable NumPy array (`array`), zeros at first.
+
+    Writing `array[...]` changes the tensor with no copy and no call into Paddle. Shape and dtype never change; the
+    memory lives as long as the tensor, the array or a view of either.
+    """
+
+    __slots__ = ("array", "tensor")
+
+    def __init__(self, shape: tuple[int, ...] | int, dtype: DTypeLike) -> None:
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        kind = np.dtype(dtype)
+        self.tensor: paddle.Tensor = paddle.zeros(list(sizes), dtype=kind.name).cpu()
+        count = int(np.prod(sizes))
+        memory = (ctypes.c_byte * (count * kind.itemsize)).from_address(self.tensor.data_ptr())
+        memory.owner = self.tensor  # type: ignore[attr-defined]  # the array's base keeps the tensor alive
+        self.array: NDArray = np.frombuffer(memory, dtype=kind, count=count).reshape(sizes)

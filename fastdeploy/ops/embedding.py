@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a table by token id."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.reference import gather as reference
+from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+
+
+def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    """Copy table[token_ids[r]] to out[r] for the first `num_rows` rows.
+
+    Args:
+        token_ids: [cap] int32.
+        table: [vocab, hidden] of any dtype.
+        out: [cap, hidden], dtype of table.
+        num_rows: rows to read and write.
+
+    Raises:
+        ValueError: an id outside 0..vocab-1, or a shape or dtype that does not fit.
+    """
+    _EMBEDDING.run(token_ids, table, out, num_rows)
+
+
+def _cpu(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    run_native("fd_embedding", token_ids, table, out, num_rows)
+
+
+def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    table = random_rows(9, 24, dtype, 4)
+    ids = paddle.to_tensor(np.array([8, 0, 3, 3, 99], np.int32), place=paddle.CPUPlace())
+    out = paddle.full([5, 24], 7.0, dtype)
+    lookup("embedding")(ids, table, out, 4)
+    return [out]
+
+
+_EMBEDDING = register(
+    OpEntry(
+        "embedding",
+        reference.embedding,
+        {"cpu": _cpu},
+        {"float32": 0.0, "bfloat16": 0.0},
+        [lambda lookup, dtype=dtype: _example(dtype, lookup) for dtype in ("float32", "bfloat16")],
+    )
+)

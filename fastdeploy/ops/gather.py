@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows whose logits are wanted."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.reference import gather as reference
+from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+
+
+def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    """Copy x[rows[r]] to out[r] for the first `num_rows` entries of `rows`.
+
+    Args:
+        x: [cap, hidden] of any dtype.
+        rows: [cap_out] int32, row indices into x.
+        out: [cap_out, hidden], dtype of x, no memory in common with x.
+        num_rows: rows to write.
+
+    Raises:
+        ValueError: an index outside x, or a shape or dtype that does not fit.
+    """
+    _GATHER_ROWS.run(x, rows, out, num_rows)
+
+
+def _cpu(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    run_native("fd_gather_rows", x, rows, out, num_rows)
+
+
+def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    x = random_rows(9, 24, dtype, 5)
+    rows = paddle.to_tensor(np.array([8, 0, 3, 3, 99], np.int32), place=paddle.CPUPlace())
+    out = paddle.full([5, 24], 7.0, dtype)
+    lookup("gather_rows")(x, rows, out, 4)
+    return [out]
+
+
+_GATHER_ROWS = register(
+    OpEntry(
+        "gather_rows",
+        reference.gather_rows,
+        {"cpu": _cpu},
+        {"float32": 0.0, "bfloat16": 0.0},
+        [lambda lookup, dtype=dtype: _example(dtype, lookup) for dtype in ("float32", "bfloat16")],
+    )
+)

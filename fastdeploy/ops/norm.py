@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Root-mean-square normalisation of rows."""
+
+from collections.abc import Sequence
+
+import paddle
+
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.reference import norm as reference
+from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+
+
+def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_rows: int, eps: float) -> None:
+    """Normalise the first `num_rows` rows: out = x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once.
+
+    Args:
+        x: [cap, size] bfloat16 or float32.
+        weight: [size], dtype of x.
+        out: [cap, size], dtype of x; may be x.
+        num_rows: rows to read and write.
+        eps: added to the mean square.
+
+    Raises:
+        ValueError: a shape or dtype that does not fit, named with operator and argument.
+    """
+    _RMS_NORM.run(x, weight, out, num_rows, eps)
+
+
+def _cpu(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_rows: int, eps: float) -> None:
+    run_native("fd_rms_norm", x, weight, out, num_rows, eps)
+
+
+def _example(dtype: str, rows: int, size: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    x, weight = random_rows(rows + 1, size, dtype, 1), random_rows(1, size, dtype, 2).reshape([size])
+    out = paddle.full([rows + 1, size], 7.0, dtype)
+    lookup("rms_norm")(x, weight, out, rows, 1e-6)
+    return [out]
+
+
+_RMS_NORM = register(
+    OpEntry(
+        "rms_norm",
+        reference.rms_norm,
+        {"cpu": _cpu},
+        {"float32": 2e-6, "bfloat16": 8e-3},
+        [
+            lambda lookup, dtype=dtype, rows=rows, size=size: _example(dtype, rows, size, lookup)
+            for dtype in ("float32", "bfloat16")
+            for rows, size in ((1, 64), (5, 100), (3, 7), (16, 1024))
+        ],
+    )
+)

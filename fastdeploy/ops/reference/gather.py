@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of rows in Paddle operators."""
+
+import paddle
+
+
+def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    """As fastdeploy.ops.gather.gather_rows."""
+    _gather("gather_rows: rows", x, rows, out, num_rows)
+
+
+def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    """As fastdeploy.ops.embedding.embedding."""
+    _gather("embedding: token_ids", table, token_ids, out, num_rows)
+
+
+def _gather(argument: str, table: paddle.Tensor, ids: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    wanted = ids[:num_rows]
+    if num_rows == 0:
+        return
+    if int(wanted.min()) < 0 or int(wanted.max()) >= table.shape[0]:
+        raise ValueError(f"{argument}: expected 0..{table.shape[0] - 1}, got {wanted.tolist()}")
+    out[:num_rows] = paddle.gather(table, wanted)

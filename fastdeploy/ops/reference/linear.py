@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers in Paddle operators."""
+
+from typing import TYPE_CHECKING
+
+import paddle
+
+if TYPE_CHECKING:
+    from fastdeploy.ops.linear import PackedLinear
+
+
+def pack_linear(weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> "PackedLinear":
+    """As fastdeploy.ops.linear.pack_linear; the weight stays as it is."""
+    from fastdeploy.ops.linear import PackedLinear
+
+    n, k = weight.shape
+    return PackedLinear(weight, bias, k, n, str(weight.dtype).removeprefix("paddle."))
+
+
+def linear(
+    x: paddle.Tensor, w: "PackedLinear", out: paddle.Tensor, num_rows: int, residual: paddle.Tensor | None = None
+) -> None:
+    """As fastdeploy.ops.linear.linear, except that a row's rounding may depend on num_rows."""
+    total = paddle.matmul(x[:num_rows].astype("float32"), w.data.astype("float32"), transpose_y=True)
+    if w.bias is not None:
+        total = total + w.bias.astype("float32")
+    if residual is not None:
+        total = total + residual[:num_rows].astype("float32")
+    out[:num_rows] = total.astype(out.dtype)

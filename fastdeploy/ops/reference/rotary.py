@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding in Paddle operators (Su et al., 2021, equation 34)."""
+
+from typing import TYPE_CHECKING
+
+import paddle
+
+from fastdeploy.ops.reference.norm import normalise
+
+if TYPE_CHECKING:
+    from fastdeploy.ops.rotary import HeadLayout
+
+
+def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddle.Tensor:
+    """Return [rows, heads, head_dim] float32 with its first rotary_dim elements rotated; cos_sin [rows, rotary_dim]."""
+    rotary_dim = cos_sin.shape[-1]
+    cosine, sine = paddle.chunk(cos_sin.unsqueeze(1), 2, axis=-1)
+    turned, kept = x[..., :rotary_dim], x[..., rotary_dim:]
+    if interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned[..., : rotary_dim // 2], turned[..., rotary_dim // 2 :]
+    parts = [first * cosine - second * sine, second * cosine + first * sine]
+    if interleaved:
+        rotated = paddle.stack(parts, axis=-1).reshape(turned.shape)
+    else:
+        rotated = paddle.concat(parts, axis=-1)
+    return paddle.concat([rotated, kept], axis=-1) if kept.shape[-1] else rotated
+
+
+def rotary(
+    qkv: paddle.Tensor,
+    positions: paddle.Tensor,
+    cos_sin: paddle.Tensor,
+    num_rows: int,
+    heads: "HeadLayout",
+    interleaved: bool,
+    q_norm: paddle.Tensor | None = None,
+    k_norm: paddle.Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """As fastdeploy.ops.rotary.rotary."""
+    if num_rows == 0:
+        return
+    angles = paddle.gather(cos_sin, positions[:num_rows])
+    rows = qkv[:num_rows].astype("float32").reshape([num_rows, -1, heads.head_dim])
+    for start, count, norm in ((0, heads.num_heads, q_norm), (heads.num_heads, heads.num_kv_heads, k_norm)):
+        part = rows[:, start : start + count]
+        if norm is not None:
+            part = normalise(part, norm, eps).astype(qkv.dtype).astype("float32")
+        rows[:, start : start + count] = rotate(part, angles, interleaved)
+    qkv[:num_rows] = rows.reshape([num_rows, -1]).astype(qkv.dtype)
