@@ -122,19 +122,19 @@ class ModelConfig:
             )
 
     @classmethod
-    def from_pretrained(
-        cls, path: str | Path, *, dtype: str = "auto", generation_config: Literal["auto", "none"] = "auto"
-    ) -> ModelConfig:
+    def from_pretrained(cls, path: str | Path, *, dtype: str = "auto", generation_config: str = "auto") -> ModelConfig:
         """Read config.json and generation_config.json of a checkpoint directory.
 
         Args:
             path: directory that holds config.json.
             dtype: `auto` (the checkpoint's; float16 runs as bfloat16), `bfloat16` or `float32`.
-            generation_config: `none` ignores generation_config.json.
+            generation_config: `auto` reads generation_config.json, `none` ignores it.
 
         Raises:
             ConfigError: a missing or unreadable file, an unsupported architecture or feature, by name.
         """
+        if generation_config not in ("auto", "none"):
+            raise ConfigError("generation_config", f"expected auto or none, got '{generation_config}'")
         directory = Path(path)
         raw = _read_json(directory / "config.json")
         if raw is None:
@@ -284,17 +284,17 @@ def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(**{name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__})
 
 
-def resolve_model_path(name: str, revision: str | None = None) -> Path:
+def resolve_model_path(name: str, revision: str | None = None) -> str:
     """Find the directory of a model: a local directory, `demo`, or a name on the Hugging Face hub.
 
     Raises:
         ConfigError: nothing of that name, or the hub cannot be reached.
     """
     if name == "demo":
-        return Path(__file__).resolve().parent.parent / "assets" / "demo_model"
+        return str(Path(__file__).resolve().parent.parent / "assets" / "demo_model")
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        return str(path)
     if path.suffix == ".gguf":
         raise ConfigError("model", f"{name}: GGUF checkpoints are not supported")
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
@@ -302,7 +302,7 @@ def resolve_model_path(name: str, revision: str | None = None) -> Path:
     return _download(name, revision)
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _download(name: str, revision: str | None) -> str:
     """Return the local snapshot of a hub repository, fetching what is missing."""
     try:
         from huggingface_hub import snapshot_download
@@ -312,7 +312,7 @@ def _download(name: str, revision: str | None) -> Path:
         ) from None
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        return str(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the client raises many kinds: bad name, no network, no such repository
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(

@@ -17,7 +17,7 @@ from fastdeploy.layers.mlp import GatedMLP
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.layers.rotary import Rotary, rotary_table
 from fastdeploy.models.architecture import DecoderTraits
-from fastdeploy.models.loader import DecoderWeights, LayerWeights
+from fastdeploy.models.weights import DecoderWeights, LayerWeights
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.rotary import HeadLayout

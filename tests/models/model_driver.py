@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.batch_index import BatchIndex
 from numpy.typing import NDArray
 
 from fastdeploy.config.model_config import DType, ModelConfig
-from fastdeploy.models import CausalLM, load_model
-from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.loader import load_model
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From named tensors to the packed weights of a decoder, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import paddle
+from paddle import Tensor
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames
+from fastdeploy.models.weight_source import WeightSource
+from fastdeploy.ops.linear import PackedLinear, pack_linear
+
+Shapes = dict[str, tuple[int, ...]]
+Progress = Callable[[str, float], None]  # (what is being done, fraction done)
+_NAMES_SHOWN = 24
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer: qkv holds q | k | v, gate_up holds gate | up."""
+
+    input_norm: Tensor
+    qkv: PackedLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: PackedLinear
+    post_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """All weights of a decoder; a tied head is a packed copy of the embedding."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: PackedLinear
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """One of the stored linear layers that make up a packed one."""
+
+    name: str
+    out_features: int
+
+
+def layer_linears(
+    config: ModelConfig, traits: DecoderTraits, names: LayerNames
+) -> dict[str, tuple[tuple[LinearPart, ...], int, bool]]:
+    """Return field of LayerWeights -> (stored parts in order, in_features, has bias)."""
+    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    qkv = (LinearPart(names.q, query), LinearPart(names.k, key_value), LinearPart(names.v, key_value))
+    return {
+        "qkv": (qkv, hidden, traits.qkv_bias),
+        "output": ((LinearPart(names.output, hidden),), query, traits.output_bias),
+        "gate_up": ((LinearPart(names.gate, inner), LinearPart(names.up, inner)), hidden, traits.mlp_bias),
+        "down": ((LinearPart(names.down, hidden),), inner, traits.mlp_bias),
+    }
+
+
+def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
+    """Return the name and shape of every tensor that a checkpoint of this configuration holds."""
+    traits, names = architecture.traits(config), architecture.names
+    shapes: Shapes = {
+        names.embedding: (config.vocab_size, config.hidden_size),
+        names.final_norm: (config.hidden_size,),
+    }
+    if not config.tie_word_embeddings:
+        shapes[f"{names.head}.weight"] = (config.vocab_size, config.hidden_size)
+    for index in range(config.num_layers):
+        layer = names.layer(index)
+        shapes[layer.input_norm] = shapes[layer.post_norm] = (config.hidden_size,)
+        if traits.qk_norm:
+            shapes[layer.q_norm] = shapes[layer.k_norm] = (config.head_dim,)
+        for parts, in_features, has_bias in layer_linears(config, traits, layer).values():
+            for part in parts:
+                shapes[f"{part.name}.weight"] = (part.out_features, in_features)
+                if has_bias:
+                    shapes[f"{part.name}.bias"] = (part.out_features,)
+    return shapes
+
+
+def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Shapes, ignorable: tuple[str, ...]) -> None:
+    """Compare a checkpoint with what its configuration implies.
+
+    Raises:
+        ConfigError: tensors are missing, surplus or misshapen; the message lists their names.
+    """
+    missing = [name for name in expected if name not in found]
+    surplus = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
+    misshapen = [
+        f"{name} is {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    complaints = [
+        f"{len(names)} {kind} ({_listed(names)})"
+        for kind, names in (("missing", missing), ("surplus", sorted(surplus)), ("misshapen", misshapen))
+        if names
+    ]
+    if complaints:
+        raise ConfigError("model", f"tensors do not match config.json: {'; '.join(complaints)}{_hint(found, expected)}")
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown}, and {len(names) - _NAMES_SHOWN} more"
+
+
+def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes) -> str:
+    """Return a likely reason, if the pattern of names or shapes betrays one."""
+    if any(name.endswith((".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")) for name in found):
+        return "; this looks like a quantized checkpoint, which is not supported"
+    matrices = [(found[name], shape) for name, shape in expected.items() if len(shape) == 2 and name in found]
+    transposed = [have for have, want in matrices if have != want and have == want[::-1]]
+    if transposed and len(transposed) == sum(have != want for have, want in matrices):
+        return "; the linear layers are transposed (Paddle layout), which is not supported yet"
+    return ""
+
+
+def load_weights(
+    config: ModelConfig,
+    architecture: Architecture,
+    source: WeightSource,
+    on_progress: Progress | None = None,
+) -> DecoderWeights:
+    """Read, convert and pack every tensor of a checkpoint.
+
+    Beyond the packed weights, at most one packed layer's plain form is in memory at a time.
+
+    Args:
+        config: sizes and the dtype to convert to.
+        architecture: names and switches.
+        source: the tensors.
+        on_progress: called with (what is being done, fraction done) after each tensor.
+
+    Raises:
+        ConfigError: tensors are missing, surplus or misshapen.
+    """
+    expected = expected_shapes(config, architecture)
+    head = f"{architecture.names.head}.weight"
+    ignorable = architecture.ignorable + ((head,) if config.tie_word_embeddings else ())
+    check_shapes(source.shapes, expected, ignorable)
+    return _Loader(config, architecture, source, expected, on_progress).load()
+
+
+class _Loader:
+    """State of one load."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        architecture: Architecture,
+        source: WeightSource,
+        shapes: Shapes,
+        on_progress: Progress | None,
+    ) -> None:
+        self.config = config
+        self.architecture = architecture
+        self.traits = architecture.traits(config)
+        self.source = source
+        self.shapes = shapes
+        self.on_progress = on_progress
+        self.num_total = sum(map(prod, shapes.values()))
+        self.num_done = 0
+
+    def load(self) -> DecoderWeights:
+        names, config = self.architecture.names, self.config
+        embedding = self.plain(names.embedding)
+        layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
+        if config.tie_word_embeddings:
+            head = pack_linear(embedding, None)
+        else:
+            head = self.linear((LinearPart(names.head, config.vocab_size),), config.hidden_size, False)
+        return DecoderWeights(embedding, layers, self.plain(names.final_norm), head)
+
+    def layer(self, names: LayerNames) -> LayerWeights:
+        linears = {field: self.linear(*spec) for field, spec in layer_linears(self.config, self.traits, names).items()}
+        qk_norm = self.traits.qk_norm
+        return LayerWeights(
+            input_norm=self.plain(names.input_norm),
+            q_norm=self.plain(names.q_norm) if qk_norm else None,
+            k_norm=self.plain(names.k_norm) if qk_norm else None,
+            post_norm=self.plain(names.post_norm),
+            **linears,
+        )
+
+    def plain(self, name: str) -> Tensor:
+        """Return one tensor in the model's dtype."""
+        tensor = self.source.read(name).astype(self.config.dtype)
+        self.advance((name,))
+        return tensor
+
+    def linear(self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool) -> PackedLinear:
+        """Pack stored layers of equal input into one."""
+        rows = sum(part.out_features for part in parts)
+        weight = self.fused([f"{part.name}.weight" for part in parts], [rows, in_features])
+        bias = self.fused([f"{part.name}.bias" for part in parts], [rows]) if has_bias else None
+        return pack_linear(weight, bias)
+
+    def fused(self, names: list[str], shape: list[int]) -> Tensor:
+        """Return stored tensors stacked along the first axis in the model's dtype."""
+        if len(names) == 1:
+            return self.plain(names[0])
+        whole = paddle.empty(shape, self.config.dtype)
+        begin = 0
+        for name in names:
+            end = begin + self.shapes[name][0]
+            whole[begin:end] = self.source.read(name).astype(self.config.dtype)
+            begin = end
+        self.advance(names)
+        return whole
+
+    def advance(self, names: list[str] | tuple[str, ...]) -> None:
+        self.num_done += sum(prod(self.shapes[name]) for name in names)
+        if self.on_progress is not None:
+            self.on_progress("loading weights", self.num_done / self.num_total)
