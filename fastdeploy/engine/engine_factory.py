@@ -140,6 +140,7 @@ def _runner_config(
         max_rows=config.scheduler.max_num_batched_tokens,
         max_seqs=config.scheduler.max_num_seqs,
         max_blocks_per_seq=-(-max_model_len // config.cache.block_size),
+        block_size=config.cache.block_size,
         max_drafts=config.speculative.num_speculative_tokens,
         hidden_size=model_config.hidden_size,
         vocab_size=model_config.vocab_size,

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine core process: poll messages, add and abort, step, send what was emitted."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.stats import EngineStats
+from fastdeploy.ipc import messages
+from fastdeploy.ipc.child import LOG_MARK
+
+STATS_INTERVAL_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger("fastdeploy.engine")
+
+
+class EngineLike(Protocol):
+    """What this loop needs of an engine."""
+
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> list[int]: ...
+    def add_request(self, request: GenerationRequest) -> None: ...
+    def abort(self, request_id: str) -> list[TokenDelta]: ...
+    def step(self) -> list[TokenDelta]: ...
+    def has_unfinished(self) -> bool: ...
+    def stats(self) -> EngineStats: ...
+    def describe(self) -> dict[str, Any]: ...
+
+
+class EngineServer:
+    """Serves an engine on a ROUTER socket; several clients may speak, each gets the deltas of its own requests."""
+
+    def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes], clients: set[bytes]) -> None:
+        """Serve `engine` to the `clients` that have said hello, and to those that will."""
+        self._engine = engine
+        self._socket = socket
+        self._clients = set(clients)
+        self._owner: dict[str, tuple[bytes, int]] = {}  # request id -> client, choices still open
+        self._stats_sent_s = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until a client says shutdown. Blocks while there is nothing to do."""
+        for client in self._clients:
+            self._send(client, self._ready())
+        while not self._stopping:
+            self._handle_waiting(block=not self._engine.has_unfinished())
+            if self._engine.has_unfinished():
+                self._emit(self._engine.step())
+
+    def _handle_waiting(self, block: bool) -> None:
+        if block:
+            self._send_stats()
+            self._socket.poll()
+        while not self._stopping and self._socket.poll(0):
+            client, payload = self._socket.recv_multipart()
+            self._handle(client, messages.decode_to_engine(payload))
+
+    def _handle(self, client: bytes, message: messages.ToEngine) -> None:
+        match message:
+            case messages.AddRequest(request):
+                self._add(client, request)
+            case messages.AbortRequest(request_id):
+                self._emit(self._engine.abort(request_id))
+            case messages.Hello():
+                self._clients.add(client)
+                self._send(client, self._ready())
+            case messages.Shutdown():
+                self._stopping = True
+
+    def _add(self, client: bytes, request: GenerationRequest) -> None:
+        try:
+            self._engine.add_request(request)
+        except InvalidRequestError as error:
+            self._send(client, messages.Rejected(request.request_id, "invalid", error.field, error.message))
+        except QueueFullError as error:
+            self._send(client, messages.Rejected(request.request_id, "full", "", str(error)))
+        else:
+            self._owner[request.request_id] = (client, request.params.n)
+
+    def _emit(self, deltas: list[TokenDelta]) -> None:
+        by_client: dict[bytes, list[TokenDelta]] = defaultdict(list)
+        has_end = False
+        for delta in deltas:
+            client, num_open = self._owner[delta.request_id]
+            by_client[client].append(delta)
+            if delta.finish_reason is not None:
+                has_end = True
+                self._owner[delta.request_id] = (client, num_open - 1)
+                if num_open == 1:
+                    del self._owner[delta.request_id]
+        if has_end or time.monotonic() - self._stats_sent_s > STATS_INTERVAL_S:
+            self._send_stats()
+        for client, own in by_client.items():
+            self._send(client, messages.Deltas(own))
+
+    def _send_stats(self) -> None:
+        self._stats_sent_s = time.monotonic()
+        message = messages.Stats(self._engine.stats())
+        for client in self._clients:
+            self._send(client, message)
+
+    def _send(self, client: bytes, message: messages.ToClient) -> None:
+        self._socket.send_multipart([client, messages.encode(message)])
+
+    def _ready(self) -> messages.Ready:
+        engine = self._engine
+        return messages.Ready(engine.max_model_len, engine.vocab_size, engine.eos_token_ids, engine.describe())
+
+
+def main() -> int:
+    """Run the process; return its exit status: 0 after a shutdown, 2 for a configuration that cannot be used."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--factory", required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args()
+    _die_with_parent(args.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server drains, then says shutdown
+    logging.basicConfig(level=logging.INFO, format=f"{LOG_MARK} %(levelname)s %(name)s: %(message)s")
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(args.address)
+        client = _wait_for_hello(socket)
+        return _serve(config, args.factory, socket, client)
+
+
+def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], client: bytes) -> int:
+    def on_progress(what: str, fraction: float) -> None:
+        socket.send_multipart([client, messages.encode(messages.Progress(what, fraction))])
+
+    try:
+        engine = _resolve(factory)(config, on_progress)
+    except ConfigError as error:
+        socket.send_multipart([client, messages.encode(messages.StartupFailed(error.field, error.message))])
+        return 2
+    EngineServer(engine, socket, {client}).run()
+    return 0
+
+
+def _wait_for_hello(socket: zmq.Socket[bytes]) -> bytes:
+    while True:
+        client, payload = socket.recv_multipart()
+        if isinstance(messages.decode_to_engine(payload), messages.Hello):
+            return bytes(client)
+
+
+def _resolve(factory: str) -> Callable[..., EngineLike]:
+    module, _, name = factory.partition(":")
+    made: Callable[..., EngineLike] = getattr(importlib.import_module(module), name)
+    return made
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, however that happens."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

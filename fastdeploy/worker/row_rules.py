@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sampling rule needs to know of each row: the parameters of its request, at its position.
+
+Row i of a request's verification is processed as if drafts 1..i had been emitted: its position, its history, its
+min_tokens mask and its bad-word mask all count them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from fastdeploy.core.request import Request, TokenArray
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
+
+NO_DRAFT_ID = -1
+
+
+@dataclass(frozen=True)
+class _Template:
+    """The part of a request's rows that no position changes."""
+
+    floats: npt.NDArray[np.float32]  # [num float columns]
+    ints: npt.NDArray[np.int64]  # [num int columns]
+    bias_ids: npt.NDArray[np.int32]
+    bias_values: npt.NDArray[np.float32]
+    end_ids: npt.NDArray[np.int32]  # masked before min_tokens
+    needs_lists: bool  # history, bias or masks have to be written
+
+
+class RowRules:
+    """Writes the parameter rows of a step into a `SamplingBatch`."""
+
+    def __init__(self, batch: SamplingBatch, eos_token_ids: Sequence[int], vocab_limit: int) -> None:
+        """Bind to the buffers.
+
+        Args:
+            eos_token_ids: end tokens, masked before min_tokens (with the request's own stop ids).
+            vocab_limit: ids from here on never survive.
+        """
+        self.batch = batch
+        self._eos = list(eos_token_ids)
+        self._vocab_limit = vocab_limit
+        self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
+
+    def begin(self) -> None:
+        """Start a new set of rows."""
+        self.batch.clear()
+
+    def write_plain(self, first: int, count: int) -> None:
+        """Make rows [first, first + count) greedy and unprocessed: their draw is not used."""
+        floats, ints = self.batch.float_params.array, self.batch.int_params.array
+        floats[first : first + count] = _float_row(SamplingParams(temperature=0.0))
+        ints[first : first + count] = _int_row(0, SamplingParams(), self._vocab_limit)
+
+    def write(self, request: Request, first: int, count: int) -> None:
+        """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i."""
+        template = self._template(request)
+        rows = slice(first, first + count)
+        ints = self.batch.int_params.array[rows]
+        self.batch.float_params.array[rows] = template.floats
+        ints[:] = template.ints
+        ints[:, IntColumn.POSITION] += np.arange(request.num_tokens, request.num_tokens + count)
+        ints[: count - 1, IntColumn.DRAFT_ID] = request.draft.token_ids
+        if template.needs_lists:
+            self._write_lists(request, template, ints, count)
+
+    def _template(self, request: Request) -> _Template:
+        template = self._templates.get(request)
+        if template is None:
+            template = self._templates[request] = self._make_template(request)
+        return template
+
+    def _make_template(self, request: Request) -> _Template:
+        params = request.params
+        ends = [*params.stop_token_ids, *([] if params.ignore_eos else self._eos)] if params.min_tokens else []
+        return _Template(
+            floats=_float_row(params),
+            ints=_int_row(request.seed, params, self._vocab_limit),
+            bias_ids=np.array(list(params.logit_bias), np.int32),
+            bias_values=np.array(list(params.logit_bias.values()), np.float32),
+            end_ids=np.unique(np.array(ends, np.int32)),
+            needs_lists=bool(params.needs_history or params.logit_bias or ends or params.bad_words_token_ids),
+        )
+
+    def _write_lists(self, request: Request, template: _Template, ints: npt.NDArray[np.int64], count: int) -> None:
+        batch, params = self.batch, request.params
+        tokens = request.tokens_with_draft()
+        if params.needs_history:
+            begin = batch.append_history(tokens)
+            ints[:, IntColumn.HISTORY_BEGIN] = begin
+            ints[:, IntColumn.OUTPUT_BEGIN] = begin + request.num_prompt_tokens
+            ints[:, IntColumn.HISTORY_END] = begin + request.num_tokens + np.arange(count)
+        if params.logit_bias:
+            begin = batch.append_bias(template.bias_ids, template.bias_values)
+            ints[:, IntColumn.BIAS_BEGIN] = begin
+            ints[:, IntColumn.BIAS_END] = begin + len(template.bias_ids)
+        for i in range(count if len(template.end_ids) or params.bad_words_token_ids else 0):
+            banned = self._banned(request, template, tokens[: request.num_tokens + i], request.num_output_tokens + i)
+            begin = batch.append_banned(banned)
+            ints[i, IntColumn.BANNED_BEGIN] = begin
+            ints[i, IntColumn.BANNED_END] = begin + len(banned)
+
+    def _banned(
+        self, request: Request, template: _Template, context: TokenArray, num_output: int
+    ) -> npt.NDArray[np.int32]:
+        """Return the ids that may not follow `context`: end tokens before min_tokens, and last tokens of bad words."""
+        words = [ids[-1] for ids in request.params.bad_words_token_ids if _ends_with(context, ids[:-1])]
+        ends = template.end_ids if num_output < request.params.min_tokens else template.end_ids[:0]
+        return np.concatenate([ends, np.array(words, np.int32)])
+
+
+def _ends_with(context: TokenArray, head: list[int]) -> bool:
+    return not head or (len(context) >= len(head) and context[-len(head) :].tolist() == head)
+
+
+def _float_row(params: SamplingParams) -> npt.NDArray[np.float32]:
+    row = np.zeros(len(FloatColumn), np.float32)
+    row[FloatColumn.TEMPERATURE] = params.temperature
+    row[FloatColumn.TOP_P] = params.top_p
+    row[FloatColumn.MIN_P] = params.min_p
+    row[FloatColumn.REPETITION] = params.repetition_penalty
+    row[FloatColumn.PRESENCE] = params.presence_penalty
+    row[FloatColumn.FREQUENCY] = params.frequency_penalty
+    return row
+
+
+def _int_row(seed: int, params: SamplingParams, vocab_limit: int) -> npt.NDArray[np.int64]:
+    row = np.zeros(len(IntColumn), np.int64)
+    row[IntColumn.SEED] = np.uint64(seed).astype(np.int64)
+    row[IntColumn.TOP_K] = params.top_k
+    row[IntColumn.DRAFT_ID] = NO_DRAFT_ID
+    row[IntColumn.VOCAB_LIMIT] = vocab_limit
+    return row

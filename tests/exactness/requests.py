@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sixteen requests that between them use every rule of sampling and finishing, on real text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
+
+HEADS = (
+    "def mean(data):\n    total = 0\n    for value in data:\n        total += value\n    return total / len(data)\n\n\ndef ",
+    "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n    def ",
+    "import os\nimport sys\n\n\ndef main(argv):\n    for name in argv:\n        ",
+    "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\ny = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nz = [1, 2, 3, 4, ",
+)
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 11},
+    {"temperature": 0.8, "seed": 12, "top_p": 0.9, "top_k": 40},
+    {"temperature": 1.2, "seed": 13, "min_p": 0.05, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.7, "seed": 14, "presence_penalty": 0.8, "frequency_penalty": 0.4},
+    {"temperature": 0.0, "min_tokens": 20, "ignore_eos": False},
+    {"temperature": 0.0, "stop": ["return", "\n\n\n"]},
+    {"temperature": 0.9, "seed": 15, "stop": ["self."], "include_stop_str_in_output": True},
+    {"temperature": 0.0, "bad_words": ["self", "value"]},
+    {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 1},
+    {"temperature": 1.0, "seed": 16, "n": 2, "top_p": 0.95},
+    {"temperature": 0.0, "logit_bias_of": "data"},
+    {"temperature": 1.0, "seed": 17, "repetition_penalty": 1.1, "top_k": 5, "frequency_penalty": -0.3},
+    {"temperature": 0.0, "stop_token_of": ":"},
+    {"temperature": 0.0, "max_tokens": 3},
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one choice came to: everything that must not depend on how it was computed."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: tuple[tuple[Any, ...], ...] | None
+    prompt_logprobs: tuple[Any, ...] | None
+
+
+def make_requests(tokenizer: Tokenizer, max_tokens: int = 40) -> list[GenerationRequest]:
+    """Return the requests, named r0 .. r15."""
+    requests = []
+    for i, variant in enumerate(VARIANTS):
+        values = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
+        biased, stop_text = values.pop("logit_bias_of", None), values.pop("stop_token_of", None)
+        if biased:
+            values["logit_bias"] = {tokenizer.encode(biased, add_special_tokens=False)[0]: 5.0}
+        if stop_text:
+            values["stop_token_ids"] = [tokenizer.encode(stop_text, add_special_tokens=False)[0]]
+        params = SamplingParams(**values)
+        words = [tokenizer.encode(word, add_special_tokens=False) for word in params.bad_words]
+        prompt = tokenizer.encode(HEADS[i % len(HEADS)])
+        requests.append(GenerationRequest(f"r{i}", prompt, replace(params, bad_words_token_ids=words)))
+    return requests
+
+
+def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
+    """Run the requests together and return what each choice came to."""
+    deltas: dict[tuple[str, int], list[TokenDelta]] = {}
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_unfinished():
+        for delta in engine.step():
+            deltas.setdefault((delta.request_id, delta.index), []).append(delta)
+    engine.check_integrity()
+    return {key: _join(parts) for key, parts in deltas.items()}
+
+
+def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
+    """Run the requests one after the other."""
+    texts: dict[tuple[str, int], Text] = {}
+    for request in requests:
+        texts.update(run_all(engine, [request]))
+    return texts
+
+
+def _join(deltas: list[TokenDelta]) -> Text:
+    last = deltas[-1]
+    assert last.error is None, last.error
+    logprobs = [_flat(entry) for delta in deltas for entry in delta.logprobs or ()]
+    prompts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+    assert len(prompts) <= 1
+    return Text(
+        tuple(token for delta in deltas for token in delta.token_ids),
+        last.finish_reason,
+        last.stop_reason,
+        None if deltas[0].logprobs is None else tuple(logprobs),
+        tuple(_flat(entry) for entry in prompts[0][1:] if entry) if prompts else None,
+    )
+
+
+def _flat(entry: TokenLogprobs) -> tuple[Any, ...]:
+    return entry.token_id, entry.logprob, entry.rank, tuple(entry.top)

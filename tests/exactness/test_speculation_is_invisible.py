@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The law of exactness on the demonstration model: no way of computing a request changes what it comes to.
+
+Every case compares tokens, endings and log-probabilities, bit for bit, with plain decoding of each request alone, and
+asserts from counters that what it is about really happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.spec_decode.base import Proposer
+from tests.doubles import OracleProposer
+from tests.exactness.requests import Text, make_requests, run_all, run_alone
+
+Texts = dict[tuple[str, int], Text]
+CHUNKS = (1, 7, 64, 2048)
+NUM_DRAFTS = (1, 3, 5, 16)
+
+
+def config(
+    method: str = "naive",
+    num_drafts: int = 0,
+    chunk: int = 2048,
+    num_blocks: int | None = None,
+    prefix_caching: bool = False,
+    verify_strategy: str = "topp",
+    accept_policy: str = "normal",
+    dtype: str = "auto",
+) -> EngineConfig:
+    return EngineConfig(
+        model="demo",
+        dtype=dtype,
+        max_model_len=256,
+        seed=0,
+        cache=CacheConfig(block_size=16, num_blocks=num_blocks, enable_prefix_caching=prefix_caching),
+        scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256, long_prefill_token_threshold=min(chunk, 256)),
+        speculative=SpeculativeConfig(
+            method=method, num_speculative_tokens=num_drafts, verify_strategy=verify_strategy, accept_policy=accept_policy
+        ),
+    )
+
+
+def oracle_of(texts: Texts, corruption: float, seed: int = 0) -> OracleProposer:
+    return OracleProposer({key: list(text.token_ids) for key, text in texts.items()}, corruption, seed)
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    return make_requests(Tokenizer.from_pretrained(resolve_model_path("demo")))
+
+
+@pytest.fixture(scope="module")
+def plain(requests: list[GenerationRequest]) -> Texts:
+    """Plain decoding, one request at a time, whole prompts, no cache: what every case must equal."""
+    return run_alone(make_engine(config()), requests)
+
+
+def build(cfg: EngineConfig, proposer: Proposer | None = None) -> Engine:
+    return make_engine(cfg, proposer=proposer)
+
+
+def test_plain_texts_use_what_they_are_meant_to_use(plain: Texts) -> None:
+    assert {text.finish_reason for text in plain.values()} == {"stop", "length"}
+    stops = [text.stop_reason for text in plain.values()]
+    assert any(isinstance(reason, str) for reason in stops), stops
+    assert any(isinstance(reason, int) for reason in stops), stops
+    assert len({text.token_ids for text in plain.values()}) == len(plain)
+    assert sum(text.logprobs is not None for text in plain.values()) == 2
+    assert sum(text.prompt_logprobs is not None for text in plain.values()) == 1
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_batching_and_chunking(requests: list[GenerationRequest], plain: Texts, chunk: int) -> None:
+    assert run_all(build(config(chunk=chunk)), requests) == plain
+
+
+@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("method", ["ngram", "oracle"])
+def test_speculation_in_a_mixed_batch(
+    requests: list[GenerationRequest], plain: Texts, method: str, chunk: int, num_drafts: int
+) -> None:
+    proposer = oracle_of(plain, corruption=0.25, seed=num_drafts) if method == "oracle" else None
+    engine = build(config("ngram", num_drafts, chunk), proposer)
+    assert run_all(engine, requests) == plain
+    check_bite(engine, method, num_drafts)
+
+
+@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
+@pytest.mark.parametrize("method", ["ngram", "oracle"])
+def test_speculation_of_one_request_alone(
+    requests: list[GenerationRequest], plain: Texts, method: str, num_drafts: int
+) -> None:
+    proposer = oracle_of(plain, corruption=0.25, seed=num_drafts) if method == "oracle" else None
+    engine = build(config("ngram", num_drafts), proposer)
+    assert run_alone(engine, requests) == plain
+    check_bite(engine, method, num_drafts)
+
+
+@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
+@pytest.mark.parametrize("chunk", [7, 2048])
+def test_prefix_hits(requests: list[GenerationRequest], plain: Texts, chunk: int, num_drafts: int) -> None:
+    engine = build(config("ngram", num_drafts, chunk, prefix_caching=True), oracle_of(plain, 0.25))
+    assert run_all(engine, requests) == plain
+    assert run_all(engine, requests) == plain
+    stats = engine.stats()
+    assert stats.num_prefix_hit_tokens > 0
+    check_bite(engine, "oracle", num_drafts)
+
+
+@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_forced_preemption(
+    requests: list[GenerationRequest], plain: Texts, prefix_caching: bool, num_drafts: int
+) -> None:
+    cfg = config("ngram", num_drafts, 64, num_blocks=24, prefix_caching=prefix_caching)
+    engine = build(cfg, oracle_of(plain, 0.25))
+    assert run_all(engine, requests) == plain
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert stats.num_free_blocks == stats.num_blocks
+    check_bite(engine, "oracle", num_drafts)
+
+
+@pytest.mark.parametrize("strategy", ["topp", "target_match"])
+def test_both_exact_strategies_give_the_plain_text(
+    requests: list[GenerationRequest], plain: Texts, strategy: str
+) -> None:
+    engine = build(config("ngram", 5, verify_strategy=strategy), oracle_of(plain, 0.25))
+    assert run_all(engine, requests) == plain
+
+
+def test_greedy_strategy_is_plain_decoding_at_temperature_zero(requests: list[GenerationRequest]) -> None:
+    cold = [replace(r, params=replace(r.params, temperature=0.0)) for r in requests]
+    expected = run_alone(build(config()), cold)
+    engine = build(config("ngram", 5, verify_strategy="greedy"), oracle_of(expected, 0.25))
+    assert run_all(engine, requests) == expected
+    check_bite(engine, "oracle", 5)
+
+
+def test_reject_all_is_exact_and_accepts_nothing(requests: list[GenerationRequest], plain: Texts) -> None:
+    engine = build(config("ngram", 3, accept_policy="reject_all"), oracle_of(plain, 0.0))
+    assert run_all(engine, requests) == plain
+    stats = engine.stats()
+    assert stats.num_draft_tokens > 0 and stats.num_accepted_tokens == 0
+
+
+def test_accept_all_emits_the_drafts_and_honours_stops(requests: list[GenerationRequest], plain: Texts) -> None:
+    engine = build(config("ngram", 3, accept_policy="accept_all"), oracle_of(plain, 1.0))
+    texts = run_all(engine, requests)
+    stats = engine.stats()
+    assert texts != plain
+    assert stats.num_accepted_tokens > 0
+    limits = {(r.request_id, i): r.params.max_tokens for r in requests for i in range(r.params.n)}
+    assert all(len(text.token_ids) <= (limits[key] or 0) for key, text in texts.items())
+
+
+def test_relaxed_strategy_is_lossy_where_the_draft_survives(requests: list[GenerationRequest], plain: Texts) -> None:
+    engine = build(config("ngram", 5, verify_strategy="topp_relaxed"), oracle_of(plain, 0.5))
+    texts = run_all(engine, requests)
+    warm = {f"r{i}" for i, r in enumerate(requests) if not r.params.is_greedy}
+    assert any(texts[key] != plain[key] for key in plain if key[0] in warm)
+    assert all(texts[key] == plain[key] for key in plain if key[0] not in warm)
+
+
+def test_float32_is_exact_too(requests: list[GenerationRequest]) -> None:
+    expected = run_alone(build(config(dtype="float32")), requests)
+    engine = build(config("ngram", 5, 7, prefix_caching=True, dtype="float32"), oracle_of(expected, 0.25))
+    assert run_all(engine, requests) == expected
+    check_bite(engine, "oracle", 5)
+
+
+def check_bite(engine: Engine, method: str, num_drafts: int) -> None:
+    """Assert that drafts were accepted and rejected, for the oracle at every length 0 .. K."""
+    stats = engine.stats()
+    assert stats.num_accepted_tokens > 0, stats
+    assert stats.num_draft_tokens > stats.num_accepted_tokens, stats
+    if method == "oracle":
+        assert len(stats.accepted_per_position) == num_drafts
+        assert stats.accepted_per_position[0] > 0
+        assert num_drafts > 5 or stats.accepted_per_position[-1] > 0
