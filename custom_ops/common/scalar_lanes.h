@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One lane of 32-bit arithmetic. The rules in philox.h, gumbel.h and sampling.h are written over a "lanes" type, so that
-// the scalar function, the vector paths (cpu_ops/sampling_lanes.h) and CUDA share one text. Every operation is exact on
-// integers and correctly rounded on floats, and fused only where `fma` says so: same bits wherever it runs.
+// One lane of 32-bit arithmetic. The rules in philox.h, gumbel.h and sampling.h are written over a "lanes" type, so
+// that the scalar function, the vector paths (cpu_ops/sampling_lanes.h) and CUDA share one text. Every operation is
+// exact on integers and correctly rounded on floats, and fused only where `fma` says so: same bits wherever it runs.
 #pragma once
 
 #include <cstdint>

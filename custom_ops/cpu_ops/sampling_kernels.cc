@@ -253,7 +253,7 @@ void gumbel_noise(uint64_t seed, uint64_t position, int32_t num_ids, float* nois
 }  // namespace
 
 extern const SamplingKernels kSamplingKernels;
-const SamplingKernels kSamplingKernels = {block_maxima, histogram,  gather_above, gather_bin, draw,
+const SamplingKernels kSamplingKernels = {block_maxima, histogram,  gather_above, gather_bin,  draw,
                                           write_scaled, total_mass, count_before, gumbel_noise};
 
 }  // namespace FD_ISA

@@ -9,8 +9,8 @@
 
 namespace fd {
 
-constexpr int kBlock = 64;       // ids that one entry of Row::block_max stands for
-constexpr int kNumBins = 1024;   // of the mass histogram
+constexpr int kBlock = 64;      // ids that one entry of Row::block_max stands for
+constexpr int kNumBins = 1024;  // of the mass histogram
 constexpr float kBinsPerUnit = 32.0f;
 
 // A row after biases, penalties and masks. Scaled logits are logits / temperature; they are formed where they are used.

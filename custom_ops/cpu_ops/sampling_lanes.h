@@ -9,6 +9,10 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC's own _mm512_undefined_* sets it off
+#endif
+
 namespace fd {
 namespace FD_ISA {
 namespace {

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu_ops/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "common/threads.h"
+#include "cpu_ops/sampling_kernels.h"
+
+namespace fd {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr Cut kAllFinite = {-kInfinity, -1};
+constexpr int64_t kParallelCost = 1 << 17;  // in ids read; below it, waking a thread costs more than it saves
+constexpr int64_t kSampledCost = 8;         // of an id in a sampled row, against one of a greedy row
+
+struct Change {
+  int32_t id;
+  float before;
+};
+
+// Working memory of one thread, kept between calls.
+struct Scratch {
+  std::vector<float> block_max;
+  std::vector<float> block_order;
+  std::vector<uint64_t> keys;
+  std::vector<uint64_t> bins = std::vector<uint64_t>(kNumBins);
+  std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if seen at all); all zero between rows
+  std::vector<int32_t> seen;
+  std::vector<Change> changes;
+
+  void fit(int64_t vocab_size) {
+    if (static_cast<int64_t>(counts.size()) >= vocab_size) return;
+    block_max.resize((vocab_size + kBlock - 1) / kBlock);
+    block_order.resize(block_max.size());
+    keys.resize(vocab_size + kBlock);  // a padded last block may add ids that do not exist
+    counts.resize(vocab_size);
+  }
+};
+
+Scratch& scratch() {
+  static thread_local Scratch instance;
+  return instance;
+}
+
+// The rule's parameters of one row.
+struct RowParams {
+  const float* f;
+  const int64_t* i;
+  bool greedy() const { return !(f[kTemperature] >= kGreedyTemperature); }
+  bool penalised() const { return f[kRepetition] != 1.0f || f[kPresence] != 0.0f || f[kFrequency] != 0.0f; }
+  uint64_t seed() const { return static_cast<uint64_t>(i[kSeed]); }
+  uint64_t position() const { return static_cast<uint64_t>(i[kPosition]); }
+};
+
+// Edits single logits of a row and can take the edits back.
+class RowEditor {
+ public:
+  RowEditor(float* logits, int64_t vocab_size, Scratch& s) : logits_(logits), vocab_size_(vocab_size), s_(s) {
+    s_.changes.clear();
+  }
+
+  void apply(const RowParams& row, const SamplingInputs& in) {
+    for (int64_t k = row.i[kBiasBegin]; k < row.i[kBiasEnd]; ++k) {
+      const int32_t id = in.bias_ids[k];
+      if (known(id)) set(id, logits_[id] + in.bias_values[k]);
+    }
+    if (row.penalised()) penalise(row, in.history);
+    for (int64_t k = row.i[kBannedBegin]; k < row.i[kBannedEnd]; ++k) {
+      if (known(in.banned_ids[k])) set(in.banned_ids[k], -kInfinity);
+    }
+  }
+
+  void undo() {
+    for (size_t k = s_.changes.size(); k-- > 0;) logits_[s_.changes[k].id] = s_.changes[k].before;
+  }
+
+ private:
+  bool known(int32_t id) const { return id >= 0 && id < vocab_size_; }
+
+  void set(int32_t id, float value) {
+    s_.changes.push_back({id, logits_[id]});
+    logits_[id] = value;
+  }
+
+  void penalise(const RowParams& row, const int32_t* history) {
+    s_.seen.clear();
+    for (int64_t k = row.i[kHistoryBegin]; k < row.i[kHistoryEnd]; ++k) {
+      const int32_t id = history[k];
+      if (!known(id)) continue;
+      if (s_.counts[id] == 0) s_.seen.push_back(id);
+      s_.counts[id] = (s_.counts[id] | 1) + (k >= row.i[kOutputBegin] ? 2 : 0);
+    }
+    for (int32_t id : s_.seen) {
+      const int32_t occurrences = s_.counts[id] >> 1;
+      s_.counts[id] = 0;
+      float x = logits_[id];
+      x = x > 0.0f ? x / row.f[kRepetition] : x * row.f[kRepetition];
+      if (occurrences > 0) x = std::fma(-row.f[kFrequency], static_cast<float>(occurrences), x - row.f[kPresence]);
+      set(id, x);
+    }
+  }
+
+  float* logits_;
+  int64_t vocab_size_;
+  Scratch& s_;
+};
+
+// The lowest id that holds the largest logit of the row.
+int32_t first_id_of(const float* logits, int32_t num_ids, const float* block_max, float largest) {
+  int32_t block = 0;
+  while (block_max[block] != largest) ++block;
+  for (int32_t id = block * kBlock;; ++id) {
+    if (id >= num_ids || logits[id] == largest) return id;
+  }
+}
+
+Cut last_survivor(uint64_t key) { return {key_logit(key), static_cast<int32_t>(key & 0xffffffffu)}; }
+
+// A logit that at least k ids reach: the k-th largest block maximum, or -inf.
+float reached_by(int64_t k, const Row& row, Scratch& s) {
+  const int64_t num_blocks = (row.num_ids + kBlock - 1) / kBlock;
+  if (k > num_blocks) return -kInfinity;
+  std::copy_n(row.block_max, num_blocks, s.block_order.begin());
+  std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.begin() + num_blocks,
+                   [](float a, float b) { return a > b; });
+  return s.block_order[k - 1];
+}
+
+// The cut after the k first ids of the order.
+Cut cut_top_k(int64_t k, const Row& row, Scratch& s) {
+  const int32_t count = sampling_kernels().gather_above(row, kAllFinite, reached_by(k, row, s), s.keys.data());
+  if (count <= k) return kAllFinite;
+  std::nth_element(s.keys.begin(), s.keys.begin() + (k - 1), s.keys.begin() + count);
+  return last_survivor(s.keys[k - 1]);
+}
+
+uint64_t mass_of_key(uint64_t key, float largest) {
+  return mass_of(relative_probability<ScalarLanes>(key_logit(key), largest));
+}
+
+// Finds the key at which `before` plus the mass of keys up to it reaches top_p: halves the range until few are left.
+uint64_t reaching_key(uint64_t* keys, int64_t count, uint64_t before, uint64_t total, float top_p, float largest) {
+  while (count > 32) {
+    const int64_t half = count / 2;
+    std::nth_element(keys, keys + half, keys + count);
+    uint64_t mass = before;
+    for (int64_t i = 0; i < half; ++i) mass += mass_of_key(keys[i], largest);
+    if (reaches(mass, total, top_p)) {
+      count = half;
+    } else {
+      before = mass;
+      keys += half;
+      count -= half;
+    }
+  }
+  std::sort(keys, keys + count);
+  int64_t last = 0;
+  for (; last + 1 < count; ++last) {
+    before += mass_of_key(keys[last], largest);
+    if (reaches(before, total, top_p)) break;
+  }
+  return keys[last];
+}
+
+// The cut after the smallest prefix of `cut`'s survivors whose probability, renormalised over them, reaches top_p.
+Cut cut_top_p(float top_p, const Row& row, Cut cut, Scratch& s) {
+  const SamplingKernels& kernels = sampling_kernels();
+  std::fill(s.bins.begin(), s.bins.end(), 0);
+  kernels.histogram(row, cut, s.bins.data());
+  uint64_t total = 0, before = 0;
+  for (uint64_t mass : s.bins) total += mass;
+  uint32_t bin = 0;
+  while (!reaches(before + s.bins[bin], total, top_p)) before += s.bins[bin++];  // bin 0 holds the largest logit
+  const int32_t count = kernels.gather_bin(row, cut, bin, s.keys.data());
+  return last_survivor(reaching_key(s.keys.data(), count, before, total, top_p, row.largest));
+}
+
+Cut cut_min_p(float min_p, const Row& row, Cut cut) {
+  const float least = row.largest + log_positive<ScalarLanes>(min_p);
+  return least > cut.logit ? Cut{least, std::numeric_limits<int32_t>::max()} : cut;
+}
+
+Cut cut_of(const RowParams& params, const Row& row, Scratch& s) {
+  Cut cut = kAllFinite;
+  if (params.i[kTopK] > 0 && params.i[kTopK] < row.num_ids) cut = cut_top_k(params.i[kTopK], row, s);
+  if (params.f[kTopP] < 1.0f) cut = cut_top_p(params.f[kTopP], row, cut, s);
+  if (params.f[kMinP] >= std::numeric_limits<float>::min()) cut = cut_min_p(params.f[kMinP], row, cut);
+  return cut;
+}
+
+struct Choice {
+  int32_t token_id;
+  int32_t status;
+  bool draft_survives;
+};
+
+Choice choose_greedy(const RowParams& params, const Row& row) {
+  const int32_t id = first_id_of(row.logits, row.num_ids, row.block_max, row.largest);
+  return {id, kRowOk, params.i[kDraftId] == id};
+}
+
+Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratch& s) {
+  row.temperature = params.f[kTemperature];
+  row.largest /= row.temperature;
+  if (row.largest == kInfinity) return {-1, kRowNan, false};
+  for (int32_t b = 0; b < (row.num_ids + kBlock - 1) / kBlock; ++b) s.block_max[b] /= row.temperature;
+  const Cut cut = cut_of(params, row, s);
+  Choice choice = {sampling_kernels().draw(row, cut, params.seed(), params.position()), kRowOk, false};
+  const int64_t draft = params.i[kDraftId];
+  if (draft >= 0 && draft < row.num_ids) {
+    choice.draft_survives = survives(cut, row.logits[draft] / row.temperature, static_cast<int32_t>(draft));
+  }
+  if (processed != nullptr) sampling_kernels().write_scaled(row, cut, processed);
+  return choice;
+}
+
+Choice choose(float* logits, int64_t vocab_size, const RowParams& params, bool keep_processed, Scratch& s) {
+  const int32_t num_ids = static_cast<int32_t>(std::clamp<int64_t>(params.i[kVocabLimit], 0, vocab_size));
+  const float largest = sampling_kernels().block_maxima(logits, num_ids, s.block_max.data());
+  if (!(largest < kInfinity)) return {-1, kRowNan, false};
+  if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, -kInfinity);
+  if (largest == -kInfinity) return {-1, kRowEmpty, false};
+  const Row row = {logits, num_ids, s.block_max.data(), largest, 1.0f};
+  return params.greedy() ? choose_greedy(params, row)
+                         : choose_sampled(params, row, keep_processed ? logits : nullptr, s);
+}
+
+// True if the rows are worth more than one thread.
+bool worth_sharing(int64_t num_rows, int64_t vocab_size, const SamplingInputs& in) {
+  int64_t cost = 0;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const RowParams params = {in.float_params + row * kNumFloatParams, in.int_params + row * kNumIntParams};
+    cost += params.greedy() ? vocab_size : kSampledCost * vocab_size;
+  }
+  return cost >= kParallelCost;
+}
+
+bool in_range(int64_t begin, int64_t end, int64_t size) { return 0 <= begin && begin <= end && end <= size; }
+
+}  // namespace
+
+std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t* p = in.int_params + row * kNumIntParams;
+    const char* wrong = nullptr;
+    if (!in_range(p[kHistoryBegin], p[kHistoryEnd], in.num_history)) wrong = "history";
+    if (!in_range(p[kBiasBegin], p[kBiasEnd], in.num_bias)) wrong = "bias";
+    if (!in_range(p[kBannedBegin], p[kBannedEnd], in.num_banned)) wrong = "banned";
+    if (wrong != nullptr) return std::string(wrong) + " range of row " + std::to_string(row);
+  }
+  return "";
+}
+
+void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingInputs& in, const SamplingOutputs& out,
+            bool keep_processed) {
+  parallel_for(num_rows, worth_sharing(num_rows, vocab_size, in), [&](int64_t row) {
+    Scratch& s = scratch();
+    s.fit(vocab_size);
+    float* x = logits + row * vocab_size;
+    const RowParams params = {in.float_params + row * kNumFloatParams, in.int_params + row * kNumIntParams};
+    RowEditor editor(x, vocab_size, s);
+    editor.apply(params, in);
+    const Choice choice = choose(x, vocab_size, params, keep_processed, s);
+    if (!keep_processed) editor.undo();
+    out.token_ids[row] = choice.token_id;
+    out.status[row] = choice.status;
+    out.draft_survives[row] = choice.draft_survives ? 1 : 0;
+  });
+}
+
+namespace {
+
+// Orders the top_n first ids into keys[0..]; returns how many there are.
+int32_t top_keys(const Row& row, int32_t top_n, Scratch& s) {
+  const Cut everything = {-kInfinity, std::numeric_limits<int32_t>::max()};
+  const int32_t count = sampling_kernels().gather_above(row, everything, reached_by(top_n, row, s), s.keys.data());
+  const int32_t kept = std::min({count, top_n, row.num_ids});
+  std::partial_sort(s.keys.begin(), s.keys.begin() + kept, s.keys.begin() + count);
+  return kept;
+}
+
+void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t chosen, int32_t top_n,
+                     const LogprobOutputs& out) {
+  Scratch& s = scratch();
+  s.fit(vocab_size);
+  const SamplingKernels& kernels = sampling_kernels();
+  const float largest = kernels.block_maxima(logits, vocab_size, s.block_max.data());
+  const uint64_t total = largest == largest ? kernels.total_mass(logits, vocab_size, largest) : 0;
+  const float log_total = log_positive<ScalarLanes>(static_cast<float>(static_cast<double>(total) * 0x1p-40));
+  const auto logprob = [&](float logit) { return total ? (logit - largest) - log_total : std::nanf(""); };
+  out.chosen_logprob[i] = logprob(logits[chosen]);
+  out.chosen_rank[i] = static_cast<int32_t>(kernels.count_before(logits, vocab_size, logits[chosen], chosen)) + 1;
+  if (top_n == 0) return;
+  const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
+  const int32_t kept = total ? top_keys(row, top_n, s) : 0;
+  for (int32_t n = 0; n < top_n; ++n) {
+    out.top_ids[i * out.stride + n] = n < kept ? static_cast<int32_t>(s.keys[n] & 0xffffffffu) : -1;
+    out.top_logprobs[i * out.stride + n] = n < kept ? logprob(key_logit(s.keys[n])) : std::nanf("");
+  }
+}
+
+}  // namespace
+
+void logprobs(const float* logits, int64_t vocab_size, const int32_t* rows, const int32_t* chosen, int64_t num_rows,
+              int32_t top_n, const LogprobOutputs& out) {
+  parallel_for(num_rows, kSampledCost * num_rows * vocab_size >= kParallelCost, [&](int64_t i) {
+    logprobs_of_row(logits + rows[i] * vocab_size, static_cast<int32_t>(vocab_size), i, chosen[i], top_n, out);
+  });
+}
+
+}  // namespace fd

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing tokens: one rule over rows of float32 logits, the same on every backend.
+
+logit_bias -> repetition, presence, frequency penalties -> banned ids -> temperature -> top_k -> top_p -> min_p ->
+argmax(logit + noise) over the ids that survive. Noise is a function of (seed, position, token id) alone, so a row's
+token does not depend on its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.reference import sampling as reference
+from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+
+MAX_TOP_LOGPROBS = 20
+
+
+class FloatColumn(IntEnum):
+    """Columns of `SamplingBatch.float_params`."""
+
+    TEMPERATURE = 0  # below 1e-5: argmax
+    TOP_P = 1  # 1 and above: off; 0 keeps one id
+    MIN_P = 2  # 0: off
+    REPETITION = 3  # 1: off
+    PRESENCE = 4  # 0: off
+    FREQUENCY = 5  # 0: off
+
+
+class IntColumn(IntEnum):
+    """Columns of `SamplingBatch.int_params`."""
+
+    SEED = 0  # the 64 bits of an unsigned seed
+    POSITION = 1  # absolute position of the token to be drawn
+    TOP_K = 2  # 0 and below: off
+    HISTORY_BEGIN = 3  # history[begin:end] are the tokens before this one, read by the penalties
+    OUTPUT_BEGIN = 4  # history from here on is output
+    HISTORY_END = 5
+    BIAS_BEGIN = 6
+    BIAS_END = 7
+    BANNED_BEGIN = 8
+    BANNED_END = 9
+    DRAFT_ID = 10  # -1: none
+    VOCAB_LIMIT = 11  # ids from here on never survive
+
+
+class RowStatus(IntEnum):
+    """What became of a row."""
+
+    OK = 0
+    NAN = 1  # a logit is NaN or +inf
+    EMPTY = 2  # no id survives
+
+
+class _RaggedList:
+    """A host buffer that grows by doubling; rows refer to ranges of it."""
+
+    def __init__(self, dtype: str, capacity: int = 1024) -> None:
+        self._dtype = dtype
+        self.buffer = HostBuffer(capacity, dtype)
+        self.size = 0
+
+    def append(self, values: NDArray | Sequence[int] | Sequence[float]) -> int:
+        begin, self.size = self.size, self.size + len(values)
+        if self.size > len(self.buffer.array):
+            old = self.buffer.array
+            self.buffer = HostBuffer((max(self.size, 2 * len(old))), self._dtype)
+            self.buffer.array[:begin] = old[:begin]
+        self.buffer.array[begin : self.size] = values
+        return begin
+
+
+class SamplingBatch:
+    """Parameters and results of up to `max_rows` rows, in memory that the host writes and reads without copies.
+
+    Attributes:
+        float_params: [max_rows, 6] float32, columns FloatColumn.
+        int_params: [max_rows, 12] int64, columns IntColumn.
+        token_ids: [max_rows] int32, the chosen ids; -1 where the status is not OK.
+        status: [max_rows] int32, RowStatus.
+        draft_survives: [max_rows] uint8, 1 where the row's draft is in its surviving set.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.float_params = HostBuffer((max_rows, len(FloatColumn)), "float32")
+        self.int_params = HostBuffer((max_rows, len(IntColumn)), "int64")
+        self.token_ids = HostBuffer(max_rows, "int32")
+        self.status = HostBuffer(max_rows, "int32")
+        self.draft_survives = HostBuffer(max_rows, "uint8")
+        self._history, self._banned_ids = _RaggedList("int32"), _RaggedList("int32")
+        self._bias_ids, self._bias_values = _RaggedList("int32"), _RaggedList("float32")
+        self.float_params.array[:] = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+        self.int_params.array[:, IntColumn.DRAFT_ID] = -1
+        self.int_params.array[:, IntColumn.VOCAB_LIMIT] = 2**31 - 1
+
+    @property
+    def history(self) -> HostBuffer:
+        """Token ids of prompts and outputs, int32."""
+        return self._history.buffer
+
+    @property
+    def bias_ids(self) -> HostBuffer:
+        """Ids whose logits are biased, int32."""
+        return self._bias_ids.buffer
+
+    @property
+    def bias_values(self) -> HostBuffer:
+        """What is added to the logits of `bias_ids`, float32."""
+        return self._bias_values.buffer
+
+    @property
+    def banned_ids(self) -> HostBuffer:
+        """Ids that may not be chosen, int32."""
+        return self._banned_ids.buffer
+
+    def clear(self) -> None:
+        """Empty the lists; parameter rows stay as they are."""
+        for ragged in (self._history, self._bias_ids, self._bias_values, self._banned_ids):
+            ragged.size = 0
+
+    def append_history(self, token_ids: NDArray | Sequence[int]) -> int:
+        """Append a context; return where it begins."""
+        return self._history.append(token_ids)
+
+    def append_bias(self, ids: NDArray | Sequence[int], values: NDArray | Sequence[float]) -> int:
+        """Append biases; return where they begin."""
+        self._bias_values.append(values)
+        return self._bias_ids.append(ids)
+
+    def append_banned(self, ids: NDArray | Sequence[int]) -> int:
+        """Append banned ids; return where they begin."""
+        return self._banned_ids.append(ids)
+
+
+class LogprobBuffers:
+    """Inputs and results of `logprobs` for up to `max_rows` rows.
+
+    Attributes:
+        rows: [max_rows] int32, rows of the logits; chosen: [max_rows] int32, the ids asked about.
+        chosen_logprob: [max_rows] float32; chosen_rank: [max_rows] int32, 1 for the most probable id.
+        top_ids, top_logprobs: [max_rows, max_top_n] int32 and float32, most probable first, equals by id; -1 and NaN
+            where the vocabulary is smaller or the row holds NaN.
+    """
+
+    def __init__(self, max_rows: int, max_top_n: int = MAX_TOP_LOGPROBS) -> None:
+        self.rows = HostBuffer(max_rows, "int32")
+        self.chosen = HostBuffer(max_rows, "int32")
+        self.chosen_logprob = HostBuffer(max_rows, "float32")
+        self.chosen_rank = HostBuffer(max_rows, "int32")
+        self.top_ids = HostBuffer((max_rows, max(max_top_n, 1)), "int32")
+        self.top_logprobs = HostBuffer((max_rows, max(max_top_n, 1)), "float32")
+
+
+def sample(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool = False) -> None:
+    """Choose a token for each of the first rows; fill batch.token_ids, batch.status and batch.draft_survives.
+
+    Args:
+        logits: [>= num_rows, V] float32. Unchanged afterwards, unless `keep_processed`: then they are as the rule left
+            them, -inf for ids that did not survive (a greedy row keeps all but banned ids, undivided).
+        num_rows: rows to sample.
+
+    Raises:
+        ValueError: a row's range lies outside its list, or a buffer is too small.
+    """
+    _sample.run(logits, batch, num_rows, keep_processed)
+
+
+def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n: int, out: LogprobBuffers) -> None:
+    """Compute log-probabilities under softmax(logits[rows[i]]) of chosen[i] and of the top_n most probable ids.
+
+    Args:
+        logits: [capacity, V] float32; rows, chosen: [>= num_rows] int32.
+        top_n: 0..columns of out.top_ids.
+
+    Raises:
+        ValueError: a row, an id or top_n is out of range.
+    """
+    _logprobs.run(logits, rows, chosen, num_rows, top_n, out)
+
+
+def philox4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
+    """Return the random words [n, 4] of counters [n, 4] under a 64-bit key (low word first)."""
+    return _philox.run(counters, key)
+
+
+def gumbel_noise(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
+    """Return the noise [vocab_size] float32 that the rule adds to the logits of every id at this position."""
+    return _gumbel.run(seed, position, vocab_size)
+
+
+def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """Return the Gumbel transform [n] float32 of random words [n]."""
+    return _gumbel_words.run(words)
+
+
+def _sample_cpu(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool) -> None:
+    run_native(
+        "fd_sample",
+        logits,
+        batch.float_params.tensor,
+        batch.int_params.tensor,
+        batch.history.tensor,
+        batch.bias_ids.tensor,
+        batch.bias_values.tensor,
+        batch.banned_ids.tensor,
+        batch.token_ids.tensor,
+        batch.status.tensor,
+        batch.draft_survives.tensor,
+        num_rows,
+        keep_processed,
+    )
+
+
+def _logprobs_cpu(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n: int, out: LogprobBuffers) -> None:
+    run_native(
+        "fd_logprobs",
+        logits,
+        rows,
+        chosen,
+        out.chosen_logprob.tensor,
+        out.chosen_rank.tensor,
+        out.top_ids.tensor,
+        out.top_logprobs.tensor,
+        num_rows,
+        top_n,
+    )
+
+
+def _signed(word: int) -> int:
+    """Return the 64 bits of an unsigned integer as a signed one."""
+    return (word & (2**64 - 1)) - ((word & 2**63) << 1)
+
+
+def _philox_cpu(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
+    words = HostBuffer(counters.shape, "int64")
+    run_native("fd_philox4x32", paddle.to_tensor(counters.astype(np.int64)), words.tensor, _signed(key))
+    return words.array.astype(np.uint32)
+
+
+def _gumbel_cpu(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
+    noise = HostBuffer(vocab_size, "float32")
+    run_native("fd_gumbel_noise", noise.tensor, _signed(seed), position)
+    return noise.array.copy()
+
+
+def _gumbel_words_cpu(words: NDArray[np.uint32]) -> NDArray[np.float32]:
+    noise = HostBuffer(len(words), "float32")
+    run_native("fd_gumbel_of_words", paddle.to_tensor(words.astype(np.int64)), noise.tensor)
+    return noise.array.copy()
+
+
+def _example_batch(num_rows: int, vocab_size: int) -> tuple[Tensor, SamplingBatch]:
+    """Return logits and parameters in which every option of the rule occurs."""
+    rng = np.random.default_rng(7)
+    logits = HostBuffer((num_rows, vocab_size), "float32")
+    logits.array[:] = rng.standard_normal(logits.array.shape) * 3
+    batch = SamplingBatch(num_rows)
+    floats, ints = batch.float_params.array, batch.int_params.array
+    for row in range(num_rows):
+        history = rng.integers(0, vocab_size, 40)
+        begin = batch.append_history(history)
+        bias = batch.append_bias([row, row + 9], [2.5, -1.5])
+        banned = batch.append_banned([int(np.argmax(logits.array[row])), row])
+        floats[row] = [0.4 * row, 1 - 0.1 * (row % 4), 0.05 * (row % 3), 1 + 0.1 * (row % 2), 0.2, 0.1 * (row % 5)]
+        ints[row, : IntColumn.VOCAB_LIMIT] = [
+            *(row * 7919, 100 + row, 20 * (row % 3), begin, begin + 30, begin + 40),
+            *(bias, bias + 2 * (row % 2), banned, banned + row % 3, row),
+        ]
+    return logits.tensor, batch
+
+
+def _example_sample(lookup: Lookup) -> Sequence[Tensor]:
+    logits, batch = _example_batch(12, 1000)
+    lookup("sample")(logits, batch, 12, True)
+    return [batch.token_ids.tensor, batch.status.tensor, batch.draft_survives.tensor, paddle.clip(logits, min=-1e4)]
+
+
+def _example_logprobs(lookup: Lookup) -> Sequence[Tensor]:
+    logits, _ = _example_batch(6, 1000)
+    out = LogprobBuffers(4)
+    rows, chosen = paddle.to_tensor([5, 0, 3, 3], dtype="int32"), paddle.to_tensor([1, 999, 500, 0], dtype="int32")
+    lookup("logprobs")(logits, rows, chosen, 4, 20, out)
+    return [buffer.tensor for buffer in (out.chosen_logprob, out.chosen_rank, out.top_ids, out.top_logprobs)]
+
+
+def _example_philox(lookup: Lookup) -> Sequence[Tensor]:
+    counters = np.arange(32, dtype=np.uint32).reshape(8, 4) * np.uint32(0x9E3779B9)
+    return [paddle.to_tensor(lookup("philox4x32")(counters, 2**64 - 12345).astype(np.int64))]
+
+
+def _example_gumbel(lookup: Lookup) -> Sequence[Tensor]:
+    return [paddle.to_tensor(lookup("gumbel_noise")(2**63 + 5, 2**33 + 1, 1003))]
+
+
+def _example_gumbel_words(lookup: Lookup) -> Sequence[Tensor]:
+    words = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)
+    return [paddle.to_tensor(lookup("gumbel_of_words")(words))]
+
+
+_FLOAT = {"float32": 2e-6}
+_sample = register(OpEntry("sample", reference.sample, {"cpu": _sample_cpu}, _FLOAT, [_example_sample]))
+_logprobs = register(OpEntry("logprobs", reference.logprobs, {"cpu": _logprobs_cpu}, _FLOAT, [_example_logprobs]))
+_philox = register(OpEntry("philox4x32", reference.philox4x32, {"cpu": _philox_cpu}, {}, [_example_philox]))
+_gumbel = register(OpEntry("gumbel_noise", reference.gumbel_noise, {"cpu": _gumbel_cpu}, _FLOAT, [_example_gumbel]))
+_gumbel_words = register(
+    OpEntry("gumbel_of_words", reference.gumbel_of_words, {"cpu": _gumbel_words_cpu}, _FLOAT, [_example_gumbel_words])
+)

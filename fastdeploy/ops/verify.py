@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification by comparison: a draft is accepted while it equals the token that the target drew in its place.
+
+For a draft that is a function of the past this *is* optimal speculative sampling: it is accepted with its probability
+under the target (Leviathan et al. 2023 with a one-hot draft distribution).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.reference import verify as reference
+from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+
+
+class AcceptPolicy(IntEnum):
+    """Which drafts are accepted; all but NORMAL are for measuring speed."""
+
+    NORMAL = 0
+    ACCEPT_ALL = 1
+    REJECT_ALL = 2
+
+
+class VerifyBatch:
+    """Row ranges and results of up to `max_rows` rows and as many requests.
+
+    Attributes:
+        num_seqs: requests in this call.
+        first_row, row_count: [max_rows] int32, where the verification rows of each request lie; rows of different
+            requests need not touch. Row i of a request judges its draft i + 1; its last row judges none.
+        num_accepted: [max_rows] int32 per request; -1 for a request without rows.
+        emitted: [max_rows] int32; emitted[first_row + i] is token i of the num_accepted + 1 emitted ones.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.num_seqs = 0
+        self.first_row = HostBuffer(max_rows, "int32")
+        self.row_count = HostBuffer(max_rows, "int32")
+        self.num_accepted = HostBuffer(max_rows, "int32")
+        self.emitted = HostBuffer(max_rows, "int32")
+
+    def fill(self, first_row: NDArray | Sequence[int], row_count: NDArray | Sequence[int]) -> None:
+        """Set the row range of every request."""
+        self.num_seqs = len(row_count)
+        self.first_row.array[: self.num_seqs] = first_row
+        self.row_count.array[: self.num_seqs] = row_count
+
+
+def verify_draft_tokens(
+    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
+) -> None:
+    """Accept drafts row by row; fill batch.num_accepted and batch.emitted.
+
+    Args:
+        target: [R] int32, the token drawn at each row.
+        draft_ids: [R] int32 or SamplingBatch.int_params [R, 12] int64, the draft that each row judges, -1 for none.
+        survives: [R] uint8, whether the draft is in the row's surviving set.
+        relaxed: accept every surviving draft (lossy).
+        accept_policy: AcceptPolicy.
+
+    Raises:
+        ValueError: a range lies outside the rows, or the policy is unknown.
+    """
+    _verify.run(target, draft_ids, survives, batch, relaxed, accept_policy)
+
+
+def _verify_cpu(
+    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
+) -> None:
+    run_native(
+        "fd_verify_draft_tokens",
+        target,
+        draft_ids,
+        survives,
+        batch.first_row.tensor,
+        batch.row_count.tensor,
+        batch.num_accepted.tensor,
+        batch.emitted.tensor,
+        relaxed,
+        accept_policy,
+        batch.num_seqs,
+    )
+
+
+def _example(lookup: Lookup) -> Sequence[Tensor]:
+    rng = np.random.default_rng(3)
+    counts = np.array([1, 4, 0, 6, 3])
+    starts = np.cumsum([0, *counts[:-1]])
+    target, drafts = rng.integers(0, 3, (2, 14)).astype(np.int32)
+    survives = paddle.to_tensor(rng.integers(0, 2, 14).astype(np.uint8))
+    results = []
+    for relaxed, policy in ((False, 0), (True, 0), (False, 1), (True, 2)):
+        batch = VerifyBatch(14)
+        batch.fill(starts, counts)
+        lookup("verify_draft_tokens")(
+            paddle.to_tensor(target), paddle.to_tensor(drafts), survives, batch, relaxed, policy
+        )
+        results += [batch.num_accepted.tensor[:5], batch.emitted.tensor]
+    return results
+
+
+_verify = register(
+    OpEntry("verify_draft_tokens", reference.verify_draft_tokens, {"cpu": _verify_cpu}, examples=[_example])
+)
