@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's process, seen from its parent: started, listened to, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from fastdeploy.config.engine_config import EngineConfig
+
+DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
+MODULE = "fastdeploy.engine.engine_process"
+NUM_TAIL_LINES = 40
+LOG_MARK = "[fastdeploy]"  # lines of ours, shown to the user; a library's chatter goes to the log file only
+
+
+class EngineChild:
+    """One engine process. Its configuration goes in through stdin, its log comes out through a pipe.
+
+    Attributes:
+        tail: the last lines it wrote.
+    """
+
+    def __init__(self, config: EngineConfig, address: str, factory: str, log_file: Path | None) -> None:
+        self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
+        self._config = config
+        self._arguments = ["-m", MODULE, "--address", address, "--factory", factory, "--parent", str(os.getpid())]
+        self._log_file = log_file
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the process in a session of its own: a Ctrl-C in the terminal is the server's to handle."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *self._arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.msgpack.encode(self._config))
+        self._process.stdin.close()
+        self._reader = asyncio.create_task(self._read_log())
+
+    @property
+    def is_running(self) -> bool:
+        """True between start and end."""
+        return self._process is not None and self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Return the exit status once the process has ended and its log is read."""
+        assert self._process is not None and self._reader is not None
+        status = await self._process.wait()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._reader), 1.0)  # a grandchild may hold the pipe open
+        return status
+
+    async def stop(self, patience_s: float) -> None:
+        """Wait for the process to end; kill it when it takes longer than `patience_s` seconds."""
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), patience_s)
+        except asyncio.TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _read_log(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(self._log_file.open("ab")) if self._log_file else None
+            while True:
+                try:
+                    line = await self._process.stdout.readline()
+                except ValueError:  # longer than the reader's buffer; the rest of it follows
+                    continue
+                if not line:
+                    return
+                if file is not None:
+                    file.write(line)
+                    file.flush()
+                text = line.decode("utf-8", errors="replace").rstrip()
+                self.tail.append(text)
+                if text.startswith(LOG_MARK):
+                    print(text, file=sys.stderr, flush=True)

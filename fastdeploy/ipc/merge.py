@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins deltas of one choice that nobody has read yet."""
+
+from __future__ import annotations
+
+from fastdeploy.core.outputs import TokenDelta
+
+
+def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
+    """Append `delta` to `waiting`, joining it to an earlier delta of the same choice if there is one."""
+    for earlier in waiting:
+        if (earlier.request_id, earlier.index) == (delta.request_id, delta.index):
+            _join(earlier, delta)
+            return
+    waiting.append(delta)
+
+
+def _join(earlier: TokenDelta, later: TokenDelta) -> None:
+    earlier.token_ids = earlier.token_ids + later.token_ids
+    earlier.num_accepted_drafts += later.num_accepted_drafts
+    if later.logprobs is not None:
+        earlier.logprobs = (earlier.logprobs or []) + later.logprobs
+    if later.prompt_logprobs is not None:
+        earlier.prompt_logprobs = later.prompt_logprobs
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_reason = later.stop_reason
+    earlier.seed = later.seed
+    earlier.metrics = later.metrics
+    earlier.speculate_metrics = later.speculate_metrics
+    earlier.error = later.error

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API process and the engine process say to each other: msgpack between a ROUTER (engine) and DEALERs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.stats import EngineStats
+
+
+class Message(msgspec.Struct, tag=True, array_like=True):
+    """Base of all messages; the class name travels with the fields."""
+
+
+class Hello(Message):
+    """Client: I am here. The engine answers `Ready`, at once or when the model is loaded."""
+
+
+class AddRequest(Message):
+    """Client: generate. The engine answers `Deltas`, or `Rejected` once."""
+
+    request: GenerationRequest
+
+
+class AbortRequest(Message):
+    """Client: end this request; its last deltas say `abort`. An unknown id means nothing."""
+
+    request_id: str
+
+
+class Shutdown(Message):
+    """Client: end the process."""
+
+
+class Progress(Message):
+    """Engine: what start-up is doing, and the fraction of it that is done."""
+
+    what: str
+    fraction: float
+
+
+class Ready(Message):
+    """Engine: the model is loaded."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    description: dict[str, Any]
+
+
+class StartupFailed(Message):
+    """Engine: the configuration cannot be used (a ConfigError); the process ends."""
+
+    field: str
+    message: str
+
+
+class Rejected(Message):
+    """Engine: the request was not taken; `kind` is invalid (with the field) or full."""
+
+    request_id: str
+    kind: str
+    field: str
+    message: str
+
+
+class Deltas(Message):
+    """Engine: what a step emitted for this client's requests."""
+
+    deltas: list[TokenDelta]
+
+
+class Stats(Message):
+    """Engine: its counters, sent before the deltas that end a request, and now and then."""
+
+    stats: EngineStats
+
+
+ToEngine = Hello | AddRequest | AbortRequest | Shutdown
+ToClient = Progress | Ready | StartupFailed | Rejected | Deltas | Stats
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_client = msgspec.msgpack.Decoder(ToClient).decode

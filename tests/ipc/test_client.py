@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine process and its client, with a real child process and the mock engine in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
+from fastdeploy.core.seeds import choice_seed
+from fastdeploy.ipc import messages
+from fastdeploy.ipc.client import EngineClient
+from fastdeploy.ipc.merge import merge_deltas
+from tests.mock_engine import FACTORY, next_token, save_mock_model
+
+Scenario = Callable[[EngineClient], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, **options: Any) -> AsyncIterator[EngineClient]:
+    config = EngineConfig(model=str(save_mock_model(folder, **options)), max_model_len=400, seed=7)
+    client = EngineClient(config, factory=FACTORY)
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.close()
+
+
+def request(request_id: str = "r", **params: Any) -> GenerationRequest:
+    return GenerationRequest(request_id, [10, 11, 12], SamplingParams(**params))
+
+
+async def collect(client: EngineClient, asked: GenerationRequest) -> dict[int, list[TokenDelta]]:
+    found: dict[int, list[TokenDelta]] = {}
+    async with contextlib.aclosing(client.generate(asked)) as stream:
+        async for deltas in stream:
+            for delta in deltas:
+                found.setdefault(delta.index, []).append(delta)
+    return found
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def expected_tokens(seed: int, count: int, vocab_size: int) -> list[int]:
+    context = [10, 11, 12]
+    for _ in range(count):
+        context.append(next_token(context, seed, vocab_size))
+    return context[3:]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"never came true: {what}")
+
+
+def test_requests_come_back_with_their_tokens_whatever_runs_beside_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, tokens_per_step=3) as client:
+            assert client.ready is not None
+            vocab_size = client.ready.vocab_size
+            asked = [request(f"r{i}", n=2, seed=i, max_tokens=20 + i) for i in range(8)]
+            results = await asyncio.gather(*(collect(client, one) for one in asked))
+            for i, result in enumerate(results):
+                for index in (0, 1):
+                    assert tokens(result[index]) == expected_tokens(choice_seed(i, index), 20 + i, vocab_size)
+                    last = result[index][-1]
+                    assert (last.finish_reason, last.seed) == ("length", choice_seed(i, index))
+                    assert last.speculate_metrics is not None and last.speculate_metrics.accept_ratio == 0.75
+            assert client.num_requests == 0
+            assert client.stats.num_finished == {"length": 16}
+
+    asyncio.run(scenario())
+
+
+def test_leaving_a_stream_early_aborts_the_request_and_its_id_may_be_used_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.01) as client:
+            async with contextlib.aclosing(client.generate(request("r", seed=1, max_tokens=300))) as stream:
+                await anext(stream)
+                with pytest.raises(InvalidRequestError, match="in flight"):
+                    await collect(client, request("r"))
+            await until(lambda: client.stats.num_finished == {"abort": 1}, "the engine aborted")
+            await until(lambda: client.num_requests == 0, "the id is free")
+            assert client.stats.num_running == 0
+            again = await collect(client, request("r", seed=1, max_tokens=3))
+            assert len(tokens(again[0])) == 3
+
+    asyncio.run(scenario())
+
+
+def test_abort_ends_the_stream_with_that_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.01) as client:
+            task = asyncio.create_task(collect(client, request("r", max_tokens=300)))
+            await until(lambda: client.num_requests == 1, "the request is in flight")
+            assert client.abort("r") and not client.abort("unknown")
+            assert (await task)[0][-1].finish_reason == "abort"
+
+    asyncio.run(scenario())
+
+
+def test_refusals_of_the_engine_reach_their_request_only(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            client._handle(messages.Ready(1, 1, [], {}))  # a second Ready changes nothing
+            other = asyncio.create_task(collect(client, request("other", max_tokens=5)))
+            stream = client.generate(request("twin", max_tokens=5))
+            await anext(stream)
+            client._handle(messages.Rejected("twin", "invalid", "stop", "no"))
+            with pytest.raises(InvalidRequestError, match="stop: no"):
+                while True:
+                    await anext(stream)
+            assert len(tokens((await other)[0])) == 5
+
+    asyncio.run(scenario())
+
+
+def test_killed_engine_fails_its_requests_and_later_ones_with_a_typed_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.01, die_at_token=77) as client:
+            victim = asyncio.create_task(collect(client, request("victim", max_tokens=300)))
+            await until(lambda: client.num_requests == 1, "the victim is in flight")
+            poison = GenerationRequest("poison", [77], SamplingParams())
+            with pytest.raises(EngineDeadError, match="ended with status -9"):
+                await collect(client, poison)
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(victim, 2.0)
+            await asyncio.wait_for(client.wait_dead(), 2.0)
+            assert client.log_tail()[-1] == "the mock engine met its poisoned token"
+            with pytest.raises(EngineDeadError):
+                await collect(client, request("late"))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"config_error": "no weights here"}, ConfigError, "model: no weights here"),
+        ({"die_at_start": True}, EngineDeadError, "ended with status 3"),
+    ],
+)
+def test_engine_that_cannot_start_says_why(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    async def scenario() -> None:
+        with pytest.raises(error, match=message):
+            async with running(tmp_path, **options):
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_progress_of_loading_is_reported(tmp_path: Path) -> None:
+    async def scenario() -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+        client = EngineClient(EngineConfig(model=str(save_mock_model(tmp_path))), factory=FACTORY)
+        await client.start(lambda what, fraction: seen.append((what, fraction)))
+        await client.close()
+        return seen
+
+    assert asyncio.run(scenario()) == [("weights", 0.0), ("weights", 0.5), ("weights", 1.0)]
+
+
+def test_idle_engine_blocks_instead_of_spinning(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            await collect(client, request(max_tokens=3))
+            process = client._child._process
+            assert process is not None
+
+            def cpu_ticks() -> int:
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+                return int(fields[11]) + int(fields[12])
+
+            before = cpu_ticks()
+            await asyncio.sleep(0.5)
+            assert cpu_ticks() - before <= 5, "a spinning process would have used some 50 ticks"
+
+    asyncio.run(scenario())
+
+
+def test_engine_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        import asyncio
+        from fastdeploy.config.engine_config import EngineConfig
+        from fastdeploy.ipc.client import EngineClient
+
+        async def main():
+            client = EngineClient(EngineConfig(model={str(save_mock_model(tmp_path))!r}), factory={FACTORY!r})
+            await client.start()
+            print(client._child._process.pid, flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    engine_pid = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and _is_alive(engine_pid):
+        time.sleep(0.05)
+    assert not _is_alive(engine_pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_messages_survive_the_wire_with_every_field() -> None:
+    params = SamplingParams(
+        n=2, seed=2**64 - 1, stop=["a"], logit_bias={5: -1.5}, bad_words_token_ids=[[1, 2]], logprobs=3,
+        speculative=SpeculativeParams("off"),
+    )  # fmt: skip
+    asked = GenerationRequest("id", [1, 2], params, cache_salt="s", timeout_s=1.5)
+    decoded = messages.decode_to_engine(messages.encode(messages.AddRequest(asked)))
+    assert decoded == messages.AddRequest(asked)
+    delta = TokenDelta("id", 1, [3], logprobs=[TokenLogprobs(3, -0.1, 1, [(3, -0.1)])], stop_reason="x")
+    assert messages.decode_to_client(messages.encode(messages.Deltas([delta]))) == messages.Deltas([delta])
+
+
+def test_deltas_of_one_choice_that_wait_are_joined() -> None:
+    first = TokenDelta("r", 0, [1], num_accepted_drafts=0, logprobs=[TokenLogprobs(1, -1.0, 1)], prompt_logprobs=[None])
+    second = TokenDelta("r", 0, [2, 3], num_accepted_drafts=1, logprobs=[TokenLogprobs(2, -1.0, 1)] * 2)
+    last = TokenDelta("r", 0, [4], logprobs=[TokenLogprobs(4, -1.0, 1)], finish_reason="stop", stop_reason=4, seed=9)
+    waiting: list[TokenDelta] = []
+    for delta in (first, TokenDelta("r", 1, [7]), second, last):
+        merge_deltas(waiting, delta)
+    assert [delta.index for delta in waiting] == [0, 1]
+    joined = waiting[0]
+    assert (joined.token_ids, joined.num_accepted_drafts, joined.finish_reason) == ([1, 2, 3, 4], 1, "stop")
+    assert (joined.stop_reason, joined.seed, joined.prompt_logprobs) == (4, 9, [None])
+    assert joined.logprobs is not None and [entry.token_id for entry in joined.logprobs] == [1, 2, 2, 4]

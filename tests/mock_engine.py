@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine of a few lines for tests of what stands around it: its tokens are a function of the context.
+
+Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
+(the process kills itself when a request's prompt holds that id), `config_error`, `load_s`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta, TokenLogprobs
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.seeds import choice_seed, request_seed
+from fastdeploy.core.stats import EngineStats
+from fastdeploy.detokenize.stop_strings import StopStringScanner
+from fastdeploy.detokenize.tokenizer import Tokenizer
+
+FACTORY = "tests.mock_engine:make_engine"
+BLOCKS = 100
+
+
+def next_token(context: list[int], seed: int, vocab_size: int) -> int:
+    """Return a token that depends on the last four of the context and, little, on the seed; never a special one."""
+    text = ",".join(map(str, [*context[-4:], seed % 5]))
+    return 4 + zlib.crc32(text.encode()) % (vocab_size - 4)
+
+
+class MockEngine:
+    """Runs every request at once, `tokens_per_step` tokens a step."""
+
+    def __init__(self, config: EngineConfig, options: dict[str, Any]) -> None:
+        self._tokenizer = Tokenizer.from_pretrained(config.model)
+        self._options = options
+        self._seed = config.seed
+        self._num_arrivals = 0
+        self._live: dict[str, list[_Choice]] = {}
+        self._stats = EngineStats(num_blocks=BLOCKS, num_free_blocks=BLOCKS)
+        self.max_model_len = config.max_model_len
+        self.vocab_size = self._tokenizer.vocab_size
+        self.eos_token_ids = [1]
+
+    def add_request(self, request: GenerationRequest) -> None:
+        if request.request_id in self._live:
+            raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
+        if self._options.get("die_at_token") in request.prompt_token_ids:
+            print("the mock engine met its poisoned token", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        seed = request.params.seed
+        if seed is None:
+            seed = request_seed(self._seed, self._num_arrivals)
+        self._num_arrivals += 1
+        self._live[request.request_id] = [
+            _Choice(request, i, choice_seed(seed, i), self) for i in range(request.params.n)
+        ]
+        self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+
+    def abort(self, request_id: str) -> list[TokenDelta]:
+        return [
+            self._end(choice, TokenDelta(request_id, choice.index), "abort") for choice in self._choices(request_id)
+        ]
+
+    def step(self) -> list[TokenDelta]:
+        time.sleep(self._options.get("step_s", 0.0))
+        self._stats.num_steps += 1
+        return [self._advance(choice) for request_id in list(self._live) for choice in self._choices(request_id)]
+
+    def has_unfinished(self) -> bool:
+        return bool(self._live)
+
+    def stats(self) -> EngineStats:
+        self._stats.num_running = sum(map(len, self._live.values()))
+        self._stats.num_free_blocks = BLOCKS - self._stats.num_running
+        return self._stats
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "model": "mock",
+            "architecture": "Mock",
+            "max_model_len": self.max_model_len,
+            "kv_cache": {"num_blocks": BLOCKS, "block_size": 64, "num_tokens": 64 * BLOCKS, "bytes": 0},
+            "speculation": {"method": "naive", "num_speculative_tokens": 0, "lossy": False},
+            "fingerprint": {"dtype": "float32", "isa": "mock", "exact": True},
+        }
+
+    def _choices(self, request_id: str) -> list[_Choice]:
+        return list(self._live.get(request_id, ()))
+
+    def _advance(self, choice: _Choice) -> TokenDelta:
+        delta = choice.emit(self._options.get("tokens_per_step", 1))
+        self._stats.num_generated_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._end(choice, delta, delta.finish_reason)
+        return delta
+
+    def _end(self, choice: _Choice, delta: TokenDelta, reason: str) -> TokenDelta:
+        delta.finish_reason = reason
+        delta.seed = choice.seed
+        delta.metrics = RequestMetrics(queue_s=0.001, first_token_s=0.002, finish_s=0.01)
+        delta.speculate_metrics = SpeculateMetrics(accepted_tokens=3, drafted_tokens=4, accept_ratio=0.75, num_steps=2)
+        if reason == "error":
+            delta.error = ErrorInfo("numerics", "the mock says NaN")
+        choices = self._live[choice.request.request_id]
+        choices.remove(choice)
+        if not choices:
+            del self._live[choice.request.request_id]
+        self._stats.num_finished[reason] = self._stats.num_finished.get(reason, 0) + 1
+        return delta
+
+
+class _Choice:
+    def __init__(self, request: GenerationRequest, index: int, seed: int, engine: MockEngine) -> None:
+        self.request, self.index, self.seed = request, index, seed
+        self._engine = engine
+        self._tokens = list(request.prompt_token_ids)
+        self._num_emitted = 0
+        room = engine.max_model_len - len(self._tokens)
+        self._budget = min(request.params.max_tokens or room, room)
+        self._scanner = StopStringScanner(engine._tokenizer, self._tokens, request.params)
+
+    def emit(self, count: int) -> TokenDelta:
+        params = self.request.params
+        delta = TokenDelta(self.request.request_id, self.index, seed=self.seed)
+        if params.logprobs is not None:
+            delta.logprobs = []
+        if params.prompt_logprobs is not None and self._num_emitted == 0:
+            delta.prompt_logprobs = [None, *map(_logprobs, self.request.prompt_token_ids[1:])]
+        while delta.finish_reason is None and len(delta.token_ids) < count:
+            token_id = next_token(self._tokens, 0 if params.is_greedy else self.seed, self._engine.vocab_size)
+            if token_id in params.logit_bias and params.logit_bias[token_id] == -100:
+                delta.finish_reason = "error"
+                break
+            self._tokens.append(token_id)
+            self._num_emitted += 1
+            delta.token_ids.append(token_id)
+            if delta.logprobs is not None:
+                delta.logprobs.append(_logprobs(token_id))
+            stop = self._scanner.push(token_id)
+            if token_id in params.stop_token_ids:
+                delta.finish_reason, delta.stop_reason = "stop", token_id
+            elif stop is not None:
+                delta.finish_reason, delta.stop_reason = "stop", stop
+            elif self._num_emitted == self._budget:
+                delta.finish_reason = "length"
+        return delta
+
+
+def _logprobs(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -0.5, 1, [(token_id, -0.5), (4, -1.5), (5, -2.5)])
+
+
+def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> MockEngine:
+    """Build a mock engine from the options in the model's folder."""
+    file = Path(config.model) / "mock.json"
+    options = json.loads(file.read_text()) if file.is_file() else {}
+    for percent in (0, 50, 100):
+        if on_progress is not None:
+            on_progress("weights", percent / 100)
+        time.sleep(options.get("load_s", 0.0) / 3)
+    if "config_error" in options:
+        raise ConfigError("model", options["config_error"])
+    if options.get("die_at_start"):
+        print("the mock engine cannot start", file=sys.stderr, flush=True)
+        os._exit(3)
+    return MockEngine(config, options)
+
+
+def save_mock_model(folder: Path, **options: Any) -> Path:
+    """Write what a server needs of a model whose engine is the mock: tokenizer, config.json, options."""
+    from tests.detokenize.tokenizers_for_tests import save_tokenizer
+
+    save_tokenizer(folder)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "vocab_size": 512,
+        "max_position_embeddings": 2048,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mock.json").write_text(json.dumps(options))
+    return folder
