@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The instruction-set path of this process. A source that mentions the macro of the same name (setup.py) is compiled
-// once per path, with everything that it defines inside the namespace fd::<path>; it must not use library templates with
-// external linkage, because the linker keeps one copy of those, possibly the one with the widest instructions.
+// once per path, with everything that it defines inside the namespace fd::<path>; it must not use library templates
+// with external linkage, because the linker keeps one copy of those, possibly the one with the widest instructions.
 #pragma once
 
 namespace fd {

@@ -79,7 +79,9 @@ class Pool {
     const uint64_t number = (cursor_.load(std::memory_order_relaxed) >> 32) + 1;
     cursor_.store(number << 32 | static_cast<uint64_t>(num_tiles));
     if (num_sleeping_.load() > 0) {
-      { std::lock_guard<std::mutex> lock(mutex_); }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+      }
       wake_.notify_all();
     }
     take_tiles();

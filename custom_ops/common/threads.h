@@ -12,8 +12,9 @@ namespace fd {
 int num_threads();
 
 // Calls tile(context, i) once for each i in [0, num_tiles), on any thread and in any order, and returns when all are
-// done. Tiles are handed out one by one, so a thread that the system has paused holds back at most one tile. A call from
-// inside a tile, or while another thread is using the pool, runs on the calling thread alone. Tiles must not throw.
+// done. Tiles are handed out one by one, so a thread that the system has paused holds back at most one tile. A call
+// from inside a tile, or while another thread is using the pool, runs on the calling thread alone. Tiles must not
+// throw.
 void run_tiles(int64_t num_tiles, void (*tile)(void* context, int64_t index), void* context);
 
 // As run_tiles for a callable object. `parallel` false runs inline: for jobs shorter than waking a thread (about 2 us).

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen fp32 lanes (F16), sixteen pairs of bf16 (Pairs) and what the kernels do with them, once per path. Each function
-// is the same instruction sequence wherever it is inlined, so a lane's result depends on its operands alone.
+// Sixteen fp32 lanes (F16), sixteen pairs of bf16 (Pairs) and what the kernels do with them, once per path. Each
+// function is the same instruction sequence wherever it is inlined, so a lane's result depends on its operands alone.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,13 @@ FD_INLINE F16 round_to_int(F16 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO
 FD_INLINE F16 scale_by_power(F16 x, F16 n) {
   return mul(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtps_epi32(add(n, splat(127.0f))), 23)));
 }
+// value, but 0 where x < limit
 FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
   return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x, splat(limit), _CMP_LT_OQ), _mm512_setzero_ps());
+}
+// the first n lanes of x (0 <= n <= 16), `other` in the rest
+FD_INLINE F16 keep_first(F16 x, int n, float other) {
+  return _mm512_mask_mov_ps(splat(other), static_cast<__mmask16>((1u << n) - 1), x);
 }
 FD_INLINE F16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(
@@ -100,6 +105,13 @@ FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
   return {_mm256_andnot_ps(_mm256_cmp_ps(x.low, bound, _CMP_LT_OQ), value.low),
           _mm256_andnot_ps(_mm256_cmp_ps(x.high, bound, _CMP_LT_OQ), value.high)};
 }
+FD_INLINE F16 keep_first(F16 x, int n, float other) {
+  const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 kept_low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), index));
+  const __m256 kept_high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n - 8), index));
+  return {_mm256_blendv_ps(_mm256_set1_ps(other), x.low, kept_low),
+          _mm256_blendv_ps(_mm256_set1_ps(other), x.high, kept_high)};
+}
 FD_INLINE __m256 widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
 FD_INLINE F16 load_bf16(const uint16_t* p) {
   return {widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
@@ -109,7 +121,8 @@ FD_INLINE F16 load_bf16(const uint16_t* p) {
 FD_INLINE __m256i narrow(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded =
+      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
   return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
 }
@@ -127,8 +140,8 @@ FD_INLINE Pairs splat_pair(uint32_t pair) {
 }
 FD_INLINE __m256 dot_half(__m256 acc, __m256i a, __m256i b) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)),
-                        _mm256_castsi256_ps(_mm256_and_si256(b, high)), acc);
+  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)),
+                        acc);
   return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)),
                          acc);
 }
@@ -148,11 +161,11 @@ struct Pairs {
   U4 part[4];
 };
 
-#define FD_EACH(expression)     \
-  F16 result;                   \
-  for (int i = 0; i < 4; ++i) { \
+#define FD_EACH(expression)      \
+  F16 result;                    \
+  for (int i = 0; i < 4; ++i) {  \
     result.part[i] = expression; \
-  }                             \
+  }                              \
   return result
 
 FD_INLINE F16 splat(float x) { FD_EACH((F4{x, x, x, x})); }
@@ -186,6 +199,10 @@ FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
   const F4 bound = {limit, limit, limit, limit};
   const F4 none = {0, 0, 0, 0};
   FD_EACH(x.part[i] < bound ? none : value.part[i]);
+}
+FD_INLINE F16 keep_first(F16 x, int n, float other) {
+  const F4 rest = {other, other, other, other};
+  FD_EACH((I4{4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3} < n) ? x.part[i] : rest);
 }
 FD_INLINE F16 load_bf16(const uint16_t* p) {
   F16 result;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Paddle bindings share: a tensor argument that knows its operator and name, and refuses what does not fit in one
-// sentence: "<operator>: <argument>: expected <what>, got <what>". It is thrown as Paddle's own InvalidArgument, which
-// Python sees as ValueError; any other exception that leaves an operator would end the process.
+// What the Paddle bindings share: a tensor argument that knows its operator and name, and refuses what does not fit in
+// one sentence: "<operator>: <argument>: expected <what>, got <what>". It is thrown as Paddle's own InvalidArgument,
+// which Python sees as ValueError; any other exception that leaves an operator would end the process.
 #pragma once
 
 #include <initializer_list>

@@ -8,10 +8,9 @@
 
 namespace fd {
 
-#define FD_TABLE(path)                                                                                       \
-  Kernels {                                                                                                  \
-    path::pack_linear, path::linear, path::rms_norm, path::swiglu, path::gather, path::rotary,               \
-        path::append_attention                                                                               \
+#define FD_TABLE(path)                                                                                                \
+  Kernels {                                                                                                           \
+    path::pack_linear, path::linear, path::rms_norm, path::swiglu, path::gather, path::rotary, path::append_attention \
   }
 
 const Kernels& kernels() {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one micro-kernel of linear layers and attention: rows of `a` times packed panels of sixteen outputs. A step is one k
-// in fp32 and a pair of k in bf16. Every output is one accumulator that meets its steps in order, whatever the number of
-// rows (MR) or panels (NV) that share the loop: that is what makes a row's result independent of its neighbours.
+// The one micro-kernel of linear layers and attention: rows of `a` times packed panels of sixteen outputs. A step is
+// one k in fp32 and a pair of k in bf16. Every output is one accumulator that meets its steps in order, whatever the
+// number of rows (MR) or panels (NV) that share the loop: that is what makes a row's result independent of its
+// neighbours.
 #pragma once
 
 #include "common/vec.h"

@@ -6,15 +6,15 @@
 
 namespace fd {
 
-#define FD_DECLARE_PATH(path)                     \
-  namespace path {                                \
-  void pack_linear(const PackArgs&);              \
-  void linear(const LinearArgs&);                 \
-  void rms_norm(const RmsNormArgs&);              \
-  void swiglu(const SwigluArgs&);                 \
-  void gather(const GatherArgs&);                 \
-  void rotary(const RotaryArgs&);                 \
-  void append_attention(const AttentionArgs&);    \
+#define FD_DECLARE_PATH(path)                  \
+  namespace path {                             \
+  void pack_linear(const PackArgs&);           \
+  void linear(const LinearArgs&);              \
+  void rms_norm(const RmsNormArgs&);           \
+  void swiglu(const SwigluArgs&);              \
+  void gather(const GatherArgs&);              \
+  void rotary(const RotaryArgs&);              \
+  void append_attention(const AttentionArgs&); \
   }
 
 FD_DECLARE_PATH(portable)

@@ -2,7 +2,8 @@
 // The launchers of the CPU operators: raw pointers and sizes, no framework. Each family is one source of the same name,
 // compiled once per instruction-set path; kernels() returns the table of the path that this process runs.
 //
-// `Float` tensors are bf16 (held as uint16_t) or fp32 as `dtype` says. Only the first num_rows rows are read and written.
+// `Float` tensors are bf16 (held as uint16_t) or fp32 as `dtype` says. Only the first num_rows rows are read and
+// written.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-constexpr int64_t kTilePanels = 4;         // 64 outputs: what a thread takes at a time
-constexpr int64_t kTileRows = 384;         // of so many rows at most; their inputs and the tile's weights fit the L2 cache
+constexpr int64_t kTilePanels = 4;  // 64 outputs: what a thread takes at a time
+constexpr int64_t kTileRows = 384;  // of so many rows at most; their inputs and the tile's weights fit the L2 cache
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it saves
 constexpr int kPrefetchSteps = 24;
 
@@ -66,7 +66,8 @@ void row_block(const Problem<T, Out>& p, int64_t row, int64_t panel) {
     for (int r = 0; r < MR; ++r) {
       T pair[2] = {x[r * p.k + p.k - 1], 0};
       for (int v = 0; v < NV; ++v)
-        acc[r][v] = Step<T>::dot(acc[r][v], Step<T>::broadcast(pair), Step<T>::load_panel(panels[v] + steps * kStepSize<T>));
+        acc[r][v] =
+            Step<T>::dot(acc[r][v], Step<T>::broadcast(pair), Step<T>::load_panel(panels[v] + steps * kStepSize<T>));
     }
   }
   for (int r = 0; r < MR; ++r)
@@ -118,9 +119,7 @@ void pack_typed(const PackArgs& a) {
 
 }  // namespace
 
-void pack_linear(const PackArgs& a) {
-  a.dtype == DType::kBfloat16 ? pack_typed<uint16_t>(a) : pack_typed<float>(a);
-}
+void pack_linear(const PackArgs& a) { a.dtype == DType::kBfloat16 ? pack_typed<uint16_t>(a) : pack_typed<float>(a); }
 
 void linear(const LinearArgs& a) {
   if (a.dtype == DType::kFloat32) return linear_typed<float, float>(a);

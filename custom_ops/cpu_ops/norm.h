@@ -24,8 +24,7 @@ FD_INLINE void norm_row(const T* x, const T* weight, T* out, int64_t size, float
   const F16 factor = splat(1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(size) + eps));
   for (i = 0; i + kLanes <= size; i += kLanes)
     store_rounded(out + i, mul(mul(load_as_float(x + i), factor), load_as_float(weight + i)));
-  if (tail > 0)
-    store_first(out + i, mul(mul(load_first(x + i, tail), factor), load_first(weight + i, tail)), tail);
+  if (tail > 0) store_first(out + i, mul(mul(load_first(x + i, tail), factor), load_first(weight + i, tail)), tail);
 }
 
 }  // namespace FD_ISA

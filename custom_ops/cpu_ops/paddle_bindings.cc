@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Registration of the CPU operators with Paddle: shapes, dtypes, in-place outputs, the call of the launcher.
+#include <cstring>
+
 #include "cpu_ops/checks.h"
 
 using fd::Argument;
@@ -104,8 +106,85 @@ void rotary(Tensor& qkv, const Tensor& positions, const Tensor& cos_sin, const p
       fd::refuse(op, "positions", "0.." + std::to_string(angles.size(0) - 1), std::to_string(position[row]));
   fd::kernels().rotary({rows.data(), position, angles.data<float>(),
                         optional_data(op, "q_norm", q_norm, qkv.dtype(), {head_dim}),
-                        optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}), num_rows, num_heads,
-                        num_kv_heads, head_dim, rotary_dim, interleaved, eps, rows.real()});
+                        optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}), num_rows, num_heads, num_kv_heads,
+                        head_dim, rotary_dim, interleaved, eps, rows.real()});
+}
+
+fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& value) {
+  const Argument keys{op, "cache.key", key}, values{op, "cache.value", value};
+  keys.shaped({-1, -1, -1, -1});
+  fd::KvCacheView view{keys.data(), values.data(), keys.size(0), keys.size(2), keys.size(1), keys.size(3), keys.real()};
+  require(view.block_size > 0 && view.block_size % 16 == 0, op, "block_size", "a multiple of 16", view.block_size);
+  require(view.head_dim % 2 == 0 && view.head_dim <= 256, op, "head_dim", "an even number up to 256", view.head_dim);
+  values.is(key.dtype()).shaped({view.num_blocks, view.num_kv_heads, view.block_size, view.padded_head_dim()});
+  return view;
+}
+
+// Refuses slots and blocks that lie outside the cache, and lengths that contradict each other.
+void check_batch(const char* op, const fd::AttentionArgs& a) {
+  const int64_t num_slots = a.cache.num_blocks * a.cache.block_size;
+  for (int64_t row = 0; row < a.rows; ++row)
+    require(a.slot_mapping[row] >= 0 && a.slot_mapping[row] < num_slots, op, "slot_mapping", "a slot of the cache",
+            a.slot_mapping[row]);
+  require(a.cu_seqlens_q[0] == 0, op, "cu_seqlens_q", "0 first", a.cu_seqlens_q[0]);
+  for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
+    const int64_t num_new = a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq];
+    require(num_new >= 0 && a.cu_seqlens_q[seq + 1] <= a.rows, op, "cu_seqlens_q", "ascending up to num_rows",
+            a.cu_seqlens_q[seq + 1]);
+    const int64_t num_blocks = (a.kv_lens[seq] + a.cache.block_size - 1) / a.cache.block_size;
+    require(a.kv_lens[seq] >= num_new && num_blocks <= a.max_blocks, op, "kv_lens",
+            "the new rows at least, the block table's length at most", a.kv_lens[seq]);
+    for (int64_t i = 0; i < num_blocks; ++i) {
+      const int32_t block = a.block_tables[seq * a.max_blocks + i];
+      require(block >= 0 && block < a.cache.num_blocks, op, "block_tables", "a block of the cache", block);
+    }
+  }
+}
+
+void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_seqlens_q, const Tensor& kv_lens,
+                      const Tensor& block_tables, const Tensor& slot_mapping, Tensor& out, int64_t num_rows,
+                      int64_t num_seqs, int64_t num_heads, float scale) {
+  constexpr const char* op = "append_attention";
+  const fd::KvCacheView cache = cache_view(op, key, value);
+  const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
+  require(num_rows >= 0 && num_seqs >= 0, op, "num_rows", "counts of at least 0", num_rows);
+  require(num_heads > 0 && num_heads % cache.num_kv_heads == 0, op, "num_heads", "a multiple of the kv heads",
+          num_heads);
+  rows.is(key.dtype()).holds({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
+  output.is(key.dtype()).holds({num_rows, num_heads * cache.head_dim});
+  table.is(paddle::DataType::INT32).holds({num_seqs, -1});
+  auto ints = [&](const char* name, const Tensor& tensor, int64_t count) {
+    return Argument{op, name, tensor}.is(paddle::DataType::INT32).holds({count}).template data<int32_t>();
+  };
+  const fd::AttentionArgs args{rows.data(),
+                               cache,
+                               ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1),
+                               ints("kv_lens", kv_lens, num_seqs),
+                               table.data<int32_t>(),
+                               ints("slot_mapping", slot_mapping, num_rows),
+                               output.data(),
+                               num_rows,
+                               num_seqs,
+                               table.size(1),
+                               num_heads,
+                               scale};
+  check_batch(op, args);
+  fd::kernels().append_attention(args);
+}
+
+void copy_block(Tensor& key, Tensor& value, int64_t source, int64_t target) {
+  constexpr const char* op = "copy_block";
+  const fd::KvCacheView cache = cache_view(op, key, value);
+  require(source >= 0 && source < cache.num_blocks, op, "src", "a block of the cache", source);
+  require(target >= 0 && target < cache.num_blocks && target != source, op, "dst", "another block of the cache",
+          target);
+  const int64_t element = static_cast<int64_t>(phi::SizeOf(key.dtype()));
+  auto copy = [&](void* data, int64_t block_bytes) {
+    char* base = static_cast<char*>(data);
+    std::memcpy(base + target * block_bytes, base + source * block_bytes, static_cast<size_t>(block_bytes));
+  };
+  copy(cache.key, cache.key_block() * element);
+  copy(cache.value, cache.value_block() * element);
 }
 
 }  // namespace
@@ -158,3 +237,17 @@ PD_BUILD_OP(fd_rotary)
             "interleaved: bool", "eps: float"})
     .SetInplaceMap({{"qkv", "qkv_"}})
     .SetKernelFn(PD_KERNEL(rotary));
+
+PD_BUILD_OP(fd_append_attention)
+    .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "out"})
+    .Outputs({"key_", "value_", "out_"})
+    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float"})
+    .SetInplaceMap({{"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(append_attention));
+
+PD_BUILD_OP(fd_copy_block)
+    .Inputs({"key", "value"})
+    .Outputs({"key_", "value_"})
+    .Attrs({"src: int64_t", "dst: int64_t"})
+    .SetInplaceMap({{"key", "key_"}, {"value", "value_"}})
+    .SetKernelFn(PD_KERNEL(copy_block));

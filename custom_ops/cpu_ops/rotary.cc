@@ -66,9 +66,7 @@ void rotary_typed(const RotaryArgs& a) {
 
 }  // namespace
 
-void rotary(const RotaryArgs& a) {
-  a.dtype == DType::kBfloat16 ? rotary_typed<uint16_t>(a) : rotary_typed<float>(a);
-}
+void rotary(const RotaryArgs& a) { a.dtype == DType::kBfloat16 ? rotary_typed<uint16_t>(a) : rotary_typed<float>(a); }
 
 }  // namespace FD_ISA
 }  // namespace fd

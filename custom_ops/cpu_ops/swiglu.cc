@@ -30,9 +30,7 @@ void swiglu_typed(const SwigluArgs& a) {
 
 }  // namespace
 
-void swiglu(const SwigluArgs& a) {
-  a.dtype == DType::kBfloat16 ? swiglu_typed<uint16_t>(a) : swiglu_typed<float>(a);
-}
+void swiglu(const SwigluArgs& a) { a.dtype == DType::kBfloat16 ? swiglu_typed<uint16_t>(a) : swiglu_typed<float>(a); }
 
 }  // namespace FD_ISA
 }  // namespace fd

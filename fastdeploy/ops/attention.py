@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a paged key/value cache: write the new rows, then attend, for any mix of prompt and decode rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import paddle
+
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import dtype_name
+from fastdeploy.ops.reference import attention as reference
+from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.rotary import HeadLayout
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """The keys and values of one layer, block-major: a block is one contiguous byte range of each tensor.
+
+    Attributes:
+        key: [num_blocks, num_kv_heads, block_size, head_dim]; the order inside a block is the backend's own.
+        value: [num_blocks, num_kv_heads, block_size, head_dim padded to 16]; likewise.
+        block_size: positions of a block, a multiple of 16.
+    """
+
+    key: paddle.Tensor
+    value: paddle.Tensor
+    block_size: int
+
+
+class RowIndex(Protocol):
+    """What attention reads of a fastdeploy.ops.batch_index.BatchIndex."""
+
+    num_rows: int
+    num_seqs: int
+
+    @property
+    def cu_seqlens_q(self) -> paddle.Tensor:
+        """[num_seqs + 1] int32: the rows of sequence b are cu_seqlens_q[b]..cu_seqlens_q[b + 1] - 1."""
+
+    @property
+    def kv_lens(self) -> paddle.Tensor:
+        """[num_seqs] int32: positions in the cache after this call."""
+
+    @property
+    def block_tables(self) -> paddle.Tensor:
+        """[num_seqs, max_blocks] int32."""
+
+    @property
+    def slot_mapping(self) -> paddle.Tensor:
+        """[num_rows] int32: block_id * block_size + offset of each new row."""
+
+
+def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
+    """Allocate the cache of one layer for the selected backend, filled with zeros.
+
+    Raises:
+        ValueError: block_size is no multiple of 16, head_dim is odd or above 256, or the dtype is not supported.
+    """
+    cache: KVCache = _ALLOCATE.run(num_blocks, block_size, num_kv_heads, head_dim, dtype)
+    return cache
+
+
+def append_attention(
+    qkv: paddle.Tensor, cache: KVCache, batch: RowIndex, out: paddle.Tensor, heads: HeadLayout, scale: float
+) -> None:
+    """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
+
+    Scores and sums are fp32; weights are rounded to the dtype for their product with the values. A row's result depends
+    on the values that it sees and on their absolute positions, never on how many rows or sequences share the call.
+
+    Args:
+        qkv: [cap, heads.row_size] bfloat16 or float32.
+        cache: of the same dtype; slots that no sequence uses may hold anything, NaN included.
+        batch: the rows of this step.
+        out: [cap, num_heads * head_dim], dtype of qkv.
+        heads: num_heads is a multiple of num_kv_heads.
+        scale: multiplies the scores, usually head_dim ** -0.5.
+
+    Raises:
+        ValueError: a slot or block outside the cache, or a shape or dtype that does not fit.
+    """
+    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale)
+
+
+def copy_block(cache: KVCache, src: int, dst: int) -> None:
+    """Copy block `src` to block `dst`. Raises ValueError for a block outside the cache or src == dst."""
+    _COPY_BLOCK.run(cache, src, dst)
+
+
+def _allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
+    if block_size <= 0 or block_size % 16:
+        raise ValueError(f"allocate_kv_cache: block_size: expected a multiple of 16, got {block_size}")
+    if head_dim <= 0 or head_dim % 2 or head_dim > 256:
+        raise ValueError(f"allocate_kv_cache: head_dim: expected an even number up to 256, got {head_dim}")
+    if dtype not in ("bfloat16", "float32"):
+        raise ValueError(f"allocate_kv_cache: dtype: expected bfloat16 or float32, got {dtype}")
+    shape = [num_blocks, num_kv_heads, block_size, head_dim]
+    padded = [*shape[:3], (head_dim + 15) // 16 * 16]
+    return KVCache(paddle.zeros(shape, dtype), paddle.zeros(padded, dtype), block_size)
+
+
+def _cpu(
+    qkv: paddle.Tensor, cache: KVCache, batch: RowIndex, out: paddle.Tensor, heads: HeadLayout, scale: float
+) -> None:
+    run_native(
+        "fd_append_attention",
+        qkv,
+        cache.key,
+        cache.value,
+        batch.cu_seqlens_q,
+        batch.kv_lens,
+        batch.block_tables,
+        batch.slot_mapping,
+        out,
+        batch.num_rows,
+        batch.num_seqs,
+        heads.num_heads,
+        scale,
+    )
+
+
+def _copy_block_cpu(cache: KVCache, src: int, dst: int) -> None:
+    run_native("fd_copy_block", cache.key, cache.value, src, dst)
+
+
+@dataclass
+class PlainIndex:
+    """A RowIndex made of plain tensors, for examples and tests."""
+
+    num_rows: int
+    num_seqs: int
+    cu_seqlens_q: paddle.Tensor
+    kv_lens: paddle.Tensor
+    block_tables: paddle.Tensor
+    slot_mapping: paddle.Tensor
+
+
+def plain_index(num_new: Sequence[int], kv_lens: Sequence[int], tables: np.ndarray, block_size: int) -> PlainIndex:
+    """Index num_new[b] rows at the end of kv_lens[b] positions, through tables [num_seqs, max_blocks] int32."""
+    cu = np.concatenate([[0], np.cumsum(num_new)]).astype(np.int32)
+    slots = [
+        tables[b, t // block_size] * block_size + t % block_size
+        for b, (new, total) in enumerate(zip(num_new, kv_lens, strict=True))
+        for t in range(total - new, total)
+    ]
+    lens, mapping = np.array(kv_lens, np.int32), np.array(slots, np.int32)
+    tensors = [paddle.to_tensor(a, place=paddle.CPUPlace()) for a in (cu, lens, tables.astype(np.int32), mapping)]
+    return PlainIndex(int(cu[-1]), len(num_new), *tensors)
+
+
+_EXAMPLES = (  # heads, block_size, then steps: (new rows, positions afterwards) per sequence
+    (HeadLayout(4, 2, 64), 16, (((5, 33), (5, 33)), ((1, 1), (6, 34)))),
+    (HeadLayout(3, 3, 20), 64, (((70, 1), (70, 1)), ((1, 4), (71, 5)))),
+    (HeadLayout(7, 1, 128), 32, (((130,), (130,)), ((3,), (133,)))),
+    (HeadLayout(4, 1, 80), 48, (((1090,), (1090,)), ((1,), (1091,)), ((2,), (1093,)))),
+)
+
+
+def _example(
+    dtype: str, heads: HeadLayout, block_size: int, steps: Sequence[Sequence[Sequence[int]]], lookup: Lookup
+) -> Sequence[paddle.Tensor]:
+    num_seqs, most = len(steps[-1][1]), -(-max(steps[-1][1]) // block_size)
+    tables = np.random.default_rng(14).permutation(num_seqs * most).reshape(num_seqs, most)
+    cache = lookup("allocate_kv_cache")(num_seqs * most + 1, block_size, heads.num_kv_heads, heads.head_dim, dtype)
+    outs = []
+    for seed, (num_new, kv_lens) in enumerate(steps):
+        batch = plain_index(num_new, kv_lens, tables, block_size)
+        qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
+        out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
+        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5)
+        outs.append(out)
+    if dtype_name(cache.key) != dtype:
+        raise AssertionError(f"allocate_kv_cache: expected {dtype}, got {dtype_name(cache.key)}")
+    return outs
+
+
+_ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache, {"cpu": _allocate_cpu}))
+_COPY_BLOCK = register(OpEntry("copy_block", reference.copy_block, {"cpu": _copy_block_cpu}))
+_APPEND_ATTENTION = register(
+    OpEntry(
+        "append_attention",
+        reference.append_attention,
+        {"cpu": _cpu},
+        {"float32": 1e-5, "bfloat16": 1.6e-2},
+        [
+            lambda lookup, dtype=dtype, args=args: _example(dtype, *args, lookup)
+            for dtype in ("float32", "bfloat16")
+            for args in _EXAMPLES
+        ],
+    )
+)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged causal attention in Paddle operators, over a cache in plain order: [num_blocks, block_size, num_kv_heads, D]."""
+
+from typing import TYPE_CHECKING
+
+import paddle
+
+if TYPE_CHECKING:
+    from fastdeploy.ops.attention import KVCache, RowIndex
+    from fastdeploy.ops.rotary import HeadLayout
+
+
+def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> "KVCache":
+    """As fastdeploy.ops.attention.allocate_kv_cache, in plain order."""
+    from fastdeploy.ops.attention import KVCache
+
+    shape = [num_blocks, block_size, num_kv_heads, head_dim]
+    return KVCache(paddle.zeros(shape, dtype), paddle.zeros(shape, dtype), block_size)
+
+
+def copy_block(cache: "KVCache", src: int, dst: int) -> None:
+    """As fastdeploy.ops.attention.copy_block."""
+    cache.key[dst] = cache.key[src]
+    cache.value[dst] = cache.value[src]
+
+
+def append_attention(
+    qkv: paddle.Tensor, cache: "KVCache", batch: "RowIndex", out: paddle.Tensor, heads: "HeadLayout", scale: float
+) -> None:
+    """As fastdeploy.ops.attention.append_attention, one sequence at a time."""
+    kv, dim = heads.num_kv_heads, heads.head_dim
+    rows = qkv[: batch.num_rows].reshape([batch.num_rows, -1, dim])
+    query, key, value = rows[:, : heads.num_heads], rows[:, -2 * kv : -kv], rows[:, -kv:]
+    slots = batch.slot_mapping[: batch.num_rows]
+    for store, new in ((cache.key, key), (cache.value, value)):
+        store[slots // cache.block_size, slots % cache.block_size] = new
+    cu, lens = batch.cu_seqlens_q.tolist(), batch.kv_lens.tolist()
+    for b in range(batch.num_seqs):
+        if cu[b + 1] == cu[b]:
+            continue
+        blocks = batch.block_tables[b, : -(-lens[b] // cache.block_size)]
+        keys, values = (
+            paddle.gather(store, blocks).reshape([-1, kv, dim])[: lens[b]] for store in (cache.key, cache.value)
+        )
+        attended = causal_attention(query[cu[b] : cu[b + 1]], keys, values, scale)
+        out[cu[b] : cu[b + 1]] = attended.reshape([cu[b + 1] - cu[b], -1]).astype(out.dtype)
+
+
+def causal_attention(
+    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float
+) -> paddle.Tensor:
+    """Return [rows, num_heads, D] float32: the last `rows` of len(keys) positions attend to themselves and before.
+
+    Args:
+        query: [rows, num_heads, D].
+        keys: [positions, num_kv_heads, D].
+        values: [positions, num_kv_heads, D].
+        scale: multiplies the scores.
+    """
+    (rows, num_heads, dim), (positions, num_kv_heads, _) = query.shape, keys.shape
+    grouped = query.astype("float32").reshape([rows, num_kv_heads, num_heads // num_kv_heads, dim])
+    scores = paddle.einsum("rkgd,pkd->rkgp", grouped, keys.astype("float32")) * scale
+    visible = paddle.arange(positions)[None, :] <= paddle.arange(positions - rows, positions)[:, None]
+    masked = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
+    weights = paddle.nn.functional.softmax(masked, axis=-1)
+    return paddle.einsum("rkgp,pkd->rkgd", weights, values.astype("float32")).reshape([rows, num_heads, dim])
