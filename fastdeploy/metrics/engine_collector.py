@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's counters as Prometheus metrics, under FastDeploy's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fastdeploy.core.stats import EngineStats
+
+PREFIX = "fastdeploy:"
+
+
+class EngineCollector(Collector):
+    """Reads the latest `EngineStats` whenever /metrics is asked."""
+
+    def __init__(
+        self, read_stats: Callable[[], EngineStats], read_speculation: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Report what the two functions return: counters, and what the engine's description says of speculation."""
+        self._read_stats = read_stats
+        self._read_speculation = read_speculation
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per metric."""
+        stats = self._read_stats()
+        yield from _state(stats)
+        yield from _totals(stats)
+        yield from _speculation(stats, self._read_speculation())
+
+
+def _state(stats: EngineStats) -> Iterator[Metric]:
+    used = stats.num_blocks - stats.num_free_blocks
+    yield _gauge("num_requests_running", "Requests in the batch", stats.num_running)
+    yield _gauge("num_requests_waiting", "Requests that wait for their first or next step", stats.num_waiting)
+    yield _gauge("gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
+    yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
+    yield _gauge(
+        "hit_token_rate",
+        "Prompt tokens found in the prefix cache / looked up",
+        _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens),
+    )
+
+
+def _totals(stats: EngineStats) -> Iterator[Metric]:
+    yield _counter("prompt_tokens", "Prompt tokens of admitted requests", stats.num_prompt_tokens)
+    yield _counter("generation_tokens", "Tokens emitted", stats.num_generated_tokens)
+    yield _counter("prefix_cache_token_num", "Prompt tokens found in the prefix cache", stats.num_prefix_hit_tokens)
+    yield _counter("num_preemptions", "Times a request lost its KV blocks", stats.num_preemptions)
+    finished = CounterMetricFamily(PREFIX + "request_success", "Choices ended, by reason", labels=["finish_reason"])
+    for reason, count in stats.num_finished.items():
+        finished.add_metric([reason], count)
+    yield finished
+
+
+def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the measures of docs/glossary.md: drafted, accepted, emitted, and their ratios."""
+    labels = {key: str(speculation.get(key, "")) for key in ("method", "verify_strategy", "accept_policy")}
+    for name, text, value in (
+        ("num_drafts", "Decoding steps that verified a draft", stats.num_drafts),
+        ("num_draft_tokens", "Draft tokens verified", stats.num_draft_tokens),
+        ("num_accepted_tokens", "Draft tokens kept", stats.num_accepted_tokens),
+        ("num_emitted_tokens", "Tokens kept in decoding steps", stats.num_emitted_tokens),
+    ):
+        yield _counter("spec_decode_" + name, text, value, labels)
+    yield _per_position(stats, labels)
+    rows = stats.num_steps + stats.num_draft_tokens
+    acceptance = _ratio(stats.num_accepted_tokens, stats.num_draft_tokens)
+    yield _gauge("spec_decode_draft_acceptance_rate", "Draft tokens kept / verified", acceptance, labels)
+    efficiency = _ratio(stats.num_emitted_tokens, rows)
+    yield _gauge("spec_decode_efficiency", "Tokens emitted / rows computed in decoding steps", efficiency, labels)
+    for i, (drafted, accepted) in enumerate(zip(stats.drafted_per_position, stats.accepted_per_position, strict=True)):
+        name = f"spec_decode_draft_single_head_acceptance_rate_{i}"
+        yield _gauge(name, f"Drafts at position {i} kept / verified", _ratio(accepted, drafted), labels)
+
+
+def _per_position(stats: EngineStats, labels: Mapping[str, str]) -> Metric:
+    name = PREFIX + "spec_decode_num_accepted_tokens_per_pos"
+    family = CounterMetricFamily(name, "Draft tokens kept, by position in the draft", labels=[*labels, "position"])
+    for position, count in enumerate(stats.accepted_per_position):
+        family.add_metric([*labels.values(), str(position)], count)
+    return family
+
+
+def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=list(labels or ()))
+    family.add_metric(list((labels or {}).values()), value)
+    return family
+
+
+def _counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
+    family = CounterMetricFamily(PREFIX + name, text, labels=list(labels or ()))
+    family.add_metric(list((labels or {}).values()), value)
+    return family
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

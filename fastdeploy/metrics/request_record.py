@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of each request when it ends: histograms, and one line in the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
+from fastdeploy.metrics.engine_collector import PREFIX
+
+logger = logging.getLogger("fastdeploy.request")
+
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LONG_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One choice of a request, ended. Times in seconds; None where the choice never got so far.
+
+    Attributes:
+        ttft_s: arrival to first token.
+        tpot_s: mean time per token after the first.
+        acceptance: drafts kept / verified; None without drafts.
+    """
+
+    request_id: str
+    index: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finish_reason: str
+    queue_s: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float
+    acceptance: float | None
+    average_accept_length: float | None
+
+
+def make_record(
+    request_id: str,
+    index: int,
+    num_prompt_tokens: int,
+    num_completion_tokens: int,
+    finish_reason: str,
+    metrics: RequestMetrics,
+    speculation: SpeculateMetrics | None,
+) -> RequestRecord:
+    """Put together the record of a choice that has ended."""
+    ttft = metrics.first_token_s
+    tpot = None
+    if ttft is not None and num_completion_tokens > 1:
+        tpot = (metrics.finish_s - ttft) / (num_completion_tokens - 1)
+    drafted = speculation.drafted_tokens if speculation is not None else 0
+    return RequestRecord(
+        request_id=request_id,
+        index=index,
+        prompt_tokens=num_prompt_tokens,
+        cached_tokens=metrics.num_cached_tokens,
+        completion_tokens=num_completion_tokens,
+        finish_reason=finish_reason,
+        queue_s=metrics.queue_s,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        e2e_s=metrics.finish_s,
+        acceptance=speculation.accept_ratio if speculation is not None and drafted else None,
+        average_accept_length=speculation.average_accept_length if speculation is not None and drafted else None,
+    )
+
+
+class RequestRecorder:
+    """Observes the histograms and writes the log line of every request."""
+
+    def __init__(self, registry: CollectorRegistry, json_lines: bool = False) -> None:
+        """Register the histograms; `json_lines` writes the log lines as JSON documents."""
+        self._json_lines = json_lines
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
+
+        self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _SHORT_S)
+        self._tpot = histogram("time_per_output_token_seconds", "Mean time per token after the first", _SHORT_S)
+        self._e2e = histogram("e2e_request_latency_seconds", "Arrival to end", _LONG_S)
+        self._queue = histogram("request_queue_time_seconds", "Arrival to first step", _LONG_S)
+        self._prefill = histogram("request_prefill_time_seconds", "First step to first token", _LONG_S)
+        self._decode = histogram("request_decode_time_seconds", "First token to end", _LONG_S)
+        self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._generation_tokens = histogram("request_generation_tokens", "Tokens emitted for a choice", _TOKENS)
+
+    def record(self, record: RequestRecord) -> None:
+        """Take the record of a choice that has ended."""
+        self._observe(record)
+        logger.info("%s", json.dumps(asdict(record)) if self._json_lines else _line(record))
+
+    def _observe(self, record: RequestRecord) -> None:
+        self._e2e.observe(record.e2e_s)
+        self._prompt_tokens.observe(record.prompt_tokens)
+        self._generation_tokens.observe(record.completion_tokens)
+        if record.queue_s is not None:
+            self._queue.observe(record.queue_s)
+        if record.tpot_s is not None:
+            self._tpot.observe(record.tpot_s)
+        if record.ttft_s is not None:
+            self._ttft.observe(record.ttft_s)
+            self._prefill.observe(max(0.0, record.ttft_s - (record.queue_s or 0.0)))
+            self._decode.observe(max(0.0, record.e2e_s - record.ttft_s))
+
+
+def _line(record: RequestRecord) -> str:
+    parts = [
+        f"{record.request_id}[{record.index}] {record.finish_reason}",
+        f"prompt {record.prompt_tokens} ({record.cached_tokens} cached)",
+        f"output {record.completion_tokens}",
+        f"TTFT {_ms(record.ttft_s)}",
+        f"TPOT {_ms(record.tpot_s)}",
+        f"total {_ms(record.e2e_s)}",
+    ]
+    if record.acceptance is not None:
+        parts.append(f"acceptance {record.acceptance:.2f} (length {record.average_accept_length:.2f})")
+    return ", ".join(parts)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus names and values, request records, log lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from fastdeploy.config.env import Env
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
+from fastdeploy.core.stats import EngineStats
+from fastdeploy.metrics.engine_collector import EngineCollector
+from fastdeploy.metrics.logs import set_up_logging
+from fastdeploy.metrics.request_record import RequestRecorder, make_record
+
+STATS = EngineStats(
+    num_running=3,
+    num_waiting=2,
+    num_blocks=10,
+    num_free_blocks=4,
+    num_steps=5,
+    num_prompt_tokens=100,
+    num_generated_tokens=19,
+    num_prefix_lookup_tokens=80,
+    num_prefix_hit_tokens=20,
+    num_drafts=4,
+    num_draft_tokens=11,
+    num_accepted_tokens=6,
+    num_emitted_tokens=12,
+    drafted_per_position=[4, 4, 3],
+    accepted_per_position=[4, 2, 0],
+    num_finished={"stop": 2, "length": 1},
+)
+SPECULATION = {"method": "ngram", "verify_strategy": "topp", "accept_policy": "normal"}
+LABELS = '{accept_policy="normal",method="ngram",verify_strategy="topp"}'
+
+
+def exposition() -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: STATS, lambda: SPECULATION))
+    lines = generate_latest(registry).decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("fastdeploy:num_requests_running", 3),
+        ("fastdeploy:num_requests_waiting", 2),
+        ("fastdeploy:gpu_cache_usage_perc", 0.6),
+        ("fastdeploy:available_gpu_block_num", 4),
+        ("fastdeploy:hit_token_rate", 0.25),
+        ("fastdeploy:prompt_tokens_total", 100),
+        ("fastdeploy:generation_tokens_total", 19),
+        ("fastdeploy:prefix_cache_token_num_total", 20),
+        ('fastdeploy:request_success_total{finish_reason="stop"}', 2),
+        ("fastdeploy:spec_decode_num_drafts_total" + LABELS, 4),
+        ("fastdeploy:spec_decode_num_draft_tokens_total" + LABELS, 11),
+        ("fastdeploy:spec_decode_num_accepted_tokens_total" + LABELS, 6),
+        ("fastdeploy:spec_decode_num_emitted_tokens_total" + LABELS, 12),
+        ("fastdeploy:spec_decode_draft_acceptance_rate" + LABELS, 6 / 11),
+        ("fastdeploy:spec_decode_efficiency" + LABELS, 12 / 16),
+        (
+            "fastdeploy:spec_decode_num_accepted_tokens_per_pos_total"
+            + LABELS.replace(",verify", ',position="1",verify'),
+            2,
+        ),
+        ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_1" + LABELS, 0.5),
+    ],
+)
+def test_engine_counters_have_the_names_of_the_contract(name: str, value: float) -> None:
+    assert exposition()[name] == pytest.approx(value)
+
+
+def record_one(recorder: RequestRecorder, drafted: int = 4) -> None:
+    metrics = RequestMetrics(queue_s=0.25, first_token_s=0.75, finish_s=2.75, num_cached_tokens=16)
+    speculation = SpeculateMetrics(drafted_tokens=drafted, accept_ratio=0.75, average_accept_length=2.5)
+    recorder.record(make_record("cmpl-1", 0, 20, 5, "stop", metrics, speculation))
+
+
+def test_request_times_go_into_their_histograms() -> None:
+    registry = CollectorRegistry()
+    record_one(RequestRecorder(registry))
+    sums = {
+        sample.name.removeprefix("fastdeploy:").removesuffix("_sum"): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.endswith("_sum")
+    }
+    assert sums == {
+        "time_to_first_token_seconds": 0.75,
+        "time_per_output_token_seconds": 0.5,
+        "e2e_request_latency_seconds": 2.75,
+        "request_queue_time_seconds": 0.25,
+        "request_prefill_time_seconds": 0.5,
+        "request_decode_time_seconds": 2.0,
+        "request_prompt_tokens": 20,
+        "request_generation_tokens": 5,
+    }
+
+
+@pytest.fixture
+def fresh_logging() -> Iterator[None]:
+    logger = logging.getLogger("fastdeploy")
+    kept = (list(logger.handlers), logger.level, logger.propagate)
+    yield
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:], logger.level, logger.propagate = kept
+
+
+@pytest.mark.usefixtures("fresh_logging")
+def test_one_line_per_request_on_stderr_and_in_the_log_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(Env(log_dir=str(tmp_path / "logs")))
+    record_one(RequestRecorder(CollectorRegistry()))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith(
+        "INFO cmpl-1[0] stop, prompt 20 (16 cached), output 5, TTFT 750.0 ms, TPOT 500.0 ms, total 2750.0 ms, "
+        "acceptance 0.75 (length 2.50)"
+    )
+    assert (tmp_path / "logs" / "api_server.log").read_text().splitlines() == lines
+
+
+@pytest.mark.usefixtures("fresh_logging")
+def test_json_log_lines_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(Env(log_format="json"))
+    record_one(RequestRecorder(CollectorRegistry(), json_lines=True), drafted=0)
+    logging.getLogger("fastdeploy.server").warning("plain words")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["request_id"], first["ttft_s"], first["acceptance"]) == ("cmpl-1", 0.75, None)
+    assert (second["message"], second["level"]) == ("plain words", "WARNING")
+
+
+def test_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="FD_LOG_DIR: cannot make"):
+        set_up_logging(Env(log_dir=str(tmp_path / "file" / "logs")))
