@@ -143,8 +143,7 @@ GOLDENS = (
 def randomize(model: PreTrainedModel, generator: torch.Generator) -> None:
     """Draw weights, all of them bfloat16 values, under which every part of the model moves the logits.
 
-    The scales keep the noise of a bfloat16 run below the tolerance of the tests: transformers' own bfloat16 logits
-    differ from its float32 logits by up to 0.04.
+    The scales keep the noise of a bfloat16 run below the tolerance of the tests.
     """
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -191,7 +190,9 @@ ORIGINAL_ROTATION = modeling_llama.apply_rotary_pos_emb
 @torch.no_grad()
 def all_logits(golden: Golden, model: PreTrainedModel, tokens: list[int], dtype: torch.dtype) -> torch.Tensor:
     """Return float32 logits [T, V] of a run in dtype."""
+    frequencies = model.model.rotary_emb.inv_freq
     model = model.to(dtype)
+    model.model.rotary_emb.inv_freq = frequencies  # stays float32, as in a model loaded in dtype
     fix_rotary(golden, model)
     logits = model(torch.tensor([tokens]), use_cache=False).logits[0].float()
     model.float()
@@ -216,9 +217,14 @@ def reference(golden: Golden, model: PreTrainedModel) -> dict[str, np.ndarray]:
         values[f"logprobs_{name}"] = logits.log_softmax(-1)[list(POSITIONS)].numpy().astype(stored)
         values[f"argmax_{name}"] = logits.argmax(-1).numpy().astype(np.int32)
         values[f"margin_{name}"] = (best[:, 0] - best[:, 1]).numpy()
-    margin = values["margin_float32"][PROMPT_LEN - 1 :].min()
-    assert margin > 1e-3, f"{golden.name}: greedy margin {margin} is too small to pin; change the seed"
     return values
+
+
+def is_decisive(values: dict[str, np.ndarray]) -> bool:
+    """Return whether greedy tokens are far from ties, and transformers' own bfloat16 noise is well below 0.05."""
+    margin = values["margin_float32"][PROMPT_LEN - 1 :].min()
+    noise = np.abs(values["logprobs_bfloat16"].astype(np.float32) - values["logprobs_float32"]).max()
+    return bool(margin > 1e-3 and noise < 0.02)
 
 
 def spelled(golden: Golden, model: PreTrainedModel) -> dict[str, Any]:
@@ -267,7 +273,10 @@ def write_checkpoint(golden: Golden) -> None:
     """Make one folder from scratch."""
     config_class, model_class = CLASSES[golden.family]
     model = model_class(config_class(**golden.config, attn_implementation="eager")).eval()
-    randomize(model, torch.Generator().manual_seed(sum(golden.name.encode())))
+    generator = torch.Generator().manual_seed(sum(golden.name.encode()))
+    randomize(model, generator)
+    while not is_decisive(values := reference(golden, model)):
+        randomize(model, generator)
     folder = GOLDEN / golden.name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
@@ -275,7 +284,7 @@ def write_checkpoint(golden: Golden) -> None:
     write_json(folder / "config.json", spelled(golden, model))
     write_json(folder / "generation_config.json", {"eos_token_id": golden.eos, "temperature": 0.6, "top_p": 0.95})
     write_weights(golden, model, folder)
-    np.savez_compressed(folder / "reference.npz", **reference(golden, model))
+    np.savez_compressed(folder / "reference.npz", **values)
 
 
 ROPE_SETTINGS: dict[str, dict[str, Any]] = {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.ops.batch_index import BatchIndex
 from numpy.typing import NDArray
 
 from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.batch_index import BatchIndex
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -56,7 +56,7 @@ class Driver:
             allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.dtype)
             for _ in range(model.num_layers)
         ]
-        self.batch = BatchIndex(MAX_ROWS, max_seqs, MAX_MODEL_LEN // BLOCK_SIZE)
+        self.batch = BatchIndex(MAX_ROWS, max_seqs, MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE)
         self.logits = paddle.zeros([MAX_ROWS, model.vocab_size], "float32")
         self.free = [int(block) for block in np.random.default_rng(3).permutation(num_blocks)]
 

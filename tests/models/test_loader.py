@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from model_driver import GOLDEN, MAX_MODEL_LEN, Driver, load_golden
 from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.model_config import ModelConfig
@@ -20,6 +19,7 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource
 from fastdeploy.models.weights import expected_shapes
+from tests.models.model_driver import GOLDEN, MAX_MODEL_LEN, Driver, load_golden
 
 Tensors = dict[str, paddle.Tensor]
 

@@ -8,10 +8,10 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from model_driver import GOLDEN, GOLDEN_NAMES, Driver, load_golden, log_softmax
 
 from fastdeploy.config.model_config import DType
 from fastdeploy.models.registry import ARCHITECTURES
+from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, load_golden, log_softmax
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 

@@ -7,9 +7,9 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from model_driver import GOLDEN_NAMES, Driver, Logits, load_golden
 
 from fastdeploy.config.model_config import DType
+from tests.models.model_driver import GOLDEN_NAMES, Driver, Logits, load_golden
 
 NUM_TOKENS = 60
 NAMES = ["ernie4_5", "llama_untied_bias", "qwen2", "qwen3"]
