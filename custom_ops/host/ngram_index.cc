@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/ngram_index.h"
+
+#include <algorithm>
+
+namespace fd {
+namespace {
+
+constexpr double kMaxLoad = 0.8;
+constexpr double kGrowth = 1.25;  // keeps the load above 0.64, and with it the bytes per token low
+constexpr size_t kMinSlots = 16;
+
+// Hash of the n-gram that ends at `end`, built backwards so that one walk gives the hashes of all lengths.
+struct BackwardHash {
+  uint64_t state = 0x9e3779b97f4a7c15u;
+  void push(int32_t token) {
+    state = (state ^ static_cast<uint32_t>(token)) * 0xd6e8feb86659fd93u;
+    state ^= state >> 32;
+  }
+  uint32_t value() const { return static_cast<uint32_t>((state * 0xd6e8feb86659fd93u) >> 32); }
+};
+
+uint32_t hash_of(const std::vector<int32_t>& tokens, int n, int32_t end) {
+  BackwardHash hash;
+  for (int i = 0; i < n; ++i) hash.push(tokens[end - i]);
+  return hash.value();
+}
+
+}  // namespace
+
+size_t PositionTable::locate(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const {
+  const int32_t* last = tokens.data() + end + 1;
+  size_t slot = (static_cast<uint64_t>(hash) * slots_.size()) >> 32;
+  for (;; slot = slot + 1 == slots_.size() ? 0 : slot + 1) {
+    if (slots_[slot] == 0) return slot;
+    if (std::equal(last - n_, last, tokens.data() + slots_[slot] - n_)) return slot;
+  }
+}
+
+void PositionTable::rebuild(const std::vector<int32_t>& tokens, size_t num_slots) {
+  std::vector<int32_t> old(num_slots);
+  old.swap(slots_);
+  for (int32_t entry : old) {
+    if (entry != 0) slots_[locate(tokens, hash_of(tokens, n_, entry - 1), entry - 1)] = entry;
+  }
+}
+
+void PositionTable::reserve(const std::vector<int32_t>& tokens, int64_t num_ngrams) {
+  const size_t wanted = std::max(kMinSlots, static_cast<size_t>(static_cast<double>(num_ngrams) / kMaxLoad) + 1);
+  if (wanted > slots_.size()) rebuild(tokens, wanted);
+}
+
+void PositionTable::note(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) {
+  if (static_cast<double>(num_ngrams_ + 1) > kMaxLoad * static_cast<double>(slots_.size())) {
+    rebuild(tokens, std::max(kMinSlots, static_cast<size_t>(kGrowth * static_cast<double>(slots_.size()))));
+  }
+  const size_t slot = locate(tokens, hash, end);
+  if (slots_[slot] == 0) ++num_ngrams_;
+  slots_[slot] = end + 1;
+}
+
+int32_t PositionTable::find(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const {
+  return slots_.empty() ? -1 : slots_[locate(tokens, hash, end)] - 1;
+}
+
+NgramSequence::NgramSequence(int min_n, int max_n) {
+  for (int n = min_n; n <= max_n; ++n) tables_.emplace_back(n);
+}
+
+void NgramSequence::extend(const int32_t* tokens, int64_t num_tokens) {
+  const int64_t before = static_cast<int64_t>(tokens_.size());
+  const int64_t after = before + num_tokens;
+  if (static_cast<size_t>(after) > tokens_.capacity()) {
+    tokens_.reserve(std::max<size_t>(after, static_cast<size_t>(kGrowth * static_cast<double>(tokens_.capacity()))));
+  }
+  tokens_.insert(tokens_.end(), tokens, tokens + num_tokens);
+  if (before == 0) {
+    for (PositionTable& table : tables_) table.reserve(tokens_, after);
+  }
+  for (int64_t end = std::max<int64_t>(before - 1, 0); end + 1 < after; ++end) {
+    BackwardHash hash;
+    int n = 0;
+    for (PositionTable& table : tables_) {
+      if (table.n() > end + 1) break;
+      for (; n < table.n(); ++n) hash.push(tokens_[end - n]);
+      table.note(tokens_, hash.value(), static_cast<int32_t>(end));
+    }
+  }
+}
+
+Proposal NgramSequence::propose(int32_t cap) const {
+  const int32_t length = static_cast<int32_t>(tokens_.size());
+  for (auto table = tables_.rbegin(); table != tables_.rend() && cap > 0; ++table) {
+    if (table->n() > length) continue;
+    const int32_t end = table->find(tokens_, hash_of(tokens_, table->n(), length - 1), length - 1);
+    if (end >= 0) return {table->n(), end + 1, std::min(cap, length - 1 - end)};
+  }
+  return {};
+}
+
+int64_t NgramSequence::num_bytes() const {
+  int64_t bytes = static_cast<int64_t>(sizeof(*this) + tokens_.capacity() * sizeof(int32_t));
+  for (const PositionTable& table : tables_) bytes += static_cast<int64_t>(sizeof(table)) + table.num_bytes();
+  return bytes;
+}
+
+std::string NgramSequence::check_integrity() const {
+  const int32_t length = static_cast<int32_t>(tokens_.size());
+  for (const PositionTable& table : tables_) {
+    const std::string name = "table " + std::to_string(table.n());
+    int64_t used = 0, distinct = 0;
+    for (int32_t entry : table.slots()) {
+      used += entry != 0;
+      if (entry != 0 && (entry < table.n() || entry >= length)) return name + ": position out of range";
+    }
+    for (int32_t end = table.n() - 1; end + 1 < length; ++end) {
+      const int32_t found = table.find(tokens_, hash_of(tokens_, table.n(), end), end);
+      if (found < end) return name + ": the n-gram that ends at " + std::to_string(end) + " is not indexed";
+      distinct += found == end;
+    }
+    if (used != distinct || used != table.num_ngrams()) return name + ": number of n-grams differs";
+  }
+  return "";
+}
+
+bool NgramIndex::start(int64_t slot, const int32_t* tokens, int64_t num_tokens) {
+  if (slot < 0 || sequence(slot) != nullptr) return false;
+  if (slot >= static_cast<int64_t>(sequences_.size())) sequences_.resize(slot + 1);
+  sequences_[slot] = std::make_unique<NgramSequence>(min_n_, max_n_);
+  sequences_[slot]->extend(tokens, num_tokens);
+  return true;
+}
+
+bool NgramIndex::finish(int64_t slot) {
+  if (sequence(slot) == nullptr) return false;
+  sequences_[slot].reset();
+  return true;
+}
+
+NgramSequence* NgramIndex::sequence(int64_t slot) {
+  return slot >= 0 && slot < static_cast<int64_t>(sequences_.size()) ? sequences_[slot].get() : nullptr;
+}
+
+int64_t NgramIndex::num_bytes() const {
+  int64_t bytes = static_cast<int64_t>(sequences_.capacity() * sizeof(sequences_[0]));
+  for (const auto& sequence : sequences_) bytes += sequence ? sequence->num_bytes() : 0;
+  return bytes;
+}
+
+std::string NgramIndex::check_integrity() const {
+  for (size_t slot = 0; slot < sequences_.size(); ++slot) {
+    const std::string wrong = sequences_[slot] ? sequences_[slot]->check_integrity() : "";
+    if (!wrong.empty()) return "slot " + std::to_string(slot) + ": " + wrong;
+  }
+  return "";
+}
+
+}  // namespace fd

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prompt lookup: for every live sequence, the most recent place of each n-gram, n = min_n .. max_n, kept up to date
+// token by token. Knows integers only; which request a slot stands for is the caller's business. Not thread-safe.
+//
+//   tokens     t0 t1 t2 ... t[L-2] t[L-1]
+//   indexed    n-grams that end at L-2 or before: the suffix itself, which ends at L-1, is always looked up against
+//              earlier occurrences (they may overlap it)
+//   table n    open addressing; a slot holds 1 + the end position of the last occurrence of its n-gram, 0 if free. The
+//              n-gram itself is not stored: a hit is compared with the tokens, so hash collisions cannot mislead.
+//
+// Memory: 4 to 5 bytes per token, and at most 6.3 bytes per token for each n: 36 bytes for n = 1..5, 55 for eight
+// values.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fd {
+
+class PositionTable {
+ public:
+  explicit PositionTable(int n) : n_(n) {}
+
+  // Makes room for this many n-grams.
+  void reserve(const std::vector<int32_t>& tokens, int64_t num_ngrams);
+  // Notes that the n-gram with this hash ends at `end`, which is later than all noted before.
+  void note(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end);
+  // Returns the last noted end of the n-gram that ends at `end`, or -1.
+  int32_t find(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const;
+
+  int n() const { return n_; }
+  int64_t num_ngrams() const { return num_ngrams_; }
+  int64_t num_bytes() const { return static_cast<int64_t>(slots_.capacity() * sizeof(int32_t)); }
+  const std::vector<int32_t>& slots() const { return slots_; }
+
+ private:
+  // The slot of this n-gram, or the free slot where it belongs.
+  size_t locate(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const;
+  void rebuild(const std::vector<int32_t>& tokens, size_t num_slots);
+
+  int n_;
+  int64_t num_ngrams_ = 0;
+  std::vector<int32_t> slots_;
+};
+
+struct Proposal {
+  int32_t match_len = 0;   // tokens of the suffix that was found, 0 if none
+  int32_t first = 0;       // position of the first proposed token
+  int32_t num_tokens = 0;  // tokens[first .. first + num_tokens)
+};
+
+class NgramSequence {
+ public:
+  NgramSequence(int min_n, int max_n);
+  void extend(const int32_t* tokens, int64_t num_tokens);
+  Proposal propose(int32_t cap) const;
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  int64_t num_bytes() const;
+  std::string check_integrity() const;  // "" or what is wrong
+
+ private:
+  std::vector<int32_t> tokens_;
+  std::vector<PositionTable> tables_;  // ascending n
+};
+
+class NgramIndex {
+ public:
+  NgramIndex(int min_n, int max_n) : min_n_(min_n), max_n_(max_n) {}
+  bool start(int64_t slot, const int32_t* tokens, int64_t num_tokens);  // false if the slot is in use
+  bool finish(int64_t slot);                                            // false if it is not
+  NgramSequence* sequence(int64_t slot);                                // null if it is not in use
+  int64_t num_bytes() const;
+  std::string check_integrity() const;
+
+ private:
+  int min_n_, max_n_;
+  std::vector<std::unique_ptr<NgramSequence>> sequences_;
+};
+
+}  // namespace fd

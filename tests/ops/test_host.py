@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The n-gram index against a search through the whole history."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdeploy.ops import host
+from fastdeploy.ops.host import NgramIndex
+from fastdeploy.version import __version__
+
+CAP = 6
+
+
+def oracle(tokens: list[int], min_n: int, max_n: int, cap: int) -> tuple[list[int], int]:
+    """Return (continuation, match length) by trying every length and every earlier place, latest first."""
+    for n in range(min(max_n, len(tokens) - 1), min_n - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                return tokens[end : end + cap], n
+    return [], 0
+
+
+def propose(index: NgramIndex, slot: int, cap: int = CAP) -> tuple[list[int], int]:
+    tokens, counts, match_lens = index.propose_batch([slot], [cap])
+    return tokens[0, : counts[0]].tolist(), int(match_lens[0])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    alphabet=st.sampled_from([1, 2, 3, 50]),
+    window=st.sampled_from([(1, 1), (1, 3), (2, 5), (3, 3), (1, 16)]),
+    pieces=st.lists(st.lists(st.integers(0, 49), max_size=12), min_size=1, max_size=12),
+)
+def test_proposal_is_what_a_search_through_the_history_finds(
+    alphabet: int, window: tuple[int, int], pieces: list[list[int]]
+) -> None:
+    index, history = NgramIndex(*window), []
+    for number, piece in enumerate(pieces):
+        piece = [token % alphabet for token in piece]
+        history += piece
+        if number == 0:
+            index.start(3, piece)
+        else:
+            index.extend_batch([3], [0, len(piece)], piece)
+        assert propose(index, 3) == oracle(history, *window, CAP)
+    index.check_integrity()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_sequences_do_not_disturb_each_other(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    index, live = NgramIndex(1, 4), {}
+    for _ in range(60):
+        slot = int(rng.integers(0, 5))
+        if slot not in live:
+            live[slot] = rng.integers(0, 3, rng.integers(0, 20)).tolist()
+            index.start(slot, live[slot])
+        elif rng.random() < 0.15:
+            del live[slot]
+            index.finish(slot)
+        else:
+            slots = [s for s in live if rng.random() < 0.7]
+            added = [rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in slots]
+            index.extend_batch(slots, np.cumsum([0, *map(len, added)]), [t for part in added for t in part])
+            for s, part in zip(slots, added, strict=True):
+                live[s] += part
+        slots = list(live)
+        caps = rng.integers(0, CAP + 1, len(slots))
+        tokens, counts, match_lens = index.propose_batch(slots, caps)
+        for i, s in enumerate(slots):
+            expected = oracle(live[s], 1, 4, int(caps[i])) if caps[i] else ([], 0)
+            assert (tokens[i, : counts[i]].tolist(), match_lens[i]) == expected
+    index.check_integrity()
+
+
+def test_the_longest_match_wins_over_a_more_recent_shorter_one() -> None:
+    index = NgramIndex(1, 3)
+    index.start(0, [1, 2, 3, 7, 9, 2, 3, 8, 1, 2, 3])
+    assert propose(index, 0, 2) == ([7, 9], 3)
+
+
+def test_the_most_recent_of_equal_matches_wins() -> None:
+    index = NgramIndex(2, 2)
+    index.start(0, [1, 2, 5, 1, 2, 6, 1, 2])
+    assert propose(index, 0, 2) == ([6, 1], 2)
+
+
+def test_a_match_may_cross_from_prompt_to_output() -> None:
+    index = NgramIndex(2, 4)
+    index.start(0, [9, 1, 2])
+    index.extend_batch([0], [0, 6], [3, 4, 9, 1, 2, 3])
+    assert propose(index, 0, 3) == ([4, 9, 1], 4)
+
+
+def test_a_match_may_overlap_the_suffix() -> None:
+    index = NgramIndex(1, 3)
+    index.start(0, [5, 5, 5, 5])
+    assert propose(index, 0) == ([5], 3)
+
+
+def test_equal_hashes_cannot_mislead_long_random_text() -> None:
+    rng = np.random.default_rng(0)
+    history = rng.integers(0, 40, 30_000).astype(np.int32)
+    index = NgramIndex(2, 5)
+    index.start(0, history[:20_000])
+    index.extend_batch([0], [0, 10_000], history[20_000:])
+    index.check_integrity()
+    assert propose(index, 0) == oracle(history.tolist(), 2, 5, CAP)
+
+
+@pytest.mark.parametrize(("window", "limit"), [((1, 5), 40), ((1, 8), 64)])
+def test_bytes_per_token_stay_bounded(window: tuple[int, int], limit: int) -> None:
+    tokens = np.random.default_rng(1).integers(0, 2**31 - 1, 60_000).astype(np.int32)
+    index = NgramIndex(*window)
+    index.start(0, tokens[:50_000])
+    assert index.num_bytes() <= limit * 50_000
+    for begin in range(50_000, 60_000, 7):
+        part = tokens[begin : begin + 7]
+        index.extend_batch([0], [0, len(part)], part)
+        assert index.num_bytes() <= limit * (begin + len(part))
+
+
+def test_finish_returns_the_memory() -> None:
+    index = NgramIndex(1, 3)
+    empty = index.num_bytes()
+    index.start(0, list(range(10_000)))
+    index.finish(0)
+    assert index.num_bytes() <= empty + 1024
+
+
+def test_wrong_slots_and_offsets_are_refused_by_name() -> None:
+    index = NgramIndex(1, 3)
+    index.start(0, [1, 2])
+    with pytest.raises(ValueError, match="not in use, got 0"):
+        index.start(0, [1])
+    with pytest.raises(ValueError, match="live slots, got 4"):
+        index.extend_batch([0, 4], [0, 1, 2], [1, 2])
+    with pytest.raises(ValueError, match="live slots, got 7"):
+        index.propose_batch([7], [1])
+    with pytest.raises(ValueError, match="expected 2 offsets into 1 tokens"):
+        index.extend_batch([0], [0, 2], [1])
+    with pytest.raises(ValueError, match="live slot, got 1"):
+        index.finish(1)
+    with pytest.raises(ValueError, match="min_n"):
+        NgramIndex(3, 2)
+
+
+def test_the_library_belongs_to_this_version() -> None:
+    assert host.load_library().fd_library_version().decode() == __version__
+    assert len(host.library_hash()) == 16
+
+
+def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr(host, "library_path", lambda: tmp_path / "_host.so")
+    with pytest.raises(host.HostLibraryError, match="pip install -e"):
+        host.load_library.__wrapped__()
+
+
+def test_the_host_library_needs_no_paddle() -> None:
+    code = (
+        "import sys; from fastdeploy.ops.host import NgramIndex; NgramIndex(1, 2); assert 'paddle' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
