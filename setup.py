@@ -22,11 +22,11 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 OPS = ROOT / "custom_ops"
 VERSION = runpy.run_path(str(ROOT / "fastdeploy" / "version.py"))["__version__"]
-COMMON_FLAGS = "-std=c++17 -O3 -fPIC -ffp-contract=off -fno-math-errno -Wall -Wno-maybe-uninitialized -pthread".split()
+COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized"]
+COMMON_FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # a compiler that fuses where it likes would break exactness
 X86_PATHS = {
     "avx2": ["-mavx2", "-mfma", "-mbmi2"],
-    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni -mfma -mbmi2".split()
-    + ["-mprefer-vector-width=512"],
+    "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")] + ["-mfma", "-mbmi2"],
 }
 PATHS = {"portable": [], **(X86_PATHS if platform.machine() in ("x86_64", "AMD64") else {})}
 
@@ -69,8 +69,14 @@ class Library(Extension):
 
 
 def compile_jobs(library: Library, paddle_flags: list[str]) -> list[tuple[Path, list[str]]]:
-    """Return (object, command) of every translation unit; the object's name holds the digest of all that it depends on."""
-    compiler = [*os.environ.get("CXX", "g++").split(), *COMMON_FLAGS, f"-fmacro-prefix-map={ROOT}/=", f"-I{OPS}", *paths_flags()]
+    """Return (object, command) of every translation unit; an object is named after all that it depends on."""
+    compiler = [
+        *os.environ.get("CXX", "g++").split(),
+        *COMMON_FLAGS,
+        f"-fmacro-prefix-map={ROOT}/=",
+        f"-I{OPS}",
+        *paths_flags(),
+    ]
     headers = headers_digest(library.folder)
     jobs = []
     for source in (ROOT / path for path in library.sources):

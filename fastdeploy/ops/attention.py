@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -185,10 +186,6 @@ _APPEND_ATTENTION = register(
         reference.append_attention,
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
-        [
-            lambda lookup, dtype=dtype, args=args: _example(dtype, *args, lookup)
-            for dtype in ("float32", "bfloat16")
-            for args in _EXAMPLES
-        ],
+        [partial(_example, dtype, *args) for dtype in ("float32", "bfloat16") for args in _EXAMPLES],
     )
 )

@@ -24,4 +24,4 @@ class HostBuffer:
         count = int(np.prod(sizes))
         memory = (ctypes.c_byte * (count * kind.itemsize)).from_address(self.tensor.data_ptr())
         memory.owner = self.tensor  # type: ignore[attr-defined]  # the array's base keeps the tensor alive
-        self.array: NDArray = np.frombuffer(memory, dtype=kind, count=count).reshape(sizes)
+        self.array: NDArray = np.frombuffer(memoryview(memory), dtype=kind, count=count).reshape(sizes)

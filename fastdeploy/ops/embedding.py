@@ -2,6 +2,7 @@
 """Rows of a table by token id."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import paddle
@@ -44,6 +45,6 @@ _EMBEDDING = register(
         reference.embedding,
         {"cpu": _cpu},
         {"float32": 0.0, "bfloat16": 0.0},
-        [lambda lookup, dtype=dtype: _example(dtype, lookup) for dtype in ("float32", "bfloat16")],
+        [partial(_example, dtype) for dtype in ("float32", "bfloat16")],
     )
 )

@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import paddle
 
@@ -72,9 +73,7 @@ def _pack_cpu(weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> Packe
         raise ValueError(f"pack_linear: weight: expected [out_features, in_features], got {list(weight.shape)}")
     n, k = weight.shape
     if bias is not None and (list(bias.shape) != [n] or bias.dtype != weight.dtype):
-        raise ValueError(
-            f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}"
-        )
+        raise ValueError(f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
     size = (n + _PANEL - 1) // _PANEL * _PANEL * ((k + 1) // 2 * 2)
     packed = paddle.empty([size], dtype=weight.dtype)
     run_native("fd_pack_linear", weight.contiguous(), packed)
@@ -112,7 +111,7 @@ _LINEAR = register(
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 8e-3},
         [
-            lambda lookup, dtypes=dtypes, sizes=sizes, extras=extras: _example(dtypes, sizes, extras, lookup)
+            partial(_example, dtypes, sizes, extras)
             for dtypes in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
             for sizes, extras in (((1, 64, 64), False), ((7, 80, 33), True), ((19, 150, 256), True), ((2, 3, 5), False))
         ],

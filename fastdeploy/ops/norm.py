@@ -2,6 +2,7 @@
 """Root-mean-square normalisation of rows."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import paddle
 
@@ -44,7 +45,7 @@ _RMS_NORM = register(
         {"cpu": _cpu},
         {"float32": 2e-6, "bfloat16": 8e-3},
         [
-            lambda lookup, dtype=dtype, rows=rows, size=size: _example(dtype, rows, size, lookup)
+            partial(_example, dtype, rows, size)
             for dtype in ("float32", "bfloat16")
             for rows, size in ((1, 64), (5, 100), (3, 7), (16, 1024))
         ],

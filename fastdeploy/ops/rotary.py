@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import paddle
@@ -95,7 +96,7 @@ _ROTARY = register(
         {"cpu": _cpu},
         {"float32": 2e-6, "bfloat16": 1.6e-2},
         [
-            lambda lookup, dtype=dtype, args=args: _example(dtype, *args, lookup)
+            partial(_example, dtype, *args)
             for dtype in ("float32", "bfloat16")
             for args in (
                 (HeadLayout(4, 2, 64), 64, False, False),

@@ -2,6 +2,7 @@
 """The gated activation of the feed-forward layer."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import paddle
 
@@ -42,7 +43,7 @@ _SWIGLU = register(
         {"cpu": _cpu},
         {"float32": 2e-6, "bfloat16": 8e-3},
         [
-            lambda lookup, dtype=dtype, rows=rows, size=size: _example(dtype, rows, size, lookup)
+            partial(_example, dtype, rows, size)
             for dtype in ("float32", "bfloat16")
             for rows, size in ((1, 64), (5, 100), (3, 7), (16, 1024))
         ],

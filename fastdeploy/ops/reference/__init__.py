@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators in plain Paddle: the oracle of the tests and the fallback on devices without kernels. No speed intended."""
+"""The operators in plain Paddle: the oracle of the tests and the fallback on devices without kernels."""

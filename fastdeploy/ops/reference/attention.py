@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged causal attention in Paddle operators, over a cache in plain order: [num_blocks, block_size, num_kv_heads, D]."""
+"""Paged causal attention in Paddle operators, cache in plain order: [num_blocks, block_size, num_kv_heads, D]."""
 
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,7 @@ def append_attention(
         out[cu[b] : cu[b + 1]] = attended.reshape([cu[b + 1] - cu[b], -1]).astype(out.dtype)
 
 
-def causal_attention(
-    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float
-) -> paddle.Tensor:
+def causal_attention(query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float) -> paddle.Tensor:
     """Return [rows, num_heads, D] float32: the last `rows` of len(keys) positions attend to themselves and before.
 
     Args:

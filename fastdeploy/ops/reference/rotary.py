@@ -21,10 +21,7 @@ def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddl
     else:
         first, second = turned[..., : rotary_dim // 2], turned[..., rotary_dim // 2 :]
     parts = [first * cosine - second * sine, second * cosine + first * sine]
-    if interleaved:
-        rotated = paddle.stack(parts, axis=-1).reshape(turned.shape)
-    else:
-        rotated = paddle.concat(parts, axis=-1)
+    rotated = paddle.stack(parts, axis=-1).reshape(turned.shape) if interleaved else paddle.concat(parts, axis=-1)
     return paddle.concat([rotated, kept], axis=-1) if kept.shape[-1] else rotated
 
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A row of attention depends on what it sees and where, never on chunking, neighbours, block order or unused slots."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.rotary import HeadLayout
+from tests.ops.bits import assert_same_bits, bits
+
+CHUNK, SPLIT = 64, 1024  # kChunk and kSplit of custom_ops/cpu_ops/attention.cc
+DTYPES = ["float32", "bfloat16"]
+LAYOUTS = [HeadLayout(4, 2, 32), HeadLayout(3, 1, 72)]
+
+
+def poisoned_cache(num_blocks: int, block_size: int, heads: HeadLayout, dtype: str) -> KVCache:
+    cache = allocate_kv_cache(num_blocks, block_size, heads.num_kv_heads, heads.head_dim, dtype)
+    cache.key[:] = float("nan")
+    cache.value[:] = float("nan")
+    return cache
+
+
+class Sequence1:
+    """One sequence of random rows and the tables of the blocks that it lies in."""
+
+    def __init__(self, length: int, heads: HeadLayout, dtype: str, block_size: int, seed: int = 1) -> None:
+        self.qkv = random_rows(length, heads.row_size, dtype, seed)
+        self.length, self.heads, self.dtype, self.block_size = length, heads, dtype, block_size
+        self.num_blocks = -(-length // block_size)
+        self.table = np.random.default_rng(seed).permutation(self.num_blocks)[None, :]
+
+    def run(self, cuts: Sequence[int], cache: KVCache | None = None) -> np.ndarray:
+        """Return the bits of all rows computed in calls that end at the positions `cuts`."""
+        cache = cache or poisoned_cache(self.num_blocks, self.block_size, self.heads, self.dtype)
+        outs, start = [], 0
+        for end in cuts:
+            batch = plain_index([end - start], [end], self.table, self.block_size)
+            outs.append(attend(self.qkv[start:end], cache, batch, self.heads))
+            start = end
+        return np.concatenate(outs)
+
+
+def attend(qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout) -> np.ndarray:
+    out = paddle.zeros([qkv.shape[0], heads.num_heads * heads.head_dim], qkv.dtype)
+    append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5)  # type: ignore[arg-type]
+    return bits(out)
+
+
+def is_finite(values: np.ndarray, dtype: str) -> bool:
+    wide = (
+        values.view(np.float32)
+        if dtype == "float32"
+        else (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    )
+    return bool(np.isfinite(wide).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", LAYOUTS)
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_chunked_prefill_equals_one_token_at_a_time(dtype: str, heads: HeadLayout, block_size: int) -> None:
+    length = SPLIT + CHUNK + 6
+    sequence = Sequence1(length, heads, dtype, block_size)
+    alone = sequence.run(range(1, length + 1))
+    assert is_finite(alone, dtype)
+    for size in (2, 3, 7, 64, length):
+        assert_same_bits(sequence.run([*range(size, length, size), length]), alone, f"chunks of {size}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("edge", [16, 48, CHUNK, 2 * CHUNK, SPLIT, SPLIT + 48, 2 * SPLIT])
+def test_every_row_count_agrees_at_block_chunk_and_split_edges(dtype: str, edge: int) -> None:
+    heads = HeadLayout(4, 2, 32)
+    for kv_len in (edge - 1, edge, edge + 1):
+        sequence = Sequence1(kv_len, heads, dtype, 48)
+        alone = sequence.run([kv_len - 5, *range(kv_len - 4, kv_len + 1)])
+        assert is_finite(alone, dtype)
+        for rows in (2, 3, 5):
+            got = sequence.run([kv_len - rows, kv_len])
+            assert_same_bits(got[-rows:], alone[-rows:], f"{rows} rows at {kv_len}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> None:
+    heads, length, others = HeadLayout(4, 2, 32), SPLIT + 70, 12
+    sequence = Sequence1(length, heads, dtype, 16)
+    alone = sequence.run([length - 3, length])[-3:]
+    cache = poisoned_cache(sequence.num_blocks + others * 2, 16, heads, dtype)
+    sequence.run([length - 3], cache)
+    tables = np.zeros((others + 1, sequence.num_blocks), np.int64)
+    tables[0] = sequence.table
+    tables[1:, :2] = sequence.num_blocks + np.arange(2 * others).reshape(others, 2)
+    batch = plain_index([3] + [2] * others, [length] + [20] * others, tables, 16)
+    noise = random_rows(2 * others, heads.row_size, dtype, 9)
+    noise[::3] = float("nan")
+    together = attend(paddle.concat([sequence.qkv[-3:], noise]), cache, batch, heads)
+    assert_same_bits(together[:3], alone, "rows beside NaN neighbours")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rejected_draft_leaves_no_trace(dtype: str) -> None:
+    heads = HeadLayout(4, 2, 32)
+    sequence = Sequence1(70, heads, dtype, 16)
+    want = sequence.run([60, 61, 70])
+    cache = poisoned_cache(sequence.num_blocks, 16, heads, dtype)
+    sequence.run([60], cache)
+    wrong = random_rows(6, heads.row_size, dtype, 5)
+    attend(wrong, cache, plain_index([6], [66], sequence.table, 16), heads)  # drafts that nobody accepts
+    for start, end in ((60, 61), (61, 70)):
+        got = attend(sequence.qkv[start:end], cache, plain_index([end - start], [end], sequence.table, 16), heads)
+        assert_same_bits(got, want[start:end], f"rows {start}..{end - 1}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_copied_block_reads_as_the_original(dtype: str) -> None:
+    heads = HeadLayout(4, 2, 32)
+    sequence = Sequence1(40, heads, dtype, 16)
+    want = sequence.run([39, 40])[-1:]
+    cache = poisoned_cache(sequence.num_blocks + 1, 16, heads, dtype)
+    sequence.run([39], cache)
+    copy_block(cache, int(sequence.table[0, 1]), sequence.num_blocks)
+    cache.key[int(sequence.table[0, 1])] = float("nan")
+    moved = sequence.table.copy()
+    moved[0, 1] = sequence.num_blocks
+    assert_same_bits(attend(sequence.qkv[39:], cache, plain_index([1], [40], moved, 16), heads), want, "copied block")

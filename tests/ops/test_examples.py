@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operator of the registry: each backend against the reference, and only the rows that were asked for."""
+
+import importlib
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy.ops import registry
+
+for _family in ("linear", "norm", "rotary", "swiglu", "embedding", "gather", "attention"):
+    importlib.import_module(f"fastdeploy.ops.{_family}")
+
+PREPARATION = {"pack_linear", "allocate_kv_cache", "copy_block"}  # run inside the examples of other operators
+CASES = [(name, i) for name, entry in registry.entries().items() for i in range(len(entry.examples))]
+
+
+def wide(tensor: paddle.Tensor) -> np.ndarray:
+    return tensor.astype("float32").numpy()
+
+
+def dtype_of(tensor: paddle.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("paddle.")
+
+
+@pytest.mark.parametrize(("name", "index"), CASES)
+def test_native_result_is_within_tolerance_of_the_reference(name: str, index: int) -> None:
+    entry = registry.entries()[name]
+    expected = entry.examples[index](registry.lookup("reference"))
+    for backend in entry.backends:
+        for got, want in zip(entry.examples[index](registry.lookup(backend)), expected, strict=True):
+            error = np.abs(wide(got) - wide(want)) / (1 + np.abs(wide(want)))
+            assert error.max() <= entry.tolerance.get(dtype_of(got), 0.0), f"{name} on {backend}"
+
+
+def test_every_operator_has_examples() -> None:
+    assert {name for name, entry in registry.entries().items() if not entry.examples} <= PREPARATION
+
+
+def test_an_example_gives_the_same_bits_when_it_runs_twice() -> None:
+    for name, entry in registry.entries().items():
+        for example in entry.examples:
+            first, second = (example(registry.lookup("cpu")) for _ in range(2))
+            for a, b in zip(first, second, strict=True):
+                assert np.array_equal(wide(a), wide(b), equal_nan=True), name

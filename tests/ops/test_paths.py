@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every instruction-set path passes the same tests, and results do not depend on the number of threads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastdeploy.ops import registry
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+PATHS = ["portable", "avx2", "avx512"]
+SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py"]
+DIGEST = """
+import hashlib
+from tests.ops.bits import bits
+from tests.ops.test_examples import CASES, registry
+state = hashlib.sha256()
+for name, index in CASES:
+    if name in ("linear", "rms_norm", "swiglu", "rotary", "append_attention"):
+        for tensor in registry.entries()[name].examples[index](registry.lookup("cpu")):
+            state.update(bits(tensor).tobytes())
+print("digest", registry.isa(), registry.num_threads(), state.hexdigest())
+"""
+
+
+def run(arguments: list[str], **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **settings}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
+    )
+
+
+def supported() -> list[str]:
+    """Return the paths of this processor: those up to the one that an unforced process chooses."""
+    widest = run(["-c", "from fastdeploy.ops import isa; print('isa', isa())"], FD_CPU_ISA="").stdout.split()[-1]
+    return PATHS[: PATHS.index(widest) + 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_operator_tests_pass_on(path: str) -> None:
+    if path == registry.isa():
+        pytest.skip("this process runs the same tests on this path")
+    if path not in supported():
+        pytest.skip(f"this processor has no {path}")
+    done = run(
+        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(HERE / s) for s in SUITES)], FD_CPU_ISA=path
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    lines = []
+    for threads in ("1", "2", "5"):
+        done = run(["-c", DIGEST], FD_NUM_THREADS=threads)
+        line = next(line.split() for line in done.stdout.splitlines() if line.startswith("digest"))
+        assert line[2] == threads
+        lines.append(line[3])
+    assert len(set(lines)) == 1
+
+
+def test_a_forced_path_is_the_one_that_runs() -> None:
+    digests = {}  # avx2 and avx512 may agree: AMD's bf16 dot product rounds like two fused multiply-adds
+    for path in supported():
+        done = run(["-c", DIGEST], FD_CPU_ISA=path)
+        line = next(line.split() for line in done.stdout.splitlines() if line.startswith("digest"))
+        assert line[1] == path
+        digests[path] = line[3]
+    assert len(set(digests.values())) == min(2, len(digests)), "the portable path has no fused multiply-add"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"FD_CPU_ISA": "sse9"}, "FD_CPU_ISA: expected avx512, avx2 or portable, got 'sse9'"),
+        ({"FD_NUM_THREADS": "none"}, "FD_NUM_THREADS: expected 1..1024, got 'none'"),
+        ({"FD_NUM_THREADS": "0"}, "FD_NUM_THREADS: expected 1..1024, got '0'"),
+    ],
+)
+def test_a_setting_that_cannot_be_honoured_is_an_error(settings: dict[str, str], message: str) -> None:
+    done = run(["-c", "from fastdeploy.ops import select_backend; select_backend('cpu')"], **settings)
+    assert done.returncode != 0
+    assert f"OperatorLibraryError: {message}" in done.stderr

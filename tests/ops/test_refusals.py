@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What does not fit is refused in one sentence that names operator, argument, what was expected and what came."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
+from fastdeploy.ops.embedding import embedding
+from fastdeploy.ops.gather import gather_rows
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.norm import rms_norm
+from fastdeploy.ops.rotary import HeadLayout, rotary
+from fastdeploy.ops.swiglu import swiglu
+
+HEADS = HeadLayout(2, 1, 16)
+
+
+def floats(*shape: int, dtype: str = "float32") -> paddle.Tensor:
+    return paddle.zeros(list(shape), dtype)
+
+
+def ints(*values: int) -> paddle.Tensor:
+    return paddle.to_tensor(np.array(values, np.int32))
+
+
+def attend(
+    qkv: paddle.Tensor | None = None,
+    table: int = 0,
+    kv_len: int = 2,
+    slot: int | None = None,
+    heads: HeadLayout = HEADS,
+) -> None:
+    cache = allocate_kv_cache(2, 16, 1, 16, "float32")
+    batch = plain_index([2], [kv_len], np.array([[table]]), 16)
+    if slot is not None:
+        batch.slot_mapping = ints(0, slot)
+    append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25)
+
+
+PACKED = pack_linear(floats(8, 4))
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    (
+        "linear: x: expected a CPU tensor that holds [3, 4], got [2, 4]",
+        lambda: linear(floats(2, 4), PACKED, floats(3, 8), 3),
+    ),
+    (
+        "linear: x: expected dtype float32, got bfloat16",
+        lambda: linear(floats(2, 4, dtype="bfloat16"), PACKED, floats(2, 8), 2),
+    ),
+    (
+        "linear: out: expected a CPU tensor that holds [2, 8], got [2, 9]",
+        lambda: linear(floats(2, 4), PACKED, floats(2, 9), 2),
+    ),
+    (
+        "linear: residual: expected a CPU tensor that holds [2, 8], got [1, 8]",
+        lambda: linear(floats(2, 4), PACKED, floats(2, 8), 2, floats(1, 8)),
+    ),
+    ("linear: num_rows: expected at least 0, got -1", lambda: linear(floats(2, 4), PACKED, floats(2, 8), -1)),
+    ("pack_linear: weight: expected [out_features, in_features], got [4]", lambda: pack_linear(floats(4))),
+    (
+        "pack_linear: bias: expected paddle.float32 of [8], got paddle.float32 of [7]",
+        lambda: pack_linear(floats(8, 4), floats(7)),
+    ),
+    (
+        "pack_linear: weight: expected dtype bfloat16 or float32, got float64",
+        lambda: pack_linear(floats(8, 4, dtype="float64")),
+    ),
+    (
+        "rms_norm: weight: expected a CPU tensor of [8], got [4]",
+        lambda: rms_norm(floats(2, 8), floats(4), floats(2, 8), 2, 1e-6),
+    ),
+    (
+        "rms_norm: out: expected dtype float32, got bfloat16",
+        lambda: rms_norm(floats(2, 8), floats(8), floats(2, 8, dtype="bfloat16"), 2, 1e-6),
+    ),
+    (
+        "swiglu: gate_up: expected a CPU tensor that holds [2, 8], got [2, 6]",
+        lambda: swiglu(floats(2, 6), floats(2, 4), 2),
+    ),
+    (
+        "embedding: token_ids: expected 0..4, got 5 at row 1",
+        lambda: embedding(ints(0, 5), floats(5, 2), floats(2, 2), 2),
+    ),
+    (
+        "embedding: token_ids: expected 0..4, got -1 at row 0",
+        lambda: embedding(ints(-1, 5), floats(5, 2), floats(2, 2), 2),
+    ),
+    ("gather_rows: rows: expected 0..2, got 3 at row 0", lambda: gather_rows(floats(3, 2), ints(3), floats(1, 2), 1)),
+    ("rotary: positions: expected 0..4, got 5", lambda: rotary(floats(1, 64), ints(5), floats(5, 16), 1, HEADS, False)),
+    (
+        "rotary: cos_sin: expected an even last axis up to head_dim, got 18",
+        lambda: rotary(floats(1, 64), ints(0), floats(5, 18), 1, HEADS, False),
+    ),
+    (
+        "rotary: q_norm: expected a CPU tensor that holds [16], got [15]",
+        lambda: rotary(floats(1, 64), ints(0), floats(5, 16), 1, HEADS, False, floats(15)),
+    ),
+    ("append_attention: qkv: expected a CPU tensor that holds [2, 64], got [2, 63]", lambda: attend(floats(2, 63))),
+    ("append_attention: block_tables: expected a block of the cache, got 2", lambda: attend(table=2, slot=1)),
+    ("append_attention: slot_mapping: expected a slot of the cache, got 32", lambda: attend(slot=32)),
+    ("append_attention: slot_mapping: expected a slot of the cache, got -1", lambda: attend(slot=-1)),
+    (
+        "allocate_kv_cache: block_size: expected a multiple of 16, got 24",
+        lambda: allocate_kv_cache(1, 24, 1, 16, "float32"),
+    ),
+    (
+        "allocate_kv_cache: head_dim: expected an even number up to 256, got 15",
+        lambda: allocate_kv_cache(1, 16, 1, 15, "float32"),
+    ),
+    (
+        "allocate_kv_cache: dtype: expected bfloat16 or float32, got float16",
+        lambda: allocate_kv_cache(1, 16, 1, 16, "float16"),
+    ),
+    (
+        "copy_block: dst: expected another block of the cache, got 1",
+        lambda: copy_block(allocate_kv_cache(2, 16, 1, 16, "float32"), 1, 1),
+    ),
+    (
+        "copy_block: head_dim: expected an even number up to 256, got 15",
+        lambda: copy_block(KVCache(floats(2, 1, 16, 15), floats(2, 1, 16, 16), 16), 0, 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "call"), REFUSED, ids=[message[:60] for message, _ in REFUSED])
+def test_refused_with_one_sentence(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_a_block_table_that_is_too_short_is_refused() -> None:
+    cache = allocate_kv_cache(2, 16, 1, 16, "float32")
+    batch = plain_index([2], [2], np.array([[0]]), 16)
+    batch.kv_lens = ints(17)
+    with pytest.raises(ValueError, match=r"append_attention: kv_lens: .* got 17"):
+        append_attention(floats(2, 64), cache, batch, floats(2, 32), HEADS, 0.25)
+
+
+def test_query_heads_must_divide_by_the_kv_heads() -> None:
+    cache = allocate_kv_cache(2, 16, 2, 16, "float32")
+    batch = plain_index([2], [2], np.array([[0]]), 16)
+    with pytest.raises(ValueError, match="append_attention: num_heads: expected a multiple of the kv heads, got 3"):
+        append_attention(floats(2, 112), cache, batch, floats(2, 48), HeadLayout(3, 2, 16), 0.25)
