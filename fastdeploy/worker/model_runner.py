@@ -147,7 +147,7 @@ class ModelRunner:
     def _compute_logits(self, hidden: Tensor, go: list[_Segment]) -> None:
         at = 0
         for segment in go:
-            rows = self.batch.logits_rows.array[segment.first : segment.first + segment.count]
+            rows = self.batch.buffers.logits_rows.array[segment.first : segment.first + segment.count]
             self.wanted_rows.array[at : at + segment.count] = rows
             at += segment.count
         gather_rows(hidden, self.wanted_rows.tensor, self.wanted_hidden, at)

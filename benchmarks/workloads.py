@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts made of real local text: the source of the Python standard library."""
+
+from __future__ import annotations
+
+import ast
+import random
+import sysconfig
+from pathlib import Path
+
+from fastdeploy.detokenize.tokenizer import Tokenizer
+
+FILES = ("textwrap.py", "shlex.py", "configparser.py", "fractions.py", "statistics.py", "csv.py", "heapq.py", "difflib.py")
+
+
+def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed: int = 0) -> list[list[int]]:
+    """Return prompts that ask for a function again: its whole source, then the first third of it once more.
+
+    What follows overlaps the prompt as far as the model edits little: the work of an editor that rewrites a function.
+    """
+    functions = [source for source in _functions() if 20 <= len(source.splitlines()) <= 60]
+    random.Random(seed).shuffle(functions)
+    prompts = []
+    for source in functions:
+        lines = source.splitlines(keepends=True)
+        text = source + "\n\n" + "".join(lines[: len(lines) // 3])
+        tokens = tokenizer.encode(text)
+        if len(tokens) <= max_prompt_tokens:
+            prompts.append(tokens)
+        if len(prompts) == count:
+            return prompts
+    raise ValueError(f"the library holds {len(prompts)} fitting functions, {count} are wanted")
+
+
+def _functions() -> list[str]:
+    found = []
+    for name in FILES:
+        text = (Path(sysconfig.get_paths()["stdlib"]) / name).read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.col_offset == 0:
+                found.append((ast.get_source_segment(text, node) or "") + "\n")
+    return found
