@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every proposer must do, whatever its method; registered ones are found by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
+from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.ngram import NgramProposer
+from fastdeploy.spec_decode.registry import PROPOSERS, make_proposer
+from tests.doubles import OracleProposer
+
+PERIOD = [5, 6, 7, 8]
+Maker = Callable[[], Proposer]
+
+
+def registered(method: str) -> Maker:
+    return lambda: make_proposer(SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4))
+
+
+def oracle() -> Proposer:
+    return OracleProposer({("a", i): (PERIOD * 20) for i in range(100)}, corruption=0.5)
+
+
+ALL: dict[str, Maker] = {**{method: registered(method) for method in PROPOSERS}, "oracle": oracle}
+
+
+def request(index: int = 0, repeats: int = 3) -> Request:
+    source = GenerationRequest("a", PERIOD * repeats, SamplingParams())
+    return Request(source, index, seed=0, max_total_tokens=200, max_drafts=16)
+
+
+def emit(proposer: Proposer, requests: list[Request], tokens: list[list[int]]) -> None:
+    for r, emitted in zip(requests, tokens):
+        r.append(emitted)
+    proposer.observe(requests, tokens)
+
+
+def test_every_configurable_method_has_a_proposer() -> None:
+    assert set(PROPOSERS) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_drafts_never_exceed_their_caps(name: str) -> None:
+    proposer = ALL[name]()
+    requests = [request(i) for i in range(5)]
+    for r in requests:
+        proposer.start(r)
+    emit(proposer, requests, [[5, 6]] * 5)
+    caps = [1, 2, 3, 7, 16]
+    drafts = proposer.propose(requests, caps)
+    assert len(drafts) == 5
+    for draft, cap in zip(drafts, caps):
+        assert len(draft) <= cap
+        assert draft.token_ids.dtype == np.int32
+        assert len(draft) == 0 or draft.source == proposer.name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_proposing_changes_nothing(name: str) -> None:
+    proposer = ALL[name]()
+    r = request()
+    proposer.start(r)
+    emit(proposer, [r], [[5, 6]])
+    before = r.token_ids.tolist()
+    first = proposer.propose([r], [4])[0]
+    second = proposer.propose([r], [4])[0]
+    assert r.token_ids.tolist() == before
+    if name != "oracle":  # it draws its corruption anew
+        assert first.token_ids.tolist() == second.token_ids.tolist()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_drafts_do_not_depend_on_neighbours(name: str) -> None:
+    if name == "oracle":
+        pytest.skip("its corruption is drawn in order")
+    alone, together = ALL[name](), ALL[name]()
+    r = request()
+    alone.start(r)
+    neighbours = [request(i, repeats=1 + i) for i in range(1, 4)]
+    for other in [*neighbours, r]:
+        together.start(other)
+    emit(alone, [r], [[5]])
+    r_twin_tokens = [[5], [9, 9], [1], [5, 6, 7]]
+    for other, tokens in zip(neighbours, r_twin_tokens[1:]):
+        other.append(tokens)
+    together.observe([r, *neighbours], r_twin_tokens)
+    expected = alone.propose([r], [6])[0].token_ids.tolist()
+    assert together.propose([*neighbours, r], [6] * 4)[3].token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None:
+    proposer = ALL[name]()
+    for round_ in range(20):
+        requests = [request(i) for i in range(1 + round_ % 4)]
+        for r in requests:
+            proposer.start(r)
+        proposer.check_integrity(requests)
+        emit(proposer, requests, [[5, 6]] * len(requests))
+        proposer.propose(requests, [4] * len(requests))
+        for r in requests[::-1]:
+            proposer.finish(r)
+        proposer.check_integrity([])
+
+
+def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> None:
+    proposer = NgramProposer(3, 2)
+    source = GenerationRequest("a", [1, 2, 3, 4, 1, 2], SamplingParams())
+    r = Request(source, 0, seed=0, max_total_tokens=100, max_drafts=8)
+    proposer.start(r)
+    emit(proposer, [r], [[9, 8]])  # now 1 2 is followed by 9 8 most recently
+    assert len(proposer.propose([r], [4])[0]) == 0
+    emit(proposer, [r], [[1, 2]])
+    assert proposer.propose([r], [4])[0].token_ids.tolist() == [9, 8, 1, 2]
+    emit(proposer, [r], [[3]])  # 1 2 3 is longer than any suffix that ends in 9
+    assert proposer.propose([r], [3])[0].token_ids.tolist() == [4, 1, 2]
