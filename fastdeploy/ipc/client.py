@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import zmq
@@ -114,7 +114,7 @@ class EngineClient:
         """Return when the engine has died (never after `close`)."""
         await self._died.wait()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[list[TokenDelta]]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """Yield what the engine emitted since the last time, until every choice has ended.
 
         Deltas of one choice that wait are merged, so that a slow reader costs no memory. Closing the iterator early

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.outputs import TokenLogprobs
+from fastdeploy.detokenize.preprocess import build_request
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
+from fastdeploy.entrypoints.openai.job import Job, make_request_id
+from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from fastdeploy.entrypoints.openai.params import completion_params
+from fastdeploy.entrypoints.openai.protocol import CompletionRequest
+from fastdeploy.entrypoints.openai.server import ApiServer
+
+MAX_CHOICES = 1024
+
+Prompt = str | list[int]
+
+
+class CompletionJob(Job):
+    """A request for completions of one or several prompts."""
+
+    object_name = "text_completion"
+    chunk_object_name = "text_completion"
+
+    def __init__(self, server: ApiServer, asked: CompletionRequest) -> None:
+        """Check the request.
+
+        Raises:
+            InvalidRequestError: naming the field and its range.
+        """
+        request_id = make_request_id(asked.request_id)
+        super().__init__(server, asked, f"cmpl-{request_id}")
+        self._asked = asked
+        params = completion_params(asked, server.defaults, server.config.max_logprobs)
+        self._prompts = split_prompts(asked)
+        if len(self._prompts) * params.n > MAX_CHOICES:
+            raise InvalidRequestError(
+                "n", f"prompts times n may reach {MAX_CHOICES}, got {len(self._prompts) * params.n}"
+            )
+        add_special = asked.add_special_tokens is not False
+        self.requests = [
+            build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special)
+            for at, prompt in enumerate(self._prompts)
+        ]
+        for request in self.requests:
+            request.cache_salt = asked.cache_salt or ""
+        num_choices = len(self._prompts) * params.n
+        self._logprobs = [CompletionLogprobs(server.tokenizer, params.logprobs or 0) for _ in range(num_choices)]
+
+    def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
+        """Return the choice, with the prompt before its text if it is to be echoed."""
+        delta = update.delta
+        made: dict[str, Any] = {
+            "index": update.index,
+            "text": self._echo(update) + update.text,
+            "logprobs": self._make_logprobs(update),
+            "finish_reason": delta.finish_reason,
+            **self.extensions(update, ("prompt_token_ids", "completion_token_ids")),
+        }
+        if delta.prompt_logprobs is not None and self._asked.prompt_logprobs is not None:
+            made["prompt_logprobs"] = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs)
+        return made
+
+    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
+        """Yield one choice, unless nothing of it would be new to the client."""
+        choice = self.choice(update)
+        is_new = choice["text"] or choice["finish_reason"] or choice["logprobs"] or self._asked.return_token_ids
+        if is_new or "prompt_logprobs" in choice:
+            yield choice
+
+    def _id(self, at: int) -> str:
+        return self.answer_id if len(self._prompts) == 1 else f"{self.answer_id}-{at}"
+
+    def _echo(self, update: ChoiceUpdate) -> str:
+        if not self._asked.echo or not update.is_first:
+            return ""
+        prompt = self._prompts[update.prompt_index]
+        return prompt if isinstance(prompt, str) else self.server.tokenizer.decode(prompt, skip_special_tokens=False)
+
+    def _make_logprobs(self, update: ChoiceUpdate) -> dict[str, Any] | None:
+        if self._asked.logprobs is None:
+            return None
+        delta = update.delta
+        token_ids, entries = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs or [])
+        if self._asked.echo and delta.prompt_logprobs is not None:
+            token_ids = [*self.requests[update.prompt_index].prompt_token_ids, *token_ids]
+            entries = [*delta.prompt_logprobs, *entries]
+        return self._logprobs[update.index].make(token_ids, entries)
+
+
+def split_prompts(asked: CompletionRequest) -> list[Prompt]:
+    """Return the prompts of a request: text, token ids, or a list of either.
+
+    Raises:
+        InvalidRequestError: none, both fields, or a list of mixed things.
+    """
+    if asked.prompt_token_ids is not None:
+        if asked.prompt:
+            raise InvalidRequestError("prompt_token_ids", "given beside prompt; use one of both")
+        return _split("prompt_token_ids", asked.prompt_token_ids)
+    if asked.prompt is None:
+        raise InvalidRequestError("prompt", "is missing")
+    return [asked.prompt] if isinstance(asked.prompt, str) else _split("prompt", asked.prompt)
+
+
+def _split(field: str, given: list[Any]) -> list[Prompt]:
+    if given and all(_is_token_id(item) for item in given):
+        return [given]
+    if given and all(isinstance(item, str) for item in given) and field == "prompt":
+        return list(given)
+    if given and all(isinstance(item, list) and all(map(_is_token_id, item)) for item in given):
+        return list(given)
+    kinds = "text, a list of texts, token ids" if field == "prompt" else "token ids"
+    raise InvalidRequestError(field, f"expected {kinds}, or a list of lists of token ids, not empty and not mixed")
+
+
+def _is_token_id(item: Any) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)

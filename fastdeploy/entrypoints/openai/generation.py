@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the prompts of one HTTP request on the engine and turns token deltas into text deltas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.detokenize.text_output import TextAssembler
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.errors import GenerationFailed
+from fastdeploy.ipc.client import EngineClient
+from fastdeploy.ipc.merge import merge_deltas
+from fastdeploy.metrics.request_record import RequestRecorder, make_record
+
+
+@dataclass
+class ChoiceUpdate:
+    """What is new of one choice.
+
+    Attributes:
+        prompt_index: which prompt of the request.
+        index: which choice of the answer: prompt_index * n + the choice's own index.
+        text: new text; may be empty although tokens came.
+        delta: the tokens behind it, and the end.
+        is_first: nothing came before it.
+    """
+
+    prompt_index: int
+    index: int
+    text: str
+    delta: TokenDelta
+    is_first: bool
+
+
+@dataclass
+class Usage:
+    """Token counts of a request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def as_dict(self) -> dict[str, object]:
+        """Return OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """One prompt with its n choices."""
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, recorder: RequestRecorder, request: GenerationRequest, at: int
+    ) -> None:
+        """Prepare to run `request`, the prompt number `at` of its HTTP request."""
+        self.request = request
+        self._client = client
+        self._recorder = recorder
+        self._at = at
+        prompt, n = request.prompt_token_ids, request.params.n
+        self._assemblers = [TextAssembler(tokenizer, prompt, request.params) for _ in range(n)]
+        self._num_tokens = [0] * n
+        self._started = [False] * n
+
+    async def updates(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
+        """Yield what is new until every choice has ended.
+
+        Raises:
+            GenerationFailed: the engine could not finish a choice.
+            InvalidRequestError, QueueFullError, EngineDeadError: as `EngineClient.generate`.
+        """
+        async with contextlib.aclosing(self._client.generate(self.request)) as stream:
+            async for deltas in stream:
+                yield [self._update(delta) for delta in deltas]
+
+    def _update(self, delta: TokenDelta) -> ChoiceUpdate:
+        index = delta.index
+        text = self._assemblers[index].push(delta)
+        self._num_tokens[index] += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self._record(delta, delta.finish_reason)
+        if delta.error is not None:
+            raise GenerationFailed(delta.error)
+        is_first = not self._started[index]
+        self._started[index] = True
+        return ChoiceUpdate(self._at, self._at * self.request.params.n + index, text, delta, is_first)
+
+    def _record(self, delta: TokenDelta, finish_reason: str) -> None:
+        if delta.metrics is not None:
+            self._recorder.record(
+                make_record(
+                    delta.request_id,
+                    delta.index,
+                    len(self.request.prompt_token_ids),
+                    self._num_tokens[delta.index],
+                    finish_reason,
+                    delta.metrics,
+                    delta.speculate_metrics,
+                )
+            )
+
+
+@dataclass
+class GenerationGroup:
+    """All prompts of an HTTP request, run side by side.
+
+    Attributes:
+        usage: counts so far; complete when `updates` has ended.
+    """
+
+    generations: Sequence[Generation]
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        self.usage.prompt_tokens = sum(len(one.request.prompt_token_ids) for one in self.generations)
+
+    async def updates(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
+        """Yield what is new of any choice, until all have ended; leaving early aborts what still runs."""
+        source = self.generations[0].updates() if len(self.generations) == 1 else self._interleaved()
+        async with contextlib.aclosing(source) as stream:
+            async for updates in stream:
+                for update in updates:
+                    self._count(update)
+                yield updates
+
+    async def whole(self) -> list[ChoiceUpdate]:
+        """Run to the end; return one update per choice, in the answer's order."""
+        choices: dict[int, ChoiceUpdate] = {}
+        async with contextlib.aclosing(self.updates()) as stream:
+            async for updates in stream:
+                for update in updates:
+                    if update.index in choices:
+                        choices[update.index].text += update.text
+                        merge_deltas([choices[update.index].delta], update.delta)
+                    else:
+                        choices[update.index] = update
+        return [choices[index] for index in sorted(choices)]
+
+    def _count(self, update: ChoiceUpdate) -> None:
+        self.usage.completion_tokens += len(update.delta.token_ids)
+        if update.delta.metrics is not None and update.delta.index == 0:
+            self.usage.cached_tokens += update.delta.metrics.num_cached_tokens
+
+    async def _interleaved(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
+        queue: asyncio.Queue[list[ChoiceUpdate] | BaseException | None] = asyncio.Queue(len(self.generations))
+
+        async def pump(generation: Generation) -> None:
+            try:
+                async with contextlib.aclosing(generation.updates()) as stream:
+                    async for updates in stream:
+                        await queue.put(updates)
+                await queue.put(None)
+            except Exception as error:
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(pump(generation)) for generation in self.generations]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                item = await queue.get()
+                if item is None:
+                    num_running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

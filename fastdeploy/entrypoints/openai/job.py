@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One accepted request: run to the end or streamed, with everything undone when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.entrypoints.openai.errors import error_response, to_api_error
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, Generation, GenerationGroup
+from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
+from fastdeploy.entrypoints.openai.server import ApiServer
+
+MAX_REQUEST_ID_LENGTH = 128
+DONE = b"data: [DONE]\n\n"
+
+
+def make_request_id(asked: str | None) -> str:
+    """Return the client's own request id, or a fresh one.
+
+    Raises:
+        InvalidRequestError: it is empty, too long, or no printable ASCII.
+    """
+    if asked is None:
+        return uuid.uuid4().hex
+    if not 1 <= len(asked) <= MAX_REQUEST_ID_LENGTH or not asked.isascii() or not asked.isprintable():
+        raise InvalidRequestError("request_id", f"expected 1 to {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
+    return asked
+
+
+class Job(ABC):
+    """A checked request and the shape of its answer."""
+
+    object_name = ""
+    chunk_object_name = ""
+
+    def __init__(self, server: ApiServer, asked: GenerationFields, answer_id: str) -> None:
+        self.server = server
+        self.asked = asked
+        self.answer_id = answer_id
+        self._created = int(time.time())
+        self.requests: Sequence[GenerationRequest] = ()
+
+    @abstractmethod
+    def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
+        """Return the choice of a whole answer."""
+
+    @abstractmethod
+    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
+        """Yield the choices of the chunks that `update` makes, one chunk each."""
+
+    async def whole(self) -> bytes:
+        """Run to the end and return the JSON answer."""
+        group = self._group()
+        updates = await group.whole()
+        answer = self._frame(self.object_name)
+        answer["choices"] = [self.choice(update) for update in updates]
+        answer["usage"] = group.usage.as_dict()
+        return msgspec.json.encode(answer)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events, the last one excepted."""
+        group = self._group()
+        options = self.asked.stream_options or StreamOptions()
+        async with contextlib.aclosing(group.updates()) as stream:
+            async for updates in stream:
+                lines = []
+                for update in updates:
+                    for choice in self.chunk_choices(update):
+                        chunk = {**self._frame(self.chunk_object_name), "choices": [choice]}
+                        if options.continuous_usage_stats:
+                            chunk["usage"] = group.usage.as_dict()
+                        lines.append(_event(chunk))
+                if lines:
+                    yield b"".join(lines)
+        if options.include_usage:
+            yield _event({**self._frame(self.chunk_object_name), "choices": [], "usage": group.usage.as_dict()})
+
+    def extensions(self, update: ChoiceUpdate, names: tuple[str, str]) -> dict[str, Any]:
+        """Return the fields that both endpoints add to a choice.
+
+        Args:
+            names: the fields' names for the prompt's and the choice's token ids.
+        """
+        delta = update.delta
+        made: dict[str, Any] = {}
+        if self.asked.return_token_ids:
+            if update.is_first:
+                made[names[0]] = self.requests[update.prompt_index].prompt_token_ids
+            made[names[1]] = delta.token_ids
+        if delta.finish_reason is not None:
+            made["stop_reason"] = delta.stop_reason
+            if self.asked.collect_metrics:
+                made["speculate_metrics"] = asdict(delta.speculate_metrics) if delta.speculate_metrics else None
+                made["metrics"] = asdict(delta.metrics) if delta.metrics else None
+        return {"seed": delta.seed, **made}
+
+    def _group(self) -> GenerationGroup:
+        server = self.server
+        return GenerationGroup(
+            [
+                Generation(server.client, server.tokenizer, server.recorder, request, at)
+                for at, request in enumerate(self.requests)
+            ]
+        )
+
+    def _frame(self, object_name: str) -> dict[str, Any]:
+        frame: dict[str, Any] = {
+            "id": self.answer_id,
+            "object": object_name,
+            "created": self._created,
+            "model": self.server.model_name,
+        }
+        note = self.server.lossy_note()
+        if note is not None:
+            frame["speculation"] = note
+        return frame
+
+
+class JobResponse:
+    """Runs a job as an ASGI answer. When the client leaves, the job is cancelled, and so its work on the engine."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._headers = [(b"x-request-id", job.answer_id.encode())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; return early when the client has left."""
+        work = asyncio.create_task(self._run(scope, receive, send))
+        leaving = asyncio.create_task(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, leaving):
+                task.cancel()
+            await asyncio.gather(work, leaving, return_exceptions=True)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            raise error
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._job.server.gate.enter():
+                if self._job.asked.stream:
+                    await self._stream(send)
+                else:
+                    body = await self._job.whole()
+                    await send(self._start(200, b"application/json", len(body)))
+                    await send({"type": "http.response.body", "body": body})
+        except Exception as error:
+            if isinstance(error, OSError):  # the connection is gone
+                return
+            await error_response(to_api_error(error, self._job.answer_id), self._job.answer_id)(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        """Send events. An error before the first one is an ordinary error answer; later it is an event of its own."""
+        has_started = False
+        try:
+            async with contextlib.aclosing(self._job.events()) as events:
+                async for event in events:
+                    if not has_started:
+                        await send(self._start(200, b"text/event-stream; charset=utf-8"))
+                        has_started = True
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        except Exception as error:
+            if not has_started or isinstance(error, OSError):
+                raise
+            event = _event(to_api_error(error, self._job.answer_id).body())
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE})
+
+    def _start(self, status: int, media_type: bytes, length: int | None = None) -> Message:
+        headers = [(b"content-type", media_type), *self._headers]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        else:
+            headers.append((b"cache-control", b"no-cache"))
+        return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"

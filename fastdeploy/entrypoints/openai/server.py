@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every handler needs: the engine's client, the tokenizer, the names of the model, who may come in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.config.server_config import ServerConfig
+from fastdeploy.detokenize.preprocess import RequestLimits
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.errors import ApiError, too_many_requests, unavailable
+from fastdeploy.ipc.client import EngineClient
+from fastdeploy.metrics.engine_collector import EngineCollector
+from fastdeploy.metrics.request_record import RequestRecorder
+
+
+class Gate:
+    """Lets at most `limit` requests in; the next ones wait `max_wait_s` seconds (-1: for ever), then get 429."""
+
+    def __init__(self, limit: int, max_wait_s: float) -> None:
+        self._limit = limit
+        self._max_wait_s = None if max_wait_s == -1 else max_wait_s
+        self._semaphore = asyncio.Semaphore(limit)
+        self.num_inside = 0
+
+    @contextlib.asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        """Hold a place.
+
+        Raises:
+            ApiError: 429, no place became free in time.
+        """
+        if self._semaphore.locked() and self._max_wait_s == 0:
+            raise self._full()
+        try:
+            await asyncio.wait_for(self._semaphore.acquire(), self._max_wait_s or None)
+        except asyncio.TimeoutError:
+            raise self._full() from None
+        self.num_inside += 1
+        try:
+            yield
+        finally:
+            self.num_inside -= 1
+            self._semaphore.release()
+
+    def _full(self) -> ApiError:
+        return too_many_requests(f"the server works on {self._limit} requests, its limit (--max-concurrency)")
+
+
+@dataclass
+class ApiServer:
+    """The state of the API process.
+
+    Attributes:
+        client: the engine.
+        chat_template: replaces the tokenizer's; None keeps it.
+        defaults: sampling values that the model's generation_config.json proposes.
+        is_draining: SIGTERM has come; no new requests.
+    """
+
+    config: ServerConfig
+    engine_config: EngineConfig
+    client: EngineClient
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    chat_template: str | None = None
+    json_log: bool = False
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    is_draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.config.max_concurrency, self.config.max_waiting_time)
+        self.registry = CollectorRegistry()
+        self.recorder = RequestRecorder(self.registry, self.json_log)
+        self.registry.register(EngineCollector(lambda: self.client.stats, self._speculation))
+        path = self.engine_config.model
+        self._names = {self.config.served_model_name, path, PurePath(path).name, "default"}
+
+    @property
+    def model_name(self) -> str:
+        """The served name, as answers report it."""
+        return self.config.served_model_name
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the model allows; known once the engine is ready."""
+        assert self.client.ready is not None
+        return RequestLimits(self.client.ready.max_model_len, self.client.ready.vocab_size)
+
+    @property
+    def status(self) -> str:
+        """One of ready, starting, draining, dead."""
+        if self.client.death is not None:
+            return "dead"
+        if self.is_draining:
+            return "draining"
+        return "ready" if self.client.ready is not None else "starting"
+
+    def check_available(self) -> None:
+        """Raise ApiError 503 unless requests can be served."""
+        messages = {
+            "dead": "the engine is dead",
+            "draining": "the server is shutting down",
+            "starting": "the model is loading",
+        }
+        if self.status != "ready":
+            raise unavailable(messages[self.status])
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError 404 unless `name` is the served name, the model's path or its last part, or `default`."""
+        if name is not None and name not in self._names:
+            message = f"model: {name!r} is not served here; this server has {self.model_name!r}"
+            raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
+
+    def description(self) -> Mapping[str, Any]:
+        """Return what the engine says of itself; empty while it starts."""
+        return self.client.ready.description if self.client.ready is not None else {}
+
+    def lossy_note(self) -> dict[str, Any] | None:
+        """Return what answers must say of speculation that may change the text, or ignores drafts; else None."""
+        speculation = self._speculation()
+        if not speculation.get("lossy") and speculation.get("accept_policy", "normal") == "normal":
+            return None
+        return {key: speculation.get(key) for key in ("method", "verify_strategy", "accept_policy", "lossy")}
+
+    def _speculation(self) -> Mapping[str, Any]:
+        speculation: Mapping[str, Any] = self.description().get("speculation", {})
+        return speculation

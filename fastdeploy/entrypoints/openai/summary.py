@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server says of itself on the terminal while it starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastdeploy.version import __version__
+
+BAR_WIDTH = 30
+
+
+class ProgressBar:
+    """Shows progress on stderr: a bar that moves on a terminal, a line per quarter elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._what = ""
+        self._shown = -1
+
+    def show(self, what: str, fraction: float) -> None:
+        """Show that `fraction` of `what` is done."""
+        if what != self._what:
+            self._what, self._shown = what, -1
+        step = int(fraction * (100 if self._is_terminal else 4))
+        if step == self._shown:
+            return
+        self._shown = step
+        if self._is_terminal:
+            filled = round(fraction * BAR_WIDTH)
+            bar = "#" * filled + "." * (BAR_WIDTH - filled)
+            end = "\n" if fraction >= 1 else ""
+            print(f"\r{what:<20} [{bar}] {fraction:4.0%}", end=end, file=sys.stderr, flush=True)
+        else:
+            print(f"{what} {fraction:.0%}", file=sys.stderr, flush=True)
+
+
+def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
+    """Return the start-up summary: model, context, memory, speculation, numerics, and what has no effect."""
+    cache = description.get("kv_cache", {})
+    speculation = description.get("speculation", {})
+    numerics = description.get("fingerprint", {})
+    rows = {
+        "model": _words(description.get("model"), description.get("architecture"), numerics.get("dtype")),
+        "context": f"{description.get('max_model_len')} tokens" + _batch(description),
+        "weights": _bytes(description["weights_bytes"]) if "weights_bytes" in description else "",
+        "KV cache": f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}, "
+        f"{cache.get('num_tokens')} tokens, {_bytes(cache.get('bytes', 0))}",
+        "speculation": _speculation(speculation),
+        "numerics": _words(numerics.get("isa"), numerics.get("operator_library")),
+    }
+    lines = [f"FastDeploy {__version__}"]
+    lines += [f"  {name:<12} {text}" for name, text in rows.items() if text]
+    return lines + [f"  note: {note}" for note in notes]
+
+
+def _words(*parts: Any) -> str:
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _batch(description: Mapping[str, Any]) -> str:
+    if "max_num_seqs" not in description:
+        return ""
+    return f", {description['max_num_seqs']} requests and {description.get('max_num_batched_tokens')} rows a step"
+
+
+def _speculation(speculation: Mapping[str, Any]) -> str:
+    if speculation.get("method", "naive") == "naive":
+        return "off"
+    text = (
+        f"{speculation['method']}, up to {speculation.get('num_speculative_tokens')} drafts, "
+        f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
+    )
+    return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")
+
+
+def _bytes(count: int) -> str:
+    if count < 2**20:
+        return f"{count} B"
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real server processes for tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fastdeploy.ipc.child import DEFAULT_FACTORY
+from tests.mock_engine import FACTORY, save_mock_model
+
+LAUNCHER = (
+    "import sys; from fastdeploy.entrypoints.openai.api_server import main; "
+    "sys.exit(main(sys.argv[2:], factory=sys.argv[1]))"
+)
+READY = re.compile(r"^Ready: (http://\S+)/v1 ", re.MULTILINE)
+START_S = 120
+
+
+class ServerProcess:
+    """A server on a free port.
+
+    Attributes:
+        url: its address, without /v1; empty before it is ready.
+        stdout, stderr: what it has written so far.
+    """
+
+    def __init__(self, flags: list[str], factory: str = FACTORY, env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, factory, "--host", "127.0.0.1", "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+        self.stdout = self.stderr = ""
+        self.url = ""
+        self._ready = threading.Event()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_ready(self) -> ServerProcess:
+        """Wait for the ready line."""
+        assert self._ready.wait(START_S), f"not ready: {self.stdout}\n{self.stderr}"
+        found = READY.search(self.stdout)
+        assert found, f"ended before it was ready: {self.stdout}\n{self.stderr}"
+        self.url = found.group(1)
+        return self
+
+    def wait_end(self, timeout_s: float = 30) -> int:
+        """Wait for the end; return the exit status."""
+        status = self.process.wait(timeout_s)
+        for reader in self._readers:
+            reader.join(5)
+        return status
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def engine_pids(self) -> list[int]:
+        """Return the process ids of its engine."""
+        listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        return [int(line) for line in listed.stdout.split()]
+
+    def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        """POST a JSON body (or bytes as they are)."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return httpx.post(self.url + path, timeout=60, **content, **kwargs)
+
+    def get(self, path: str, **kwargs: Any) -> httpx.Response:
+        """GET."""
+        return httpx.get(self.url + path, timeout=60, **kwargs)
+
+    def close(self) -> None:
+        """Kill what is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def _read(self, name: str) -> None:
+        for line in getattr(self.process, name):
+            setattr(self, name, getattr(self, name) + line)
+            if name == "stdout" and READY.search(self.stdout):
+                self._ready.set()
+        if name == "stdout":
+            self._ready.set()  # ended
+
+
+@contextmanager
+def mock_server(
+    folder: Path, *flags: str, env: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[ServerProcess]:
+    """Run a server with the mock engine, its model in `folder`."""
+    server = ServerProcess([str(save_mock_model(folder, **options)), *flags], env=env)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+@contextmanager
+def real_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Run a server with the real engine."""
+    server = ServerProcess(list(flags), factory=DEFAULT_FACTORY, env=env)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
