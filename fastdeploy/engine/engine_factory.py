@@ -58,7 +58,10 @@ def make_engine(
     Raises:
         ConfigError: naming the flag or file at fault.
     """
-    ops.select_backend(config.device)
+    try:
+        ops.select_backend(config.device)
+    except ops.OperatorLibraryError as error:
+        raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model)
     model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
