@@ -133,7 +133,7 @@ float reached_by(int64_t k, const Row& row, Scratch& s) {
 // The cut after the k first ids of the order.
 Cut cut_top_k(int64_t k, const Row& row, Scratch& s) {
   const int32_t count = sampling_kernels().gather_above(row, kAllFinite, reached_by(k, row, s), s.keys.data());
-  if (count <= k) return kAllFinite;
+  if (count < k) return kAllFinite;
   std::nth_element(s.keys.begin(), s.keys.begin() + (k - 1), s.keys.begin() + count);
   return last_survivor(s.keys[k - 1]);
 }
@@ -239,18 +239,22 @@ bool worth_sharing(int64_t num_rows, int64_t vocab_size, const SamplingInputs& i
   return cost >= kParallelCost;
 }
 
-bool in_range(int64_t begin, int64_t end, int64_t size) { return 0 <= begin && begin <= end && end <= size; }
+// What is wrong with the range [begin, end) of a list with `size` entries, or "".
+std::string range_complaint(const char* list, int64_t begin, int64_t end, int64_t size, int64_t row) {
+  if (0 <= begin && begin <= end && end <= size) return "";
+  return std::string(list) + ": expected a range within " + std::to_string(size) + " entries, got [" +
+         std::to_string(begin) + ", " + std::to_string(end) + ") at row " + std::to_string(row);
+}
 
 }  // namespace
 
 std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t* p = in.int_params + row * kNumIntParams;
-    const char* wrong = nullptr;
-    if (!in_range(p[kHistoryBegin], p[kHistoryEnd], in.num_history)) wrong = "history";
-    if (!in_range(p[kBiasBegin], p[kBiasEnd], in.num_bias)) wrong = "bias";
-    if (!in_range(p[kBannedBegin], p[kBannedEnd], in.num_banned)) wrong = "banned";
-    if (wrong != nullptr) return std::string(wrong) + " range of row " + std::to_string(row);
+    const std::string wrong = range_complaint("history", p[kHistoryBegin], p[kHistoryEnd], in.num_history, row) +
+                              range_complaint("bias_ids", p[kBiasBegin], p[kBiasEnd], in.num_bias, row) +
+                              range_complaint("banned_ids", p[kBannedBegin], p[kBannedEnd], in.num_banned, row);
+    if (!wrong.empty()) return wrong;
   }
   return "";
 }

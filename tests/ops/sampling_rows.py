@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of logits and parameters for the tests of sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
+
+
+@dataclass
+class RowRule:
+    """The options of one row, by name; the defaults switch everything off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    bias: dict[int, float] = field(default_factory=dict)
+    banned: list[int] = field(default_factory=list)
+    seed: int = 0
+    position: int = 0
+    draft_id: int = -1
+    vocab_limit: int = 2**31 - 1
+
+
+def batch_of(rules: list[RowRule]) -> SamplingBatch:
+    """Return a batch with one row per rule."""
+    batch = SamplingBatch(max(len(rules), 1))
+    for row, rule in enumerate(rules):
+        batch.float_params.array[row] = [
+            *(rule.temperature, rule.top_p, rule.min_p, rule.repetition, rule.presence, rule.frequency)
+        ]
+        history = batch.append_history(rule.prompt + rule.output)
+        bias = batch.append_bias(list(rule.bias), list(rule.bias.values()))
+        banned = batch.append_banned(rule.banned)
+        output = history + len(rule.prompt)
+        batch.int_params.array[row] = [
+            *(np.uint64(rule.seed).astype(np.int64), rule.position, rule.top_k),
+            *(history, output, output + len(rule.output), bias, bias + len(rule.bias)),
+            *(banned, banned + len(rule.banned), rule.draft_id, rule.vocab_limit),
+        ]
+    assert batch.float_params.array.shape[1] == len(FloatColumn)
+    assert batch.int_params.array.shape[1] == len(IntColumn)
+    return batch
+
+
+def logits_of(values: NDArray | list) -> HostBuffer:
+    """Return a float32 buffer [rows, V] with these values."""
+    array = np.atleast_2d(np.asarray(values, np.float32))
+    buffer = HostBuffer(array.shape, "float32")
+    buffer.array[:] = array
+    return buffer
+
+
+def random_rule(rng: np.random.Generator, vocab_size: int) -> RowRule:
+    """Return a rule in which each option is on in about half of the cases."""
+
+    def maybe(off: float, low: float, high: float) -> float:
+        return float(np.float32(rng.uniform(low, high))) if rng.random() < 0.5 else off
+
+    def ids(most: int) -> list[int]:
+        return rng.integers(-2, vocab_size + 2, rng.integers(0, most)).tolist() if rng.random() < 0.5 else []
+
+    return RowRule(
+        temperature=0.0 if rng.random() < 0.1 else maybe(1.0, 0.1, 2.0),
+        top_k=int(rng.integers(1, vocab_size + 3)) if rng.random() < 0.5 else int(rng.integers(-1, 1)),
+        top_p=maybe(1.0, 0.0, 1.0),
+        min_p=maybe(0.0, 0.0, 0.3),
+        repetition=maybe(1.0, 0.5, 2.0),
+        presence=maybe(0.0, -2, 2),
+        frequency=maybe(0.0, -2, 2),
+        prompt=ids(30),
+        output=ids(30),
+        bias={token_id: float(rng.uniform(-5, 5)) for token_id in ids(6)},
+        banned=ids(6),
+        seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
+        position=int(rng.integers(0, 2**20)),
+        draft_id=int(rng.integers(-1, vocab_size)),
+        vocab_limit=int(rng.integers(vocab_size // 2 + 1, vocab_size + 10)),
+    )
+
+
+def random_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> NDArray[np.float32]:
+    """Return rows of different spread; every third has many equal logits."""
+    values = rng.standard_normal((rows, vocab_size)) * rng.uniform(0.2, 6, (rows, 1))
+    values[::3] = np.round(values[::3])
+    return values.astype(np.float32)
+
+
+def results_of(batch: SamplingBatch, rows: int) -> tuple[list[int], list[int], list[int]]:
+    """Return (token ids, statuses, whether drafts survive)."""
+    fields = (batch.token_ids, batch.status, batch.draft_survives)
+    tokens, statuses, survives = (buffer.array[:rows].tolist() for buffer in fields)
+    return tokens, statuses, survives
+
+
+def tensor(values: list[int]) -> paddle.Tensor:
+    """Return an int32 CPU tensor."""
+    return paddle.to_tensor(np.array(values, np.int32), place=paddle.CPUPlace())
