@@ -59,6 +59,8 @@ struct GatherArgs {
   const void* table;
   void* out;
   int64_t rows, row_bytes;
+  int64_t table_rows;  // ids lie in 0..table_rows-1
+  const char* op;      // "embedding" or "gather_rows", for messages
 };
 
 // Rotates the first rotary_dim elements of every query and key head in place, after an optional norm over the head.
@@ -72,6 +74,7 @@ struct RotaryArgs {
   bool interleaved;  // pairs (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
   float eps;
   DType dtype;
+  int64_t num_positions;  // rows of cos_sin; positions lie in 0..num_positions-1
 };
 
 // The cache of one layer. One block holds, per kv head, block_size positions:
@@ -108,6 +111,8 @@ struct Kernels {
   void (*gather)(const GatherArgs&);
   void (*rotary)(const RotaryArgs&);
   void (*append_attention)(const AttentionArgs&);
+  float (*read_memory)(const void* data, int64_t bytes);  // all threads read `bytes`, a multiple of 256 KiB; their sum
+  double (*multiply_registers)(int64_t steps);            // returns the bf16 operations done by all threads
 };
 
 const Kernels& kernels();

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu_ops/checks.h"
+#include "cpu_ops/recording.h"
 
 using fd::Argument;
 using fd::DType;
@@ -40,7 +41,7 @@ void linear(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor
   if (args.out_dtype != args.dtype && args.out_dtype != DType::kFloat32) output.is(packed.dtype());
   args.bias = optional_data(op, "bias", bias, packed.dtype(), {n});
   args.residual = optional_data(op, "residual", residual, out.dtype(), {num_rows, n});
-  fd::kernels().linear(args);
+  fd::launch(args);
 }
 
 void rms_norm(const Tensor& x, const Tensor& weight, Tensor& out, int64_t num_rows, float eps) {
@@ -51,7 +52,7 @@ void rms_norm(const Tensor& x, const Tensor& weight, Tensor& out, int64_t num_ro
   const int64_t size = input.size(1);
   scale.is(x.dtype()).shaped({size});
   output.is(x.dtype()).holds({num_rows, size});
-  fd::kernels().rms_norm({input.data(), scale.data(), output.data(), num_rows, size, eps, input.real()});
+  fd::launch(fd::RmsNormArgs{input.data(), scale.data(), output.data(), num_rows, size, eps, input.real()});
 }
 
 void swiglu(const Tensor& gate_up, Tensor& out, int64_t num_rows) {
@@ -61,7 +62,7 @@ void swiglu(const Tensor& gate_up, Tensor& out, int64_t num_rows) {
   output.is(gate_up.dtype()).holds({num_rows, -1});
   const int64_t size = output.size(1);
   input.holds({num_rows, 2 * size});
-  fd::kernels().swiglu({input.data(), output.data(), num_rows, size, input.real()});
+  fd::launch(fd::SwigluArgs{input.data(), output.data(), num_rows, size, input.real()});
 }
 
 void gather(const char* op, const char* ids_name, const Tensor& table, const Tensor& ids, Tensor& out,
@@ -71,13 +72,9 @@ void gather(const char* op, const char* ids_name, const Tensor& table, const Ten
   source.shaped({-1, -1});
   index.is(paddle::DataType::INT32).holds({num_rows});
   output.is(table.dtype()).holds({num_rows, source.size(1)});
-  const int32_t* first = index.data<int32_t>();
-  for (int64_t row = 0; row < num_rows; ++row)
-    if (__builtin_expect(first[row] < 0 || first[row] >= source.size(0), 0))
-      fd::refuse(op, ids_name, "0.." + std::to_string(source.size(0) - 1),
-                 std::to_string(first[row]) + " at row " + std::to_string(row));
   const int64_t row_bytes = source.size(1) * static_cast<int64_t>(phi::SizeOf(table.dtype()));
-  fd::kernels().gather({first, source.data(), output.data(), num_rows, row_bytes});
+  fd::launch(
+      fd::GatherArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, row_bytes, source.size(0), op});
 }
 
 void embedding(const Tensor& token_ids, const Tensor& table, Tensor& out, int64_t num_rows) {
@@ -100,14 +97,10 @@ void rotary(Tensor& qkv, const Tensor& positions, const Tensor& cos_sin, const p
   angles.is(paddle::DataType::FLOAT32).shaped({-1, -1});
   const int64_t rotary_dim = angles.size(1);
   require(rotary_dim % 2 == 0 && rotary_dim <= head_dim, op, "cos_sin", "an even last axis up to head_dim", rotary_dim);
-  const int32_t* position = where.data<int32_t>();
-  for (int64_t row = 0; row < num_rows; ++row)
-    if (__builtin_expect(position[row] < 0 || position[row] >= angles.size(0), 0))
-      fd::refuse(op, "positions", "0.." + std::to_string(angles.size(0) - 1), std::to_string(position[row]));
-  fd::kernels().rotary({rows.data(), position, angles.data<float>(),
-                        optional_data(op, "q_norm", q_norm, qkv.dtype(), {head_dim}),
-                        optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}), num_rows, num_heads, num_kv_heads,
-                        head_dim, rotary_dim, interleaved, eps, rows.real()});
+  fd::launch(fd::RotaryArgs{rows.data(), where.data<int32_t>(), angles.data<float>(),
+                            optional_data(op, "q_norm", q_norm, qkv.dtype(), {head_dim}),
+                            optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}), num_rows, num_heads,
+                            num_kv_heads, head_dim, rotary_dim, interleaved, eps, rows.real(), angles.size(0)});
 }
 
 fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& value) {
@@ -118,27 +111,6 @@ fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& valu
   require(view.head_dim % 2 == 0 && view.head_dim <= 256, op, "head_dim", "an even number up to 256", view.head_dim);
   values.is(key.dtype()).shaped({view.num_blocks, view.num_kv_heads, view.block_size, view.padded_head_dim()});
   return view;
-}
-
-// Refuses slots and blocks that lie outside the cache, and lengths that contradict each other.
-void check_batch(const char* op, const fd::AttentionArgs& a) {
-  const int64_t num_slots = a.cache.num_blocks * a.cache.block_size;
-  for (int64_t row = 0; row < a.rows; ++row)
-    require(a.slot_mapping[row] >= 0 && a.slot_mapping[row] < num_slots, op, "slot_mapping", "a slot of the cache",
-            a.slot_mapping[row]);
-  require(a.cu_seqlens_q[0] == 0, op, "cu_seqlens_q", "0 first", a.cu_seqlens_q[0]);
-  for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
-    const int64_t num_new = a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq];
-    require(num_new >= 0 && a.cu_seqlens_q[seq + 1] <= a.rows, op, "cu_seqlens_q", "ascending up to num_rows",
-            a.cu_seqlens_q[seq + 1]);
-    const int64_t num_blocks = (a.kv_lens[seq] + a.cache.block_size - 1) / a.cache.block_size;
-    require(a.kv_lens[seq] >= num_new && num_blocks <= a.max_blocks, op, "kv_lens",
-            "the new rows at least, the block table's length at most", a.kv_lens[seq]);
-    for (int64_t i = 0; i < num_blocks; ++i) {
-      const int32_t block = a.block_tables[seq * a.max_blocks + i];
-      require(block >= 0 && block < a.cache.num_blocks, op, "block_tables", "a block of the cache", block);
-    }
-  }
 }
 
 void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_seqlens_q, const Tensor& kv_lens,
@@ -168,8 +140,7 @@ void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tenso
                                table.size(1),
                                num_heads,
                                scale};
-  check_batch(op, args);
-  fd::kernels().append_attention(args);
+  fd::launch(args);
 }
 
 void copy_block(Tensor& key, Tensor& value, int64_t source, int64_t target) {

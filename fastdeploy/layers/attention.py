@@ -3,12 +3,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from paddle import Tensor
 
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.rotary import Rotary
-from fastdeploy.ops.attention import KVCache, append_attention
-from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.attention import KVCache, RowIndex, append_attention
+
+
+class StepIndex(RowIndex, Protocol):
+    """What a layer reads of a fastdeploy.ops.batch_index.BatchIndex."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[num_rows] int32: the position of each row in its sequence."""
 
 
 class Attention:
@@ -34,7 +43,7 @@ class Attention:
         self.heads = rotary.heads
         self.scale = float(rotary.heads.head_dim) ** -0.5
 
-    def __call__(self, x: Tensor, hidden: Tensor, batch: BatchIndex, cache: KVCache, num_rows: int) -> None:
+    def __call__(self, x: Tensor, hidden: Tensor, batch: StepIndex, cache: KVCache, num_rows: int) -> None:
         """Write the keys and values of the rows, attend, and add the output for x to hidden [capacity, hidden_size]."""
         qkv_out, attended = self.qkv_out, self.attended
         self.qkv(x, qkv_out, num_rows)

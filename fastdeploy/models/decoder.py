@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import paddle
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.layers.attention import Attention
+from fastdeploy.layers.attention import Attention, StepIndex
 from fastdeploy.layers.embedding import Embedding
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
@@ -20,6 +21,7 @@ from fastdeploy.models.architecture import DecoderTraits
 from fastdeploy.models.weights import DecoderWeights, LayerWeights
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.recording import Recording, can_record
 from fastdeploy.ops.rotary import HeadLayout
 
 
@@ -38,6 +40,33 @@ class StepBuffers:
         self.attended = rows_of(config.num_heads * config.head_dim)
         self.gate_up = rows_of(2 * config.intermediate_size)
         self.activated = rows_of(config.intermediate_size)
+
+
+@dataclass
+class FullStep:
+    """The index arrays of a batch with every row and sequence that they have room for."""
+
+    num_rows: int
+    num_seqs: int
+    positions: Tensor
+    cu_seqlens_q: Tensor
+    kv_lens: Tensor
+    block_tables: Tensor
+    slot_mapping: Tensor
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step's launches, and the arguments whose memory they refer to."""
+
+    recording: Recording
+    token_ids: Tensor
+    batch: BatchIndex
+    kv_caches: Sequence[KVCache]
+
+    def is_for(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> bool:
+        """Return whether these are the very objects that were recorded."""
+        return token_ids is self.token_ids and batch is self.batch and kv_caches is self.kv_caches
 
 
 class DecoderLayer:
@@ -63,7 +92,7 @@ class DecoderLayer:
         self.hidden = buffers.hidden
         self.normed = buffers.normed
 
-    def __call__(self, batch: BatchIndex, cache: KVCache, num_rows: int) -> None:
+    def __call__(self, batch: StepIndex, cache: KVCache, num_rows: int) -> None:
         """Advance the rows of the shared hidden buffer by one layer."""
         hidden, normed = self.hidden, self.normed
         self.input_norm(hidden, normed, num_rows)
@@ -113,9 +142,13 @@ class CausalLM:
         self._embedding = Embedding(weights.embedding)
         self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
         self._head = LogitsHead(weights.head)
+        self._records = can_record()
+        self._recorded: RecordedStep | None = None
 
     def forward(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> Tensor:
         """Compute one step: write keys and values of the batch's rows and return their last hidden states.
+
+        Steps are recorded per set of arguments: a caller that passes the same objects each time pays one native call.
 
         Args:
             token_ids: [capacity] int32, the first batch.num_rows are read.
@@ -125,14 +158,37 @@ class CausalLM:
         Returns:
             [max_rows, hidden_size] after the final norm; the first batch.num_rows rows are valid until the next call.
         """
-        num_rows = batch.num_rows
+        out = self._buffers.normed
+        if not self._records:
+            self._call_operators(token_ids, batch, kv_caches, batch.num_rows)
+            return out
+        recorded = self._recorded
+        if recorded is None or not recorded.is_for(token_ids, batch, kv_caches):
+            recorded = self._recorded = self._record(token_ids, batch, kv_caches)
+        recorded.recording.replay(out, batch.num_rows, batch.num_seqs)
+        return out
+
+    def _call_operators(self, token_ids: Tensor, batch: StepIndex, kv_caches: Sequence[KVCache], num_rows: int) -> None:
         buffers = self._buffers
-        hidden, normed = buffers.hidden, buffers.normed
-        self._embedding(token_ids, hidden, num_rows)
+        self._embedding(token_ids, buffers.hidden, num_rows)
         for layer, cache in zip(self._layers, kv_caches, strict=True):
             layer(batch, cache, num_rows)
-        self._final_norm(hidden, normed, num_rows)
-        return normed
+        self._final_norm(buffers.hidden, buffers.normed, num_rows)
+
+    def _record(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> RecordedStep:
+        """Record a step of as many rows and sequences as the buffers hold."""
+        num_rows = min(self.max_rows, token_ids.shape[0], batch.positions.shape[0])
+        full = FullStep(
+            num_rows=num_rows,
+            num_seqs=batch.kv_lens.shape[0],
+            positions=batch.positions,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            kv_lens=batch.kv_lens,
+            block_tables=batch.block_tables,
+            slot_mapping=batch.slot_mapping,
+        )
+        recording = Recording(lambda: self._call_operators(token_ids, full, kv_caches, num_rows))
+        return RecordedStep(recording, token_ids, batch, kv_caches)
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
         """Write the logits of the first num_rows rows of hidden into out [capacity, vocab_size] float32."""

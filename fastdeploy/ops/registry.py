@@ -103,6 +103,11 @@ def select_backend(device: str) -> str:
     return device
 
 
+def selected_backend() -> str:
+    """Return the device of select_backend, "cpu" unless one has been chosen."""
+    return _selected or select_backend("cpu")
+
+
 def _select(entry: OpEntry, device: str) -> None:
     if device in entry.backends:
         entry.run = entry.backends[device]

@@ -16,6 +16,7 @@ from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.buffer import HostBuffer
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -57,6 +58,7 @@ class Driver:
             for _ in range(model.num_layers)
         ]
         self.batch = BatchIndex(MAX_ROWS, max_seqs, MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE)
+        self.token_ids = HostBuffer(MAX_ROWS, "int32")
         self.logits = paddle.zeros([MAX_ROWS, model.vocab_size], "float32")
         self.free = [int(block) for block in np.random.default_rng(3).permutation(num_blocks)]
 
@@ -75,11 +77,9 @@ class Driver:
         computed = np.array([sequence.num_computed for sequence, _ in work], np.int32)
         tables = [s.blocks[: -(-(s.num_computed + len(t)) // BLOCK_SIZE)] for s, t in work]
         self.batch.fill(counts, computed, counts, tables)
-        ids = np.zeros(MAX_ROWS, np.int32)
         num_rows = int(counts.sum())
-        ids[:num_rows] = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in work])
-        token_ids = paddle.to_tensor(ids, place=paddle.CPUPlace())
-        hidden = self.model.forward(token_ids, self.batch, self.caches)
+        self.token_ids.array[:num_rows] = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in work])
+        hidden = self.model.forward(self.token_ids.tensor, self.batch, self.caches)
         self.model.compute_logits(hidden, num_rows, self.logits)
         rows = self.logits.numpy()[:num_rows]
         begin = 0

@@ -88,3 +88,24 @@ def test_num_rows_bounds_what_is_written() -> None:
     driver.run_alone(tokens_of(6, 3))
     logits = driver.logits.numpy()
     assert (logits[3:] == 7.0).all() and (logits[:3] != 7.0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_step_is_its_operators_called_one_by_one(name: str) -> None:
+    tokens = tokens_of(7)
+    called, recorded = load_golden(name), load_golden(name)
+    called._records = False
+    assert_same_bits(Driver(recorded).run_alone(tokens), Driver(called).run_alone(tokens))
+    assert recorded._recorded is not None and called._recorded is None
+
+
+def test_a_model_may_be_stepped_over_several_caches_in_turn() -> None:
+    model, tokens = load_golden("qwen2"), tokens_of(8)
+    first, second = Driver(model), Driver(model)
+    expected = first.run_alone(tokens)
+    requests = [(driver, driver.start()) for driver in (first, second)]
+    for begin in range(0, NUM_TOKENS, 20):
+        for driver, request in requests:
+            driver.step([(request, tokens[begin : begin + 20])])
+    for _, request in requests:
+        assert_same_bits(request.all_logits, expected)

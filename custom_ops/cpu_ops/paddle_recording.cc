@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+
+#include "cpu_ops/checks.h"
+#include "cpu_ops/recording.h"
+
+namespace fd {
+namespace {
+
+thread_local std::unique_ptr<Recording> current;
+
+// Refuses slots and blocks that lie outside the cache, and lengths that contradict each other.
+void check(const AttentionArgs& a) {
+  constexpr const char* op = "append_attention";
+  const int64_t num_slots = a.cache.num_blocks * a.cache.block_size;
+  for (int64_t row = 0; row < a.rows; ++row)
+    require(a.slot_mapping[row] >= 0 && a.slot_mapping[row] < num_slots, op, "slot_mapping", "a slot of the cache",
+            a.slot_mapping[row]);
+  require(a.cu_seqlens_q[0] == 0, op, "cu_seqlens_q", "0 first", a.cu_seqlens_q[0]);
+  for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
+    const int64_t num_new = a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq];
+    require(num_new >= 0 && a.cu_seqlens_q[seq + 1] <= a.rows, op, "cu_seqlens_q", "ascending up to num_rows",
+            a.cu_seqlens_q[seq + 1]);
+    const int64_t num_blocks = (a.kv_lens[seq] + a.cache.block_size - 1) / a.cache.block_size;
+    require(a.kv_lens[seq] >= num_new && num_blocks <= a.max_blocks, op, "kv_lens",
+            "the new rows at least, the block table's length at most", a.kv_lens[seq]);
+    for (int64_t i = 0; i < num_blocks; ++i) {
+      const int32_t block = a.block_tables[seq * a.max_blocks + i];
+      require(block >= 0 && block < a.cache.num_blocks, op, "block_tables", "a block of the cache", block);
+    }
+  }
+}
+
+void check(const RotaryArgs& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    if (__builtin_expect(a.positions[row] < 0 || a.positions[row] >= a.num_positions, 0))
+      refuse("rotary", "positions", "0.." + std::to_string(a.num_positions - 1), std::to_string(a.positions[row]));
+}
+
+void check(const GatherArgs& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    if (__builtin_expect(a.ids[row] < 0 || a.ids[row] >= a.table_rows, 0))
+      refuse(a.op, a.op[0] == 'e' ? "token_ids" : "rows", "0.." + std::to_string(a.table_rows - 1),
+             std::to_string(a.ids[row]) + " at row " + std::to_string(row));
+}
+
+struct Perform {
+  void operator()(const LinearArgs& a) const { kernels().linear(a); }
+  void operator()(const RmsNormArgs& a) const { kernels().rms_norm(a); }
+  void operator()(const SwigluArgs& a) const { kernels().swiglu(a); }
+  void operator()(const GatherArgs& a) const {
+    check(a);
+    kernels().gather(a);
+  }
+  void operator()(const RotaryArgs& a) const {
+    check(a);
+    kernels().rotary(a);
+  }
+  void operator()(const AttentionArgs& a) const {
+    check(a);
+    kernels().append_attention(a);
+  }
+};
+
+// Returns the launch for other numbers of rows and sequences than those it was recorded with.
+template <class Args>
+Args resized(Args args, int64_t num_rows, int64_t num_seqs) {
+  require(num_rows <= args.rows, "replay", "num_rows", "at most the rows recorded", num_rows);
+  args.rows = num_rows;
+  if constexpr (std::is_same_v<Args, AttentionArgs>) {
+    require(num_seqs <= args.num_seqs, "replay", "num_seqs", "at most the sequences recorded", num_seqs);
+    args.num_seqs = num_seqs;
+  }
+  return args;
+}
+
+void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+  require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
+  for (const Launch& launch : reinterpret_cast<const Recording*>(recording)->launches)
+    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
+}
+
+}  // namespace
+
+void perform(const Launch& launch) { std::visit(Perform(), launch); }
+
+void launch(const Launch& launch) {
+  if (current == nullptr) return perform(launch);
+  current->launches.push_back(launch);
+}
+
+}  // namespace fd
+
+#define FD_EXPORT extern "C" __attribute__((visibility("default")))
+
+// From here on, launches of this thread are kept instead of performed.
+FD_EXPORT void fd_recording_begin() { fd::current = std::make_unique<fd::Recording>(); }
+
+// Ends it. The caller owns what is returned.
+FD_EXPORT void* fd_recording_end() { return fd::current.release(); }
+
+FD_EXPORT void fd_recording_free(void* recording) { delete static_cast<fd::Recording*>(recording); }
+
+// `out` is any tensor that the recording writes: it tells Paddle that the operator has an effect.
+PD_BUILD_OP(fd_replay)
+    .Inputs({"out"})
+    .Outputs({"out_"})
+    .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(fd::replay));
