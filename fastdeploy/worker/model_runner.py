@@ -6,6 +6,7 @@ Notation: B requests, R rows, L rows with logits, K most drafts of a request, V 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -213,7 +214,7 @@ class ModelRunner:
         logprobs(self.logits, buffers.rows.tensor, buffers.chosen.tensor, count, top_n, buffers)
         top_ids, top_values = buffers.top_ids.array[:count, :top_n], buffers.top_logprobs.array[:count, :top_n]
         return [
-            TokenLogprobs(token_id, value, rank, list(zip(ids, values)))
+            TokenLogprobs(token_id, value, rank, [(i, v) for i, v in zip(ids, values) if v > -math.inf])
             for token_id, value, rank, ids, values in zip(
                 chosen.tolist(),
                 buffers.chosen_logprob.array[:count].tolist(),

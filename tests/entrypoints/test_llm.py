@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The offline `LLM` on the demonstration model: inputs, outputs, and what each sampling parameter does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fastdeploy import LLM, SamplingParams
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.outputs import CompletionOutput, RequestOutput
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef "
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(
+        model="demo", max_model_len=256, seed=1, speculative_config={"method": "ngram", "num_speculative_tokens": 4}
+    )
+
+
+def one(llm: LLM, prompt: Any = PROMPT, **params: Any) -> CompletionOutput:
+    values = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params}
+    outputs = llm.generate(prompt, SamplingParams(**values), use_tqdm=False)
+    assert isinstance(outputs, list)
+    return outputs[0].outputs[0]
+
+
+def test_every_form_of_prompt_gives_the_same_text(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    texts = {one(llm, p).text for p in (PROMPT, ids, {"prompt": PROMPT}, {"prompt_token_ids": ids})}
+    assert len(texts) == 1
+
+
+def test_lists_keep_their_order_and_their_own_parameters(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (5, 1, 3)]
+    outputs = llm.generate(["a = 1", "b = 2", "c = 3"], params, use_tqdm=False)
+    assert [(o.prompt, len(o.outputs[0].token_ids)) for o in outputs] == [("a = 1", 5), ("b = 2", 1), ("c = 3", 3)]
+
+
+def test_text_is_the_decoded_tokens(llm: LLM) -> None:
+    output = one(llm)
+    assert llm.tokenizer.decode(output.token_ids) == output.text
+    assert output.finish_reason == "length"
+
+
+def test_choice_zero_of_n_is_the_answer_to_one(llm: LLM) -> None:
+    outputs = llm.generate(PROMPT, SamplingParams(n=3, seed=7, max_tokens=16), use_tqdm=False)
+    assert isinstance(outputs, list)
+    choices = outputs[0].outputs
+    assert [c.index for c in choices] == [0, 1, 2]
+    assert len({c.seed for c in choices}) == 3 and choices[0].seed == 7
+    assert choices[0].token_ids == one(llm, temperature=1.0, seed=7, max_tokens=16, ignore_eos=False).token_ids
+    again = one(llm, temperature=1.0, seed=choices[2].seed, max_tokens=16, ignore_eos=False)
+    assert again.token_ids == choices[2].token_ids
+
+
+def test_reported_seed_replays_a_request_without_one(llm: LLM) -> None:
+    first = one(llm, temperature=1.0)
+    second = one(llm, temperature=1.0)
+    assert first.seed != second.seed
+    assert one(llm, temperature=1.0, seed=first.seed).token_ids == first.token_ids
+
+
+def test_stop_string_ends_the_text_before_it_or_with_it(llm: LLM) -> None:
+    text = one(llm).text
+    stop = text[len(text) // 2 :][:2]
+    cut = one(llm, stop=stop)
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.text == text[: text.index(stop)]
+    assert one(llm, stop=[stop], include_stop_str_in_output=True).text == text[: text.index(stop)] + stop
+
+
+def test_stop_token_ends_the_tokens(llm: LLM) -> None:
+    tokens = one(llm).token_ids
+    stop = tokens[-1]
+    output = one(llm, stop_token_ids=[stop])
+    assert output.token_ids == tokens[: tokens.index(stop) + 1]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+
+
+def test_min_tokens_holds_the_end_back(llm: LLM) -> None:
+    first = one(llm).token_ids[0]
+    assert len(one(llm, stop_token_ids=[first]).token_ids) == 1
+    held = one(llm, stop_token_ids=[first], min_tokens=6)
+    assert first not in held.token_ids[:6]
+
+
+def test_bad_words_never_appear(llm: LLM) -> None:
+    text = one(llm).text
+    word = max(text.split(), key=len)
+    assert word not in one(llm, bad_words=[word]).text
+
+
+def test_large_bias_forces_a_token(llm: LLM) -> None:
+    assert set(one(llm, logit_bias={300: 100.0}).token_ids) == {300}
+
+
+def test_repetition_penalty_changes_the_text(llm: LLM) -> None:
+    assert one(llm, repetition_penalty=2.0).token_ids != one(llm).token_ids
+
+
+def test_logprobs_are_those_of_greedy_choices(llm: LLM) -> None:
+    output = one(llm, logprobs=3)
+    assert output.logprobs is not None and len(output.logprobs) == len(output.token_ids)
+    for token_id, entry in zip(output.token_ids, output.logprobs):
+        assert (entry.token_id, entry.rank) == (token_id, 1)
+        assert entry.top[0] == (token_id, entry.logprob)
+        assert len(entry.top) == 3 and entry.top[0][1] >= entry.top[1][1] >= entry.top[2][1]
+        assert math.exp(entry.logprob) <= 1.0
+
+
+def test_raw_logprobs_ignore_processing_and_processed_ones_do_not(llm: LLM) -> None:
+    processed = LLM(model="demo", max_model_len=256, logprobs_mode="processed_logprobs")
+    values = {"temperature": 2.0, "seed": 3, "top_k": 1, "logprobs": 0, "max_tokens": 4}
+    raw_entries, processed_entries = one(llm, **values).logprobs, one(processed, **values).logprobs
+    assert raw_entries and processed_entries
+    assert all(entry.logprob < 0.0 for entry in raw_entries)
+    assert all(entry.logprob == 0.0 for entry in processed_entries)  # the only survivor has probability one
+
+
+def test_prompt_logprobs_cover_the_prompt_but_its_first_token(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=2), use_tqdm=False)
+    assert isinstance(output, RequestOutput) and output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs[0] is None
+    assert [e.token_id for e in output.prompt_logprobs[1:] if e] == output.prompt_token_ids[1:]
+
+
+def test_stream_yields_growing_texts_that_end_like_the_whole(llm: LLM) -> None:
+    texts = []
+    for update in llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), stream=True):
+        texts.append(update.outputs[0].text)
+    assert len(texts) > 1
+    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:]))
+    assert texts[-1] == one(llm, max_tokens=12).text
+
+
+def test_closed_stream_leaves_nothing_behind(llm: LLM) -> None:
+    stream = llm.generate(PROMPT, SamplingParams(max_tokens=50, ignore_eos=True), stream=True)
+    next(iter(stream))
+    stream.close()  # type: ignore[union-attr]
+    assert not llm.engine.has_unfinished()
+    llm.engine.check_integrity()
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "def add(a, b):"}]
+    outputs = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
+    assert isinstance(outputs, list)
+    rendered = llm.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    assert outputs[0].prompt_token_ids == llm.tokenizer.encode(rendered, add_special_tokens=False)
+    assert len(outputs[0].outputs[0].token_ids) > 0
+
+
+def test_speculation_is_reported(llm: LLM) -> None:
+    metrics = one(llm, prompt="x = 1\nx = 1\nx = 1\nx = 1\nx = ", logit_bias={}, max_tokens=40).speculate_metrics
+    assert metrics is not None and metrics.num_steps > 0
+    assert metrics.accepted_tokens + metrics.rejected_tokens == metrics.drafted_tokens > 0
+    assert metrics.source == {"ngram": metrics.drafted_tokens}
+    assert metrics.average_accept_length == pytest.approx(39 / metrics.num_steps)
+
+
+def test_one_bad_request_of_a_list_starts_none(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        llm.generate(["fine", [10**6]], SamplingParams(), use_tqdm=False)
+    assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize("prompt", [{"text": "x"}, {"prompt": "x", "prompt_token_ids": [1]}])
+def test_prompt_of_unknown_shape_is_refused(llm: LLM, prompt: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="prompts"):
+        llm.generate(prompt, SamplingParams(), use_tqdm=False)
+
+
+def test_unknown_argument_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="max_model_len"):
+        LLM(model="demo", max_model_length=10)

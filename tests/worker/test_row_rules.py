@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Row i of a verification is written as if drafts 1..i had been emitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
+from fastdeploy.worker.row_rules import RowRules
+
+EOS, VOCAB_LIMIT = 2, 90
+
+
+def write(draft: list[int], **params: Any) -> tuple[SamplingBatch, np.ndarray, np.ndarray]:
+    """Write the rows of a request with prompt 10..13 and output 20, 21; return the batch and its parameter rows."""
+    source = GenerationRequest("a", [10, 11, 12, 13], SamplingParams(**params))
+    request = Request(source, 0, seed=2**64 - 1, max_total_tokens=50, max_drafts=8)
+    request.append([20, 21])
+    request.set_draft(Draft(np.array(draft, np.int32), "test"))
+    batch = SamplingBatch(16)
+    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    rules.begin()
+    rules.write(request, 3, 1 + len(draft))
+    rows = slice(3, 4 + len(draft))
+    return batch, batch.float_params.array[rows], batch.int_params.array[rows]
+
+
+def banned(batch: SamplingBatch, row: np.ndarray) -> list[int]:
+    return sorted(batch.banned_ids.array[row[IntColumn.BANNED_BEGIN] : row[IntColumn.BANNED_END]].tolist())
+
+
+def test_positions_and_drafts_advance_with_the_row() -> None:
+    _, _, ints = write([30, 31, 32])
+    assert ints[:, IntColumn.POSITION].tolist() == [6, 7, 8, 9]
+    assert ints[:, IntColumn.DRAFT_ID].tolist() == [30, 31, 32, -1]
+    assert set(ints[:, IntColumn.SEED]) == {-1}
+    assert set(ints[:, IntColumn.VOCAB_LIMIT]) == {VOCAB_LIMIT}
+
+
+def test_parameters_stand_in_their_columns() -> None:
+    _, floats, ints = write(
+        [],
+        temperature=0.5,
+        top_p=0.75,
+        top_k=7,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+    )
+    assert floats[0].tolist() == [0.5, 0.75, 0.25, 1.5, -0.5, 2.0]
+    assert [FloatColumn.TEMPERATURE, FloatColumn.TOP_P, FloatColumn.FREQUENCY] == [0, 1, 5]
+    assert ints[0, IntColumn.TOP_K] == 7
+
+
+def test_history_of_a_row_holds_the_drafts_before_it() -> None:
+    batch, _, ints = write([30, 31], presence_penalty=1.0)
+    histories, outputs = [], []
+    for row in ints:
+        end = row[IntColumn.HISTORY_END]
+        histories.append(batch.history.array[row[IntColumn.HISTORY_BEGIN] : end].tolist())
+        outputs.append(batch.history.array[row[IntColumn.OUTPUT_BEGIN] : end].tolist())
+    assert histories == [[10, 11, 12, 13, 20, 21], [10, 11, 12, 13, 20, 21, 30], [10, 11, 12, 13, 20, 21, 30, 31]]
+    assert outputs == [[20, 21], [20, 21, 30], [20, 21, 30, 31]]
+
+
+def test_end_tokens_are_masked_until_min_tokens_counting_drafts() -> None:
+    batch, _, ints = write([30, 31], min_tokens=4, stop_token_ids=[9])
+    assert [banned(batch, row) for row in ints] == [[EOS, 9], [EOS, 9], []]
+
+
+def test_ignored_end_token_is_not_masked() -> None:
+    batch, _, ints = write([], min_tokens=4, stop_token_ids=[9], ignore_eos=True)
+    assert banned(batch, ints[0]) == [9]
+
+
+def test_last_token_of_a_bad_word_is_masked_where_its_head_was_just_emitted_or_drafted() -> None:
+    batch, _, ints = write([30, 31], bad_words_token_ids=[[21, 30, 40], [50], [13, 20, 21, 60]])
+    assert [banned(batch, row) for row in ints] == [[50, 60], [40, 50], [50]]
+
+
+def test_bias_is_written_once_and_seen_by_every_row() -> None:
+    batch, _, ints = write([30], logit_bias={5: 1.5, 8: -2.0})
+    spans = {(int(row[IntColumn.BIAS_BEGIN]), int(row[IntColumn.BIAS_END])) for row in ints}
+    assert spans == {(0, 2)}
+    assert batch.bias_ids.array[:2].tolist() == [5, 8]
+    assert batch.bias_values.array[:2].tolist() == [1.5, -2.0]
+
+
+def test_rows_without_lists_point_at_nothing_left_by_earlier_ones() -> None:
+    source = GenerationRequest("a", [10], SamplingParams(logit_bias={5: 1.0}))
+    batch = SamplingBatch(4)
+    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    rules.begin()
+    rules.write(Request(source, 0, 0, 50, 0), 0, 1)
+    rules.begin()
+    rules.write(Request(GenerationRequest("b", [10], SamplingParams()), 0, 0, 50, 0), 0, 1)
+    begin_end = batch.int_params.array[0, [IntColumn.BIAS_BEGIN, IntColumn.BIAS_END]]
+    assert begin_end[0] == begin_end[1]
