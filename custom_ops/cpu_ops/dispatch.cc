@@ -8,9 +8,10 @@
 
 namespace fd {
 
-#define FD_TABLE(path)                                                                                                \
-  Kernels {                                                                                                           \
-    path::pack_linear, path::linear, path::rms_norm, path::swiglu, path::gather, path::rotary, path::append_attention \
+#define FD_TABLE(path)                                                                                                 \
+  Kernels {                                                                                                            \
+    path::pack_linear, path::linear, path::rms_norm, path::swiglu, path::gather, path::rotary, path::append_attention, \
+        path::read_memory, path::multiply_registers                                                                    \
   }
 
 const Kernels& kernels() {
@@ -47,3 +48,8 @@ FD_EXPORT const char* fd_configuration_error() {
 FD_EXPORT const char* fd_isa_name() { return fd::isa_name(fd::current_isa()); }
 
 FD_EXPORT int fd_num_threads() { return fd::num_threads(); }
+
+// For benchmarks; see Kernels.
+FD_EXPORT float fd_read_memory(const void* data, int64_t bytes) { return fd::kernels().read_memory(data, bytes); }
+
+FD_EXPORT double fd_multiply_registers(int64_t steps) { return fd::kernels().multiply_registers(steps); }

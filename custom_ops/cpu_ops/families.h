@@ -15,6 +15,8 @@ namespace fd {
   void gather(const GatherArgs&);              \
   void rotary(const RotaryArgs&);              \
   void append_attention(const AttentionArgs&); \
+  float read_memory(const void*, int64_t);     \
+  double multiply_registers(int64_t);          \
   }
 
 FD_DECLARE_PATH(portable)
