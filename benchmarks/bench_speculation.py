@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second with and without speculation, in one run, on work made of real code.
 
-    python benchmarks/bench_speculation.py [--model demo] [--batch 1 4] [--num-speculative-tokens 5]
+    python -m benchmarks.bench_speculation [--model demo] [--batch 1 4] [--num-speculative-tokens 5]
 
 Methods take turns, round by round; naive runs twice a round, so that the ratio of naive to naive shows the noise.
 """
