@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def environment() -> dict[str, Any]:
     """Return processor, instruction-set path, threads, commit and versions."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return {
         "processor": _processor(),
         "isa": ops.isa(),
@@ -42,7 +44,13 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:.0f}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _processor() -> str:

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
-FILES = ("textwrap.py", "shlex.py", "configparser.py", "fractions.py", "statistics.py", "csv.py", "heapq.py", "difflib.py")
+FILES = (
+    "textwrap.py",
+    "shlex.py",
+    "configparser.py",
+    "fractions.py",
+    "statistics.py",
+    "csv.py",
+    "heapq.py",
+    "difflib.py",
+)
 
 
 def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed: int = 0) -> list[list[int]]:

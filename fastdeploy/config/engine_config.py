@@ -16,7 +16,7 @@ BLOCK_SIZE_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """KV blocks: `block_size` tokens each; their number from `num_blocks` or from `kv_cache_memory` bytes, else from the machine."""
+    """KV blocks of `block_size` tokens; their number is given, or follows from `kv_cache_memory` or the machine."""
 
     block_size: int = 64
     num_blocks: int | None = None
@@ -37,7 +37,7 @@ class SchedulerConfig:
     Attributes:
         max_num_seqs: most requests that run at a time.
         max_num_batched_tokens: most rows of a step.
-        enable_chunked_prefill: cut prompts that do not fit the step; otherwise they wait for a step that holds them whole.
+        enable_chunked_prefill: cut prompts that do not fit the step; else they wait for one that holds them whole.
         long_prefill_token_threshold: most prompt rows of one request in a step; 0 sets no such limit.
         max_waiting_requests: requests beyond this are turned away; None keeps all.
     """

@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that can still be taken: the kernel's MemAvailable, or what the cgroup's limit leaves if less."""
+    """Return the memory that can still be taken: the kernel's MemAvailable, or what the cgroup leaves if less."""
     available = _meminfo("MemAvailable")
     limit = _read_int(_CGROUP / "memory.max")
     used = _read_int(_CGROUP / "memory.current")

@@ -50,8 +50,8 @@ class SpeculativeConfig:
     Attributes:
         method: naive (no drafts) or ngram.
         num_speculative_tokens: K, most drafts verified per step and request; 0 for naive.
-        verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces temperature 0;
-            topp_relaxed accepts every draft inside the target's surviving set and is lossy.
+        verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces
+            temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
         accept_policy: normal; accept_all and reject_all are for debugging speed.
         max_ngram_size, min_ngram_size: longest and shortest suffix that ngram looks up.
         notes: lines to show at start-up about keys accepted without effect.
@@ -95,7 +95,9 @@ class SpeculativeConfig:
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
         if given.get("adaptive", False) is not False:
-            raise ConfigError(f"{FIELD}.adaptive", "adaptive draft length is not available yet; use false or leave it out")
+            raise ConfigError(
+                f"{FIELD}.adaptive", "adaptive draft length is not available yet; use false or leave it out"
+            )
         if method == "naive":
             values["num_speculative_tokens"] = 0
         else:

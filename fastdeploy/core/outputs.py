@@ -64,7 +64,7 @@ class RequestMetrics:
 
 @dataclass
 class ErrorInfo:
-    """Why a request ended without its text: `type` is one of invalid_request, numerics, timeout, engine_dead, internal."""
+    """Why a request ended without its whole text; `type` is numerics, timeout, engine_dead or internal."""
 
     type: str
     message: str

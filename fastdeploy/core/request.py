@@ -98,7 +98,8 @@ class Request:
 
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
-    Set at admission: request_id, index, params, seed, cache_salt, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens.
+    Set at admission: request_id, index, params, seed, cache_salt, arrival_s, deadline_s, num_prompt_tokens,
+        max_total_tokens, max_drafts.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache).
     Set by the proposer, cut or dropped by the scheduler: draft.
     Set by the KV manager: block_ids, block_hashes, num_published_blocks.

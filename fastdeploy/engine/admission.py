@@ -77,7 +77,9 @@ class Admission:
         for sequence in params.bad_words_token_ids:
             self._check_ids("bad_words_token_ids", sequence)
         if params.stop and not self._has_tokenizer:
-            raise InvalidRequestError("stop", "this model has no tokenizer to look for strings with; use stop_token_ids")
+            raise InvalidRequestError(
+                "stop", "this model has no tokenizer to look for strings with; use stop_token_ids"
+            )
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         if ids and max(ids) >= self.vocab_size:

@@ -142,7 +142,7 @@ def _freeze(builder: _PlanBuilder) -> StepPlan:
 
 
 def _num_prompt_rows(request: Request, num_rows: int) -> int:
-    """Rows whose logits give the log-probability of a prompt token that has none yet; the last rows of a prompt chunk."""
+    """Rows of a prompt chunk, its last ones, whose logits give the log-probability of a prompt token that has none."""
     if request.params.prompt_logprobs is None:
         return 0
     first = max(request.num_computed, len(request.prompt_logprobs))

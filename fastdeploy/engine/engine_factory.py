@@ -46,9 +46,7 @@ class MemoryPlan:
         return self.num_blocks * self.block_size
 
 
-def make_engine(
-    config: EngineConfig, on_progress: Progress | None = None, proposer: Proposer | None = None
-) -> Engine:
+def make_engine(config: EngineConfig, on_progress: Progress | None = None, proposer: Proposer | None = None) -> Engine:
     """Load the model and build the engine around it.
 
     Args:
@@ -79,9 +77,11 @@ def make_engine(
     )
     plan = _plan_memory(config, model_config, max_model_len)
     fingerprint = _fingerprint(config, model_config)
-    runner = ModelRunner(model, _allocate(model_config, plan), _runner_config(
-        config, model_config, max_model_len, vocab_limit, eos_token_ids
-    ))
+    runner = ModelRunner(
+        model,
+        _allocate(model_config, plan),
+        _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids),
+    )
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(
         max_model_len=max_model_len,
@@ -116,7 +116,7 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> li
 
 
 def _plan_memory(config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> MemoryPlan:
-    """Take the blocks asked for, else the smaller of what all sequences' full contexts and half the free memory hold."""
+    """Take the blocks asked for, else what all sequences' full contexts need, at most half of the free memory."""
     block_size = config.cache.block_size
     block_bytes = model_config.kv_bytes_per_token * block_size
     blocks_per_seq = -(-max_model_len // block_size)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Union
+from typing import Any
 
 from tqdm import tqdm
 
@@ -22,7 +22,7 @@ from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 
-Prompt = Union[str, Sequence[int], Mapping[str, Any]]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,7 @@ class LLM:
 
     Args:
         model: local directory, `demo`, or a hub name.
-        kwargs: the server's engine flags with underscores (`speculative_config={...}`, `max_model_len=...`, `dtype=...`,
-            `seed=...`, ...).
+        kwargs: the server's engine flags with underscores: `speculative_config={...}`, `max_model_len=...`, `seed=...`.
 
     Raises:
         ConfigError: an unknown argument or a value outside its range, by name.
@@ -132,11 +131,15 @@ class LLM:
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "add_special_tokens"}
             if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-                raise InvalidRequestError("prompts", f'expected "prompt" or "prompt_token_ids", got keys {sorted(prompt)}')
+                raise InvalidRequestError(
+                    "prompts", f'expected "prompt" or "prompt_token_ids", got keys {sorted(prompt)}'
+                )
             add_special_tokens = bool(prompt.get("add_special_tokens", True))
-            prompt = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+            content: str | Sequence[int] = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+        else:
+            content = prompt
         request_id = f"offline-{next(self._ids)}"
-        return build_request(self.tokenizer, self._limits, request_id, prompt, params, add_special_tokens)
+        return build_request(self.tokenizer, self._limits, request_id, content, params, add_special_tokens)
 
     def _start(self, requests: Sequence[GenerationRequest], texts: Sequence[str | None]) -> dict[str, _Pending]:
         """Add all requests; if one is refused, take back those before it."""
@@ -160,7 +163,7 @@ class LLM:
         return _Pending(RequestOutput(request.request_id, text, ids, choices), assemblers, params.n)
 
     def _run(self, pending: dict[str, _Pending], show_progress: bool) -> Iterator[RequestOutput]:
-        """Step until all are done, yielding what grew; leaving early (an exception, a closed generator) aborts the rest."""
+        """Step until all are done, yielding what grew; leaving early (a closed generator) aborts the rest."""
         unfinished = set(pending)
         bar = tqdm(total=len(pending), desc="Processed prompts", disable=not show_progress)
         try:

@@ -42,14 +42,14 @@ class BlockPool:
         self._ref_counts[block_id] += 1
 
     def release(self, block_ids: list[int]) -> None:
-        """Let go of blocks; the last of the list is reused first, so that a sequence loses its tail before its head."""
+        """Let go of blocks; the last of the list is reused first: a sequence loses its tail before its head."""
         for block_id in reversed(block_ids):
             self._ref_counts[block_id] -= 1
             if self._ref_counts[block_id] == 0:
                 self._free[block_id] = None
 
     def publish(self, block_id: int, content_hash: bytes) -> None:
-        """Make a held block findable; where another block already holds this content, that one stays the findable one."""
+        """Make a held block findable, unless another one that holds the same content is already."""
         if content_hash not in self._block_of:
             self._block_of[content_hash] = block_id
             self._hash_of[block_id] = content_hash
@@ -63,7 +63,7 @@ class BlockPool:
         return self._ref_counts[block_id] == 0
 
     def check_integrity(self, held: dict[int, int]) -> None:
-        """Raise AssertionError unless the reference counts equal `held` (block id -> holders) and the index is sound."""
+        """Raise AssertionError unless reference counts equal `held` (block id -> holders) and the index is sound."""
         for block_id, count in enumerate(self._ref_counts):
             assert count == held.get(block_id, 0), f"block {block_id}: counted {count}, held {held.get(block_id, 0)}"
             assert (count == 0) == (block_id in self._free), f"block {block_id}: count {count} against the free list"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which blocks a request holds: reserve before a step, commit after it, free at the end.
 
-    tokens   |<------------ num_tokens ------------>|<- draft ->|
-    cache    |<---- num_computed ---->|
-    blocks   [ 0 ][ 1 ][ 2 ][ 3 ][ 4 ][ 5 ][ 6 ][ 7 ]            held: enough for the rows of the planned step
-    index    [ 0 ][ 1 ][ 2 ][ 3 ]                                published: full and committed
+tokens   |<------------ num_tokens ------------>|<- draft ->|
+cache    |<---- num_computed ---->|
+blocks   [ 0 ][ 1 ][ 2 ][ 3 ][ 4 ][ 5 ][ 6 ][ 7 ]            held: enough for the rows of the planned step
+index    [ 0 ][ 1 ][ 2 ][ 3 ]                                published: full and committed
 """
 
 from __future__ import annotations

@@ -36,5 +36,5 @@ class Proposer(ABC):
     def finish(self, request: Request) -> None:
         """Forget a request that ended, for whatever reason."""
 
-    def check_integrity(self, requests: Sequence[Request]) -> None:
+    def check_integrity(self, requests: Sequence[Request]) -> None:  # noqa: B027  # a proposer may keep no state
         """Raise AssertionError unless state is kept for exactly the live `requests`."""

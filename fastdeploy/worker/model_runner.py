@@ -236,9 +236,7 @@ def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
         while segment.count > room:
             yield [*go, replace(segment, count=room)] if room else go
             rest = segment.count - room
-            segment = replace(
-                segment, first=segment.first + room, position=segment.position + room, count=rest
-            )
+            segment = replace(segment, first=segment.first + room, position=segment.position + room, count=rest)
             go, room = [], capacity
         go.append(segment)
         room -= segment.count

@@ -17,7 +17,9 @@ from fastdeploy.spec_decode.naive import NaiveProposer
 from tests.doubles import EOS, VOCAB, ManualClock, OracleProposer, SlotModelRunner, make_engine, plain_text, run
 
 
-def generation(name: str = "a", prompt: list[int] | None = None, timeout_s: float | None = None, **params: Any) -> GenerationRequest:
+def generation(
+    name: str = "a", prompt: list[int] | None = None, timeout_s: float | None = None, **params: Any
+) -> GenerationRequest:
     sampling = SamplingParams(**{"seed": 1, "ignore_eos": True, "max_tokens": 8, **params})
     return GenerationRequest(name, [1, 2, 3] if prompt is None else prompt, sampling, timeout_s=timeout_s)
 

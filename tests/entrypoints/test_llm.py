@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_stream_yields_growing_texts_that_end_like_the_whole(llm: LLM) -> None:
     for update in llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), stream=True):
         texts.append(update.outputs[0].text)
     assert len(texts) > 1
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:]))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
     assert texts[-1] == one(llm, max_tokens=12).text
 
 

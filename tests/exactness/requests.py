@@ -14,7 +14,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 
 HEADS = (
-    "def mean(data):\n    total = 0\n    for value in data:\n        total += value\n    return total / len(data)\n\n\ndef ",
+    "def mean(data):\n    total = 0\n    for value in data:\n        total += value\n    return total\n\n\ndef ",
     "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n    def ",
     "import os\nimport sys\n\n\ndef main(argv):\n    for name in argv:\n        ",
     "x = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\ny = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\nz = [1, 2, 3, 4, ",

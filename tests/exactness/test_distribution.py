@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is emitted at a drafted position follows the target's distribution; the lossy strategies do not, and the test sees it.
+"""What is emitted at a drafted position follows the target's distribution; lossy strategies fail the same test.
 
 Sampling and verification are the engine's own operators, a hundred thousand draws each, every draw its own seed.
 """

@@ -43,9 +43,14 @@ def config(
         max_model_len=256,
         seed=0,
         cache=CacheConfig(block_size=16, num_blocks=num_blocks, enable_prefix_caching=prefix_caching),
-        scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256, long_prefill_token_threshold=min(chunk, 256)),
+        scheduler=SchedulerConfig(
+            max_num_seqs=16, max_num_batched_tokens=256, long_prefill_token_threshold=min(chunk, 256)
+        ),
         speculative=SpeculativeConfig(
-            method=method, num_speculative_tokens=num_drafts, verify_strategy=verify_strategy, accept_policy=accept_policy
+            method=method,
+            num_speculative_tokens=num_drafts,
+            verify_strategy=verify_strategy,
+            accept_policy=accept_policy,
         ),
     )
 
