@@ -15,6 +15,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr Cut kAllFinite = {-kInfinity, -1};
 constexpr int64_t kParallelCost = 1 << 17;  // in ids read; below it, waking a thread costs more than it saves
+constexpr int64_t kShortPrefix = 256;       // ids among which top_p is found without a histogram
 constexpr int64_t kSampledCost = 8;         // of an id in a sampled row, against one of a greedy row
 
 struct Change {
@@ -138,17 +139,12 @@ Cut cut_top_k(int64_t k, const Row& row, Scratch& s) {
   return last_survivor(s.keys[k - 1]);
 }
 
-uint64_t mass_of_key(uint64_t key, float largest) {
-  return mass_of(relative_probability<ScalarLanes>(key_logit(key), largest));
-}
-
-// Finds the key at which `before` plus the mass of keys up to it reaches top_p: halves the range until few are left.
+// The key at which `before` plus the mass of the keys up to it reaches top_p; the masses of all keys together do.
 uint64_t reaching_key(uint64_t* keys, int64_t count, uint64_t before, uint64_t total, float top_p, float largest) {
-  while (count > 32) {
+  while (count > 1) {
     const int64_t half = count / 2;
     std::nth_element(keys, keys + half, keys + count);
-    uint64_t mass = before;
-    for (int64_t i = 0; i < half; ++i) mass += mass_of_key(keys[i], largest);
+    const uint64_t mass = before + sampling_kernels().mass_of_keys(keys, half, largest);
     if (reaches(mass, total, top_p)) {
       count = half;
     } else {
@@ -157,26 +153,35 @@ uint64_t reaching_key(uint64_t* keys, int64_t count, uint64_t before, uint64_t t
       count -= half;
     }
   }
-  std::sort(keys, keys + count);
-  int64_t last = 0;
-  for (; last + 1 < count; ++last) {
-    before += mass_of_key(keys[last], largest);
-    if (reaches(before, total, top_p)) break;
-  }
-  return keys[last];
+  return keys[0];
 }
 
-// The cut after the smallest prefix of `cut`'s survivors whose probability, renormalised over them, reaches top_p.
-Cut cut_top_p(float top_p, const Row& row, Cut cut, Scratch& s) {
-  const SamplingKernels& kernels = sampling_kernels();
+// Cuts a row whose prefix is spread over many ids: a histogram finds the logits among which the prefix ends.
+Cut cut_wide_top_p(float top_p, const Row& row, Cut cut, uint64_t total, Scratch& s) {
   std::fill(s.bins.begin(), s.bins.end(), 0);
-  kernels.histogram(row, cut, s.bins.data());
-  uint64_t total = 0, before = 0;
-  for (uint64_t mass : s.bins) total += mass;
+  sampling_kernels().histogram(row, cut, s.bins.data());
+  uint64_t before = 0;
   uint32_t bin = 0;
   while (!reaches(before + s.bins[bin], total, top_p)) before += s.bins[bin++];  // bin 0 holds the largest logit
-  const int32_t count = kernels.gather_bin(row, cut, bin, s.keys.data());
+  const int32_t count = sampling_kernels().gather_bin(row, cut, bin, s.keys.data());
   return last_survivor(reaching_key(s.keys.data(), count, before, total, top_p, row.largest));
+}
+
+// The cut after the smallest prefix of `cut`'s survivors whose probability, renormalised over them, reaches top_p. Most
+// prefixes are short: look among the ids close to the largest logit first.
+Cut cut_top_p(float top_p, const Row& row, Cut cut, Scratch& s) {
+  const SamplingKernels& kernels = sampling_kernels();
+  int64_t count = 0;
+  const uint64_t total = kernels.mass_above(row, cut, -kInfinity, &count);
+  for (float distance = 1.0f; distance < 32.0f; distance *= 2.0f) {
+    const float lowest = row.largest - distance;
+    const uint64_t mass = kernels.mass_above(row, cut, lowest, &count);
+    if (count > kShortPrefix) break;
+    if (!reaches(mass, total, top_p)) continue;
+    kernels.gather_above(row, cut, lowest, s.keys.data());
+    return last_survivor(reaching_key(s.keys.data(), count, 0, total, top_p, row.largest));
+  }
+  return cut_wide_top_p(top_p, row, cut, total, s);
 }
 
 Cut cut_min_p(float min_p, const Row& row, Cut cut) {
@@ -293,13 +298,14 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
   s.fit(vocab_size);
   const SamplingKernels& kernels = sampling_kernels();
   const float largest = kernels.block_maxima(logits, vocab_size, s.block_max.data());
-  const uint64_t total = largest == largest ? kernels.total_mass(logits, vocab_size, largest) : 0;
+  const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
+  int64_t count = 0;
+  const uint64_t total = largest < kInfinity ? kernels.mass_above(row, kAllFinite, -kInfinity, &count) : 0;
   const float log_total = log_positive<ScalarLanes>(static_cast<float>(static_cast<double>(total) * 0x1p-40));
   const auto logprob = [&](float logit) { return total ? (logit - largest) - log_total : std::nanf(""); };
   out.chosen_logprob[i] = logprob(logits[chosen]);
   out.chosen_rank[i] = static_cast<int32_t>(kernels.count_before(logits, vocab_size, logits[chosen], chosen)) + 1;
   if (top_n == 0) return;
-  const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
   const int32_t kept = total ? top_keys(row, top_n, s) : 0;
   for (int32_t n = 0; n < top_n; ++n) {
     out.top_ids[i * out.stride + n] = n < kept ? static_cast<int32_t>(s.keys[n] & 0xffffffffu) : -1;

@@ -41,6 +41,16 @@ struct WideCut {
   }
 };
 
+// Divides by the temperature; a temperature of 1 costs nothing.
+struct Scale {
+  F temperature;
+  bool is_one;
+  explicit FD_RULE Scale(const Row& row) : temperature(Lanes::set(row.temperature)), is_one(row.temperature == 1.0f) {}
+  FD_RULE F operator()(F x) const { return is_one ? x : Lanes::div(x, temperature); }
+};
+
+FD_RULE M at_least(F a, F b) { return Lanes::either(Lanes::greater(a, b), Lanes::equal(a, b)); }
+
 float block_maxima(const float* logits, int32_t num_ids, float* block_max) {
   Block storage;
   float largest = kMinusInfinity;
@@ -69,19 +79,55 @@ FD_RULE bool weightless(const Row& row, Cut cut, float block_max) {
   return block_max < cut.logit || row.largest - block_max > 29.0f;
 }
 
+uint64_t mass_above(const Row& row, Cut cut, float lowest, int64_t* count) {
+  Block storage;
+  const WideCut wide(cut);
+  const Scale scale(row);
+  const F largest = Lanes::set(row.largest), least = Lanes::set(lowest), gone = Lanes::set(kMinusInfinity);
+  uint64_t total[kBlock] = {};
+  *count = 0;
+  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
+    if (row.block_max[b] < lowest || weightless(row, cut, row.block_max[b])) continue;
+    const float* x = storage.read(row.logits, row.num_ids, b);
+    uint64_t mass[kBlock];
+    for (int i = 0; i < kBlock; i += kWidth) {
+      const F scaled = scale(Lanes::load(x + i));
+      const M kept = Lanes::both(wide.survives(scaled, ids_from(b * kBlock + i)), at_least(scaled, least));
+      Lanes::store_mass(relative_probability<Lanes>(Lanes::select(kept, scaled, gone), largest), mass + i);
+      *count += __builtin_popcount(Lanes::mask_bits(kept));
+    }
+    for (int i = 0; i < kBlock; ++i) total[i] += mass[i];
+  }
+  for (int i = 1; i < kBlock; ++i) total[0] += total[i];
+  return total[0];
+}
+
+uint64_t mass_of_keys(const uint64_t* keys, int64_t count, float largest) {
+  const F wide_largest = Lanes::set(largest);
+  uint64_t total = 0;
+  for (int64_t first = 0; first < count; first += kWidth) {
+    float logits[kWidth];
+    uint64_t mass[kWidth];
+    for (int i = 0; i < kWidth; ++i) logits[i] = first + i < count ? key_logit(keys[first + i]) : kMinusInfinity;
+    Lanes::store_mass(relative_probability<Lanes>(Lanes::load(logits), wide_largest), mass);
+    for (int i = 0; i < kWidth; ++i) total += mass[i];
+  }
+  return total;
+}
+
 void histogram(const Row& row, Cut cut, uint64_t* bins) {
   Block storage;
   uint64_t odd_bins[kNumBins] = {};  // neighbours often share a bin: two chains of additions
   const WideCut wide(cut);
-  const F largest = Lanes::set(row.largest), temperature = Lanes::set(row.temperature);
-  const F gone = Lanes::set(kMinusInfinity);
+  const Scale scale(row);
+  const F largest = Lanes::set(row.largest), gone = Lanes::set(kMinusInfinity);
   for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
     if (weightless(row, cut, row.block_max[b])) continue;
     const float* x = storage.read(row.logits, row.num_ids, b);
     uint64_t mass[kBlock];
     uint32_t bin[kBlock];
     for (int i = 0; i < kBlock; i += kWidth) {
-      F scaled = Lanes::div(Lanes::load(x + i), temperature);
+      F scaled = scale(Lanes::load(x + i));
       scaled = Lanes::select(wide.survives(scaled, ids_from(b * kBlock + i)), scaled, gone);
       Lanes::store_mass(relative_probability<Lanes>(scaled, largest), mass + i);
       Lanes::store(bin + i, bin_of(scaled, largest));
@@ -109,7 +155,7 @@ template <class Worth, class Wanted>
 FD_RULE int32_t gather(const Row& row, Cut cut, uint64_t* keys, const Worth& worth, const Wanted& wanted) {
   Block storage;
   const WideCut wide(cut);
-  const F temperature = Lanes::set(row.temperature);
+  const Scale scale(row);
   int32_t count = 0;
   for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
     if (row.block_max[b] < cut.logit || !worth(row.block_max[b])) continue;
@@ -117,7 +163,7 @@ FD_RULE int32_t gather(const Row& row, Cut cut, uint64_t* keys, const Worth& wor
     float scaled[kBlock];
     uint64_t chosen = 0;
     for (int i = 0; i < kBlock; i += kWidth) {
-      const F s = Lanes::div(Lanes::load(x + i), temperature);
+      const F s = scale(Lanes::load(x + i));
       const M kept = Lanes::both(wide.survives(s, ids_from(b * kBlock + i)), wanted(s));
       Lanes::store(scaled + i, s);
       chosen |= static_cast<uint64_t>(Lanes::mask_bits(kept)) << i;
@@ -130,8 +176,7 @@ FD_RULE int32_t gather(const Row& row, Cut cut, uint64_t* keys, const Worth& wor
 int32_t gather_above(const Row& row, Cut cut, float lowest, uint64_t* keys) {
   const F least = Lanes::set(lowest);
   return gather(
-      row, cut, keys, [&](float block_max) { return block_max >= lowest; },
-      [&](F s) { return Lanes::either(Lanes::greater(s, least), Lanes::equal(s, least)); });
+      row, cut, keys, [&](float block_max) { return block_max >= lowest; }, [&](F s) { return at_least(s, least); });
 }
 
 int32_t gather_bin(const Row& row, Cut cut, uint32_t bin, uint64_t* keys) {
@@ -142,13 +187,19 @@ int32_t gather_bin(const Row& row, Cut cut, uint32_t bin, uint64_t* keys) {
       [&](F s) { return Lanes::equal(bin_of(s, largest), wanted_bin); });
 }
 
-// Noise of the kGroup ids from first_id, a multiple of kGroup.
-FD_RULE void group_noise(int32_t first_id, uint64_t seed, uint64_t position, F noise[4]) {
-  U words[4];
+// Random words of the kGroup ids from first_id, a multiple of kGroup.
+FD_RULE void group_words(int32_t first_id, uint64_t seed, uint64_t position, U words[4]) {
   const U groups = Lanes::add(Lanes::set(static_cast<uint32_t>(first_id) / 4), Lanes::group_iota());
   noise_words<Lanes>(groups, seed, position, words);
   Lanes::interleave(words);
-  for (int i = 0; i < 4; ++i) noise[i] = gumbel_from_word<Lanes>(words[i]);
+}
+
+// At least the noise of these words, from one conversion: noise = -log(-log1p(-w)) <= -log(w), and the bits of a float,
+// read as an integer, are a piecewise linear lower bound of its binary logarithm.
+FD_RULE F noise_bound(U words) {
+  const U half = Lanes::bit_and(Lanes::template shift_right_signed<1>(words), Lanes::set(0x7fffffffu));
+  const F linear = Lanes::to_float(Lanes::bits(Lanes::to_float(half)));  // (log2(half) + 127) * 2^23, or less
+  return Lanes::fma(linear, Lanes::set(-kLn2 * 0x1p-23f), Lanes::set((31.0f + 127.0f) * kLn2 + 0.01f));
 }
 
 // The best (value, id) of each lane; a later id must be strictly better.
@@ -173,58 +224,58 @@ struct Best {
   }
 };
 
+// Scaled logits of the kGroup ids from first_id, -inf where they do not survive. Returns whether any does.
+FD_RULE bool load_survivors(const float* x, int32_t first_id, const WideCut& wide, const Scale& scale, F scaled[4]) {
+  uint32_t any = 0;
+  for (int i = 0; i < 4; ++i) {
+    const F s = scale(Lanes::load(x + i * kWidth));
+    const M kept = wide.survives(s, ids_from(first_id + i * kWidth));
+    scaled[i] = Lanes::select(kept, s, Lanes::set(kMinusInfinity));
+    any |= Lanes::mask_bits(kept);
+  }
+  return any != 0;
+}
+
 int32_t draw(const Row& row, Cut cut, uint64_t seed, uint64_t position) {
   Block storage;
   Best best;
   const WideCut wide(cut);
-  const F temperature = Lanes::set(row.temperature), gone = Lanes::set(kMinusInfinity);
+  const Scale scale(row);
   float to_beat = kMinusInfinity;
   for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
     if (row.block_max[b] < cut.logit || row.block_max[b] + kLargestGumbel < to_beat) continue;
     const float* x = storage.read(row.logits, row.num_ids, b);
     for (int base = 0; base < kBlock; base += kGroup) {
-      F noise[4];
-      group_noise(b * kBlock + base, seed, position, noise);
+      F scaled[4];
+      U words[4];
+      const int32_t first_id = b * kBlock + base;
+      if (!load_survivors(x + base, first_id, wide, scale, scaled)) continue;
+      group_words(first_id, seed, position, words);
       for (int i = 0; i < 4; ++i) {
-        const int at = base + i * kWidth;
-        const U ids = ids_from(b * kBlock + at);
-        const F scaled = Lanes::div(Lanes::load(x + at), temperature);
-        best.offer(Lanes::select(wide.survives(scaled, ids), Lanes::add(scaled, noise[i]), gone), ids);
+        // Ids come in ascending order, so one that cannot exceed the best so far cannot win.
+        const M hopeful = Lanes::greater(Lanes::add(scaled[i], noise_bound(words[i])), Lanes::set(to_beat));
+        if (Lanes::mask_bits(hopeful) == 0) continue;
+        best.offer(Lanes::add(scaled[i], gumbel_from_word<Lanes>(words[i])), ids_from(first_id + i * kWidth));
+        to_beat = Lanes::reduce_max(best.value);
       }
     }
-    to_beat = Lanes::reduce_max(best.value);
   }
   return best.lowest_id();
 }
 
 void write_scaled(const Row& row, Cut cut, float* out) {
   const WideCut wide(cut);
-  const F temperature = Lanes::set(row.temperature), gone = Lanes::set(kMinusInfinity);
+  const Scale scale(row);
+  const F gone = Lanes::set(kMinusInfinity);
   int32_t i = 0;
   for (; i + kWidth <= row.num_ids; i += kWidth) {
-    const F scaled = Lanes::div(Lanes::load(row.logits + i), temperature);
+    const F scaled = scale(Lanes::load(row.logits + i));
     Lanes::store(out + i, Lanes::select(wide.survives(scaled, ids_from(i)), scaled, gone));
   }
   for (; i < row.num_ids; ++i) {
     const float scaled = row.logits[i] / row.temperature;
     out[i] = survives(cut, scaled, i) ? scaled : kMinusInfinity;
   }
-}
-
-uint64_t total_mass(const float* logits, int32_t num_ids, float largest) {
-  Block storage;
-  const F wide_largest = Lanes::set(largest);
-  uint64_t total[kBlock] = {};
-  for (int32_t b = 0; b < num_blocks(num_ids); ++b) {
-    const float* x = storage.read(logits, num_ids, b);
-    uint64_t mass[kBlock];
-    for (int i = 0; i < kBlock; i += kWidth) {
-      Lanes::store_mass(relative_probability<Lanes>(Lanes::load(x + i), wide_largest), mass + i);
-    }
-    for (int i = 0; i < kBlock; ++i) total[i] += mass[i];
-  }
-  for (int i = 1; i < kBlock; ++i) total[0] += total[i];
-  return total[0];
 }
 
 int64_t count_before(const float* logits, int32_t num_ids, float logit, int32_t id) {
@@ -242,10 +293,10 @@ int64_t count_before(const float* logits, int32_t num_ids, float logit, int32_t 
 
 void gumbel_noise(uint64_t seed, uint64_t position, int32_t num_ids, float* noise) {
   for (int32_t first = 0; first < num_ids; first += kGroup) {
-    F wide[4];
+    U words[4];
     float narrow[kGroup];
-    group_noise(first, seed, position, wide);
-    for (int i = 0; i < 4; ++i) Lanes::store(narrow + i * kWidth, wide[i]);
+    group_words(first, seed, position, words);
+    for (int i = 0; i < 4; ++i) Lanes::store(narrow + i * kWidth, gumbel_from_word<Lanes>(words[i]));
     for (int32_t i = 0; i < kGroup && first + i < num_ids; ++i) noise[first + i] = narrow[i];
   }
 }
@@ -253,8 +304,8 @@ void gumbel_noise(uint64_t seed, uint64_t position, int32_t num_ids, float* nois
 }  // namespace
 
 extern const SamplingKernels kSamplingKernels;
-const SamplingKernels kSamplingKernels = {block_maxima, histogram,  gather_above, gather_bin,  draw,
-                                          write_scaled, total_mass, count_before, gumbel_noise};
+const SamplingKernels kSamplingKernels = {block_maxima, mass_above, mass_of_keys, histogram,    gather_above,
+                                          gather_bin,   draw,       write_scaled, count_before, gumbel_noise};
 
 }  // namespace FD_ISA
 }  // namespace fd

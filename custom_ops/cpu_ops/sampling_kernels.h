@@ -25,6 +25,10 @@ struct Row {
 struct SamplingKernels {
   // Fills block_max with unscaled maxima and returns the largest logit; NaN if there is one in the row.
   float (*block_maxima)(const float* logits, int32_t num_ids, float* block_max);
+  // Returns the mass of surviving ids with scaled logit >= lowest, and their number.
+  uint64_t (*mass_above)(const Row& row, Cut cut, float lowest, int64_t* count);
+  // Returns the mass of the ids of these order keys.
+  uint64_t (*mass_of_keys)(const uint64_t* keys, int64_t count, float largest);
   // Adds the mass of every surviving id to the bin of its distance from the largest logit. bins: [kNumBins].
   void (*histogram)(const Row& row, Cut cut, uint64_t* bins);
   // Write the order keys of surviving ids, ids ascending: those with scaled logit >= lowest, or those in a bin.
@@ -34,8 +38,7 @@ struct SamplingKernels {
   int32_t (*draw)(const Row& row, Cut cut, uint64_t seed, uint64_t position);
   // Writes scaled logits to out, -inf for ids that do not survive; out may be row.logits.
   void (*write_scaled)(const Row& row, Cut cut, float* out);
-  // Mass of all ids, and the number of ids in front of (logit, id) in the order of ids.
-  uint64_t (*total_mass)(const float* logits, int32_t num_ids, float largest);
+  // Returns the number of ids in front of (logit, id) in the order of ids.
   int64_t (*count_before)(const float* logits, int32_t num_ids, float logit, int32_t id);
   // noise[v] = gumbel noise of id v.
   void (*gumbel_noise)(uint64_t seed, uint64_t position, int32_t num_ids, float* noise);
