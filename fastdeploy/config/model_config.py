@@ -13,6 +13,7 @@ from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
 DType = Literal["bfloat16", "float32"]
+_MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 
@@ -157,6 +158,8 @@ def parse_model_config(
     num_heads = _count(raw, "num_attention_heads")
     hidden_size = _count(raw, "hidden_size")
     head_dim = _count(raw, "head_dim", defaults.head_dim or hidden_size // num_heads)
+    if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
+        raise ConfigError("head_dim", f"expected an even number up to {_MAX_HEAD_DIM}, got {head_dim}")
     num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")

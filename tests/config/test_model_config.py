@@ -140,6 +140,8 @@ def test_incomplete_rope_rules_name_the_missing_value(values: dict[str, Any], cu
     ("changes", "field"),
     [
         ({"hidden_size": None}, "hidden_size"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"head_dim": 512}, "head_dim"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"vocab_size": "100"}, "vocab_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),

@@ -57,14 +57,15 @@ class Driver:
             allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.dtype)
             for _ in range(model.num_layers)
         ]
-        self.batch = BatchIndex(MAX_ROWS, max_seqs, MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE)
-        self.token_ids = HostBuffer(MAX_ROWS, "int32")
-        self.logits = paddle.zeros([MAX_ROWS, model.vocab_size], "float32")
+        self.blocks_per_request = -(-model.max_model_len // BLOCK_SIZE)
+        self.batch = BatchIndex(model.max_rows, max_seqs, self.blocks_per_request, BLOCK_SIZE)
+        self.token_ids = HostBuffer(model.max_rows, "int32")
+        self.logits = paddle.zeros([model.max_rows, model.vocab_size], "float32")
         self.free = [int(block) for block in np.random.default_rng(3).permutation(num_blocks)]
 
     def start(self) -> Request:
         """Give a new request blocks for the longest context."""
-        blocks = [self.free.pop() for _ in range(MAX_MODEL_LEN // BLOCK_SIZE)]
+        blocks = [self.free.pop() for _ in range(self.blocks_per_request)]
         return Request(np.array(blocks, np.int32))
 
     def finish(self, sequence: Request) -> None:

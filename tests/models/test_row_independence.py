@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from fastdeploy.config.model_config import DType
-from tests.models.model_driver import GOLDEN_NAMES, Driver, Logits, load_golden
+from fastdeploy.config.model_config import DType, ModelConfig
+from fastdeploy.models.loader import load_model
+from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, Logits, load_golden
 
 NUM_TOKENS = 60
 NAMES = ["ernie4_5", "llama_untied_bias", "qwen2", "qwen3"]
@@ -30,6 +32,18 @@ def test_chunked_prefill_is_one_shot_prefill(name: str, dtype: DType) -> None:
     tokens = tokens_of(1)
     whole = driver.run_alone(tokens)
     for chunks in ([1] * 60, [7] * 8 + [4], [16, 16, 16, 12], [17, 31, 12], [59, 1], [33, 1, 1, 25]):
+        assert_same_bits(driver.run_alone(tokens, chunks), whole)
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+def test_chunks_of_a_long_prompt_are_one_shot_prefill(dtype: DType) -> None:
+    config = ModelConfig.from_pretrained(GOLDEN / "qwen3", dtype=dtype)
+    config = replace(config, hidden_size=152, intermediate_size=312, num_heads=3, num_kv_heads=1, head_dim=64)
+    config = replace(config, rope=replace(config.rope, rotary_dim=64))
+    driver = Driver(load_model(config, max_rows=600, max_model_len=640, load_choices="dummy"))
+    tokens = tokens_of(9, 560)
+    whole = driver.run_alone(tokens)
+    for chunks in ([504, 56], [255, 257, 48], [64] * 8 + [48], [7] * 80, [1, 559], [512] + [17, 31]):
         assert_same_bits(driver.run_alone(tokens, chunks), whole)
 
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models on every instruction-set path of this machine, and on the Paddle references."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastdeploy.ops import isa, select_backend
+from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, load_golden, log_softmax
+
+HERE = Path(__file__).resolve().parent
+PATHS = ("portable", "avx2", "avx512")  # ascending: a machine that has one has those before it
+
+
+@pytest.fixture
+def references() -> Iterator[None]:
+    select_backend("gpu")  # has no kernels of its own yet, so every operator runs its reference
+    yield
+    select_backend("cpu")
+
+
+@pytest.mark.usefixtures("references")
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_reference_operators_reproduce_transformers(name: str) -> None:
+    with np.load(GOLDEN / name / "reference.npz") as expected:
+        logits = Driver(load_golden(name)).run_alone(expected["tokens"])
+        found = log_softmax(logits)[expected["positions"]]
+        assert np.abs(found - expected["logprobs_float32"]).max() <= 1e-4
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_is_right_and_row_independent(path: str) -> None:
+    if path == isa() or PATHS.index(path) > PATHS.index(isa()):
+        pytest.skip(f"this process runs {isa()}: {path} is covered by the other tests or not there")
+    suites = [str(HERE / name) for name in ("test_parity.py", "test_row_independence.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "ernie4_5 or qwen3", *suites]
+    environment = {**os.environ, "FD_CPU_ISA": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=HERE.parent.parent)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
