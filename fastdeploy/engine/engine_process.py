@@ -99,6 +99,7 @@ class EngineServer:
             self._send(client, messages.Rejected(request.request_id, "full", "", str(error)))
         else:
             self._owner[request.request_id] = (client, request.params.n)
+            self._stats_sent_s = 0.0  # the next step tells of it
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
         by_client: dict[bytes, list[TokenDelta]] = defaultdict(list)
@@ -143,6 +144,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=f"{LOG_MARK} %(levelname)s %(name)s: %(message)s")
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
         socket.bind(args.address)
         client = _wait_for_hello(socket)
         return _serve(config, args.factory, socket, client)

@@ -17,7 +17,8 @@ from fastdeploy.config.engine_config import EngineConfig
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
 NUM_TAIL_LINES = 40
-LOG_MARK = "[fastdeploy]"  # lines of ours, shown to the user; a library's chatter goes to the log file only
+LOG_MARK = "[fastdeploy]"
+_SHOWN = tuple(f"{LOG_MARK} {level}" for level in ("WARNING", "ERROR", "CRITICAL"))  # the rest is for the log file
 
 
 class EngineChild:
@@ -88,5 +89,5 @@ class EngineChild:
                     file.flush()
                 text = line.decode("utf-8", errors="replace").rstrip()
                 self.tail.append(text)
-                if text.startswith(LOG_MARK):
+                if text.startswith(_SHOWN):
                     print(text, file=sys.stderr, flush=True)

@@ -30,7 +30,6 @@ SAME_NAME = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
-DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # generation_config.json may propose them
 SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
 
 
@@ -69,7 +68,7 @@ def chat_params(asked: ChatCompletionRequest, defaults: GenerationDefaults, max_
 
 
 def _common(asked: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
-    values = {name: getattr(defaults, name) for name in DEFAULTED}
+    values = defaults.sampling_values()
     values.update({name: value for name in SAME_NAME if (value := getattr(asked, name)) is not None})
     values["logit_bias"] = _logit_bias(asked.logit_bias or {})
     values["bad_words_token_ids"] = _sequences(asked.bad_words_token_ids or [])
@@ -99,9 +98,12 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     return bias
 
 
-def _sequences(given: list[list[int]] | list[int]) -> list[list[int]]:
+def _sequences(given: list[Any]) -> list[list[int]]:
     """Return a list of sequences; a bare id is a sequence of one."""
-    return [[item] if isinstance(item, int) else item for item in given]
+    sequences = [[item] if isinstance(item, int) else item for item in given]
+    if not all(isinstance(sequence, list) for sequence in sequences):
+        raise InvalidRequestError("bad_words_token_ids", "expected lists of token ids")
+    return sequences
 
 
 def _speculative(given: dict[str, Any] | None) -> SpeculativeParams | None:

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start, disconnects, drain, and death of a real server process with the mock engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.mock_engine import save_mock_model
+
+COMPLETION = {"model": "default", "prompt": "the", "max_tokens": 100, "seed": 1}
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"never came true: {what}")
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    found = re.search(rf"^fastdeploy:{re.escape(name)} (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    return float(found.group(1)) if found else 0.0
+
+
+def run_to_end(*flags: str, env: dict[str, str] | None = None) -> ServerProcess:
+    server = ServerProcess(list(flags), env=env)
+    try:
+        server.wait_end()
+    finally:
+        server.close()
+    return server
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+class StreamInThread:
+    """Reads a streamed completion to its end beside the test."""
+
+    def __init__(self, server: ServerProcess, **change: Any) -> None:
+        self.lines: list[str] = []
+        self.started = threading.Event()
+        self._body = {**COMPLETION, "stream": True, **change}
+        self._url = server.url + "/v1/completions"
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+        assert self.started.wait(30)
+
+    def events(self) -> list[dict[str, Any]]:
+        self._thread.join(30)
+        assert self.lines and self.lines[-1] == "data: [DONE]", self.lines[-2:]
+        return [json.loads(line.removeprefix("data: ")) for line in self.lines[:-1]]
+
+    def _read(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if line:
+                    self.lines.append(line)
+                    self.started.set()
+
+
+def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--enable-logprob") as server:
+        assert server.stdout.count("Ready: http://127.0.0.1:") == 1
+        assert "6400 tokens" in server.stdout and "speculation  off" in server.stdout
+        assert "note: --enable-logprob True has no effect: log-probabilities are always there" in server.stdout
+        assert "weights 50%" in server.stderr
+        assert server.get("/version").json()["version"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "message"),
+    [
+        (["--max-modle-len", "5"], {}, "--max-modle-len: unknown flag; did you mean '--max-model-len'?"),
+        (["--max-model-len", "0"], {}, "max_model_len: expected an integer of at least 1, got 0"),
+        (["--splitwise-role", "decode"], {}, "--splitwise-role: 'decode' belongs to prefill/decode separation"),
+        (["--workers", "3"], {}, "workers: several API processes are not available yet"),
+        ([], {"config_error": "no weights in it"}, "model: no weights in it"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_status_2(
+    tmp_path: Path, flags: list[str], options: dict[str, Any], message: str
+) -> None:
+    server = run_to_end(str(save_mock_model(tmp_path, **options)), *flags)
+    assert server.process.returncode == 2
+    errors = [line for line in server.stderr.splitlines() if not line.startswith("weights")]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"fastdeploy: error: {message}")
+
+
+def test_traceback_comes_only_when_debugging(tmp_path: Path) -> None:
+    server = run_to_end(str(tmp_path / "missing"), env={"FD_DEBUG": "1"})
+    assert "Traceback" in server.stderr and server.process.returncode != 0
+    plain = run_to_end(str(tmp_path / "missing"))
+    assert "Traceback" not in plain.stderr and plain.process.returncode == 2
+
+
+def test_port_that_is_taken_is_known_before_the_model_loads(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        server = run_to_end(str(save_mock_model(tmp_path)), "--port", port)
+    assert server.process.returncode == 2
+    expected = f"fastdeploy: error: --port: cannot listen on port {port} of 127.0.0.1: Address already in use"
+    assert server.stderr.splitlines() == [expected]
+
+
+def test_engine_that_dies_while_starting_gives_status_1_and_its_last_words(tmp_path: Path) -> None:
+    server = run_to_end(str(save_mock_model(tmp_path, die_at_start=True)))
+    assert server.process.returncode == 1
+    assert "the engine process ended with status 3" in server.stderr
+    assert "the mock engine cannot start" in server.stderr
+
+
+def test_requests_get_503_while_the_model_loads(tmp_path: Path) -> None:
+    port = socket.create_server(("127.0.0.1", 0)).getsockname()[1]
+    server = ServerProcess([str(save_mock_model(tmp_path, load_s=6)), "--port", str(port)])
+    try:
+        server.url = f"http://127.0.0.1:{port}"
+        until(lambda: "weights 0%" in server.stderr, "loading has begun", 30)
+        health = server.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "starting"})
+        refused = server.post("/v1/completions", COMPLETION)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the model is loading")
+        server.terminate()
+        assert server.wait_end() == 0
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_leaves_frees_its_blocks(tmp_path: Path, stream: bool) -> None:
+    with mock_server(tmp_path, step_s=0.02) as server:
+        body = {**COMPLETION, "max_tokens": 2000, "stream": stream, "n": 2}
+        if stream:
+            with httpx.stream("POST", server.url + "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()  # kept: a generator that is dropped closes the connection
+                next(lines)
+                assert metric(server, "num_requests_running") == 2
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(server.url + "/v1/completions", json=body, timeout=0.5)
+        until(lambda: metric(server, 'request_success_total{finish_reason="abort"}') == 2, "both choices aborted")
+        assert metric(server, "num_requests_running") == 0
+        assert metric(server, "available_gpu_block_num") == 100
+        assert server.get("/load").json()["num_requests"] == 0
+
+
+def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path) -> None:
+    with mock_server(tmp_path, step_s=0.02) as server:
+        [engine] = server.engine_pids()
+        streams = [StreamInThread(server, request_id=f"r{i}") for i in range(4)]
+        server.terminate()
+        until(lambda: "Shutting down: 4 requests are running" in server.stdout, "it says that it drains")
+        refused = server.post("/v1/completions", COMPLETION)
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
+        assert server.get("/health").json() == {"status": "draining"}
+        for stream in streams:
+            events = stream.events()
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.wait_end() == 0
+        assert is_gone(engine)
+
+
+def test_requests_that_outlast_the_graceful_time_are_aborted(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--timeout-graceful-shutdown", "0.5", step_s=0.05) as server:
+        stream = StreamInThread(server, max_tokens=2000)
+        server.terminate()
+        assert stream.events()[-1]["choices"][0]["finish_reason"] == "abort"
+        assert server.wait_end() == 0
+
+
+def test_killed_engine_ends_every_stream_with_a_typed_error_and_the_server_with_status_1(tmp_path: Path) -> None:
+    with mock_server(tmp_path, step_s=0.02) as server:
+        [engine] = server.engine_pids()
+        streams = [StreamInThread(server, request_id=f"r{i}", max_tokens=2000) for i in range(3)]
+        os.kill(engine, signal.SIGKILL)
+        killed = time.monotonic()
+        for stream in streams:
+            error = stream.events()[-1]["error"]
+            assert error["type"] == "service_unavailable_error"
+            assert "the engine process ended with status -9" in error["message"]
+        assert server.wait_end() == 1
+        assert time.monotonic() - killed < 5, "the contract: within 5 s"
+        assert "fastdeploy: error: the engine process ended with status -9; the last lines of its log:" in server.stderr
+
+
+def test_poisoned_request_shows_the_engine_s_last_words(tmp_path: Path) -> None:
+    with mock_server(tmp_path, die_at_token=300) as server:
+        answer = server.post("/v1/completions", {**COMPLETION, "prompt": [300]})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
+        assert server.wait_end() == 1
+        assert "  | the mock engine met its poisoned token" in server.stderr
+
+
+def test_logs_go_to_the_folder_as_json(tmp_path: Path) -> None:
+    model, logs = tmp_path / "model", tmp_path / "logs"
+    model.mkdir()
+    env = {"FD_LOG_DIR": str(logs), "FD_LOG_FORMAT": "json"}
+    with mock_server(model, env=env) as server:
+        answer = server.post("/v1/completions", {**COMPLETION, "max_tokens": 7}).json()
+        server.terminate()
+        assert server.wait_end() == 0
+    [line] = [json.loads(line) for line in (logs / "api_server.log").read_text().splitlines()]
+    assert (line["request_id"], line["completion_tokens"], line["finish_reason"]) == (answer["id"], 7, "length")
+    assert (logs / "engine.log").exists()
+
+
+def test_metrics_have_a_port_of_their_own_if_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with mock_server(tmp_path, "--metrics-port", str(port)) as server:
+        server.post("/v1/completions", {**COMPLETION, "max_tokens": 7})
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert "fastdeploy:generation_tokens_total 7.0" in text
+
+
+def test_api_process_has_no_paddle_in_it(tmp_path: Path) -> None:
+    with mock_server(tmp_path) as server:
+        server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
+        assert "paddle" not in Path(f"/proc/{server.process.pid}/maps").read_text()
