@@ -43,7 +43,7 @@ def test_chunks_of_a_long_prompt_are_one_shot_prefill(dtype: DType) -> None:
     driver = Driver(load_model(config, max_rows=600, max_model_len=640, load_choices="dummy"))
     tokens = tokens_of(9, 560)
     whole = driver.run_alone(tokens)
-    for chunks in ([504, 56], [255, 257, 48], [64] * 8 + [48], [7] * 80, [1, 559], [512] + [17, 31]):
+    for chunks in ([504, 56], [255, 257, 48], [64] * 8 + [48], [7] * 80, [1, 559], [512, 17, 31]):
         assert_same_bits(driver.run_alone(tokens, chunks), whole)
 
 
