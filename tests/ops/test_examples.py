@@ -9,7 +9,8 @@ import pytest
 
 from fastdeploy.ops import registry
 
-for _family in ("linear", "norm", "rotary", "swiglu", "embedding", "gather", "attention"):
+FAMILIES = "linear norm rotary swiglu embedding gather attention batch_index sampling verify"
+for _family in FAMILIES.split():
     importlib.import_module(f"fastdeploy.ops.{_family}")
 
 PREPARATION = {"pack_linear", "allocate_kv_cache", "copy_block"}  # run inside the examples of other operators
