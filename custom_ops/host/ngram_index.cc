@@ -2,6 +2,7 @@
 #include "host/ngram_index.h"
 
 #include <algorithm>
+#include <random>
 
 namespace fd {
 namespace {
@@ -10,9 +11,19 @@ constexpr double kMaxLoad = 0.8;
 constexpr double kGrowth = 1.25;  // keeps the load above 0.64, and with it the bytes per token low
 constexpr size_t kMinSlots = 16;
 
+// Differs from process to process, so that nobody can send a prompt whose n-grams all fall on one slot. No result
+// depends on it.
+uint64_t hash_seed() {
+  static const uint64_t seed = [] {
+    std::random_device device;
+    return static_cast<uint64_t>(device()) << 32 | device();
+  }();
+  return seed;
+}
+
 // Hash of the n-gram that ends at `end`, built backwards so that one walk gives the hashes of all lengths.
 struct BackwardHash {
-  uint64_t state = 0x9e3779b97f4a7c15u;
+  uint64_t state = hash_seed();
   void push(int32_t token) {
     state = (state ^ static_cast<uint32_t>(token)) * 0xd6e8feb86659fd93u;
     state ^= state >> 32;

@@ -45,8 +45,9 @@ def draw(
     logits: NDArray, rule: RowRule, seeds: NDArray, positions: NDArray, drafts: NDArray | None = None
 ) -> SamplingBatch:
     """Return a sampled batch with one row per (seed, position)."""
-    batch = batch_of([rule] * len(seeds))
+    batch, single = SamplingBatch(len(seeds)), batch_of([rule])
     ints = batch.int_params.array
+    batch.float_params.array[:], ints[:] = single.float_params.array[0], single.int_params.array[0]
     ints[:, IntColumn.SEED], ints[:, IntColumn.POSITION] = seeds, positions
     if drafts is not None:
         ints[:, IntColumn.DRAFT_ID] = drafts
