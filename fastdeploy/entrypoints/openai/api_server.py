@@ -13,6 +13,7 @@ from pathlib import Path
 
 import prometheus_client
 import uvicorn
+import uvloop
 
 from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import Env, read_env
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
         env = read_env()
         args = parse_serve_args(sys.argv[1:] if argv is None else argv, env)
         set_up_logging(env)
-        return asyncio.run(_serve(args, env, factory))
+        return uvloop.run(_serve(args, env, factory))
     except ConfigError as error:
         if env.debug:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -181,7 +182,7 @@ async def _config_info(request: Request) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return error_response(to_api_error(error, request.headers.get("x-request-id", "")))
+    return error_response(to_api_error(error, request.headers.get("x-request-id") or uuid.uuid4().hex))
 
 
 async def _on_leaving(request: Request, error: Exception) -> Response:

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Serves the demonstration model with speculation on: bash scripts/quickstart.sh [flags of fastdeploy serve]
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+show_how_to_ask() { # pass the server's output on; after its ready line, say what to paste
+    local line url
+    while IFS= read -r line; do
+        echo "$line"
+        if [[ "$line" == "Ready: "* ]]; then
+            url="${line#Ready: }"
+            url="${url%% *}"
+            cat <<EOF
+
+Try it:
+  curl -s $url/completions -H 'Content-Type: application/json' \\
+    -d '{"model": "default", "prompt": "def read_lines(path):\n", "max_tokens": 64, "temperature": 0}'
+
+EOF
+        fi
+    done
+}
+
+ensure_environment ""
+exec "$VENV/bin/fastdeploy" serve --model demo \
+    --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}' "$@" > >(show_how_to_ask)
