@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing tokens: rule 3 of "one rule for choosing a token" (docs/architecture.md) over rows of fp32 logits.
+// Choosing tokens from rows of fp32 logits by one rule: logit_bias, then repetition, presence and frequency penalties,
+// then banned ids, temperature, top_k, top_p, min_p, then argmax(logit + noise) over the ids that survive.
 #pragma once
 
 #include <cstdint>
