@@ -176,52 +176,50 @@ class _Loader:
 
     def load(self) -> DecoderWeights:
         names, config = self.architecture.names, self.config
-        embedding = self.plain(names.embedding)
+        embedding = self.owned(names.embedding)
         layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
         if config.tie_word_embeddings:
             head = pack_linear(embedding, None)
         else:
             head = self.linear((LinearPart(names.head, config.vocab_size),), config.hidden_size, False)
-        return DecoderWeights(embedding, layers, self.plain(names.final_norm), head)
+        return DecoderWeights(embedding, layers, self.owned(names.final_norm), head)
 
     def layer(self, names: LayerNames) -> LayerWeights:
         linears = {field: self.linear(*spec) for field, spec in layer_linears(self.config, self.traits, names).items()}
         qk_norm = self.traits.qk_norm
         return LayerWeights(
-            input_norm=self.plain(names.input_norm),
-            q_norm=self.plain(names.q_norm) if qk_norm else None,
-            k_norm=self.plain(names.k_norm) if qk_norm else None,
-            post_norm=self.plain(names.post_norm),
+            input_norm=self.owned(names.input_norm),
+            q_norm=self.owned(names.q_norm) if qk_norm else None,
+            k_norm=self.owned(names.k_norm) if qk_norm else None,
+            post_norm=self.owned(names.post_norm),
             **linears,
         )
 
-    def plain(self, name: str) -> Tensor:
-        """Return one tensor in the model's dtype."""
-        tensor = self.source.read(name).astype(self.config.dtype)
-        self.advance((name,))
-        return tensor
+    def owned(self, name: str) -> Tensor:
+        """Return one tensor in the model's dtype, in memory of its own: the files may change or go after the load."""
+        return self.stacked([name], list(self.shapes[name])).clone()
 
     def linear(self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool) -> PackedLinear:
         """Pack stored layers of equal input into one."""
         rows = sum(part.out_features for part in parts)
-        weight = self.fused([f"{part.name}.weight" for part in parts], [rows, in_features])
-        bias = self.fused([f"{part.name}.bias" for part in parts], [rows]) if has_bias else None
+        weight = self.stacked([f"{part.name}.weight" for part in parts], [rows, in_features])
+        bias = self.stacked([f"{part.name}.bias" for part in parts], [rows]).clone() if has_bias else None
         return pack_linear(weight, bias)
 
-    def fused(self, names: list[str], shape: list[int]) -> Tensor:
-        """Return stored tensors stacked along the first axis in the model's dtype."""
+    def stacked(self, names: list[str], shape: list[int]) -> Tensor:
+        """Return stored tensors stacked along the first axis in one dtype; a lone one may be the file itself."""
+        self.advance(names)
         if len(names) == 1:
-            return self.plain(names[0])
+            return self.source.read(names[0]).astype(self.config.dtype)
         whole = paddle.empty(shape, self.config.dtype)
         begin = 0
         for name in names:
             end = begin + self.shapes[name][0]
             whole[begin:end] = self.source.read(name).astype(self.config.dtype)
             begin = end
-        self.advance(names)
         return whole
 
-    def advance(self, names: list[str] | tuple[str, ...]) -> None:
+    def advance(self, names: list[str]) -> None:
         self.num_done += sum(prod(self.shapes[name]) for name in names)
         if self.on_progress is not None:
             self.on_progress("loading weights", self.num_done / self.num_total)

@@ -101,6 +101,12 @@ def test_what_the_decoder_does_not_need_is_ignored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+def test_nothing_refers_to_the_files_after_the_load(tmp_path: Path) -> None:
+    model = load(copy_of("llama_untied_bias", tmp_path, lambda _tensors: None))
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert np.isfinite(Driver(model).run_alone([1, 2, 3])).all()
+
+
 def test_one_file_and_shards_are_the_same_model(tmp_path: Path) -> None:
     sharded = GOLDEN / "llama_rope_llama3"
     tensors: Tensors = {}
