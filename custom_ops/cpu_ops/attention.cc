@@ -118,7 +118,8 @@ void score_chunk(const Problem<T>& p, const Group<T>& g, const Chunk<T>& c, floa
     for (int v = 0; v < kMaxPanels; ++v) panels[v] = c.keys[first + v];
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = zero();
-    dot_block<MR, kMaxPanels, 0>(acc, g.queries, p.head_dim, panels, kStepSize<T>, p.head_dim / Step<T>::kSize);
+    dot_block<MR, kMaxPanels, 0>(acc, g.queries, p.head_dim, Step<T>::kSize, panels, kStepSize<T>,
+                                 p.head_dim / Step<T>::kSize);
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < kMaxPanels; ++v) store(scores[r] + (first + v) * kLanes, acc[r][v]);
   }
@@ -156,7 +157,7 @@ FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const T* weig
     const int64_t left = c.visible - i * kLanes, count = left < kLanes ? left : kLanes, steps = count / size;
     const T* panels[NV];
     for (int v = 0; v < NV; ++v) panels[v] = c.values[i] + (column + v * kLanes) * size;
-    dot_block<MR, NV, 0>(acc, weights + i * kLanes, kChunk, panels, p.padded_dim * size, steps);
+    dot_block<MR, NV, 0>(acc, weights + i * kLanes, kChunk, size, panels, p.padded_dim * size, steps);
     if (steps * size == count) continue;
     alignas(64) T last[NV][kLanes * size];  // half a pair: the other half may hold anything and is replaced by zeros
     for (int v = 0; v < NV; ++v) {
@@ -167,7 +168,7 @@ FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const T* weig
       }
       panels[v] = last[v];
     }
-    dot_block<MR, NV, 0>(acc, weights + i * kLanes + steps * size, kChunk, panels, 0, 1);
+    dot_block<MR, NV, 0>(acc, weights + i * kLanes + steps * size, kChunk, size, panels, 0, 1);
   }
 }
 

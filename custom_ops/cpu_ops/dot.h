@@ -10,12 +10,14 @@
 namespace fd {
 namespace FD_ISA {
 
+// What the registers hold: rows by one panel where inputs lie packed for the kernel (linear), or a block of fewer rows
+// and more panels where loads of panels are to be shared (attention).
 #if defined(FD_ISA_AVX512)
-constexpr int kMaxRows = 6, kMaxPanels = 4;  // 24 accumulators, 4 panels, 1 broadcast: 29 of 32 registers
+constexpr int kColumnRows = 24, kMaxRows = 6, kMaxPanels = 4;
 #elif defined(FD_ISA_AVX2)
-constexpr int kMaxRows = 4, kMaxPanels = 1;
+constexpr int kColumnRows = 4, kMaxRows = 4, kMaxPanels = 1;
 #else
-constexpr int kMaxRows = 2, kMaxPanels = 1;
+constexpr int kColumnRows = 2, kMaxRows = 2, kMaxPanels = 1;
 #endif
 
 template <class T>
@@ -47,22 +49,23 @@ struct Step<uint16_t> {
 template <class T>
 constexpr int64_t kStepSize = kLanes * Step<T>::kSize;
 
-// acc[r][v] += a[r * a_stride + k] * panels[v][k] over `num_steps` steps, which lie panel_stride elements apart in a
-// panel. kPrefetch > 0 asks for the cache lines that many steps ahead.
+// acc[r][v] += a(r, k) * panels[v](k) over `num_steps` steps. Row r's step lies at a[r * a_row + step * a_step], a
+// panel's at panels[v][step * panel_stride]. kPrefetch > 0 asks the L2 cache for what that many steps ahead: a single
+// stream needs it, several keep the processor's own prefetchers busy enough.
 template <int MR, int NV, int kPrefetch, class T>
-FD_INLINE void dot_block(F16 (&acc)[MR][NV], const T* a, int64_t a_stride, const T* const (&panels)[NV],
+FD_INLINE void dot_block(F16 (&acc)[MR][NV], const T* a, int64_t a_row, int64_t a_step, const T* const (&panels)[NV],
                          int64_t panel_stride, int64_t num_steps) {
   for (int64_t step = 0; step < num_steps; ++step) {
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
       const T* p = panels[v] + step * panel_stride;
-      if (kPrefetch > 0) __builtin_prefetch(p + kPrefetch * panel_stride, 0, 3);
+      if (kPrefetch > 0) __builtin_prefetch(p + kPrefetch * panel_stride, 0, 2);
       panel[v] = Step<T>::load_panel(p);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 32
     for (int r = 0; r < MR; ++r) {
-      const auto x = Step<T>::broadcast(a + r * a_stride + step * Step<T>::kSize);
+      const auto x = Step<T>::broadcast(a + r * a_row + step * a_step);
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], x, panel[v]);
     }

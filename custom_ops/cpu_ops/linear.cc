@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <utility>
 
+#include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/dot.h"
 #include "cpu_ops/families.h"
@@ -9,94 +11,145 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-constexpr int64_t kTilePanels = 4;  // 64 outputs: what a thread takes at a time
-constexpr int64_t kTileRows = 384;  // of so many rows at most; their inputs and the tile's weights fit the L2 cache
+constexpr int64_t kMaxTilePanels = 16;         // outputs / 16 that a thread takes at a time, at most
+constexpr int64_t kTileBlocks = 16;            // blocks of rows that it takes with them, at most
+constexpr int64_t kTilesPerThread = 8;         // tiles per thread to aim at: a late thread holds back one of them
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it saves
-constexpr int kPrefetchSteps = 24;
+constexpr int64_t kMinParallelPack = 1 << 16;  // the same in inputs to pack
+constexpr int kPrefetchSteps = 256;
 
 // A tile's view of the arguments: raw rows and panels.
-template <class T, class Out>
+template <class T>
 struct Problem {
-  const T* x;
+  const LinearArgs& a;
   const T* packed;
-  const T* bias;
-  const Out* residual;
-  Out* out;
-  int64_t n, k, panel_size;
+  int64_t steps, num_panels;
 
-  explicit Problem(const LinearArgs& a)
-      : x(static_cast<const T*>(a.x)),
-        packed(static_cast<const T*>(a.packed)),
-        bias(static_cast<const T*>(a.bias)),
-        residual(static_cast<const Out*>(a.residual)),
-        out(static_cast<Out*>(a.out)),
-        n(a.n),
-        k(a.k),
-        panel_size((a.k + 1) / 2 * 2 * kPanel) {}
+  explicit Problem(const LinearArgs& args)
+      : a(args),
+        packed(static_cast<const T*>(args.packed)),
+        steps((args.k + Step<T>::kSize - 1) / Step<T>::kSize),
+        num_panels((args.n + kPanel - 1) / kPanel) {}
+
+  int64_t row_size() const { return steps * Step<T>::kSize; }
+  int64_t panel_size() const { return (a.k + 1) / 2 * 2 * kPanel; }
 };
 
-// Adds bias and residual in fp32 and rounds once: the first `width` of 16 outputs from `column` of one row.
-template <class T, class Out>
-FD_INLINE void finish(const Problem<T, Out>& p, F16 acc, int64_t row, int64_t column) {
-  const int64_t at = row * p.n + column;
-  const int width = static_cast<int>(p.n - column < kPanel ? p.n - column : kPanel);
-  if (width == kPanel) {
-    if (p.bias != nullptr) acc = add(acc, load_as_float(p.bias + column));
-    if (p.residual != nullptr) acc = add(acc, load_as_float(p.residual + at));
-    store_rounded(p.out + at, acc);
-  } else {
-    if (p.bias != nullptr) acc = add(acc, load_first(p.bias + column, width));
-    if (p.residual != nullptr) acc = add(acc, load_first(p.residual + at, width));
-    store_first(p.out + at, acc, width);
+// The rows, cut into blocks of nearly equal height. The rows of a block share each load of a weight, so that the
+// weights of up to kColumnRows rows are read once.
+struct Blocks {
+  int64_t rows, count;
+  explicit Blocks(int64_t num_rows) : rows(num_rows), count((num_rows + kColumnRows - 1) / kColumnRows) {}
+  int64_t begin(int64_t block) const { return block * rows / count; }
+};
+
+// Copies the rows of a block into the order in which the kernel reads them, [steps][rows]: one stream instead of many
+// that meet in the same cache sets. An odd k in bf16 gets a zero as partner, like its weight.
+template <class T>
+void pack_rows(const T* x, int64_t rows, int64_t k, T* packed) {
+  constexpr int64_t size = Step<T>::kSize, strip = 128;
+  const int64_t whole = k / size;
+  for (int64_t first = 0; first < whole; first += strip) {
+    const int64_t end = first + strip < whole ? first + strip : whole;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t step = first; step < end; ++step)
+        std::memcpy(packed + (step * rows + r) * size, x + r * k + step * size, size * sizeof(T));
+  }
+  if (whole * size == k) return;
+  for (int64_t r = 0; r < rows; ++r) {
+    packed[(whole * rows + r) * size] = x[r * k + k - 1];
+    packed[(whole * rows + r) * size + size - 1] = 0;
   }
 }
 
-// MR rows from `row` times NV panels from `panel`, the whole of k in order.
-template <int MR, int NV, class T, class Out>
-void row_block(const Problem<T, Out>& p, int64_t row, int64_t panel) {
+// Adds bias and residual in fp32 and rounds once: the 16 outputs from `column` of one row.
+template <class T, class Out>
+FD_INLINE void finish(const LinearArgs& a, F16 acc, int64_t row, int64_t column) {
+  const T* bias = static_cast<const T*>(a.bias);
+  const int64_t at = row * a.n + column;
+  const Out* residual = static_cast<const Out*>(a.residual);
+  Out* out = static_cast<Out*>(a.out) + at;
+  const int width = static_cast<int>(a.n - column < kPanel ? a.n - column : kPanel);
+  if (width == kPanel) {
+    if (bias != nullptr) acc = add(acc, load_as_float(bias + column));
+    if (residual != nullptr) acc = add(acc, load_as_float(residual + at));
+    store_rounded(out, acc);
+  } else {
+    if (bias != nullptr) acc = add(acc, load_first(bias + column, width));
+    if (residual != nullptr) acc = add(acc, load_first(residual + at, width));
+    store_first(out, acc, width);
+  }
+}
+
+// One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order.
+template <int MR, int NV, class T>
+void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
   F16 acc[MR][NV];
   const T* panels[NV];
-  for (int v = 0; v < NV; ++v) panels[v] = p.packed + (panel + v) * p.panel_size;
+  for (int v = 0; v < NV; ++v) panels[v] = p.packed + (panel + v) * p.panel_size();
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  const T* x = p.x + row * p.k;
-  const int64_t steps = p.k / Step<T>::kSize;
-  dot_block<MR, NV, kPrefetchSteps>(acc, x, p.k, panels, kStepSize<T>, steps);
-  if (steps * Step<T>::kSize < p.k) {  // an odd k in bf16: its partner is zero in the panel and must be zero here too
-    for (int r = 0; r < MR; ++r) {
-      T pair[2] = {x[r * p.k + p.k - 1], 0};
-      for (int v = 0; v < NV; ++v)
-        acc[r][v] =
-            Step<T>::dot(acc[r][v], Step<T>::broadcast(pair), Step<T>::load_panel(panels[v] + steps * kStepSize<T>));
+  constexpr int prefetch = NV == 1 ? kPrefetchSteps : 0;
+  dot_block<MR, NV, prefetch>(acc, x, Step<T>::kSize, MR * Step<T>::kSize, panels, kStepSize<T>, p.steps);
+  for (int r = 0; r < MR; ++r) {
+    for (int v = 0; v < NV; ++v) {
+      const int64_t column = (panel + v) * kPanel;
+      p.a.out_dtype == DType::kFloat32 ? finish<T, float>(p.a, acc[r][v], row + r, column)
+                                       : finish<T, uint16_t>(p.a, acc[r][v], row + r, column);
     }
   }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) finish(p, acc[r][v], row + r, (panel + v) * kPanel);
 }
 
-// Rows [row, end) times NV panels, in blocks of nearly equal height so that none is left with a single row.
-template <int NV, class T, class Out>
-void row_blocks(const Problem<T, Out>& p, int64_t row, int64_t end, int64_t panel) {
-  for (int64_t blocks = (end - row + kMaxRows - 1) / kMaxRows; blocks > 0; --blocks) {
-    const int64_t rows = (end - row + blocks - 1) / blocks;
-    with_rows(rows, [&](auto count) { row_block<decltype(count)::value, NV>(p, row, panel); });
-    row += rows;
-  }
+// A block times panels [panel, last). A single row has too few accumulators to hide the latency of its additions: it
+// takes several panels at a time.
+template <int MR, class T>
+void tile_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel, int64_t last) {
+  if constexpr (MR == 1 && kMaxPanels > 1)
+    for (; panel + kMaxPanels <= last; panel += kMaxPanels) row_block<MR, kMaxPanels>(p, x, row, panel);
+  for (; panel < last; ++panel) row_block<MR, 1>(p, x, row, panel);
 }
 
-template <class T, class Out>
+// As tile_block for a height known at run time.
+template <class T, int... kHeight>
+FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t height, const Problem<T>& p, const T* x,
+                              int64_t row, int64_t panel, int64_t last) {
+  using TileBlock = void (*)(const Problem<T>&, const T*, int64_t, int64_t, int64_t);
+  constexpr TileBlock by_height[] = {tile_block<kHeight + 1, T>...};
+  by_height[height - 1](p, x, row, panel, last);
+}
+
+// Returns the rows in the kernel's order: packed into this thread's scratch, or as they are when that is the same.
+template <class T>
+const T* packed_rows(const Problem<T>& p, const Blocks& blocks) {
+  const T* x = static_cast<const T*>(p.a.x);
+  if (p.a.rows == 1 && p.row_size() == p.a.k) return x;
+  T* packed = static_cast<T*>(thread_scratch(static_cast<size_t>(p.a.rows * p.row_size()) * sizeof(T)));
+  parallel_for(blocks.count, p.a.rows * p.a.k >= kMinParallelPack, [&](int64_t block) {
+    const int64_t row = blocks.begin(block);
+    pack_rows(x + row * p.a.k, blocks.begin(block + 1) - row, p.a.k, packed + row * p.row_size());
+  });
+  return packed;
+}
+
+template <class T>
 void linear_typed(const LinearArgs& a) {
-  const Problem<T, Out> p(a);
-  const int64_t num_panels = (a.n + kPanel - 1) / kPanel;
-  const int64_t row_tiles = (a.rows + kTileRows - 1) / kTileRows;
-  const int64_t tiles = (num_panels + kTilePanels - 1) / kTilePanels * row_tiles;
+  if (a.rows == 0) return;
+  const Problem<T> p(a);
+  const Blocks blocks(a.rows);
+  const T* x = packed_rows(p, blocks);
+  const int64_t share = p.num_panels / (num_threads() * kTilesPerThread);
+  const int64_t tile_panels = share < 1 ? 1 : share < kMaxTilePanels ? share : kMaxTilePanels;
+  const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
+  const int64_t tiles = (p.num_panels + tile_panels - 1) / tile_panels * row_tiles;
   parallel_for(tiles, a.rows * a.n * a.k >= kMinParallelWork, [&](int64_t tile) {
-    const int64_t first = tile / row_tiles * kTilePanels, row = tile % row_tiles * kTileRows;
-    const int64_t last = first + kTilePanels < num_panels ? first + kTilePanels : num_panels;
-    const int64_t end = row + kTileRows < a.rows ? row + kTileRows : a.rows;
-    int64_t panel = first;
-    for (; panel + kMaxPanels <= last; panel += kMaxPanels) row_blocks<kMaxPanels>(p, row, end, panel);
-    for (; panel < last; ++panel) row_blocks<1>(p, row, end, panel);
+    const int64_t panel = tile / row_tiles * tile_panels, block = tile % row_tiles * kTileBlocks;
+    const int64_t last = panel + tile_panels < p.num_panels ? panel + tile_panels : p.num_panels;
+    const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;
+    for (int64_t b = block; b < end; ++b) {
+      const int64_t row = blocks.begin(b);
+      any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p,
+                     x + row * p.row_size(), row, panel, last);
+    }
   });
 }
 
@@ -121,10 +174,7 @@ void pack_typed(const PackArgs& a) {
 
 void pack_linear(const PackArgs& a) { a.dtype == DType::kBfloat16 ? pack_typed<uint16_t>(a) : pack_typed<float>(a); }
 
-void linear(const LinearArgs& a) {
-  if (a.dtype == DType::kFloat32) return linear_typed<float, float>(a);
-  a.out_dtype == DType::kBfloat16 ? linear_typed<uint16_t, uint16_t>(a) : linear_typed<uint16_t, float>(a);
-}
+void linear(const LinearArgs& a) { a.dtype == DType::kBfloat16 ? linear_typed<uint16_t>(a) : linear_typed<float>(a); }
 
 }  // namespace FD_ISA
 }  // namespace fd

@@ -11,6 +11,7 @@ import paddle
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import dtype_name
+from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.reference import attention as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 from fastdeploy.ops.rotary import HeadLayout
@@ -100,7 +101,7 @@ def _allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
         raise ValueError(f"allocate_kv_cache: dtype: expected bfloat16 or float32, got {dtype}")
     shape = [num_blocks, num_kv_heads, block_size, head_dim]
     padded = [*shape[:3], (head_dim + 15) // 16 * 16]
-    return KVCache(paddle.zeros(shape, dtype), paddle.zeros(padded, dtype), block_size)
+    return KVCache(allocate_streamed(shape, dtype).zero_(), allocate_streamed(padded, dtype).zero_(), block_size)
 
 
 def _cpu(

@@ -8,6 +8,7 @@ from functools import partial
 import paddle
 
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.reference import linear as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 
@@ -74,8 +75,10 @@ def _pack_cpu(weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> Packe
     n, k = weight.shape
     if bias is not None and (list(bias.shape) != [n] or bias.dtype != weight.dtype):
         raise ValueError(f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
+    if dtype_name(weight) not in ("bfloat16", "float32"):
+        raise ValueError(f"pack_linear: weight: expected dtype bfloat16 or float32, got {dtype_name(weight)}")
     size = (n + _PANEL - 1) // _PANEL * _PANEL * ((k + 1) // 2 * 2)
-    packed = paddle.empty([size], dtype=weight.dtype)
+    packed = allocate_streamed([size], dtype_name(weight))
     run_native("fd_pack_linear", weight.contiguous(), packed)
     return PackedLinear(packed, bias, k, n, dtype_name(weight))
 

@@ -14,8 +14,8 @@ from fastdeploy.ops.rotary import HeadLayout, rotary
 from fastdeploy.ops.swiglu import swiglu
 from tests.ops.bits import assert_same_bits, bits
 
-TILE_ROWS = 384  # kTileRows of custom_ops/cpu_ops/linear.cc
-EDGES = [*range(1, 21), TILE_ROWS - 1, TILE_ROWS, TILE_ROWS + 1, 503, 504, 505, 2039, 2040, 2041, 2047, 2048, 2049]
+BLOCK, TILE = 24, 384  # kColumnRows of custom_ops/cpu_ops/dot.h; kTileBlocks blocks of linear.cc
+EDGES = [*range(1, 21), *(edge + d for edge in (BLOCK, 2 * BLOCK, TILE, 504, 2040, 2048) for d in (-1, 0, 1))]
 DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 
 
