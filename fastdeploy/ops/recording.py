@@ -21,7 +21,7 @@ class Recording:
     It holds addresses: whoever replays it keeps every tensor alive that the function passed to an operator.
     """
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_free", "_handle")
 
     def __init__(self, function: Callable[[], Any]) -> None:
         """Record the operators that `function` calls: linear, norms, rotary, swiglu, gathers and attention.
@@ -34,6 +34,8 @@ class Recording:
         """
         library = load_library()
         library.fd_recording_end.restype = ctypes.c_void_p
+        self._free = library.fd_recording_free  # kept here: modules may be gone when the last recording goes
+        self._free.argtypes = [ctypes.c_void_p]
         library.fd_recording_begin()
         try:
             function()
@@ -55,7 +57,7 @@ class Recording:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None:
-            load_library().fd_recording_free(ctypes.c_void_p(handle))
+            self._free(handle)
 
 
 def can_record() -> bool:
