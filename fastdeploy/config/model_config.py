@@ -54,6 +54,16 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
+    def sampling_values(self) -> dict[str, Any]:
+        """Return them as arguments of `SamplingParams`; do_sample: false means temperature 0."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        values = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.max_new_tokens is not None:
+            values["max_tokens"] = self.max_new_tokens
+        if self.do_sample is False:
+            values["temperature"] = 0.0
+        return values
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -145,6 +145,7 @@ def main() -> int:
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
+        socket.set_hwm(0)  # a ROUTER drops what a full queue cannot take; a queue without limit loses nothing
         socket.bind(args.address)
         client = _wait_for_hello(socket)
         return _serve(config, args.factory, socket, client)

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fastdeploy.config.args import engine_config_from_kwargs
-from fastdeploy.config.model_config import GenerationDefaults, ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import CompletionOutput, RequestOutput, TokenDelta
 from fastdeploy.core.request import GenerationRequest
@@ -222,15 +222,4 @@ def _generation_defaults(path: str, generation_config: str) -> dict[str, Any]:
     """Return the sampling values of generation_config.json that are parameters here."""
     if generation_config == "none":
         return {}
-    return sampling_defaults(ModelConfig.from_pretrained(path).generation)
-
-
-def sampling_defaults(generation: GenerationDefaults) -> dict[str, Any]:
-    """Turn what generation_config.json proposes into SamplingParams arguments; do_sample=false means temperature 0."""
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    defaults = {name: value for name in names if (value := getattr(generation, name)) is not None}
-    if generation.max_new_tokens is not None:
-        defaults["max_tokens"] = generation.max_new_tokens
-    if generation.do_sample is False:
-        defaults["temperature"] = 0.0
-    return defaults
+    return ModelConfig.from_pretrained(path).generation.sampling_values()

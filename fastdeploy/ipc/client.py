@@ -81,6 +81,7 @@ class EngineClient:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._socket.set_hwm(0)
         self._socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
         self._streams: dict[str, _Stream] = {}
         self._started: asyncio.Future[messages.Ready] | None = None
