@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers and attention against what this machine can do, measured in the same run.
+
+    python -m benchmarks.bench_ops [--rounds 9] [--seconds 20]
+
+Each round measures the read bandwidth and the bf16 peak, then every case, so that a neighbour who takes bandwidth away
+takes it from both. `share` is floor / time, where floor = max(bytes / bandwidth, operations / peak); medians of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+
+from benchmarks.report import print_json, print_table
+from fastdeploy.ops import num_threads, registry, select_backend
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.memory import allocate_streamed
+from fastdeploy.ops.norm import rms_norm
+from fastdeploy.ops.rotary import HeadLayout
+
+READ_BYTES = 1 << 28
+
+# Replaced by time.thread_time for --clock cpu: on a shared machine the time that others had does not count then.
+clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass
+class Case:
+    """One timed call, the least bytes and operations that it needs, and what was measured."""
+
+    name: str
+    call: Callable[[], None]
+    num_bytes: float
+    num_operations: float
+    seconds: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)
+
+
+class Roofline:
+    """Measures the machine with the threads that the operators use."""
+
+    def __init__(self) -> None:
+        self.library = registry.load_library()
+        self.library.fd_multiply_registers.restype = ctypes.c_double
+        self.memory = allocate_streamed([READ_BYTES // 4], "float32").zero_()
+        self.bytes_per_s: list[float] = []
+        self.operations_per_s: list[float] = []
+
+    def measure(self) -> None:
+        start = clock()
+        self.library.fd_read_memory(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_int64(READ_BYTES))
+        self.bytes_per_s.append(READ_BYTES / (clock() - start))
+        start = clock()
+        operations = self.library.fd_multiply_registers(ctypes.c_int64(10_000))
+        self.operations_per_s.append(operations / (clock() - start))
+
+
+def linear_case(rows: int, n: int, k: int, copies: int = 1) -> Case:
+    """Time `rows` rows through `copies` weights of [n, k] bf16, together too large for a cache when copies > 1."""
+    weights = [pack_linear(random_rows(n, k, "bfloat16", seed, k**-0.5)) for seed in range(copies)]
+    x, out = random_rows(rows, k, "bfloat16", 99), paddle.zeros([rows, n], "bfloat16")
+
+    def call() -> None:
+        for weight in weights:
+            linear(x, weight, out, rows)
+
+    return Case(f"linear {rows} x [{n}, {k}]", call, 2.0 * copies * n * k, 2.0 * copies * rows * n * k)
+
+
+def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout) -> Case:
+    """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions."""
+    per_sequence = -(-kv_len // 64)
+    cache = allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, "bfloat16")
+    cache.key.fill_(0.01)
+    tables = np.arange(num_seqs * per_sequence).reshape(num_seqs, per_sequence)
+    batch = plain_index([rows] * num_seqs, [kv_len] * num_seqs, tables, 64)
+    qkv = random_rows(batch.num_rows, heads.row_size, "bfloat16", 1)
+    out = paddle.zeros([batch.num_rows, heads.num_heads * heads.head_dim], "bfloat16")
+    seen = num_seqs * rows * (kv_len - (rows - 1) / 2)
+    return Case(
+        f"attention {num_seqs} x {rows} rows, {kv_len} positions",
+        lambda: append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5),
+        4.0 * num_seqs * kv_len * heads.num_kv_heads * heads.head_dim,
+        4.0 * seen * heads.num_heads * heads.head_dim,
+    )
+
+
+def call_overhead_us() -> float:
+    """Return the least time of a call that has no rows to work on: Python, Paddle and the checks."""
+    x, weight = paddle.zeros([1, 16], "bfloat16"), paddle.zeros([16], "bfloat16")
+    best = float("inf")
+    for _ in range(20):
+        start = clock()
+        for _ in range(500):
+            rms_norm(x, weight, x, 0, 1e-6)
+        best = min(best, (clock() - start) / 500)
+    return best * 1e6
+
+
+def cases() -> list[Case]:
+    heads = HeadLayout(16, 8, 128)
+    return [
+        *(linear_case(rows, 3072, 1024, copies=32) for rows in (1, 4, 8, 16)),
+        *(linear_case(rows, 3072, 1024) for rows in (128, 2048)),
+        attention_case(8, 1, 4096, heads),
+        attention_case(8, 6, 4096, heads),
+        attention_case(1, 1024, 1024, heads),
+    ]
+
+
+def measure(all_cases: list[Case], roofline: Roofline, rounds: int, seconds: float) -> None:
+    """Run rounds until either limit is reached, at least three."""
+    end = time.perf_counter() + seconds
+    for done in range(rounds):
+        if done >= 3 and time.perf_counter() > end:
+            break
+        for case in all_cases:
+            roofline.measure()
+            start = clock()
+            case.call()
+            case.seconds.append(clock() - start)
+            needed = case.num_bytes / roofline.bytes_per_s[-1], case.num_operations / roofline.operations_per_s[-1]
+            case.shares.append(max(needed) / case.seconds[-1])
+
+
+def main() -> None:
+    global clock
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of every case (default: 9)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="begin no round after so many (default: 60)")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu needs FD_NUM_THREADS=1")
+    args = parser.parse_args()
+    paddle.set_device("cpu")
+    select_backend("cpu")
+    if args.clock == "cpu":
+        if num_threads() != 1:
+            parser.error(f"--clock: cpu: expected FD_NUM_THREADS=1, got {num_threads()} threads")
+        clock = time.thread_time
+    roofline, all_cases = Roofline(), cases()
+    measure(all_cases, roofline, args.rounds, args.seconds)
+    bandwidth, peak = statistics.median(roofline.bytes_per_s) / 1e9, statistics.median(roofline.operations_per_s) / 1e9
+    rows = []
+    for case in all_cases:
+        median = statistics.median(case.seconds)
+        rates = case.num_bytes / median / 1e9, case.num_operations / median / 1e9
+        rows.append([case.name, median * 1e3, *rates, statistics.median(case.shares)])
+    overhead = call_overhead_us()
+    print_table(
+        f"{num_threads()} threads, {bandwidth:.1f} GB/s, {peak:.0f} bf16 GFLOP/s, {overhead:.1f} us per empty call",
+        ["case", "ms", "GB/s", "GFLOP/s", "share"],
+        rows,
+    )
+    names = ("case", "ms", "gb_per_s", "gflop_per_s", "share")
+    print_json(
+        {
+            "benchmark": "ops",
+            "threads": num_threads(),
+            "clock": args.clock,
+            "read_gb_per_s": bandwidth,
+            "peak_bf16_gflop_per_s": peak,
+            "call_overhead_us": overhead,
+            "cases": [dict(zip(names, row, strict=True)) for row in rows],
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
