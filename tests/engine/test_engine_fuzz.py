@@ -72,7 +72,7 @@ def drive(
 @pytest.mark.parametrize("method", ["naive", "ngram", "oracle"])
 def test_any_mix_gives_each_request_its_solo_text(method: str) -> None:
     totals: Counter[str] = Counter()
-    for round_seed in range(350):
+    for round_seed in range(1000):
         random = np.random.default_rng(round_seed)
         requests = [random_request(random, f"r{i}") for i in range(random.integers(1, 9))]
         expected = expected_texts(requests)
@@ -105,7 +105,7 @@ def test_any_mix_gives_each_request_its_solo_text(method: str) -> None:
             rejected=stats.num_draft_tokens - stats.num_accepted_tokens,
             aborted=len(aborted),
         )
-    assert totals["requests"] > 1000
+    assert totals["requests"] > 4000
     assert min(totals["preempted"], totals["hits"], totals["aborted"]) > 0, totals
     if method != "naive":
         assert min(totals["accepted"], totals["rejected"]) > 0, totals

@@ -27,14 +27,14 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 0.7, "seed": 14, "presence_penalty": 0.8, "frequency_penalty": 0.4},
     {"temperature": 0.0, "min_tokens": 20, "ignore_eos": False},
-    {"temperature": 0.0, "stop": ["return", "\n\n\n"]},
-    {"temperature": 0.9, "seed": 15, "stop": ["self."], "include_stop_str_in_output": True},
+    {"temperature": 0.0, "stop_string_at": 9},
+    {"temperature": 0.9, "seed": 15, "stop_string_at": 14, "include_stop_str_in_output": True},
     {"temperature": 0.0, "bad_words": ["self", "value"]},
     {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 1},
     {"temperature": 1.0, "seed": 16, "n": 2, "top_p": 0.95},
     {"temperature": 0.0, "logit_bias_of": "data"},
     {"temperature": 1.0, "seed": 17, "repetition_penalty": 1.1, "top_k": 5, "frequency_penalty": -0.3},
-    {"temperature": 0.0, "stop_token_of": ":"},
+    {"temperature": 1.0, "seed": 18, "stop_token_at": 11},
     {"temperature": 0.0, "max_tokens": 3},
 )
 
@@ -50,21 +50,33 @@ class Text:
     prompt_logprobs: tuple[Any, ...] | None
 
 
-def make_requests(tokenizer: Tokenizer, max_tokens: int = 40) -> list[GenerationRequest]:
-    """Return the requests, named r0 .. r15."""
+def make_requests(tokenizer: Tokenizer, plain_engine: Engine, max_tokens: int = 40) -> list[GenerationRequest]:
+    """Return the requests, named r0 .. r15; stops are taken from what the model emits without them."""
     requests = []
     for i, variant in enumerate(VARIANTS):
         values = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
-        biased, stop_text = values.pop("logit_bias_of", None), values.pop("stop_token_of", None)
+        string_at, token_at = values.pop("stop_string_at", None), values.pop("stop_token_at", None)
+        biased = values.pop("logit_bias_of", None)
         if biased:
             values["logit_bias"] = {tokenizer.encode(biased, add_special_tokens=False)[0]: 5.0}
-        if stop_text:
-            values["stop_token_ids"] = [tokenizer.encode(stop_text, add_special_tokens=False)[0]]
         params = SamplingParams(**values)
         words = [tokenizer.encode(word, add_special_tokens=False) for word in params.bad_words]
-        prompt = tokenizer.encode(HEADS[i % len(HEADS)])
-        requests.append(GenerationRequest(f"r{i}", prompt, replace(params, bad_words_token_ids=words)))
+        request = GenerationRequest(f"r{i}", tokenizer.encode(HEADS[i % len(HEADS)]), params)
+        params = replace(params, bad_words_token_ids=words)
+        if string_at is not None or token_at is not None:
+            tokens = run_all(plain_engine, [request])[f"r{i}", 0].token_ids
+            if string_at is not None:
+                params = replace(params, stop=[_across_tokens(tokenizer, tokens, string_at)])
+            else:
+                params = replace(params, stop_token_ids=[tokens[token_at]])
+        requests.append(replace(request, params=params))
     return requests
+
+
+def _across_tokens(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> str:
+    """Return the last character before token `at` and the first of it: a string that no single token completes."""
+    before, after = tokenizer.decode(tokens[:at]), tokenizer.decode(tokens[: at + 1])
+    return before[-1] + after[len(before)]
 
 
 def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
