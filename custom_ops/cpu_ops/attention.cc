@@ -97,8 +97,9 @@ struct Chunk {
     num_packets = (visible + kLanes - 1) / kLanes;
     const int32_t* table = p.a.block_tables + g.seq * p.a.max_blocks;
     for (int64_t i = 0; i < kChunkPanels; ++i) {
-      if (i >= num_packets) {  // nobody looks at the scores of these: any readable keys do
+      if (i >= num_packets) {  // nobody looks at these: any readable address does
         keys[i] = keys[0];
+        values[i] = values[0];
         continue;
       }
       const int64_t position = start + i * kLanes, block = table[position / p.block_size];
@@ -109,55 +110,86 @@ struct Chunk {
   }
 };
 
-// scores[r] = queries[r] . keys, 64 per row
+// scores[r] = queries[r] . keys, 64 per row; meanwhile the keys of the chunk after it are fetched.
 template <int MR, class T>
-void score_chunk(const Problem<T>& p, const Group<T>& g, const Chunk<T>& c, float (&scores)[MR][kChunk]) {
+void score_chunk(const Problem<T>& p, const Group<T>& g, const Chunk<T>& c, const Chunk<T>& after,
+                 float (&scores)[MR][kChunk]) {
+  constexpr int64_t size = Step<T>::kSize;
   for (int64_t first = 0; first < c.num_packets; first += kMaxPanels) {
     F16 acc[MR][kMaxPanels];
-    const T* panels[kMaxPanels];
-    for (int v = 0; v < kMaxPanels; ++v) panels[v] = c.keys[first + v];
+    const T *panels[kMaxPanels], *ahead[kMaxPanels];
+    for (int v = 0; v < kMaxPanels; ++v) {
+      panels[v] = c.keys[first + v];
+      ahead[v] = after.keys[first + v];
+    }
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = zero();
-    dot_block<MR, kMaxPanels, 0>(acc, g.queries, p.head_dim, Step<T>::kSize, panels, kStepSize<T>,
-                                 p.head_dim / Step<T>::kSize);
+    dot_block<MR, kMaxPanels, true>(acc, g.queries, p.head_dim, size, panels, kStepSize<T>, p.head_dim / size, ahead);
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < kMaxPanels; ++v) store(scores[r] + (first + v) * kLanes, acc[r][v]);
   }
 }
 
-// Turns one row's scores into weights relative to its new maximum; returns the factor for what it had before. A row
-// that sees nothing of the chunk keeps its state: factor 1 and `touched` false.
-template <class T>
-FD_INLINE float weigh_row(const float* scores, int64_t visible, float scale, float& maximum, F16& sum, T* weights) {
-  F16 s[kChunkPanels];
+// Scales one row's scores, hides those from `visible` on and raises `maximum`; returns by how much it rose, negated.
+FD_INLINE float mask_row(float* scores, int64_t visible, float scale, float& maximum) {
   F16 top = splat(kMinusInfinity);
   for (int v = 0; v < kChunkPanels; ++v) {
     const int64_t left = visible - v * kLanes;
     const int kept = static_cast<int>(left < 0 ? 0 : left < kLanes ? left : kLanes);
-    s[v] = keep_first(mul(load(scores + v * kLanes), splat(scale)), kept, kMinusInfinity);
-    top = max(top, s[v]);
+    const F16 s = keep_first(mul(load(scores + v * kLanes), splat(scale)), kept, kMinusInfinity);
+    store(scores + v * kLanes, s);
+    top = max(top, s);
   }
   const float chunk_maximum = max_lane(top), before = maximum;
   maximum = before > chunk_maximum ? before : chunk_maximum;
+  return before - maximum;
+}
+
+// Turns masked scores into weights relative to the row's maximum and adds them to its sum.
+template <class T>
+FD_INLINE F16 weigh_row(const float* scores, float maximum, float factor, F16 sum, T* weights) {
+  F16 w[kChunkPanels];
   for (int v = 0; v < kChunkPanels; ++v) {
-    s[v] = exp(sub(s[v], splat(maximum)));
-    store_rounded(weights + v * kLanes, s[v]);
+    w[v] = exp(sub(load(scores + v * kLanes), splat(maximum)));
+    store_rounded(weights + v * kLanes, w[v]);
   }
-  const float factor = exp_one(before - maximum);
-  sum = fma(sum, splat(factor), add(add(s[0], s[1]), add(s[2], s[3])));
-  return factor;
+  return fma(sum, splat(factor), add(add(w[0], w[1]), add(w[2], w[3])));
+}
+
+// Weights of all rows of a chunk; factors[r] is what row r's earlier values are worth under its new maximum. A row that
+// sees nothing of the chunk has weights of zero and is not `touched`.
+template <int MR, class T>
+FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, float (&scores)[MR][kChunk], Partial& state,
+                           F16 (&sums)[MR], T* weights, float (&factors)[kLanes], bool (&touched)[MR]) {
+  float rises[kLanes] = {};
+  for (int r = 0; r < MR; ++r) {
+    const int64_t visible = g.limits[r] + 1 - start;
+    touched[r] = visible > 0;
+    if (touched[r]) rises[r] = mask_row(scores[r], visible, scale, state.maximum[r]);
+  }
+  store(factors, exp(load(rises)));
+  for (int r = 0; r < MR; ++r) {
+    if (touched[r]) {
+      sums[r] = weigh_row(scores[r], state.maximum[r], factors[r], sums[r], weights + r * kChunk);
+    } else {
+      std::memset(weights + r * kChunk, 0, kChunk * sizeof(T));
+    }
+  }
 }
 
 // acc += weights x values for NV panels of the head from column `column`, over the chunk's visible positions.
 template <int MR, int NV, class T>
-FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const T* weights, int64_t column,
-                           F16 (&acc)[MR][NV]) {
+FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights,
+                           int64_t column, F16 (&acc)[MR][NV]) {
   constexpr int64_t size = Step<T>::kSize;
   for (int64_t i = 0; i < c.num_packets; ++i) {
     const int64_t left = c.visible - i * kLanes, count = left < kLanes ? left : kLanes, steps = count / size;
-    const T* panels[NV];
-    for (int v = 0; v < NV; ++v) panels[v] = c.values[i] + (column + v * kLanes) * size;
-    dot_block<MR, NV, 0>(acc, weights + i * kLanes, kChunk, size, panels, p.padded_dim * size, steps);
+    const T *panels[NV], *ahead[NV];
+    for (int v = 0; v < NV; ++v) {
+      panels[v] = c.values[i] + (column + v * kLanes) * size;
+      ahead[v] = after.values[i] + (column + v * kLanes) * size;
+    }
+    dot_block<MR, NV, true>(acc, weights + i * kLanes, kChunk, size, panels, p.padded_dim * size, steps, ahead);
     if (steps * size == count) continue;
     alignas(64) T last[NV][kLanes * size];  // half a pair: the other half may hold anything and is replaced by zeros
     for (int v = 0; v < NV; ++v) {
@@ -168,17 +200,17 @@ FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const T* weig
       }
       panels[v] = last[v];
     }
-    dot_block<MR, NV, 0>(acc, weights + i * kLanes + steps * size, kChunk, size, panels, 0, 1);
+    dot_block<MR, NV, false>(acc, weights + i * kLanes + steps * size, kChunk, size, panels, 0, 1, panels);
   }
 }
 
 template <int MR, int NV, class T>
-void add_values(const Problem<T>& p, const Chunk<T>& c, const T* weights, const float (&factors)[MR],
-                const bool (&touched)[MR], int64_t column, Partial& state) {
+void add_values(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights,
+                const float (&factors)[kLanes], const bool (&touched)[MR], int64_t column, Partial& state) {
   F16 acc[MR][NV];
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  value_block<MR, NV>(p, c, weights, column, acc);
+  value_block<MR, NV>(p, c, after, weights, column, acc);
   for (int r = 0; r < MR; ++r) {
     if (!touched[r]) continue;
     for (int v = 0; v < NV; ++v) {
@@ -198,26 +230,21 @@ void attend_split(const Problem<T>& p, const Group<T>& g, int64_t split, Partial
     std::memset(state.values[r], 0, static_cast<size_t>(p.padded_dim) * sizeof(float));
   }
   const int64_t seen = g.last_limit() + 1, end = (split + 1) * kSplit < seen ? (split + 1) * kSplit : seen;
+  Chunk<T> c(p, g, split * kSplit);
   for (int64_t start = split * kSplit; start < end; start += kChunk) {
-    const Chunk<T> c(p, g, start);
+    const Chunk<T> after = start + kChunk < seen ? Chunk<T>(p, g, start + kChunk) : c;
     alignas(64) float scores[MR][kChunk];
     alignas(64) T weights[MR * kChunk];
-    float factors[MR];
+    float factors[kLanes];
     bool touched[MR];
-    score_chunk<MR>(p, g, c, scores);
-    for (int r = 0; r < MR; ++r) {
-      const int64_t visible = g.limits[r] + 1 - start;
-      touched[r] = visible > 0;
-      if (touched[r]) {
-        factors[r] = weigh_row(scores[r], visible, p.a.scale, state.maximum[r], sums[r], weights + r * kChunk);
-      } else {
-        std::memset(weights + r * kChunk, 0, kChunk * sizeof(T));
-      }
-    }
+    score_chunk<MR>(p, g, c, after, scores);
+    weigh_chunk<MR>(g, start, p.a.scale, scores, state, sums, weights, factors, touched);
     int64_t column = 0;
     for (; column + kMaxPanels * kLanes <= p.padded_dim; column += kMaxPanels * kLanes)
-      add_values<MR, kMaxPanels>(p, c, weights, factors, touched, column, state);
-    for (; column < p.padded_dim; column += kLanes) add_values<MR, 1>(p, c, weights, factors, touched, column, state);
+      add_values<MR, kMaxPanels>(p, c, after, weights, factors, touched, column, state);
+    for (; column < p.padded_dim; column += kLanes)
+      add_values<MR, 1>(p, c, after, weights, factors, touched, column, state);
+    c = after;
   }
   for (int r = 0; r < MR; ++r) state.sum[r] = sum_lanes(sums[r]);
 }

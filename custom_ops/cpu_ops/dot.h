@@ -50,18 +50,17 @@ template <class T>
 constexpr int64_t kStepSize = kLanes * Step<T>::kSize;
 
 // acc[r][v] += a(r, k) * panels[v](k) over `num_steps` steps. Row r's step lies at a[r * a_row + step * a_step], a
-// panel's at panels[v][step * panel_stride]. kPrefetch > 0 asks the L2 cache for what that many steps ahead: a single
-// stream needs it, several keep the processor's own prefetchers busy enough.
-template <int MR, int NV, int kPrefetch, class T>
+// panel's at panels[v][step * panel_stride]. With kFetch the L2 cache is asked for ahead[v], step by step at the same
+// stride.
+template <int MR, int NV, bool kFetch, class T>
 FD_INLINE void dot_block(F16 (&acc)[MR][NV], const T* a, int64_t a_row, int64_t a_step, const T* const (&panels)[NV],
-                         int64_t panel_stride, int64_t num_steps) {
+                         int64_t panel_stride, int64_t num_steps, const T* const (&ahead)[NV]) {
   for (int64_t step = 0; step < num_steps; ++step) {
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
-      const T* p = panels[v] + step * panel_stride;
-      if (kPrefetch > 0) __builtin_prefetch(p + kPrefetch * panel_stride, 0, 2);
-      panel[v] = Step<T>::load_panel(p);
+      if (kFetch) __builtin_prefetch(ahead[v] + step * panel_stride, 0, 2);
+      panel[v] = Step<T>::load_panel(panels[v] + step * panel_stride);
     }
 #pragma GCC unroll 32
     for (int r = 0; r < MR; ++r) {

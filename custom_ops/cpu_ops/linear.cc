@@ -16,7 +16,8 @@ constexpr int64_t kTileBlocks = 16;            // blocks of rows that it takes w
 constexpr int64_t kTilesPerThread = 8;         // tiles per thread to aim at: a late thread holds back one of them
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it saves
 constexpr int64_t kMinParallelPack = 1 << 16;  // the same in inputs to pack
-constexpr int kPrefetchSteps = 256;
+constexpr int64_t kFetchSteps =
+    256;  // how far ahead a single stream is fetched; several streams the processor foresees
 
 // A tile's view of the arguments: raw rows and panels.
 template <class T>
@@ -85,12 +86,15 @@ FD_INLINE void finish(const LinearArgs& a, F16 acc, int64_t row, int64_t column)
 template <int MR, int NV, class T>
 void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
   F16 acc[MR][NV];
-  const T* panels[NV];
-  for (int v = 0; v < NV; ++v) panels[v] = p.packed + (panel + v) * p.panel_size();
+  const T *panels[NV], *ahead[NV];
+  for (int v = 0; v < NV; ++v) {
+    panels[v] = p.packed + (panel + v) * p.panel_size();
+    ahead[v] = panels[v] + kFetchSteps * kStepSize<T>;
+  }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  constexpr int prefetch = NV == 1 ? kPrefetchSteps : 0;
-  dot_block<MR, NV, prefetch>(acc, x, Step<T>::kSize, MR * Step<T>::kSize, panels, kStepSize<T>, p.steps);
+  constexpr int64_t size = Step<T>::kSize;
+  dot_block<MR, NV, NV == 1>(acc, x, size, MR * size, panels, kStepSize<T>, p.steps, ahead);
   for (int r = 0; r < MR; ++r) {
     for (int v = 0; v < NV; ++v) {
       const int64_t column = (panel + v) * kPanel;
