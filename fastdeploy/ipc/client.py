@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable
@@ -24,6 +25,8 @@ from fastdeploy.ipc.merge import merge_deltas
 
 SHUTDOWN_S = 5.0
 LAST_WORDS_S = 0.1  # for messages that a process sent before it ended: a start-up error, the last deltas
+
+logger = logging.getLogger("fastdeploy.server")
 
 OnProgress = Callable[[str, float], None]
 
@@ -179,13 +182,20 @@ class EngineClient:
         await self._socket.send(messages.encode(message))
 
     def _send_soon(self, message: messages.ToEngine) -> None:
-        """Send without waiting: also while the caller is being cancelled. A DEALER queues in memory."""
+        """Send without waiting, also while the caller is being cancelled: the queue takes it at once.
+
+        Not past the asynchronous socket: a plain send would eat the wake-up of a message that is waiting to be read.
+        """
         with contextlib.suppress(zmq.ZMQError):
-            zmq.Socket.send(self._socket, messages.encode(message), zmq.NOBLOCK)
+            self._socket.send(messages.encode(message))
 
     async def _receive(self) -> None:
-        while True:
-            self._handle(messages.decode_to_client(await self._socket.recv()))
+        try:
+            while True:
+                self._handle(messages.decode_to_client(await self._socket.recv()))
+        except Exception as error:  # nobody would be told anything any more
+            logger.exception("cannot read what the engine says")
+            self._die(f"the engine's messages cannot be read: {error}")
 
     def _handle(self, message: messages.ToClient) -> None:
         match message:
@@ -196,8 +206,9 @@ class EngineClient:
                 self.stats = stats
             case messages.Rejected(request_id, kind, field, text):
                 error = QueueFullError(text) if kind == "full" else InvalidRequestError(field, text)
-                self._streams[request_id].fail(error)
-                self._forget_abandoned(request_id)
+                if request_id in self._streams:
+                    self._streams[request_id].fail(error)
+                    self._forget_abandoned(request_id)
             case messages.Progress(what, fraction):
                 if self._on_progress is not None:
                     self._on_progress(what, fraction)
@@ -207,7 +218,9 @@ class EngineClient:
                 self._start_ends(ConfigError(field, text))
 
     def _put(self, delta: TokenDelta) -> None:
-        stream = self._streams[delta.request_id]
+        stream = self._streams.get(delta.request_id)
+        if stream is None:
+            return
         stream.put(delta)
         if stream.num_open == 0:
             self._forget_abandoned(delta.request_id)
@@ -230,7 +243,12 @@ class EngineClient:
         if self._closing:
             return
         await asyncio.sleep(LAST_WORDS_S)
-        self.death = EngineDeadError(f"the engine process ended with status {status}")
+        self._die(f"the engine process ended with status {status}")
+
+    def _die(self, reason: str) -> None:
+        if self.death is not None:
+            return
+        self.death = EngineDeadError(reason)
         self._start_ends(self.death)
         for stream in self._streams.values():
             stream.fail(self.death)

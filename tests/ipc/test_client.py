@@ -109,6 +109,20 @@ def test_leaving_a_stream_early_aborts_the_request_and_its_id_may_be_used_again(
     asyncio.run(scenario())
 
 
+def test_answer_that_waits_is_read_although_something_was_sent_meanwhile(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.002) as client:
+            for turn in range(10):
+                asked = asyncio.create_task(collect(client, request(f"r{turn}", max_tokens=5)))
+                while client.num_requests == 0:
+                    await asyncio.sleep(0)
+                time.sleep(0.05)  # the loop sleeps, the engine finishes, its answer waits in the socket
+                client.abort(f"r{turn}")
+                assert len(tokens((await asyncio.wait_for(asked, 10))[0])) == 5
+
+    asyncio.run(scenario())
+
+
 def test_abort_ends_the_stream_with_that_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, step_s=0.01) as client:

@@ -82,7 +82,7 @@ async def _live(server: ApiServer, args: ServeArgs, address: str) -> int:
         await starting
     except EngineDeadError:
         return _report_death(server.client)
-    print("\n".join(summary_lines(server.description(), args.notes)), flush=True)
+    print("\n".join(summary_lines(server.description(), [*args.notes, *_sampling_note(server)])), flush=True)
     print(f"Ready: {address}/v1 (model {server.model_name!r})", flush=True)
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
     if not dying.done():
@@ -163,6 +163,12 @@ def _chat_template(given: str) -> str | None:
         return Path(given).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError("--chat-template", f"cannot read {given!r}: {error.strerror}") from None
+
+
+def _sampling_note(server: ApiServer) -> list[str]:
+    """Say which sampling values come from the model's folder where a request is silent."""
+    values = ", ".join(f"{name} {value}" for name, value in server.defaults.sampling_values().items())
+    return [f"generation_config.json proposes {values} (--generation-config none ignores it)"] if values else []
 
 
 def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:

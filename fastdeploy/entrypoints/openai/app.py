@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import uuid
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from fastdeploy.version import __version__
 
 MAX_BODY_BYTES = 32 * 2**20
 LARGE_BODY_BYTES = 64 * 2**10  # from here on the work on a body is done beside the event loop
+KEY_SALT = "fastdeploy.key_salt"
 OPEN_PATHS = ("/health", "/metrics", "/version")  # probes and dashboards bring no key
 
 
@@ -69,7 +71,11 @@ class _KeyCheck:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_known(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = self._known_key(scope)
+        if key is None:
             error = ApiError(
                 401,
                 "a valid API key is needed: Authorization: Bearer KEY",
@@ -79,13 +85,14 @@ class _KeyCheck:
             )
             await error_response(error)(scope, receive, send)
             return
+        scope[KEY_SALT] = hashlib.blake2b(key, digest_size=16).hexdigest()
         await self._app(scope, receive, send)
 
-    def _is_known(self, scope: Scope) -> bool:
+    def _known_key(self, scope: Scope) -> bytes | None:
         brought = dict(scope["headers"]).get(b"authorization", b"")
         kind, _, key = brought.partition(b" ")
         matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]  # all, so that time tells nothing
-        return kind.lower() == b"bearer" and any(matches)
+        return key.strip() if kind.lower() == b"bearer" and any(matches) else None
 
 
 async def _completions(request: Request) -> Any:
@@ -108,6 +115,8 @@ async def _start(request: Request, model: type[T], make_job: Callable[[ApiServer
         return make_job(server, asked)
 
     job = prepare() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(prepare)
+    for one in job.requests:  # cached prefixes are shared within one key only
+        one.cache_salt = f"{request.scope.get(KEY_SALT, '')}{one.cache_salt}"
     return JobResponse(job)
 
 
