@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +26,10 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.2, "seed": 13, "min_p": 0.05, "logprobs": 2},
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 0.7, "seed": 14, "presence_penalty": 0.8, "frequency_penalty": 0.4},
-    {"temperature": 0.0, "min_tokens": 20, "ignore_eos": False},
+    {"temperature": 0.0, "min_tokens": 13, "wanted_stop": "return"},
     {"temperature": 0.0, "stop_string_at": 9},
     {"temperature": 0.9, "seed": 15, "stop_string_at": 14, "include_stop_str_in_output": True},
-    {"temperature": 0.0, "bad_words": ["self", "value"]},
+    {"temperature": 0.0, "bad_pair_at": 9},
     {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 1},
     {"temperature": 1.0, "seed": 16, "n": 2, "top_p": 0.95},
     {"temperature": 0.0, "logit_bias_of": "data"},
@@ -51,32 +51,42 @@ class Text:
 
 
 def make_requests(tokenizer: Tokenizer, plain_engine: Engine, max_tokens: int = 40) -> list[GenerationRequest]:
-    """Return the requests, named r0 .. r15; stops are taken from what the model emits without them."""
+    """Return the requests, named r0 .. r15; stops and bad words are taken from what the model emits without them."""
     requests = []
     for i, variant in enumerate(VARIANTS):
-        values = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
-        string_at, token_at = values.pop("stop_string_at", None), values.pop("stop_token_at", None)
-        biased = values.pop("logit_bias_of", None)
-        if biased:
-            values["logit_bias"] = {tokenizer.encode(biased, add_special_tokens=False)[0]: 5.0}
-        params = SamplingParams(**values)
-        words = [tokenizer.encode(word, add_special_tokens=False) for word in params.bad_words]
-        request = GenerationRequest(f"r{i}", tokenizer.encode(HEADS[i % len(HEADS)]), params)
-        params = replace(params, bad_words_token_ids=words)
-        if string_at is not None or token_at is not None:
+        given = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
+        derived = {name: given.pop(name) for name in DERIVED if name in given}
+        request = GenerationRequest(f"r{i}", tokenizer.encode(HEADS[i % len(HEADS)]), SamplingParams(**given))
+        if derived:
             tokens = run_all(plain_engine, [request])[f"r{i}", 0].token_ids
-            if string_at is not None:
-                params = replace(params, stop=[_across_tokens(tokenizer, tokens, string_at)])
-            else:
-                params = replace(params, stop_token_ids=[tokens[token_at]])
-        requests.append(replace(request, params=params))
+            values = {key: value for name, at in derived.items() for key, value in DERIVED[name](tokenizer, tokens, at)}
+            request = replace(request, params=replace(request.params, **values))
+        requests.append(request)
     return requests
+
+
+def _first_token(tokenizer: Tokenizer, text: str) -> int:
+    return tokenizer.encode(text, add_special_tokens=False)[0]
 
 
 def _across_tokens(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> str:
     """Return the last character before token `at` and the first of it: a string that no single token completes."""
     before, after = tokenizer.decode(tokens[:at]), tokenizer.decode(tokens[: at + 1])
     return before[-1] + after[len(before)]
+
+
+# What a derived parameter becomes, from the tokens emitted without it and its value in the table above.
+DERIVED: dict[str, Callable[[Tokenizer, Sequence[int], Any], list[tuple[str, Any]]]] = {
+    "stop_string_at": lambda tokenizer, tokens, at: [("stop", [_across_tokens(tokenizer, tokens, at)])],
+    "stop_token_at": lambda _, tokens, at: [("stop_token_ids", [tokens[at]])],
+    "bad_pair_at": lambda _, tokens, at: [("bad_words_token_ids", [list(tokens[at : at + 2])])],
+    "logit_bias_of": lambda tokenizer, _, text: [("logit_bias", {_first_token(tokenizer, text): 5.0})],
+    # a stop that the model wants at every place: it must come exactly when min_tokens lets it
+    "wanted_stop": lambda tokenizer, _, text: [
+        ("stop_token_ids", [_first_token(tokenizer, text)]),
+        ("logit_bias", {_first_token(tokenizer, text): 100.0}),
+    ],
+}
 
 
 def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
