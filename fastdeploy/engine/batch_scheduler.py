@@ -97,6 +97,8 @@ class BatchScheduler:
         """Start waiting requests, in order, while there is room for all their known tokens."""
         while self.waiting and builder.budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
+            if self._prompt_is_under_way(request):
+                return
             self.kv.match_prefix(request)
             num_rows = self._num_rows(request, builder.budget)
             if not num_rows or not self.kv.can_hold(request):
@@ -108,6 +110,12 @@ class BatchScheduler:
             request.status = RequestStatus.RUNNING
             self.running.append(request)
             builder.take(request, num_rows)
+
+    def _prompt_is_under_way(self, request: Request) -> bool:
+        """True while another choice of the same request computes the blocks that this one can share."""
+        if not self.kv.enable_prefix_caching or request.num_prompt_tokens <= self.kv.block_size:
+            return False
+        return any(r.request_id == request.request_id and r.num_output_tokens == 0 for r in self.running)
 
     def _num_rows(self, request: Request, budget: int) -> int:
         """Rows that the request may have of `budget`; a draft is cut to what fits, a prompt is cut or made to wait."""

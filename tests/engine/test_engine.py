@@ -93,6 +93,15 @@ def test_choices_draw_from_their_own_seeds() -> None:
         assert texts["a", index] == plain_text([1, 2, 3], choice_seed(1, index), request.params)
 
 
+def test_choices_compute_their_prompt_once() -> None:
+    prompt = [1, 2, 3, 4, 5, 6] * 4
+    engine = make_engine(NaiveProposer(), scheduler=SchedulerConfig(max_num_batched_tokens=10))
+    texts = run(engine, [generation("a", prompt, n=4)])
+    for index in range(4):
+        assert texts["a", index] == plain_text(prompt, choice_seed(1, index), generation("a").params)
+    assert engine.stats().num_prefix_hit_tokens == 3 * 20  # all full blocks but the one of the last token
+
+
 def test_row_that_cannot_be_sampled_fails_its_own_request_only() -> None:
     class OneBadRow(SlotModelRunner):
         def _verify(self, plan: StepPlan, row: int) -> RequestResult:
