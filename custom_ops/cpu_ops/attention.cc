@@ -91,10 +91,14 @@ struct Chunk {
   const T* keys[kChunkPanels];
   const T* values[kChunkPanels];
 
-  Chunk(const Problem<T>& p, const Group<T>& g, int64_t start_) : start(start_) {
-    const int64_t left = g.last_limit() + 1 - start;
-    visible = left < kChunk ? left : kChunk;
+  // Looks at the first `positions` positions of the chunk, as far as it has so many.
+  void see(int64_t positions) {
+    visible = positions < 0 ? 0 : positions < kChunk ? positions : kChunk;
     num_packets = (visible + kLanes - 1) / kLanes;
+  }
+
+  Chunk(const Problem<T>& p, const Group<T>& g, int64_t start_) : start(start_) {
+    see(g.last_limit() + 1 - start);
     const int32_t* table = p.a.block_tables + g.seq * p.a.max_blocks;
     for (int64_t i = 0; i < kChunkPanels; ++i) {
       if (i >= num_packets) {  // nobody looks at these: any readable address does
@@ -205,19 +209,48 @@ FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const Chunk<T
 }
 
 template <int MR, int NV, class T>
-void add_values(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights,
-                const float (&factors)[kLanes], const bool (&touched)[MR], int64_t column, Partial& state) {
+void add_values(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights, const float* factors,
+                const bool* touched, int64_t column, int64_t first, Partial& state) {
   F16 acc[MR][NV];
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
   value_block<MR, NV>(p, c, after, weights, column, acc);
   for (int r = 0; r < MR; ++r) {
-    if (!touched[r]) continue;
+    if (!touched[first + r]) continue;
     for (int v = 0; v < NV; ++v) {
-      float* values = state.values[r] + column + v * kLanes;
-      store(values, fma(load(values), splat(factors[r]), acc[r][v]));
+      float* values = state.values[first + r] + column + v * kLanes;
+      store(values, fma(load(values), splat(factors[first + r]), acc[r][v]));
     }
   }
+}
+
+// Adds the chunk's weighted values to the state of rows [first, first + MR) of the group.
+template <int MR, class T>
+void add_chunk(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights, const float* factors,
+               const bool* touched, int64_t first, Partial& state) {
+  weights += first * kChunk;
+  int64_t column = 0;
+  for (; column + kMaxPanels * kLanes <= p.padded_dim; column += kMaxPanels * kLanes)
+    add_values<MR, kMaxPanels>(p, c, after, weights, factors, touched, column, first, state);
+  for (; column < p.padded_dim; column += kLanes)
+    add_values<MR, 1>(p, c, after, weights, factors, touched, column, first, state);
+}
+
+// Whether the values at some position that one row of the group sees and another does not are NaN or infinite: a weight
+// of zero would not hide them from the row that must not see them.
+template <class T>
+bool hides_non_finite(const Problem<T>& p, const Group<T>& g, const Chunk<T>& c) {
+  constexpr int64_t size = Step<T>::kSize;
+  int64_t position = g.limits[0] + 1 - c.start;
+  for (position = position < 0 ? 0 : position; position < c.visible; ++position) {
+    const int64_t offset = position % kLanes;
+    const T* values = c.values[position / kLanes] + offset / size * size * p.padded_dim + offset % size;
+    for (int64_t d = 0; d < p.head_dim; ++d) {
+      const float value = to_float(values[d * size]);
+      if (!(value - value == 0.0f)) return true;
+    }
+  }
+  return false;
 }
 
 // The softmax state of a group over one split.
@@ -239,11 +272,15 @@ void attend_split(const Problem<T>& p, const Group<T>& g, int64_t split, Partial
     bool touched[MR];
     score_chunk<MR>(p, g, c, after, scores);
     weigh_chunk<MR>(g, start, p.a.scale, scores, state, sums, weights, factors, touched);
-    int64_t column = 0;
-    for (; column + kMaxPanels * kLanes <= p.padded_dim; column += kMaxPanels * kLanes)
-      add_values<MR, kMaxPanels>(p, c, after, weights, factors, touched, column, state);
-    for (; column < p.padded_dim; column += kLanes)
-      add_values<MR, 1>(p, c, after, weights, factors, touched, column, state);
+    if (MR == 1 || !hides_non_finite(p, g, c)) {
+      add_chunk<MR>(p, c, after, weights, factors, touched, 0, state);
+    } else {
+      for (int r = 0; r < MR; ++r) {  // each row by itself, up to its own limit
+        Chunk<T> own = c;
+        own.see(g.limits[r] + 1 - start);
+        add_chunk<1>(p, own, after, weights, factors, touched, r, state);
+      }
+    }
     c = after;
   }
   for (int r = 0; r < MR; ++r) state.sum[r] = sum_lanes(sums[r]);

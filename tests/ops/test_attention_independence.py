@@ -86,7 +86,7 @@ def test_every_row_count_agrees_at_block_chunk_and_split_edges(dtype: str, edge:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> None:
-    heads, length, others = HeadLayout(4, 2, 32), SPLIT + 70, 12
+    heads, length, others = HeadLayout(4, 2, 32), 3 * SPLIT + 70, 12  # alone by splits, together by groups
     sequence = Sequence1(length, heads, dtype, 16)
     alone = sequence.run([length - 3, length])[-3:]
     cache = poisoned_cache(sequence.num_blocks + others * 2, 16, heads, dtype)
@@ -99,6 +99,16 @@ def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> N
     noise[::3] = float("nan")
     together = attend(paddle.concat([sequence.qkv[-3:], noise]), cache, batch, heads)
     assert_same_bits(together[:3], alone, "rows beside NaN neighbours")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kv_len", [40, CHUNK + 2, SPLIT + 1, 2 * SPLIT])
+def test_a_later_row_of_the_same_sequence_is_never_seen(dtype: str, poison: float, kv_len: int) -> None:
+    sequence = Sequence1(kv_len, HeadLayout(4, 2, 32), dtype, 16)
+    clean = sequence.run([kv_len - 5, kv_len])
+    sequence.qkv[-4:] = poison  # rows 1 to 4 of 5: row 0 shares a group with them
+    assert_same_bits(sequence.run([kv_len - 5, kv_len])[:-4], clean[:-4], f"rows before {poison}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
