@@ -7,6 +7,7 @@ asserts from counters that what it is about really happened.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from tests.doubles import OracleProposer
 from tests.exactness.requests import Text, make_requests, run_all, run_alone
 
 Texts = dict[tuple[str, int], Text]
+Run = Callable[[Engine, Sequence[GenerationRequest]], Texts]
 CHUNKS = (1, 7, 64, 2048)
 NUM_DRAFTS = (1, 3, 5, 16)
 
@@ -53,6 +55,11 @@ def config(
             accept_policy=accept_policy,
         ),
     )
+
+
+def proposer_of(method: str, texts: Texts, seed: int) -> Proposer | None:
+    """Return the oracle, or None for the proposer of the configuration."""
+    return oracle_of(texts, corruption=0.25, seed=seed) if method == "oracle" else None
 
 
 def oracle_of(texts: Texts, corruption: float, seed: int = 0) -> OracleProposer:
@@ -90,50 +97,45 @@ def test_batching_and_chunking(requests: list[GenerationRequest], plain: Texts, 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("run", [run_all, run_alone])
 @pytest.mark.parametrize("method", ["ngram", "oracle"])
-def test_speculation_in_a_mixed_batch(
-    requests: list[GenerationRequest], plain: Texts, method: str, chunk: int, num_drafts: int
+def test_speculation(
+    requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
-    proposer = oracle_of(plain, corruption=0.25, seed=num_drafts) if method == "oracle" else None
-    engine = build(config("ngram", num_drafts, chunk), proposer)
-    assert run_all(engine, requests) == plain
+    engine = build(config("ngram", num_drafts, chunk), proposer_of(method, plain, num_drafts))
+    assert run(engine, requests) == plain
     check_bite(engine, method, num_drafts)
 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("run", [run_all, run_alone])
 @pytest.mark.parametrize("method", ["ngram", "oracle"])
-def test_speculation_of_one_request_alone(
-    requests: list[GenerationRequest], plain: Texts, method: str, num_drafts: int
+def test_prefix_hits(
+    requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
-    proposer = oracle_of(plain, corruption=0.25, seed=num_drafts) if method == "oracle" else None
-    engine = build(config("ngram", num_drafts), proposer)
-    assert run_alone(engine, requests) == plain
+    engine = build(config("ngram", num_drafts, chunk, prefix_caching=True), proposer_of(method, plain, num_drafts))
+    assert run(engine, requests) == plain
+    before = engine.stats().num_prefix_hit_tokens
+    assert run(engine, requests) == plain
+    assert engine.stats().num_prefix_hit_tokens > before
     check_bite(engine, method, num_drafts)
 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
-@pytest.mark.parametrize("chunk", [7, 2048])
-def test_prefix_hits(requests: list[GenerationRequest], plain: Texts, chunk: int, num_drafts: int) -> None:
-    engine = build(config("ngram", num_drafts, chunk, prefix_caching=True), oracle_of(plain, 0.25))
-    assert run_all(engine, requests) == plain
-    assert run_all(engine, requests) == plain
-    stats = engine.stats()
-    assert stats.num_prefix_hit_tokens > 0
-    check_bite(engine, "oracle", num_drafts)
-
-
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
+@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("prefix_caching", [False, True])
+@pytest.mark.parametrize("method", ["ngram", "oracle"])
 def test_forced_preemption(
-    requests: list[GenerationRequest], plain: Texts, prefix_caching: bool, num_drafts: int
+    requests: list[GenerationRequest], plain: Texts, method: str, prefix_caching: bool, chunk: int, num_drafts: int
 ) -> None:
-    cfg = config("ngram", num_drafts, 64, num_blocks=24, prefix_caching=prefix_caching)
-    engine = build(cfg, oracle_of(plain, 0.25))
+    cfg = config("ngram", num_drafts, chunk, num_blocks=24, prefix_caching=prefix_caching)
+    engine = build(cfg, proposer_of(method, plain, num_drafts))
     assert run_all(engine, requests) == plain
     stats = engine.stats()
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == stats.num_blocks
-    check_bite(engine, "oracle", num_drafts)
+    check_bite(engine, method, num_drafts)
 
 
 @pytest.mark.parametrize("strategy", ["topp", "target_match"])
