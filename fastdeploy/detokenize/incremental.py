@@ -27,24 +27,28 @@ class IncrementalDetokenizer:
     ) -> None:
         """Start after `prompt_token_ids`, of which only the last few are looked at."""
         make = _ByteStream if tokenizer.is_byte_level else _WindowStream
+        self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._stream: _ByteStream | _WindowStream = make(tokenizer, self._context(tokenizer, prompt_token_ids))
+        self._stream: _ByteStream | _WindowStream = make(tokenizer, self._context(prompt_token_ids))
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Append tokens; return the text that is certain now and was not before."""
-        return self._stream.push([token_id for token_id in token_ids if token_id not in self._skipped])
+        return self._stream.push([token_id for token_id in token_ids if self._has_text(token_id)])
 
     def flush(self) -> str:
         """Return what was held back, at the end."""
         return self._stream.flush()
 
-    def _context(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> list[int]:
+    def _has_text(self, token_id: int) -> bool:
+        return token_id not in self._skipped and self._tokenizer.knows(token_id)
+
+    def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """Return the end of the prompt, beginning at a token that begins a character."""
         tail: list[int] = []
         for token_id in reversed(prompt_token_ids):
-            if token_id not in self._skipped:
+            if self._has_text(token_id):
                 tail.append(token_id)
-                if len(tail) >= NUM_CONTEXT_TOKENS and not tokenizer.is_byte_fallback(token_id):
+                if len(tail) >= NUM_CONTEXT_TOKENS and not self._tokenizer.is_byte_fallback(token_id):
                     break
         return tail[::-1]
 

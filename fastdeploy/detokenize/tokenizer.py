@@ -113,6 +113,10 @@ class Tokenizer:
             return bytes(table[char] for char in token)
         return bytes(token.encode("utf-8"))
 
+    def knows(self, token_id: int) -> bool:
+        """Return True for ids that stand for a token; the ids below `vocab_size` may have gaps."""
+        return bool(self.token_bytes(token_id)) or self._backend.id_to_token(token_id) is not None
+
     def is_byte_fallback(self, token_id: int) -> bool:
         """Return True for tokens that stand for one byte each (`<0xE4>`) in vocabularies with byte fallback."""
         token = self._backend.id_to_token(token_id)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastdeploy.detokenize.incremental import IncrementalDetokenizer
@@ -44,6 +44,7 @@ def test_any_byte_level_tokens_equal_the_whole_decode_even_if_they_are_no_text(
     assert "".join(stream("byte_level", [], token_ids, cuts)) == make_tokenizer("byte_level").decode(token_ids)
 
 
+@example(token_ids=[4, 180, 180, 180, 180, 180, 180, 74])  # ids without a token between two that have one
 @given(
     token_ids=st.lists(st.integers(0, 300), max_size=40).map(lambda ids: [token_id for token_id in ids if token_id > 0])
 )

@@ -83,7 +83,7 @@ def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Pa
         assert server.stdout.count("Ready: http://127.0.0.1:") == 1
         assert "6400 tokens" in server.stdout and "speculation  off" in server.stdout
         assert "note: --enable-logprob True has no effect: log-probabilities are always there" in server.stdout
-        assert "weights 50%" in server.stderr
+        until(lambda: "weights 50%" in server.stderr, "progress is on stderr")
         assert server.get("/version").json()["version"]
 
 
