@@ -166,11 +166,11 @@ class EngineClient:
             self.abort(request_id)
 
     async def close(self) -> None:
-        """End the engine process, by force if it takes longer than a few seconds, and clean up."""
+        """End the engine process, by force if it is still loading or takes longer than a few seconds, and clean up."""
         self._closing = True
         if self._child.is_running:
             await self._send(messages.Shutdown())
-            await self._child.stop(SHUTDOWN_S)
+            await self._child.stop(SHUTDOWN_S if self.ready is not None else 0.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

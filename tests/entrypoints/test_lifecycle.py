@@ -203,6 +203,13 @@ def test_killed_engine_ends_every_stream_with_a_typed_error_and_the_server_with_
         assert "fastdeploy: error: the engine process ended with status -9; the last lines of its log:" in server.stderr
 
 
+def test_engine_does_not_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
+    with mock_server(tmp_path, step_s=0.02) as server:
+        [engine] = server.engine_pids()
+        server.process.kill()
+        until(lambda: is_gone(engine), "the engine is gone")
+
+
 def test_poisoned_request_shows_the_engine_s_last_words(tmp_path: Path) -> None:
     with mock_server(tmp_path, die_at_token=300) as server:
         answer = server.post("/v1/completions", {**COMPLETION, "prompt": [300]})

@@ -118,6 +118,18 @@ def test_logprobs_are_those_of_plain_decoding(plain: ServerProcess, ngram: Serve
     assert left.token_logprobs == right.token_logprobs
 
 
+def test_prompt_logprobs_speak_of_the_prompt_s_own_tokens(ngram: ServerProcess) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 2, "prompt_logprobs": 2, "return_token_ids": True}
+    choice = ngram.post("/v1/completions", body).json()["choices"][0]
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None
+    assert len(rest) == len(choice["prompt_token_ids"]) - 1
+    for token_id, entry in zip(choice["prompt_token_ids"][1:], rest, strict=True):
+        own = entry[str(token_id)]
+        better = sum(other["logprob"] > own["logprob"] for other in entry.values())
+        assert own["rank"] > better and own["logprob"] < 0
+
+
 def test_speculation_of_one_request_is_reported_and_can_be_switched_off(ngram: ServerProcess) -> None:
     body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "collect_metrics": True}
     used = ngram.post("/v1/completions", body).json()["choices"][0]
