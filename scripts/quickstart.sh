@@ -5,6 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 show_how_to_ask() { # pass the server's output on; after its ready line, say what to paste
     local line url
+    trap '' INT TERM # Ctrl-C is for the server; this ends when the server's output does
     while IFS= read -r line; do
         echo "$line"
         if [[ "$line" == "Ready: "* ]]; then
