@@ -40,9 +40,7 @@ FD_API int64_t fd_ngram_propose_batch(void* index, const int32_t* slots, const i
     const fd::Proposal found = sequence->propose(caps[i]);
     counts[i] = found.num_tokens;
     match_lens[i] = found.match_len;
-    if (found.num_tokens > 0) {
-      std::memcpy(drafts + i * stride, sequence->tokens().data() + found.first, sizeof(int32_t) * found.num_tokens);
-    }
+    sequence->write(found, drafts + i * stride);
   }
   return 0;
 }

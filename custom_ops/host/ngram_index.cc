@@ -104,9 +104,15 @@ Proposal NgramSequence::propose(int32_t cap) const {
   for (auto table = tables_.rbegin(); table != tables_.rend() && cap > 0; ++table) {
     if (table->n() > length) continue;
     const int32_t end = table->find(tokens_, hash_of(tokens_, table->n(), length - 1), length - 1);
-    if (end >= 0) return {table->n(), end + 1, std::min(cap, length - 1 - end)};
+    if (end >= 0) return {table->n(), end + 1, cap};
   }
   return {};
+}
+
+// A match that reaches the end of the text has found a repetition: what follows is guessed to repeat with its period.
+void NgramSequence::write(const Proposal& proposal, int32_t* out) const {
+  const int32_t period = static_cast<int32_t>(tokens_.size()) - proposal.first;
+  for (int32_t i = 0; i < proposal.num_tokens; ++i) out[i] = tokens_[proposal.first + i % period];
 }
 
 int64_t NgramSequence::num_bytes() const {

@@ -48,7 +48,7 @@ class PositionTable {
 struct Proposal {
   int32_t match_len = 0;   // tokens of the suffix that was found, 0 if none
   int32_t first = 0;       // position of the first proposed token
-  int32_t num_tokens = 0;  // tokens[first .. first + num_tokens)
+  int32_t num_tokens = 0;  // tokens[first], tokens[first + 1], ... and from the end of the text again from `first` on
 };
 
 class NgramSequence {
@@ -56,6 +56,7 @@ class NgramSequence {
   NgramSequence(int min_n, int max_n);
   void extend(const int32_t* tokens, int64_t num_tokens);
   Proposal propose(int32_t cap) const;
+  void write(const Proposal& proposal, int32_t* out) const;
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int64_t num_bytes() const;
   std::string check_integrity() const;  // "" or what is wrong

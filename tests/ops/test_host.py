@@ -17,11 +17,17 @@ CAP = 6
 
 
 def oracle(tokens: list[int], min_n: int, max_n: int, cap: int) -> tuple[list[int], int]:
-    """Return (continuation, match length) by trying every length and every earlier place, latest first."""
+    """Return (continuation, match length) by trying every length and every earlier place, latest first.
+
+    The continuation reads on into itself where it passes the end of the text.
+    """
     for n in range(min(max_n, len(tokens) - 1), min_n - 1, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
-                return tokens[end : end + cap], n
+                text = list(tokens)
+                while len(text) < end + cap:
+                    text.append(text[end + len(text) - len(tokens)])
+                return text[end : end + cap], n
     return [], 0
 
 
@@ -98,10 +104,12 @@ def test_a_match_may_cross_from_prompt_to_output() -> None:
     assert propose(index, 0, 3) == ([4, 9, 1], 4)
 
 
-def test_a_match_may_overlap_the_suffix() -> None:
+def test_a_match_may_overlap_the_suffix_and_its_repetition_goes_on() -> None:
     index = NgramIndex(1, 3)
     index.start(0, [5, 5, 5, 5])
-    assert propose(index, 0) == ([5], 3)
+    index.start(1, [1, 2, 3, 1, 2])
+    assert propose(index, 0, 4) == ([5, 5, 5, 5], 3)
+    assert propose(index, 1, 5) == ([3, 1, 2, 3, 1], 2)
 
 
 def test_equal_hashes_cannot_mislead_long_random_text() -> None:
