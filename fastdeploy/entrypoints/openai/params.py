@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fastdeploy.config.model_config import GenerationDefaults
@@ -69,6 +70,8 @@ def chat_params(asked: ChatCompletionRequest, defaults: GenerationDefaults, max_
 
 def _common(asked: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
     values = defaults.sampling_values()
+    if (asked.min_tokens or 0) > values.get("max_tokens", math.inf):
+        del values["max_tokens"]  # the folder's proposal gives way to what the client asks
     values.update({name: value for name in SAME_NAME if (value := getattr(asked, name)) is not None})
     values["logit_bias"] = _logit_bias(asked.logit_bias or {})
     values["bad_words_token_ids"] = _sequences(asked.bad_words_token_ids or [])
