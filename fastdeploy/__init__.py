@@ -4,6 +4,7 @@
 The names below are loaded on first use, so that importing the package costs nothing and never imports Paddle.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from fastdeploy.entrypoints.llm import LLM
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
+
+warnings.filterwarnings("ignore", message="No ccache found")  # importing Paddle says so; nothing here compiles with it
 
 _HOMES = {"LLM": "fastdeploy.entrypoints.llm", "SamplingParams": "fastdeploy.core.sampling_params"}
 
