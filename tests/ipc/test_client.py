@@ -237,7 +237,7 @@ def test_engine_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     engine_pid = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and _is_alive(engine_pid):
         time.sleep(0.05)
     assert not _is_alive(engine_pid)
