@@ -15,7 +15,8 @@ show_how_to_ask() { # pass the server's output on; after its ready line, say wha
 
 Try it:
   curl -s $url/completions -H 'Content-Type: application/json' \\
-    -d '{"model": "default", "prompt": "def read_lines(path):\n", "max_tokens": 64, "temperature": 0}'
+    -d '{"model": "default", "max_tokens": 64, "temperature": 0.6, "seed": 2,
+         "prompt": "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):"}'
 
 EOF
         fi
