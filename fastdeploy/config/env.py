@@ -17,14 +17,14 @@ class Env:
         debug: FD_DEBUG=1 shows tracebacks where one line would do.
         log_dir: FD_LOG_DIR, folder for log files; empty writes to stderr only.
         log_format: FD_LOG_FORMAT, text or json.
-        model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder.
+        model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder; HUGGINGFACE is the one available.
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
     """
 
     debug: bool = False
     log_dir: str = ""
     log_format: str = "text"
-    model_source: str = "AISTUDIO"
+    model_source: str = "HUGGINGFACE"
     api_keys: tuple[str, ...] = ()
 
 
@@ -40,6 +40,6 @@ def read_env() -> Env:
         debug=os.environ.get("FD_DEBUG", "") == "1",
         log_dir=os.environ.get("FD_LOG_DIR", ""),
         log_format=log_format,
-        model_source=os.environ.get("FD_MODEL_SOURCE", "AISTUDIO"),
+        model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
         api_keys=keys,
     )

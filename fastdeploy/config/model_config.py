@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from fastdeploy.config.env import read_env
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
@@ -317,6 +318,9 @@ def resolve_model_path(name: str, revision: str | None = None) -> str:
 
 def _download(name: str, revision: str | None) -> str:
     """Return the local snapshot of a hub repository, fetching what is missing."""
+    source = read_env().model_source
+    if source != "HUGGINGFACE":
+        raise ConfigError("FD_MODEL_SOURCE", f"{source} is not available yet; {name} can come from HUGGINGFACE only")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

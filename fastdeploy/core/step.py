@@ -29,11 +29,6 @@ class StepPlan:
     num_verify_rows: IntArray  # [B] int32, 1 + num_drafts if the rows reach the last token, else 0
     num_prompt_rows: IntArray  # [B] int32, further rows whose logits are wanted for prompt log-probabilities
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the whole step."""
-        return int(self.num_scheduled.sum())
-
 
 @dataclass(frozen=True)
 class RequestResult:

@@ -174,7 +174,7 @@ def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, A
         "isa": ops.isa(),
         "tensor_parallel_size": 1,
         "operator_library": f"{ops.library_version()}+{ops.library_hash()}",
-        "exact": not config.speculative.is_lossy,
+        "exact": ops.is_exact() and not config.speculative.is_lossy,
     }
 
 

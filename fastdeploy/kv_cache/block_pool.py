@@ -58,10 +58,6 @@ class BlockPool:
         """Return the block published under this hash."""
         return self._block_of.get(content_hash)
 
-    def is_free(self, block_id: int) -> bool:
-        """True if no request holds the block."""
-        return self._ref_counts[block_id] == 0
-
     def check_integrity(self, held: dict[int, int]) -> None:
         """Raise AssertionError unless reference counts equal `held` (block id -> holders) and the index is sound."""
         for block_id, count in enumerate(self._ref_counts):

@@ -223,3 +223,10 @@ def test_a_hub_name_without_a_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPa
 def test_reading_a_configuration_does_not_import_paddle() -> None:
     code = "import sys, fastdeploy.config.model_config; sys.exit('paddle' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_hub_that_is_not_available_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_MODEL_SOURCE", "AISTUDIO")
+    with pytest.raises(ConfigError, match="AISTUDIO is not available yet") as caught:
+        resolve_model_path("someone/some-model")
+    assert caught.value.field == "FD_MODEL_SOURCE"
