@@ -99,6 +99,8 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
         "seed",
         "logprobs_mode",
         "generation_config",
+        "reasoning_parser",
+        "guided_decoding_backend",
     )
     cache = _pick(values, "block_size", "kv_cache_memory", "enable_prefix_caching")
     if "num_gpu_blocks_override" in values:

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.reasoning import REASONING_FORMATS
 
 DTYPES = ("auto", "bfloat16", "float32")
 LOAD_CHOICES = ("default_v1", "dummy")
+GUIDED_DECODING_BACKENDS = ("auto", "llguidance", "off")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 BLOCK_SIZE_MULTIPLE = 16
 
@@ -68,6 +70,8 @@ class EngineConfig:
         max_model_len: most tokens of prompt and output together, capped by the model.
         seed: the server's seed, from which requests without one draw theirs; None draws at random.
         logprobs_mode: raw_logprobs (before any processing) or processed_logprobs.
+        reasoning_parser: name of the model's reasoning format (core.reasoning); empty: the model does not reason.
+        guided_decoding_backend: auto and llguidance serve structured output, off refuses it.
         generation_config: auto reads end tokens and sampling defaults from generation_config.json; none ignores it.
     """
 
@@ -80,6 +84,8 @@ class EngineConfig:
     seed: int | None = None
     logprobs_mode: str = "raw_logprobs"
     generation_config: str = "auto"
+    reasoning_parser: str = ""
+    guided_decoding_backend: str = "auto"
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
@@ -90,6 +96,9 @@ class EngineConfig:
         _check_choice("load_choices", self.load_choices, LOAD_CHOICES)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("generation_config", self.generation_config, ("auto", "none"))
+        _check_choice("guided_decoding_backend", self.guided_decoding_backend, GUIDED_DECODING_BACKENDS)
+        if self.reasoning_parser:
+            _check_choice("reasoning_parser", self.reasoning_parser, tuple(REASONING_FORMATS))
         _check_positive("max_model_len", self.max_model_len)
         if not self.scheduler.enable_chunked_prefill and self.scheduler.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(

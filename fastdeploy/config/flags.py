@@ -86,6 +86,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("seed", "int", "seed from which requests without one draw theirs (default: random)"),
     Flag("speculative_config", "json", 'speculation, such as \'{"method": "ngram", "num_speculative_tokens": 5}\''),
     Flag("logprobs_mode", "str", "raw_logprobs or processed_logprobs (default: raw_logprobs)"),
+    Flag(
+        "reasoning_parser", "str", "format of the model's reasoning: qwen3, deepseek_r1, ernie-x1, ... (default: none)"
+    ),
+    Flag(
+        "guided_decoding_backend", "str", "auto or llguidance allow structured output, off refuses it (default: auto)"
+    ),
     Flag("generation_config", "str", "auto reads generation_config.json, none ignores it (default: auto)"),
     # speculation in the older spelling of separate arguments
     Flag("speculative_model", "str", "older spelling: [ngram] is method ngram"),
@@ -107,6 +113,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _server("max_logprobs", "int", "most alternatives a request may ask for (default: 20)"),
     _server("chat_template", "str", "a template, or its file, that replaces the tokenizer's"),
+    _server("tool_call_parser", "str", "format of the model's tool calls: hermes, llama3_json, ... (default: none)"),
     _server("root_path", "str", "path under which a proxy serves this server"),
     _server("ssl_keyfile", "str", "private key for TLS"),
     _server("ssl_certfile", "str", "certificate for TLS"),
@@ -131,9 +138,6 @@ FLAGS: tuple[Flag, ...] = (
     _refused("enable_expert_parallel", "bool", neutral=(False,)),
     _refused("quantization"),
     _refused("swap_space", "float", neutral=(0.0,)),
-    _refused("guided_decoding_backend", neutral=("off", "auto")),
-    _refused("reasoning_parser"),
-    _refused("tool_call_parser"),
     _refused("graph_optimization_config", "json"),
     _refused("splitwise_role", reason=_SPLITWISE, neutral=("mixed",)),
     _refused("rdma_comm_ports", reason=_SPLITWISE),

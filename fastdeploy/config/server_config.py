@@ -24,6 +24,7 @@ class ServerConfig:
         timeout_graceful_shutdown: seconds that running requests may take after SIGTERM; 0 without limit.
         max_logprobs: most alternatives that a request may ask for.
         chat_template: source or file of a template that replaces the tokenizer's.
+        tool_call_parser: name of the model's format of tool calls; empty: tool calls are not looked for.
         root_path, ssl_keyfile, ssl_certfile: as uvicorn has them.
     """
 
@@ -38,6 +39,7 @@ class ServerConfig:
     timeout_graceful_shutdown: float = 0.0
     max_logprobs: int = MAX_LOGPROBS_LIMIT
     chat_template: str = ""
+    tool_call_parser: str = ""
     root_path: str = ""
     ssl_keyfile: str = ""
     ssl_certfile: str = ""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
+from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
 TokenArray = npt.NDArray[np.int32]
@@ -24,6 +25,8 @@ class GenerationRequest:
         prompt_token_ids: at least one token.
         params: sampling parameters; `params.seed` None lets the engine draw one.
         cache_salt: requests share cached prefixes only with those of the same salt.
+        priority: lower values start earlier; equals in order of arrival.
+        reasoning: where the prompt leaves the output, for models that reason.
         timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
     """
 
@@ -31,6 +34,8 @@ class GenerationRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0
+    reasoning: ReasoningState = ReasoningState.CLOSED
     timeout_s: float | None = None
 
 

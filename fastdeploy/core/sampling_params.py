@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
 
 GREEDY_TEMPERATURE = 1e-5  # below it the choice is the argmax
 MAX_STOP_STRINGS = 16
@@ -58,6 +59,10 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string in the text.
+        truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1: as many as fit the context.
+        reasoning_max_tokens: after so many tokens of reasoning its end marker is forced (needs a reasoning parser).
+        response_max_tokens: most tokens after the reasoning's end.
+        guided_decoding: the form that the output (after the reasoning) must have.
         speculative: what this request asks of speculation.
     """
 
@@ -82,6 +87,10 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
+    reasoning_max_tokens: int | None = None
+    response_max_tokens: int | None = None
+    guided_decoding: GuidedDecodingParams | None = None
     speculative: SpeculativeParams | None = None
 
     def __post_init__(self) -> None:
@@ -101,6 +110,11 @@ class SamplingParams:
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check_int("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for name, low in (("reasoning_max_tokens", 0), ("response_max_tokens", 1), ("truncate_prompt_tokens", -1)):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), low, 2**31 - 1)
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError("truncate_prompt_tokens", "expected -1 or at least 1, got 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
         self._check_lists()
@@ -117,6 +131,8 @@ class SamplingParams:
                 setattr(self, spec.name, fresh)
         if isinstance(self.speculative, dict):
             self.speculative = SpeculativeParams(**self.speculative)
+        if isinstance(self.guided_decoding, dict):
+            self.guided_decoding = GuidedDecodingParams(**self.guided_decoding)
 
     def _check_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -50,12 +50,23 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     speculative: dict[str, Any] | None = None
+    logits_processors_args: dict[str, Any] | None = None
+    # form of the output
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     # the rest
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     collect_metrics: bool = False
     request_id: str | None = None
     return_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    max_streaming_response_tokens: int | None = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -78,6 +89,15 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: str | None = None
+    disable_chat_template: bool = False
+    continue_final_message: bool = False
+    reasoning_max_tokens: int | None = None
+    response_max_tokens: int | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 WITHOUT_EFFECT = frozenset(
@@ -88,27 +108,8 @@ WITHOUT_EFFECT = frozenset(
 _OFF: tuple[Any, ...] = (False, [], {}, "", 0)
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "suffix": (NOT_YET, ("",)),
-    "response_format": ("structured output " + NOT_YET, ({"type": "text"},)),
-    "guided_json": ("structured output " + NOT_YET, ()),
-    "guided_regex": ("structured output " + NOT_YET, ()),
-    "guided_choice": ("structured output " + NOT_YET, ()),
-    "guided_grammar": ("structured output " + NOT_YET, ()),
-    "structural_tag": ("structured output " + NOT_YET, ()),
-    "tools": ("tool calling " + NOT_YET, ([],)),
-    "tool_choice": ("tool calling " + NOT_YET, ("none", "auto")),
-    "parallel_tool_calls": ("tool calling " + NOT_YET, (True, False)),
     "functions": ("tool calling " + NOT_YET, ([],)),
     "function_call": ("tool calling " + NOT_YET, ("none", "auto")),
-    "reasoning_effort": ("reasoning " + NOT_YET, ("none",)),
-    "reasoning_max_tokens": ("reasoning " + NOT_YET, ()),
-    "response_max_tokens": (NOT_YET, ()),
-    "chat_template": ("a template per request " + NOT_YET, ()),
-    "disable_chat_template": (NOT_YET, (False,)),
-    "continue_final_message": (NOT_YET, (False,)),
-    "truncate_prompt_tokens": (NOT_YET, ()),
-    "priority": (NOT_YET, (0,)),
-    "logits_processors_args": (NOT_YET, ({},)),
-    "max_streaming_response_tokens": (NOT_YET, ()),
     "service_tier": ("there is one tier", ("auto", "default")),
     "modalities": ("this server makes text only", (["text"],)),
     "audio": ("this server makes text only", ()),
