@@ -8,11 +8,13 @@ import ctypes
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -49,6 +51,16 @@ class EngineLike(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
+@dataclass
+class _InFlight:
+    """A request that some client waits for."""
+
+    client: bytes
+    num_open: int
+    cache_salt: str
+    num_tokens: int = 0
+
+
 class EngineServer:
     """Serves an engine on a ROUTER socket; several clients may speak, each gets the deltas of its own requests."""
 
@@ -57,7 +69,7 @@ class EngineServer:
         self._engine = engine
         self._socket = socket
         self._clients = set(clients)
-        self._owner: dict[str, tuple[bytes, int]] = {}  # request id -> client, choices still open
+        self._in_flight: dict[str, _InFlight] = {}
         self._stats_sent_s = 0.0
         self._stopping = False
 
@@ -84,6 +96,10 @@ class EngineServer:
                 self._add(client, request)
             case messages.AbortRequest(request_id):
                 self._emit(self._engine.abort(request_id))
+            case messages.AbortMany(ticket, request_ids, owner_salt):
+                self._abort_many(client, ticket, request_ids, owner_salt)
+            case messages.ClientGone(identity):
+                self._forget_client(identity)
             case messages.Hello():
                 self._clients.add(client)
                 self._send(client, self._ready())
@@ -98,20 +114,37 @@ class EngineServer:
         except QueueFullError as error:
             self._send(client, messages.Rejected(request.request_id, "full", "", str(error)))
         else:
-            self._owner[request.request_id] = (client, request.params.n)
+            self._in_flight[request.request_id] = _InFlight(client, request.params.n, request.cache_salt)
             self._stats_sent_s = 0.0  # the next step tells of it
+
+    def _abort_many(self, client: bytes, ticket: int, request_ids: list[str] | None, owner_salt: str) -> None:
+        named = None if request_ids is None else frozenset(request_ids)
+        ended = [
+            (request_id, one.num_tokens)
+            for request_id, one in self._in_flight.items()
+            if one.cache_salt.startswith(owner_salt) and (named is None or _is_named(request_id, named))
+        ]
+        for request_id, _ in ended:
+            self._emit(self._engine.abort(request_id))
+        self._send(client, messages.Aborted(ticket, ended))
+
+    def _forget_client(self, client: bytes) -> None:
+        for request_id in [name for name, one in self._in_flight.items() if one.client == client]:
+            self._emit(self._engine.abort(request_id))
+        self._clients.discard(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
         by_client: dict[bytes, list[TokenDelta]] = defaultdict(list)
         has_end = False
         for delta in deltas:
-            client, num_open = self._owner[delta.request_id]
-            by_client[client].append(delta)
+            request = self._in_flight[delta.request_id]
+            request.num_tokens += len(delta.token_ids)
+            by_client[request.client].append(delta)
             if delta.finish_reason is not None:
                 has_end = True
-                self._owner[delta.request_id] = (client, num_open - 1)
-                if num_open == 1:
-                    del self._owner[delta.request_id]
+                request.num_open -= 1
+                if request.num_open == 0:
+                    del self._in_flight[delta.request_id]
         if has_end or time.monotonic() - self._stats_sent_s > STATS_INTERVAL_S:
             self._send_stats()
         for client, own in by_client.items():
@@ -131,6 +164,10 @@ class EngineServer:
         return messages.Ready(engine.max_model_len, engine.vocab_size, engine.eos_token_ids, engine.describe())
 
 
+def _is_named(request_id: str, named: frozenset[str]) -> bool:
+    return request_id in named or re.sub(r"-\d+$", "", request_id) in named
+
+
 def main() -> int:
     """Run the process; return its exit status: 0 after a shutdown, 2 for a configuration that cannot be used."""
     parser = argparse.ArgumentParser()
@@ -144,7 +181,6 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=f"{LOG_MARK} %(levelname)s %(name)s: %(message)s")
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
         socket.set_hwm(0)  # a ROUTER drops what a full queue cannot take; a queue without limit loses nothing
         socket.bind(args.address)
         client = _wait_for_hello(socket)

@@ -1,71 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine as the API process sees it: a child process that takes requests and streams token deltas."""
+"""The engine as its owner sees it: a child process that is started, watched and ended."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-import zmq
-import zmq.asyncio
-
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.core.errors import ConfigError, EngineDeadError, FastDeployError, InvalidRequestError, QueueFullError
-from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.request import GenerationRequest
-from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import DEFAULT_FACTORY, EngineChild
-from fastdeploy.ipc.merge import merge_deltas
+from fastdeploy.ipc.connection import EngineConnection, OnProgress
 
 SHUTDOWN_S = 5.0
 LAST_WORDS_S = 0.1  # for messages that a process sent before it ended: a start-up error, the last deltas
 
-logger = logging.getLogger("fastdeploy.server")
 
-OnProgress = Callable[[str, float], None]
-
-
-class _Stream:
-    """What has arrived for one request and was not read yet; holds at most one delta per choice."""
-
-    def __init__(self, num_choices: int) -> None:
-        self.num_open = num_choices
-        self.is_abandoned = False
-        self.deltas: list[TokenDelta] = []
-        self.error: FastDeployError | None = None
-        self.arrived = asyncio.Event()
-
-    def put(self, delta: TokenDelta) -> None:
-        self.num_open -= delta.finish_reason is not None
-        merge_deltas(self.deltas, delta)
-        self.arrived.set()
-
-    def fail(self, error: FastDeployError) -> None:
-        self.error = error
-        self.arrived.set()
-
-    async def take(self) -> list[TokenDelta]:
-        """Wait for something, then return all of it."""
-        await self.arrived.wait()
-        self.arrived.clear()
-        taken, self.deltas = self.deltas, []
-        return taken
-
-
-class EngineClient:
-    """Starts the engine process and speaks with it; used from one event loop.
-
-    Attributes:
-        ready: what the engine said of itself once the model was loaded.
-        stats: its latest counters.
-        death: why the engine is gone, or None.
-    """
+class EngineClient(EngineConnection):
+    """Starts the engine process and speaks with it."""
 
     def __init__(self, config: EngineConfig, log_file: Path | None = None, factory: str = DEFAULT_FACTORY) -> None:
         """Prepare; nothing runs before `start`.
@@ -74,96 +27,34 @@ class EngineClient:
             log_file: where the engine's output goes; None keeps its last lines only.
             factory: `module:function` that makes the engine from its configuration.
         """
-        self.ready: messages.Ready | None = None
-        self.stats = EngineStats()
-        self.death: EngineDeadError | None = None
-        self._died = asyncio.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="fastdeploy-"))
-        self._address = f"ipc://{self._folder}/engine"
+        super().__init__(f"ipc://{self._folder}/engine")
         self._child = EngineChild(config, self._address, factory, log_file)
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.set_hwm(0)
-        self._socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
-        self._streams: dict[str, _Stream] = {}
-        self._started: asyncio.Future[messages.Ready] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
+
+    @property
+    def address(self) -> str:
+        """Where other processes can reach the engine."""
+        return self._address
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Start the process and wait until the model is loaded.
 
         Raises:
             ConfigError: the engine refuses its configuration.
-            EngineDeadError: it died while starting; the message carries the last lines of its log.
+            EngineDeadError: it died while starting; the message carries its exit status.
         """
-        self._on_progress = on_progress
-        self._started = asyncio.get_running_loop().create_future()
         await self._child.start()
-        self._socket.connect(self._address)
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
-        await self._send(messages.Hello())
-        self.ready = await self._started
-
-    @property
-    def num_requests(self) -> int:
-        """Requests in flight."""
-        return len(self._streams)
+        self._tasks.append(asyncio.create_task(self._watch()))
+        await super().start(on_progress)
 
     def log_tail(self) -> list[str]:
         """Return the last lines that the engine process wrote."""
         return list(self._child.tail)
 
-    async def wait_dead(self) -> None:
-        """Return when the engine has died (never after `close`)."""
-        await self._died.wait()
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
-        """Yield what the engine emitted since the last time, until every choice has ended.
-
-        Deltas of one choice that wait are merged, so that a slow reader costs no memory. Closing the iterator early
-        aborts the request: iterate under `contextlib.aclosing`.
-
-        Raises:
-            InvalidRequestError, QueueFullError: the engine did not take the request.
-            EngineDeadError: the engine is dead or dies meanwhile.
-        """
-        if self.death is not None:
-            raise self.death
-        if request.request_id in self._streams:
-            raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
-        stream = self._streams[request.request_id] = _Stream(request.params.n)
-        finished = False
-        try:
-            await self._send(messages.AddRequest(request))
-            while True:
-                deltas = await stream.take()
-                finished = stream.num_open == 0 or stream.error is not None
-                if deltas:
-                    yield deltas
-                if stream.error is not None:
-                    raise stream.error
-                if finished:
-                    return
-        finally:
-            if finished or self.death is not None:
-                del self._streams[request.request_id]
-            else:  # the id stays taken until the engine has let go of it
-                stream.is_abandoned = True
-                self._send_soon(messages.AbortRequest(request.request_id))
-
-    def abort(self, request_id: str) -> bool:
-        """Ask the engine to end a request; its stream ends with finish_reason abort. Return whether it is in flight."""
-        if request_id not in self._streams:
-            return False
-        self._send_soon(messages.AbortRequest(request_id))
-        return True
-
-    def abort_all(self) -> None:
-        """Ask the engine to end every request in flight."""
-        for request_id in list(self._streams):
-            self.abort(request_id)
+    def forget_client(self, identity: bytes) -> None:
+        """Tell the engine that another connection is gone: what it asked for is aborted."""
+        self._send_soon(messages.ClientGone(identity))
 
     async def close(self) -> None:
         """End the engine process, by force if it is still loading or takes longer than a few seconds, and clean up."""
@@ -171,71 +62,8 @@ class EngineClient:
         if self._child.is_running:
             await self._send(messages.Shutdown())
             await self._child.stop(SHUTDOWN_S if self.ready is not None else 0.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.close()
-        self._context.term()
+        await super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    async def _send(self, message: messages.ToEngine) -> None:
-        await self._socket.send(messages.encode(message))
-
-    def _send_soon(self, message: messages.ToEngine) -> None:
-        """Send without waiting, also while the caller is being cancelled: the queue takes it at once.
-
-        Not past the asynchronous socket: a plain send would eat the wake-up of a message that is waiting to be read.
-        """
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.send(messages.encode(message))
-
-    async def _receive(self) -> None:
-        try:
-            while True:
-                self._handle(messages.decode_to_client(await self._socket.recv()))
-        except Exception as error:  # nobody would be told anything any more
-            logger.exception("cannot read what the engine says")
-            self._die(f"the engine's messages cannot be read: {error}")
-
-    def _handle(self, message: messages.ToClient) -> None:
-        match message:
-            case messages.Deltas(deltas):
-                for delta in deltas:
-                    self._put(delta)
-            case messages.Stats(stats):
-                self.stats = stats
-            case messages.Rejected(request_id, kind, field, text):
-                error = QueueFullError(text) if kind == "full" else InvalidRequestError(field, text)
-                if request_id in self._streams:
-                    self._streams[request_id].fail(error)
-                    self._forget_abandoned(request_id)
-            case messages.Progress(what, fraction):
-                if self._on_progress is not None:
-                    self._on_progress(what, fraction)
-            case messages.Ready():
-                self._start_ends(message)
-            case messages.StartupFailed(field, text):
-                self._start_ends(ConfigError(field, text))
-
-    def _put(self, delta: TokenDelta) -> None:
-        stream = self._streams.get(delta.request_id)
-        if stream is None:
-            return
-        stream.put(delta)
-        if stream.num_open == 0:
-            self._forget_abandoned(delta.request_id)
-
-    def _forget_abandoned(self, request_id: str) -> None:
-        if self._streams[request_id].is_abandoned:
-            del self._streams[request_id]
-
-    def _start_ends(self, result: messages.Ready | FastDeployError) -> None:
-        if self._started is None or self._started.done():
-            return
-        if isinstance(result, FastDeployError):
-            self._started.set_exception(result)
-        else:
-            self._started.set_result(result)
 
     async def _watch(self) -> None:
         """Turn the end of the process into an error for everybody who waits for it."""
@@ -243,13 +71,4 @@ class EngineClient:
         if self._closing:
             return
         await asyncio.sleep(LAST_WORDS_S)
-        self._die(f"the engine process ended with status {status}")
-
-    def _die(self, reason: str) -> None:
-        if self.death is not None:
-            return
-        self.death = EngineDeadError(reason)
-        self._start_ends(self.death)
-        for stream in self._streams.values():
-            stream.fail(self.death)
-        self._died.set()
+        self.die(f"the engine process ended with status {status}")

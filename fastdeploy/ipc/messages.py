@@ -32,6 +32,24 @@ class AbortRequest(Message):
     request_id: str
 
 
+class AbortMany(Message):
+    """Client: end these requests, whoever asked for them, and answer `Aborted` with the same ticket.
+
+    An id also names the requests `ID-0`, `ID-1`, ...; None names all. Only requests whose `cache_salt` begins with
+    `owner_salt` are meant.
+    """
+
+    ticket: int
+    request_ids: list[str] | None
+    owner_salt: str
+
+
+class ClientGone(Message):
+    """Client: that other client is gone; end its requests and tell it nothing more."""
+
+    identity: bytes
+
+
 class Shutdown(Message):
     """Client: end the process."""
 
@@ -68,6 +86,13 @@ class Rejected(Message):
     message: str
 
 
+class Aborted(Message):
+    """Engine: the requests that an `AbortMany` ended, and how many tokens each had."""
+
+    ticket: int
+    num_tokens: list[tuple[str, int]]
+
+
 class Deltas(Message):
     """Engine: what a step emitted for this client's requests."""
 
@@ -80,8 +105,8 @@ class Stats(Message):
     stats: EngineStats
 
 
-ToEngine = Hello | AddRequest | AbortRequest | Shutdown
-ToClient = Progress | Ready | StartupFailed | Rejected | Deltas | Stats
+ToEngine = Hello | AddRequest | AbortRequest | AbortMany | ClientGone | Shutdown
+ToClient = Progress | Ready | StartupFailed | Rejected | Aborted | Deltas | Stats
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -25,6 +25,7 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.client import EngineClient
+from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.ipc.merge import merge_deltas
 from tests.mock_engine import FACTORY, next_token, save_mock_model
 
@@ -275,3 +276,79 @@ def test_deltas_of_one_choice_that_wait_are_joined() -> None:
     assert (joined.token_ids, joined.num_accepted_drafts, joined.finish_reason) == ([1, 2, 3, 4], 1, "stop")
     assert (joined.stop_reason, joined.seed, joined.prompt_logprobs) == (4, 9, [None])
     assert joined.logprobs is not None and [entry.token_id for entry in joined.logprobs] == [1, 2, 2, 4]
+
+
+@contextlib.asynccontextmanager
+async def connected(client: EngineClient, identity: bytes) -> AsyncIterator[EngineConnection]:
+    connection = EngineConnection(client.address, identity)
+    try:
+        await connection.start()
+        yield connection
+    finally:
+        await connection.close()
+
+
+def test_abort_requests_ends_what_is_named_through_any_connection_and_counts_its_tokens(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.01) as client, connected(client, b"other") as other:
+            names = ("a", "b-0", "b-1", "b-x", "c")
+            tasks = {name: asyncio.create_task(collect(client, request(name, max_tokens=300))) for name in names}
+            await until(lambda: client.stats.num_running == 5, "all run")
+            ended = dict(await other.abort_requests(["a", "b", "unknown"]))
+            assert ended.keys() == {"a", "b-0", "b-1"}
+            for name, num_tokens in ended.items():
+                deltas = (await tasks[name])[0]
+                assert (deltas[-1].finish_reason, len(tokens(deltas))) == ("abort", num_tokens)
+            assert {name for name, _ in await other.abort_requests(None)} == {"b-x", "c"}
+            await asyncio.gather(*tasks.values())
+            assert await client.abort_requests(None) == []
+
+    asyncio.run(scenario())
+
+
+def test_abort_requests_leaves_the_requests_of_other_owners_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.01) as client:
+            mine, theirs = request("mine", max_tokens=300), request("theirs", max_tokens=300)
+            mine.cache_salt, theirs.cache_salt = "key1-tenant", "key2-tenant"
+            tasks = [asyncio.create_task(collect(client, one)) for one in (mine, theirs)]
+            await until(lambda: client.stats.num_running == 2, "both run")
+            assert [name for name, _ in await client.abort_requests(["mine", "theirs"], "key1-")] == ["mine"]
+            assert (await tasks[0])[0][-1].finish_reason == "abort"
+            assert client.num_requests == 1
+            client.abort_all()
+            await tasks[1]
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_a_connection_that_is_gone_are_aborted_and_others_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.005) as client:
+            kept = asyncio.create_task(collect(client, request("kept", seed=1, max_tokens=100)))
+            async with connected(client, b"worker-1") as gone:
+                lost = asyncio.create_task(collect(gone, request("lost", max_tokens=300)))
+                await until(lambda: client.stats.num_running == 2, "both run")
+                client.forget_client(b"worker-1")
+                await until(lambda: client.stats.num_finished == {"abort": 1}, "the lost request is aborted")
+                lost.cancel()
+            assert len(tokens((await kept)[0])) == 100
+
+    asyncio.run(scenario())
+
+
+def test_death_of_the_engine_ends_a_wait_for_aborts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            process = client._child._process
+            assert process is not None
+            process.send_signal(signal.SIGSTOP)  # nothing is answered any more
+            waiting = asyncio.create_task(client.abort_requests(None))
+            await until(lambda: bool(client._answers), "the question is sent")
+            process.kill()
+            with pytest.raises(EngineDeadError):
+                await asyncio.wait_for(waiting, 30)
+            with pytest.raises(EngineDeadError):
+                await client.abort_requests(None)
+
+    asyncio.run(scenario())

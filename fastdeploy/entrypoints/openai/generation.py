@@ -13,7 +13,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import GenerationFailed
-from fastdeploy.ipc.client import EngineClient
+from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.ipc.merge import merge_deltas
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
 
@@ -59,7 +59,7 @@ class Generation:
     """One prompt with its n choices."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, recorder: RequestRecorder, request: GenerationRequest, at: int
+        self, client: EngineConnection, tokenizer: Tokenizer, recorder: RequestRecorder, request: GenerationRequest, at: int
     ) -> None:
         """Prepare to run `request`, the prompt number `at` of its HTTP request."""
         self.request = request
@@ -76,7 +76,7 @@ class Generation:
 
         Raises:
             GenerationFailed: the engine could not finish a choice.
-            InvalidRequestError, QueueFullError, EngineDeadError: as `EngineClient.generate`.
+            InvalidRequestError, QueueFullError, EngineDeadError: as `EngineConnection.generate`.
         """
         async with contextlib.aclosing(self._client.generate(self.request)) as stream:
             async for deltas in stream:

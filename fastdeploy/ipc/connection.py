@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to the engine process: sends requests, hands each its token deltas. Several processes may hold one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import zmq
+import zmq.asyncio
+
+from fastdeploy.core.errors import ConfigError, EngineDeadError, FastDeployError, InvalidRequestError, QueueFullError
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.stats import EngineStats
+from fastdeploy.ipc import messages
+from fastdeploy.ipc.merge import merge_deltas
+
+logger = logging.getLogger("fastdeploy.server")
+
+OnProgress = Callable[[str, float], None]
+
+
+class _Stream:
+    """What has arrived for one request and was not read yet; holds at most one delta per choice."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.num_open = num_choices
+        self.is_abandoned = False
+        self.deltas: list[TokenDelta] = []
+        self.error: FastDeployError | None = None
+        self.arrived = asyncio.Event()
+
+    def put(self, delta: TokenDelta) -> None:
+        self.num_open -= delta.finish_reason is not None
+        merge_deltas(self.deltas, delta)
+        self.arrived.set()
+
+    def fail(self, error: FastDeployError) -> None:
+        self.error = error
+        self.arrived.set()
+
+    async def take(self) -> list[TokenDelta]:
+        """Wait for something, then return all of it."""
+        await self.arrived.wait()
+        self.arrived.clear()
+        taken, self.deltas = self.deltas, []
+        return taken
+
+
+class EngineConnection:
+    """Speaks with an engine process that somebody else started; used from one event loop.
+
+    Attributes:
+        ready: what the engine said of itself once the model was loaded.
+        stats: its latest counters.
+        death: why the engine is gone, or None.
+    """
+
+    def __init__(self, address: str, identity: bytes = b"") -> None:
+        """Prepare; nothing is sent before `start`.
+
+        Args:
+            address: ZeroMQ address of the engine.
+            identity: name by which the engine's owner can speak of this connection; empty takes any.
+        """
+        self.ready: messages.Ready | None = None
+        self.stats = EngineStats()
+        self.death: EngineDeadError | None = None
+        self._died = asyncio.Event()
+        self._address = address
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
+        if identity:
+            self._socket.identity = identity
+        self._streams: dict[str, _Stream] = {}
+        self._tickets = itertools.count()
+        self._answers: dict[int, asyncio.Future[list[tuple[str, int]]]] = {}
+        self._started: asyncio.Future[messages.Ready] | None = None
+        self._on_progress: OnProgress | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, on_progress: OnProgress | None = None) -> None:
+        """Connect and wait until the model is loaded.
+
+        Raises:
+            ConfigError: the engine refuses its configuration.
+            EngineDeadError: it died while starting.
+        """
+        self._on_progress = on_progress
+        self._started = asyncio.get_running_loop().create_future()
+        self._socket.connect(self._address)
+        self._tasks.append(asyncio.create_task(self._receive()))
+        await self._send(messages.Hello())
+        self.ready = await self._started
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        return len(self._streams)
+
+    async def wait_dead(self) -> None:
+        """Return when the engine has died (never after `close`)."""
+        await self._died.wait()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
+        """Yield what the engine emitted since the last time, until every choice has ended.
+
+        Deltas of one choice that wait are merged, so that a slow reader costs no memory. Closing the iterator early
+        aborts the request: iterate under `contextlib.aclosing`.
+
+        Raises:
+            InvalidRequestError, QueueFullError: the engine did not take the request.
+            EngineDeadError: the engine is dead or dies meanwhile.
+        """
+        if self.death is not None:
+            raise self.death
+        if request.request_id in self._streams:
+            raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
+        stream = self._streams[request.request_id] = _Stream(request.params.n)
+        finished = False
+        try:
+            await self._send(messages.AddRequest(request))
+            while True:
+                deltas = await stream.take()
+                finished = stream.num_open == 0 or stream.error is not None
+                if deltas:
+                    yield deltas
+                if stream.error is not None:
+                    raise stream.error
+                if finished:
+                    return
+        finally:
+            if finished or self.death is not None:
+                del self._streams[request.request_id]
+            else:  # the id stays taken until the engine has let go of it
+                stream.is_abandoned = True
+                self._send_soon(messages.AbortRequest(request.request_id))
+
+    def abort(self, request_id: str) -> bool:
+        """Ask the engine to end a request; its stream ends with finish_reason abort. Return whether it is in flight."""
+        if request_id not in self._streams:
+            return False
+        self._send_soon(messages.AbortRequest(request_id))
+        return True
+
+    def abort_all(self) -> None:
+        """Ask the engine to end every request in flight."""
+        for request_id in list(self._streams):
+            self.abort(request_id)
+
+    async def abort_requests(self, request_ids: Sequence[str] | None, owner_salt: str = "") -> list[tuple[str, int]]:
+        """End requests, whichever connection they came through; their streams end with finish_reason abort.
+
+        Args:
+            request_ids: an id also names the requests `ID-0`, `ID-1`, ... that several prompts of one HTTP request
+                have; None ends all requests.
+            owner_salt: only requests whose `cache_salt` begins with it are ended.
+
+        Returns:
+            The id of each request ended and how many tokens its choices had by then.
+
+        Raises:
+            EngineDeadError: the engine is dead or dies meanwhile.
+        """
+        if self.death is not None:
+            raise self.death
+        ticket = next(self._tickets)
+        answer = self._answers[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(messages.AbortMany(ticket, None if request_ids is None else list(request_ids), owner_salt))
+            return await answer
+        finally:
+            del self._answers[ticket]
+
+    async def close(self) -> None:
+        """Leave; requests in flight go on unless they were aborted."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._socket.close()
+        self._context.term()
+
+    def die(self, reason: str) -> None:
+        """Fail everything in flight and everything to come: the engine is gone."""
+        if self.death is not None:
+            return
+        self.death = EngineDeadError(reason)
+        self._start_ends(self.death)
+        for stream in self._streams.values():
+            stream.fail(self.death)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(self.death)
+        self._died.set()
+
+    async def _send(self, message: messages.ToEngine) -> None:
+        await self._socket.send(messages.encode(message))
+
+    def _send_soon(self, message: messages.ToEngine) -> None:
+        """Send without waiting, also while the caller is being cancelled: the queue takes it at once.
+
+        Not past the asynchronous socket: a plain send would eat the wake-up of a message that is waiting to be read.
+        """
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send(messages.encode(message))
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._handle(messages.decode_to_client(await self._socket.recv()))
+        except Exception as error:  # nobody would be told anything any more
+            logger.exception("cannot read what the engine says")
+            self.die(f"the engine's messages cannot be read: {error}")
+
+    def _handle(self, message: messages.ToClient) -> None:
+        match message:
+            case messages.Deltas(deltas):
+                for delta in deltas:
+                    self._put(delta)
+            case messages.Stats(stats):
+                self.stats = stats
+            case messages.Rejected(request_id, kind, field, text):
+                error = QueueFullError(text) if kind == "full" else InvalidRequestError(field, text)
+                if request_id in self._streams:
+                    self._streams[request_id].fail(error)
+                    self._forget_abandoned(request_id)
+            case messages.Aborted(ticket, counts):
+                if ticket in self._answers and not self._answers[ticket].done():
+                    self._answers[ticket].set_result(counts)
+            case messages.Progress(what, fraction):
+                if self._on_progress is not None:
+                    self._on_progress(what, fraction)
+            case messages.Ready():
+                self._start_ends(message)
+            case messages.StartupFailed(field, text):
+                self._start_ends(ConfigError(field, text))
+
+    def _put(self, delta: TokenDelta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:
+            return
+        stream.put(delta)
+        if stream.num_open == 0:
+            self._forget_abandoned(delta.request_id)
+
+    def _forget_abandoned(self, request_id: str) -> None:
+        if self._streams[request_id].is_abandoned:
+            del self._streams[request_id]
+
+    def _start_ends(self, result: messages.Ready | FastDeployError) -> None:
+        if self._started is None or self._started.done():
+            return
+        if isinstance(result, FastDeployError):
+            self._started.set_exception(result)
+        else:
+            self._started.set_result(result)
