@@ -8,10 +8,10 @@
 
 namespace fd {
 
-#define FD_TABLE(path)                                                                                                 \
-  Kernels {                                                                                                            \
-    path::pack_linear, path::linear, path::rms_norm, path::swiglu, path::gather, path::rotary, path::append_attention, \
-        path::read_memory, path::multiply_registers                                                                    \
+#define FD_TABLE(path)                                                                                           \
+  Kernels {                                                                                                      \
+    path::pack_linear, path::linear, path::pack_quantized, path::linear_quantized, path::rms_norm, path::swiglu, \
+        path::gather, path::rotary, path::append_attention, path::read_memory, path::multiply_registers          \
   }
 
 const Kernels& kernels() {

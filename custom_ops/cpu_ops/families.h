@@ -6,17 +6,19 @@
 
 namespace fd {
 
-#define FD_DECLARE_PATH(path)                  \
-  namespace path {                             \
-  void pack_linear(const PackArgs&);           \
-  void linear(const LinearArgs&);              \
-  void rms_norm(const RmsNormArgs&);           \
-  void swiglu(const SwigluArgs&);              \
-  void gather(const GatherArgs&);              \
-  void rotary(const RotaryArgs&);              \
-  void append_attention(const AttentionArgs&); \
-  float read_memory(const void*, int64_t);     \
-  double multiply_registers(int64_t);          \
+#define FD_DECLARE_PATH(path)                        \
+  namespace path {                                   \
+  void pack_linear(const PackArgs&);                 \
+  void linear(const LinearArgs&);                    \
+  bool pack_quantized(const PackQuantizedArgs&);     \
+  void linear_quantized(const QuantizedLinearArgs&); \
+  void rms_norm(const RmsNormArgs&);                 \
+  void swiglu(const SwigluArgs&);                    \
+  void gather(const GatherArgs&);                    \
+  void rotary(const RotaryArgs&);                    \
+  void append_attention(const AttentionArgs&);       \
+  float read_memory(const void*, int64_t);           \
+  double multiply_registers(int64_t);                \
   }
 
 FD_DECLARE_PATH(portable)

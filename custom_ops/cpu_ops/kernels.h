@@ -35,6 +35,40 @@ struct LinearArgs {
   DType dtype, out_dtype;
 };
 
+// Weights held as integers; w8a8 and w4a8 quantize the rows as well. The order is that of QUANTIZATIONS in
+// ops/linear.py.
+enum class Quantization { kWint8, kWint4, kW8a8, kW4a8 };
+
+constexpr int64_t kGroup = 128;         // k that share a scale in the formats of four bits; in the others all do
+constexpr int64_t kMaxInt8K = 1 << 16;  // beyond it a sum of int8 products may leave int32
+
+constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
+
+// Bytes of the scales that open a panel, and of the panel: blocks of 64 bytes hold eight k of four bits or four k of
+// eight, for sixteen outputs. A scale per group is bf16, a scale per output fp32.
+constexpr int64_t scale_bytes(Quantization q, int64_t k) {
+  return has_four_bits(q) ? ((k + kGroup - 1) / kGroup * 2 * kPanel + 63) / 64 * 64 : 4 * kPanel;
+}
+constexpr int64_t block_k(Quantization q) { return has_four_bits(q) ? 8 : 4; }
+constexpr int64_t quantized_panel_bytes(Quantization q, int64_t k) {
+  return scale_bytes(q, k) + (k + block_k(q) - 1) / block_k(q) * 64;
+}
+constexpr int64_t quantized_size(Quantization q, int64_t n, int64_t k) {
+  return (n + kPanel - 1) / kPanel * quantized_panel_bytes(q, k);
+}
+
+struct PackQuantizedArgs {
+  const uint16_t* weight;  // bf16 [n, k]
+  uint8_t* packed;         // [quantized_size(quantization, n, k)], 64-byte aligned
+  int64_t n, k;
+  Quantization quantization;
+};
+
+// As LinearArgs, with bf16 rows and bias, and `packed` from pack_quantized.
+struct QuantizedLinearArgs : LinearArgs {
+  Quantization quantization;
+};
+
 // out[m, :] = x[m, :] / sqrt(mean(x[m, :]^2) + eps) * weight
 struct RmsNormArgs {
   const void* x;
@@ -106,6 +140,8 @@ struct AttentionArgs {
 struct Kernels {
   void (*pack_linear)(const PackArgs&);
   void (*linear)(const LinearArgs&);
+  bool (*pack_quantized)(const PackQuantizedArgs&);  // false: a weight is not finite
+  void (*linear_quantized)(const QuantizedLinearArgs&);
   void (*rms_norm)(const RmsNormArgs&);
   void (*swiglu)(const SwigluArgs&);
   void (*gather)(const GatherArgs&);

@@ -3,45 +3,25 @@
 #include <utility>
 
 #include "common/scratch.h"
-#include "common/threads.h"
-#include "cpu_ops/dot.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/linear_tiles.h"
 
 namespace fd {
 namespace FD_ISA {
 namespace {
-
-constexpr int64_t kMaxTilePanels = 16;         // outputs / 16 that a thread takes at a time, at most
-constexpr int64_t kTileBlocks = 16;            // blocks of rows that it takes with them, at most
-constexpr int64_t kTilesPerThread = 8;         // tiles per thread to aim at: a late thread holds back one of them
-constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it saves
-constexpr int64_t kMinParallelPack = 1 << 16;  // the same in inputs to pack
-constexpr int64_t kFetchSteps =
-    256;  // how far ahead a single stream is fetched; several streams the processor foresees
 
 // A tile's view of the arguments: raw rows and panels.
 template <class T>
 struct Problem {
   const LinearArgs& a;
   const T* packed;
-  int64_t steps, num_panels;
+  int64_t steps;
 
   explicit Problem(const LinearArgs& args)
-      : a(args),
-        packed(static_cast<const T*>(args.packed)),
-        steps((args.k + Step<T>::kSize - 1) / Step<T>::kSize),
-        num_panels((args.n + kPanel - 1) / kPanel) {}
+      : a(args), packed(static_cast<const T*>(args.packed)), steps((args.k + Step<T>::kSize - 1) / Step<T>::kSize) {}
 
   int64_t row_size() const { return steps * Step<T>::kSize; }
   int64_t panel_size() const { return (a.k + 1) / 2 * 2 * kPanel; }
-};
-
-// The rows, cut into blocks of nearly equal height. The rows of a block share each load of a weight, so that the
-// weights of up to kColumnRows rows are read once.
-struct Blocks {
-  int64_t rows, count;
-  explicit Blocks(int64_t num_rows) : rows(num_rows), count((num_rows + kColumnRows - 1) / kColumnRows) {}
-  int64_t begin(int64_t block) const { return block * rows / count; }
 };
 
 // Copies the rows of a block into the order in which the kernel reads them, [steps][rows]: one stream instead of many
@@ -63,25 +43,6 @@ void pack_rows(const T* x, int64_t rows, int64_t k, T* packed) {
   }
 }
 
-// Adds bias and residual in fp32 and rounds once: the 16 outputs from `column` of one row.
-template <class T, class Out>
-FD_INLINE void finish(const LinearArgs& a, F16 acc, int64_t row, int64_t column) {
-  const T* bias = static_cast<const T*>(a.bias);
-  const int64_t at = row * a.n + column;
-  const Out* residual = static_cast<const Out*>(a.residual);
-  Out* out = static_cast<Out*>(a.out) + at;
-  const int width = static_cast<int>(a.n - column < kPanel ? a.n - column : kPanel);
-  if (width == kPanel) {
-    if (bias != nullptr) acc = add(acc, load_as_float(bias + column));
-    if (residual != nullptr) acc = add(acc, load_as_float(residual + at));
-    store_rounded(out, acc);
-  } else {
-    if (bias != nullptr) acc = add(acc, load_first(bias + column, width));
-    if (residual != nullptr) acc = add(acc, load_first(residual + at, width));
-    store_first(out, acc, width);
-  }
-}
-
 // One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order.
 template <int MR, int NV, class T>
 void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
@@ -89,7 +50,7 @@ void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
   const T *panels[NV], *ahead[NV];
   for (int v = 0; v < NV; ++v) {
     panels[v] = p.packed + (panel + v) * p.panel_size();
-    ahead[v] = panels[v] + kFetchSteps * kStepSize<T>;
+    ahead[v] = panels[v] + kFetchBytes / static_cast<int64_t>(sizeof(T));
   }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
@@ -98,8 +59,7 @@ void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
   for (int r = 0; r < MR; ++r) {
     for (int v = 0; v < NV; ++v) {
       const int64_t column = (panel + v) * kPanel;
-      p.a.out_dtype == DType::kFloat32 ? finish<T, float>(p.a, acc[r][v], row + r, column)
-                                       : finish<T, uint16_t>(p.a, acc[r][v], row + r, column);
+      finish<T>(p.a, acc[r][v], row + r, column);
     }
   }
 }
@@ -141,18 +101,11 @@ void linear_typed(const LinearArgs& a) {
   const Problem<T> p(a);
   const Blocks blocks(a.rows);
   const T* x = packed_rows(p, blocks);
-  const int64_t share = p.num_panels / (num_threads() * kTilesPerThread);
-  const int64_t tile_panels = share < 1 ? 1 : share < kMaxTilePanels ? share : kMaxTilePanels;
-  const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
-  const int64_t tiles = (p.num_panels + tile_panels - 1) / tile_panels * row_tiles;
-  parallel_for(tiles, a.rows * a.n * a.k >= kMinParallelWork, [&](int64_t tile) {
-    const int64_t panel = tile / row_tiles * tile_panels, block = tile % row_tiles * kTileBlocks;
-    const int64_t last = panel + tile_panels < p.num_panels ? panel + tile_panels : p.num_panels;
-    const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;
-    for (int64_t b = block; b < end; ++b) {
+  for_each_tile(a, blocks, [&](const Tile& tile) {
+    for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);
       any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p,
-                     x + row * p.row_size(), row, panel, last);
+                     x + row * p.row_size(), row, tile.panel, tile.last);
     }
   });
 }

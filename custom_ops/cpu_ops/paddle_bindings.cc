@@ -44,6 +44,42 @@ void linear(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor
   fd::launch(args);
 }
 
+fd::Quantization quantization_at(const char* op, int64_t index) {
+  require(index >= 0 && index <= static_cast<int64_t>(fd::Quantization::kW4a8), op, "quantization", "0..3", index);
+  return static_cast<fd::Quantization>(index);
+}
+
+void pack_quantized(const Tensor& weight, Tensor& packed, int64_t quantization) {
+  constexpr const char* op = "pack_linear";
+  const fd::Quantization kind = quantization_at(op, quantization);
+  const Argument source{op, "weight", weight}, target{op, "packed", packed};
+  source.is(paddle::DataType::BFLOAT16).shaped({-1, -1});
+  const int64_t n = source.size(0), k = source.size(1);
+  require(kind != fd::Quantization::kW8a8 || k <= fd::kMaxInt8K, op, "weight", "at most 65536 in_features", k);
+  target.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k)});
+  if (!fd::kernels().pack_quantized({source.data<uint16_t>(), target.data<uint8_t>(), n, k, kind}))
+    fd::refuse(op, "weight", "finite values", "NaN or infinity");
+}
+
+void linear_quantized(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
+                      const paddle::optional<Tensor>& residual, Tensor& out, int64_t n, int64_t k, int64_t quantization,
+                      int64_t num_rows) {
+  constexpr const char* op = "linear";
+  const fd::Quantization kind = quantization_at(op, quantization);
+  const Argument input{op, "x", x}, weight{op, "weight", packed}, output{op, "out", out};
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  input.is(paddle::DataType::BFLOAT16).holds({num_rows, k});
+  weight.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k)});
+  output.holds({num_rows, n});
+  fd::QuantizedLinearArgs args{};
+  static_cast<fd::LinearArgs&>(args) = {input.data(), weight.data(), nullptr, nullptr, output.data(), num_rows, n, k,
+                                        input.real(), output.real()};
+  args.bias = optional_data(op, "bias", bias, x.dtype(), {n});
+  args.residual = optional_data(op, "residual", residual, out.dtype(), {num_rows, n});
+  args.quantization = kind;
+  fd::launch(args);
+}
+
 void rms_norm(const Tensor& x, const Tensor& weight, Tensor& out, int64_t num_rows, float eps) {
   constexpr const char* op = "rms_norm";
   const Argument input{op, "x", x}, scale{op, "weight", weight}, output{op, "out", out};
@@ -172,6 +208,20 @@ PD_BUILD_OP(fd_linear)
     .Attrs({"n: int64_t", "k: int64_t", "num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(linear));
+
+PD_BUILD_OP(fd_pack_quantized)
+    .Inputs({"weight", "packed"})
+    .Outputs({"packed_"})
+    .Attrs({"quantization: int64_t"})
+    .SetInplaceMap({{"packed", "packed_"}})
+    .SetKernelFn(PD_KERNEL(pack_quantized));
+
+PD_BUILD_OP(fd_linear_quantized)
+    .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), "out"})
+    .Outputs({"out_"})
+    .Attrs({"n: int64_t", "k: int64_t", "quantization: int64_t", "num_rows: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(linear_quantized));
 
 PD_BUILD_OP(fd_rms_norm)
     .Inputs({"x", "weight", "out"})

@@ -47,6 +47,7 @@ void check(const GatherArgs& a) {
 
 struct Perform {
   void operator()(const LinearArgs& a) const { kernels().linear(a); }
+  void operator()(const QuantizedLinearArgs& a) const { kernels().linear_quantized(a); }
   void operator()(const RmsNormArgs& a) const { kernels().rms_norm(a); }
   void operator()(const SwigluArgs& a) const { kernels().swiglu(a); }
   void operator()(const GatherArgs& a) const {

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers over weights that are packed once, at load, into the order in which the kernel streams them."""
+"""Linear layers over weights that are packed once, at load, into the order in which the kernel streams them.
+
+`wint8`, `wint4`, `w8a8` and `w4a8` hold integers and scales instead of bf16. Eight bits: codes -127..127 with the scale
+absmax / 127 per output. Four bits: codes -8..7 with a bf16 scale per output and group of 128 inputs, of seven
+candidates that with the least squared error. `wint8` and `wint4` multiply the codes by bf16 inputs and add in fp32;
+`w8a8` and `w4a8` also quantize each row of inputs to -127..127 with its scale absmax / 127 and add integers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +18,9 @@ from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.reference import linear as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 
+QUANTIZATIONS = ("wint8", "wint4", "w8a8", "w4a8")  # the order of Quantization in custom_ops/cpu_ops/kernels.h
+NO_QUANTIZATION = "none"
+GROUP = 128  # inputs that share a scale in the formats of four bits
 _PANEL = 16  # outputs of one packed panel: kPanel of custom_ops/cpu_ops/kernels.h
 
 
@@ -24,7 +33,8 @@ class PackedLinear:
         bias: [out_features] or None.
         in_features: K.
         out_features: N.
-        dtype: "bfloat16" or "float32", of weight, bias and input.
+        dtype: "bfloat16" or "float32", of bias and input, and of the weight unless it is quantized.
+        quantization: "none" or one of QUANTIZATIONS.
     """
 
     data: paddle.Tensor
@@ -32,19 +42,30 @@ class PackedLinear:
     in_features: int
     out_features: int
     dtype: str
+    quantization: str = NO_QUANTIZATION
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a step reads of it."""
+        biases = 0 if self.bias is None else self.bias.nbytes
+        return int(self.data.nbytes + biases)
 
 
-def pack_linear(weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> PackedLinear:
+def pack_linear(
+    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = NO_QUANTIZATION
+) -> PackedLinear:
     """Pack a weight for the selected backend.
 
     Args:
         weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside.
         bias: [out_features], dtype of weight.
+        quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
 
     Raises:
-        ValueError: a shape or dtype that does not fit.
+        ValueError: a shape, dtype or quantization that does not fit; a weight to quantize that is not finite.
     """
-    packed: PackedLinear = _PACK_LINEAR.run(weight, bias)
+    _check_weight(weight, bias, quantization)
+    packed: PackedLinear = _PACK_LINEAR.run(weight, bias, quantization)
     return packed
 
 
@@ -53,8 +74,9 @@ def linear(
 ) -> None:
     """Write out = x @ weight.T + bias + residual for the first `num_rows` rows.
 
-    Every output is one fp32 accumulation over in_features in order; bias and residual are added in fp32, in this order,
-    and the sum is rounded once. A row's result does not depend on num_rows.
+    Every output is one fp32 accumulation over in_features in order (with a quantized weight, of codes over each group,
+    scaled and added to those before); bias and residual are added in fp32, in this order, and the sum is rounded once.
+    A row's result does not depend on num_rows.
 
     Args:
         x: [cap, in_features], dtype of w.
@@ -69,18 +91,42 @@ def linear(
     _LINEAR.run(x, w, out, num_rows, residual)
 
 
-def _pack_cpu(weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> PackedLinear:
+def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantization: str) -> None:
     if weight.ndim != 2:
         raise ValueError(f"pack_linear: weight: expected [out_features, in_features], got {list(weight.shape)}")
-    n, k = weight.shape
+    n = weight.shape[0]
     if bias is not None and (list(bias.shape) != [n] or bias.dtype != weight.dtype):
         raise ValueError(f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
     if dtype_name(weight) not in ("bfloat16", "float32"):
         raise ValueError(f"pack_linear: weight: expected dtype bfloat16 or float32, got {dtype_name(weight)}")
-    size = (n + _PANEL - 1) // _PANEL * _PANEL * ((k + 1) // 2 * 2)
-    packed = allocate_streamed([size], dtype_name(weight))
-    run_native("fd_pack_linear", weight.contiguous(), packed)
-    return PackedLinear(packed, bias, k, n, dtype_name(weight))
+    if quantization == NO_QUANTIZATION:
+        return
+    if quantization not in QUANTIZATIONS:
+        expected = ", ".join((NO_QUANTIZATION, *QUANTIZATIONS))
+        raise ValueError(f"pack_linear: quantization: expected one of {expected}, got {quantization!r}")
+    if dtype_name(weight) != "bfloat16":
+        raise ValueError(f"pack_linear: weight: expected dtype bfloat16 for {quantization}, got {dtype_name(weight)}")
+
+
+def _pack_cpu(
+    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = NO_QUANTIZATION
+) -> PackedLinear:
+    n, k = weight.shape
+    num_panels = -(-n // _PANEL)
+    if quantization == NO_QUANTIZATION:
+        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype_name(weight))
+        run_native("fd_pack_linear", weight.contiguous(), packed)
+    else:
+        packed = allocate_streamed([num_panels * _quantized_panel_bytes(k, quantization)], "uint8")
+        run_native("fd_pack_quantized", weight.contiguous(), packed, QUANTIZATIONS.index(quantization))
+    return PackedLinear(packed, bias, k, n, dtype_name(weight), quantization)
+
+
+def _quantized_panel_bytes(k: int, quantization: str) -> int:
+    """Return the bytes of a panel: scales, then blocks of 64 bytes (quantized_panel_bytes of kernels.h)."""
+    if quantization in ("wint4", "w4a8"):
+        return -(-(-(-k // GROUP) * 2 * _PANEL) // 64) * 64 + -(-k // 8) * 64
+    return 4 * _PANEL + -(-k // 4) * 64
 
 
 def dtype_name(tensor: paddle.Tensor) -> str:
@@ -91,18 +137,27 @@ def dtype_name(tensor: paddle.Tensor) -> str:
 def _cpu(
     x: paddle.Tensor, w: PackedLinear, out: paddle.Tensor, num_rows: int, residual: paddle.Tensor | None = None
 ) -> None:
-    run_native("fd_linear", x, w.data, w.bias, residual, out, w.out_features, w.in_features, num_rows)
+    sizes = w.out_features, w.in_features
+    if w.quantization == NO_QUANTIZATION:
+        run_native("fd_linear", x, w.data, w.bias, residual, out, *sizes, num_rows)
+    else:
+        kind = QUANTIZATIONS.index(w.quantization)
+        run_native("fd_linear_quantized", x, w.data, w.bias, residual, out, *sizes, kind, num_rows)
 
 
 def _example(
-    dtypes: tuple[str, str], sizes: tuple[int, int, int], extras: bool, lookup: Lookup
+    dtypes: tuple[str, str],
+    sizes: tuple[int, int, int],
+    extras: bool,
+    lookup: Lookup,
+    quantization: str = NO_QUANTIZATION,
 ) -> Sequence[paddle.Tensor]:
     (dtype, out_dtype), (rows, n, k) = dtypes, sizes
     weight = random_rows(n, k, dtype, 6, scale=k**-0.5)
     bias = random_rows(1, n, dtype, 7).reshape([n]) if extras else None
     x, out = random_rows(rows + 1, k, dtype, 8), paddle.full([rows + 1, n], 7.0, out_dtype)
     residual = random_rows(rows + 1, n, out_dtype, 9) if extras else None
-    lookup("linear")(x, lookup("pack_linear")(weight, bias), out, rows, residual)
+    lookup("linear")(x, lookup("pack_linear")(weight, bias, quantization), out, rows, residual)
     return [out]
 
 
@@ -117,6 +172,16 @@ _LINEAR = register(
             partial(_example, dtypes, sizes, extras)
             for dtypes in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
             for sizes, extras in (((1, 64, 64), False), ((7, 80, 33), True), ((19, 150, 256), True), ((2, 3, 5), False))
+        ]
+        + [
+            partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization)
+            for quantization in QUANTIZATIONS
+            for out_dtype, sizes, extras in (
+                ("float32", (1, 64, 64), False),
+                ("bfloat16", (7, 80, 133), True),
+                ("float32", (40, 150, 300), True),
+                ("float32", (2, 3, 5), False),
+            )
         ],
     )
 )

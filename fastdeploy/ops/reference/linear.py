@@ -5,23 +5,31 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from fastdeploy.ops.reference.quantization import dequantized, quantized_rows
+
 if TYPE_CHECKING:
     from fastdeploy.ops.linear import PackedLinear
 
 
-def pack_linear(weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> "PackedLinear":
-    """As fastdeploy.ops.linear.pack_linear; the weight stays as it is."""
+def pack_linear(
+    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none"
+) -> "PackedLinear":
+    """As fastdeploy.ops.linear.pack_linear; the weight stays as it is, or is what its codes and scales stand for."""
     from fastdeploy.ops.linear import PackedLinear
 
     n, k = weight.shape
-    return PackedLinear(weight, bias, k, n, str(weight.dtype).removeprefix("paddle."))
+    data = weight if quantization == "none" else dequantized(weight.astype("float32"), quantization)
+    return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization)
 
 
 def linear(
     x: paddle.Tensor, w: "PackedLinear", out: paddle.Tensor, num_rows: int, residual: paddle.Tensor | None = None
 ) -> None:
     """As fastdeploy.ops.linear.linear, except that a row's rounding may depend on num_rows."""
-    total = paddle.matmul(x[:num_rows].astype("float32"), w.data.astype("float32"), transpose_y=True)
+    rows = x[:num_rows].astype("float32")
+    if w.quantization in ("w8a8", "w4a8"):
+        rows = quantized_rows(rows)
+    total = paddle.matmul(rows, w.data.astype("float32"), transpose_y=True)
     if w.bias is not None:
         total = total + w.bias.astype("float32")
     if residual is not None:

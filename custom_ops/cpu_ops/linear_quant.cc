@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers over weights of four and eight bits. Integers are multiplied as they are, in bf16 (wint8, wint4) or
+// with rows quantized to int8 (w8a8, w4a8); scales are applied to sums. An output is, whatever the number of rows,
+//   total = 0; for each group of k in order: total = fma(sum over the group in order, scale of the group, total)
+// times the row's scale where rows are quantized, then bias and residual.
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "common/scratch.h"
+#include "cpu_ops/families.h"
+#include "cpu_ops/linear_tiles.h"
+#include "cpu_ops/quant_rows.h"
+#include "cpu_ops/quant_units.h"
+
+namespace fd {
+namespace FD_ISA {
+namespace {
+
+// A format: how a block of weights becomes units, and what is summed.
+template <Quantization kQuantization>
+struct Format;
+
+struct PairFormat {
+  using Element = PairElement;
+  using Unit = PairUnit;
+  using Sum = F16;
+  static constexpr int kUnitK = 2;
+  FD_INLINE Sum start(int32_t) { return zero(); }
+  FD_INLINE F16 value(Sum sum) { return sum; }
+};
+
+struct QuadFormat {
+  using Element = QuadElement;
+  using Unit = QuadUnit;
+  using Sum = I16;
+  static constexpr int kUnitK = 4;
+  FD_INLINE Sum start(int32_t offset) { return splat_int(offset); }
+  FD_INLINE F16 value(Sum sum) { return to_float(sum); }
+};
+
+template <>
+struct Format<Quantization::kWint8> : PairFormat {
+  static constexpr int kUnits = 2;
+  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_wint8(block, units); }
+};
+
+template <>
+struct Format<Quantization::kWint4> : PairFormat {
+  static constexpr int kUnits = 4;
+  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_wint4(block, units); }
+};
+
+template <>
+struct Format<Quantization::kW8a8> : QuadFormat {
+  static constexpr int kUnits = 1;
+  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_w8a8(block, units); }
+};
+
+template <>
+struct Format<Quantization::kW4a8> : QuadFormat {
+  static constexpr int kUnits = 2;
+  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_w4a8(block, units); }
+};
+
+// Weights as they are stored.
+template <Quantization kQuantization>
+struct Stored : Format<kQuantization> {
+  static constexpr int kBlockBytes = 64;
+};
+
+// Units that a tile has made from its weights because several blocks of rows need them.
+template <Quantization kQuantization>
+struct Expanded : Format<kQuantization> {
+  using Unit = typename Format<kQuantization>::Unit;
+  static constexpr int kUnits = Format<kQuantization>::kUnits, kBlockBytes = kUnits * sizeof(Unit);
+  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { std::memcpy(units, block, kBlockBytes); }
+};
+
+// A tile's view of the arguments. Sizes in blocks of weights.
+template <Quantization kQuantization>
+struct Problem {
+  static constexpr bool kGrouped = has_four_bits(kQuantization);
+  using Element = typename Format<kQuantization>::Element;
+
+  const LinearArgs& a;
+  QuantizedRows<Element> rows;
+  int64_t num_blocks, num_groups, group_blocks, panel_bytes, header_bytes;
+
+  explicit Problem(const QuantizedLinearArgs& args)
+      : a(args),
+        num_blocks((args.k + block_k(kQuantization) - 1) / block_k(kQuantization)),
+        num_groups(kGrouped ? (args.k + kGroup - 1) / kGroup : 1),
+        group_blocks(kGrouped ? kGroup / block_k(kQuantization) : num_blocks),
+        panel_bytes(quantized_panel_bytes(kQuantization, args.k)),
+        header_bytes(scale_bytes(kQuantization, args.k)) {}
+
+  int64_t row_units() const { return num_blocks * Format<kQuantization>::kUnits; }
+  const uint8_t* panel(int64_t index) const { return static_cast<const uint8_t*>(a.packed) + index * panel_bytes; }
+  FD_INLINE F16 scale(const uint8_t* panel, int64_t group) {
+    if constexpr (kGrouped) return load_bf16(reinterpret_cast<const uint16_t*>(panel) + group * kPanel);
+    return load(reinterpret_cast<const float*>(panel));
+  }
+};
+
+// The panels that a block of rows meets at a time. A sum is a chain of additions that each wait for the last: few rows
+// need several panels to keep the processor busy.
+constexpr int panels_at_a_time(int rows) {
+#if defined(FD_ISA_AVX512)
+  return rows <= 2 ? 4 : rows <= 8 ? 2 : 1;
+#else
+  return rows == 1 ? 2 : 1;
+#endif
+}
+
+// One block of MR rows, the first of which is `row`, times NV panels. codes[v] are the panel's weights in the form of
+// Source, panels[v] its scales.
+template <int MR, int NV, class Source, Quantization kQuantization>
+void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* const (&codes)[NV]) {
+  const auto* x = p.rows.elements + row * p.row_units();
+  F16 total[MR][NV];
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) total[r][v] = zero();
+  for (int64_t group = 0, block = 0; group < p.num_groups; ++group) {
+    typename Source::Sum sum[MR][NV];
+    for (int r = 0; r < MR; ++r)
+      for (int v = 0; v < NV; ++v) sum[r][v] = Source::start(p.rows.start(row + r, group));
+    const int64_t end = block + p.group_blocks < p.num_blocks ? block + p.group_blocks : p.num_blocks;
+    for (; block < end; ++block) {
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) {
+        const uint8_t* weights = codes[v] + block * Source::kBlockBytes;
+        if (NV == 1) __builtin_prefetch(weights + kFetchBytes, 0, 2);
+        typename Source::Unit units[Source::kUnits];
+        Source::load(weights, units);
+#pragma GCC unroll 4
+        for (int u = 0; u < Source::kUnits; ++u)
+#pragma GCC unroll 32
+          for (int r = 0; r < MR; ++r)
+            sum[r][v] = dot_unit(sum[r][v], x[(block * Source::kUnits + u) * MR + r], units[u]);
+      }
+    }
+    for (int v = 0; v < NV; ++v) {
+      const F16 scale = p.scale(p.panel(panel + v), group);
+      for (int r = 0; r < MR; ++r) total[r][v] = fma(Source::value(sum[r][v]), scale, total[r][v]);
+    }
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v)
+      finish<uint16_t>(p.a, p.rows.scaled(total[r][v], row + r), row + r, (panel + v) * kPanel);
+}
+
+// A block of rows times panels [panel, last) as they are stored.
+template <int MR, Quantization kQuantization>
+void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int64_t last) {
+  constexpr int NV = panels_at_a_time(MR);
+  const uint8_t* codes[NV];
+  for (; panel + NV <= last; panel += NV) {
+    for (int v = 0; v < NV; ++v) codes[v] = p.panel(panel + v) + p.header_bytes;
+    row_block<MR, NV, Stored<kQuantization>>(p, row, panel, codes);
+  }
+  for (; panel < last; ++panel)
+    row_block<MR, 1, Stored<kQuantization>>(p, row, panel, {p.panel(panel) + p.header_bytes});
+}
+
+template <Quantization kQuantization, int... kHeight>
+FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t height, const Problem<kQuantization>& p,
+                              int64_t row, int64_t panel, int64_t last) {
+  using TileBlock = void (*)(const Problem<kQuantization>&, int64_t, int64_t, int64_t);
+  constexpr TileBlock by_height[] = {tile_block<kHeight + 1, kQuantization>...};
+  by_height[height - 1](p, row, panel, last);
+}
+
+// As row_block for a height known at run time, over an expanded panel.
+template <Quantization kQuantization, int... kHeight>
+FD_INLINE void any_expanded_block(std::integer_sequence<int, kHeight...>, int64_t height,
+                                  const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* units) {
+  using RowBlock = void (*)(const Problem<kQuantization>&, int64_t, int64_t, const uint8_t* const(&)[1]);
+  constexpr RowBlock by_height[] = {row_block<kHeight + 1, 1, Expanded<kQuantization>, kQuantization>...};
+  by_height[height - 1](p, row, panel, {units});
+}
+
+// A tile of several blocks of rows: each panel becomes units once.
+template <Quantization kQuantization>
+void expanded_tile(const Problem<kQuantization>& p, const Blocks& blocks, const Tile& tile) {
+  using Source = Expanded<kQuantization>;
+  auto* units = static_cast<uint8_t*>(
+      thread_scratch(static_cast<size_t>(p.num_blocks * Source::kBlockBytes + kFetchBytes), Scratch::kTile));
+  for (int64_t panel = tile.panel; panel < tile.last; ++panel) {
+    const uint8_t* codes = p.panel(panel) + p.header_bytes;
+    for (int64_t block = 0; block < p.num_blocks; ++block) {
+      typename Source::Unit made[Source::kUnits];
+      Format<kQuantization>::load(codes + block * 64, made);
+      std::memcpy(units + block * Source::kBlockBytes, made, Source::kBlockBytes);
+    }
+    for (int64_t b = tile.block; b < tile.end; ++b) {
+      const int64_t row = blocks.begin(b);
+      any_expanded_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, row, panel,
+                         units);
+    }
+  }
+}
+
+template <Quantization kQuantization>
+void linear_in(const QuantizedLinearArgs& a) {
+  if (a.rows == 0) return;
+  Problem<kQuantization> p(a);
+  const Blocks blocks(a.rows);
+  p.rows = prepare_rows<kQuantization, typename Problem<kQuantization>::Element>(a, blocks, p.row_units());
+  for_each_tile(a, blocks, [&](const Tile& tile) {
+    // Integers are used as they are stored; what becomes bf16 does so once for all blocks of rows.
+    if (std::is_base_of_v<PairFormat, Format<kQuantization>> && tile.end - tile.block > 1)
+      return expanded_tile(p, blocks, tile);
+    for (int64_t b = tile.block; b < tile.end; ++b) {
+      const int64_t row = blocks.begin(b);
+      any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, row, tile.panel,
+                     tile.last);
+    }
+  });
+}
+
+}  // namespace
+
+void linear_quantized(const QuantizedLinearArgs& a) {
+  switch (a.quantization) {
+    case Quantization::kWint8:
+      return linear_in<Quantization::kWint8>(a);
+    case Quantization::kWint4:
+      return linear_in<Quantization::kWint4>(a);
+    case Quantization::kW8a8:
+      return linear_in<Quantization::kW8a8>(a);
+    case Quantization::kW4a8:
+      return linear_in<Quantization::kW4a8>(a);
+  }
+}
+
+}  // namespace FD_ISA
+}  // namespace fd

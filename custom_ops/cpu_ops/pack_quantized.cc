@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// From bf16 weights to the panels that linear_quant.cc reads. Eight bits: codes -127..127, one scale absmax / 127 per
+// output. Four bits: codes -8..7, one scale per group of 128 k; of several candidates that with the least squared
+// error.
+#include <cstring>
+#include <limits>
+
+#include "common/scratch.h"
+#include "cpu_ops/families.h"
+#include "cpu_ops/linear_tiles.h"
+#include "cpu_ops/quant_rows.h"
+
+namespace fd {
+namespace FD_ISA {
+namespace {
+
+// The code that the weight of the largest magnitude would get, before it is cut to -8..7. Negative: that weight takes
+// -8, the end of the range that has no counterpart.
+constexpr float kExtremeCodes[] = {-8.0f, -7.5f, -7.0f, -6.5f, -6.0f, -8.5f, -9.0f};
+
+FD_INLINE bool is_finite(uint16_t x) { return (x & 0x7fff) < 0x7f80; }
+FD_INLINE float magnitude(float x) { return x < 0 ? -x : x; }
+FD_INLINE float nearest_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bf16_to_float(static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16));
+}
+
+// The first weight of the largest magnitude.
+float extreme_of(const float* w, int64_t count) {
+  float extreme = 0;
+  for (int64_t i = 0; i < count; ++i)
+    if (magnitude(w[i]) > magnitude(extreme)) extreme = w[i];
+  return extreme;
+}
+
+FD_INLINE F16 codes_of(F16 w, float inverse, float least, float most) {
+  return max(splat(least), min(splat(most), round_to_int(mul(w, splat(inverse)))));
+}
+
+// The squared error of a group of kGroup weights under a scale, summed over sixteen lanes, then over the lanes.
+float squared_error(const float* w, float scale) {
+  F16 total = zero();
+  for (int64_t i = 0; i < kGroup; i += kLanes) {
+    const F16 value = load(w + i), error = sub(mul(codes_of(value, 1.0f / scale, -8.0f, 7.0f), splat(scale)), value);
+    total = add(total, mul(error, error));
+  }
+  return sum_lanes(total);
+}
+
+float best_group_scale(const float* w) {
+  const float extreme = extreme_of(w, kGroup);
+  float best = 0, least = std::numeric_limits<float>::infinity();
+  for (float code : kExtremeCodes) {
+    const float scale = nearest_bf16(extreme / code);
+    if (magnitude(scale) < kLeastScaled) continue;
+    const float error = squared_error(w, scale);
+    if (error < least) least = error, best = scale;
+  }
+  return best;
+}
+
+void write_codes(const float* w, int64_t count, float scale, float least, float most, int8_t* codes) {
+  const float inverse = scale == 0 ? 0.0f : 1.0f / scale;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    float rounded[kLanes];
+    store(rounded, codes_of(load(w + i), inverse, least, most));
+    for (int lane = 0; lane < kLanes; ++lane) codes[i + lane] = static_cast<int8_t>(rounded[lane]);
+  }
+}
+
+// Where the code of (lane, k) goes in its panel, and the bits that it gets there.
+struct Place {
+  int64_t byte;
+  int shift;
+};
+
+FD_INLINE Place place_of(Quantization q, int64_t lane, int64_t k) {
+  const int64_t block = k / block_k(q) * 64, i = k % block_k(q);
+  switch (q) {
+    case Quantization::kWint8:
+      return {block + i * kPanel + lane, 0};
+    case Quantization::kW8a8:
+      return {block + lane * 4 + i, 0};
+    case Quantization::kWint4:  // bits 4 * (i / 2) of the low half for even k, of the high half for odd k
+      return {block + lane * 4 + i % 2 * 2 + i / 4, static_cast<int>(i / 2 % 2 * 4)};
+    default:  // w4a8
+      return {block + lane * 4 + i % 4, static_cast<int>(i / 4 * 4)};
+  }
+}
+
+FD_INLINE int code_offset(Quantization q) { return q == Quantization::kWint8 ? 0 : q == Quantization::kW8a8 ? 128 : 8; }
+
+// Quantizes one output's weights [padded_k] and writes its scales and codes into its panel.
+void pack_output(Quantization q, const float* w, int64_t k, int64_t padded_k, int64_t lane, int8_t* codes,
+                 uint8_t* panel) {
+  if (has_four_bits(q)) {
+    auto* scales = reinterpret_cast<uint16_t*>(panel);
+    for (int64_t first = 0; first < k; first += kGroup) {
+      const float scale = best_group_scale(w + first);
+      write_codes(w + first, kGroup, scale, -8.0f, 7.0f, codes + first);
+      uint32_t bits;
+      std::memcpy(&bits, &scale, 4);
+      scales[first / kGroup * kPanel + lane] = static_cast<uint16_t>(bits >> 16);
+    }
+  } else {
+    float scale = magnitude(extreme_of(w, k)) / 127.0f;
+    if (scale < kLeastScaled) scale = 0;
+    write_codes(w, padded_k, scale, -127.0f, 127.0f, codes);
+    std::memcpy(panel + 4 * lane, &scale, 4);
+  }
+  uint8_t* blocks = panel + scale_bytes(q, k);
+  for (int64_t i = 0; i < (k + block_k(q) - 1) / block_k(q) * block_k(q); ++i) {
+    const Place place = place_of(q, lane, i);
+    const int mask = has_four_bits(q) ? 15 : 255;
+    blocks[place.byte] = static_cast<uint8_t>(blocks[place.byte] | ((codes[i] + code_offset(q)) & mask) << place.shift);
+  }
+}
+
+}  // namespace
+
+bool pack_quantized(const PackQuantizedArgs& a) {
+  const Quantization q = a.quantization;
+  const int64_t panel_bytes = quantized_panel_bytes(q, a.k), num_panels = (a.n + kPanel - 1) / kPanel;
+  const int64_t padded_k = (a.k + kGroup - 1) / kGroup * kGroup;
+  bool all_finite = true;
+  parallel_for(num_panels, a.n * a.k >= kMinParallelWork, [&](int64_t index) {
+    uint8_t* panel = a.packed + index * panel_bytes;
+    std::memset(panel, 0, static_cast<size_t>(panel_bytes));
+    auto* wide = static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k) * 5, Scratch::kTile));
+    auto* codes = reinterpret_cast<int8_t*>(wide + padded_k);
+    for (int64_t lane = 0; lane < kPanel && index * kPanel + lane < a.n; ++lane) {
+      const uint16_t* row = a.weight + (index * kPanel + lane) * a.k;
+      bool finite = true;
+      for (int64_t i = 0; i < a.k; ++i) {
+        wide[i] = bf16_to_float(row[i]);
+        finite &= is_finite(row[i]);
+      }
+      if (!finite) {
+        __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
+        return;
+      }
+      std::memset(wide + a.k, 0, static_cast<size_t>(padded_k - a.k) * 4);
+      pack_output(q, wide, a.k, padded_k, lane, codes, panel);
+    }
+  });
+  return all_finite;
+}
+
+}  // namespace FD_ISA
+}  // namespace fd
