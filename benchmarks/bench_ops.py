@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers and attention against what this machine can do, measured in the same run.
 
-    python -m benchmarks.bench_ops [--rounds 9] [--seconds 20]
+    python -m benchmarks.bench_ops [--rounds 9] [--seconds 20] [--only wint8]
 
-Each round measures the read bandwidth and the bf16 peak, then every case, so that a neighbour who takes bandwidth away
-takes it from both. `share` is floor / time, where floor = max(bytes / bandwidth, operations / peak); medians of rounds.
+Before each timed call the read bandwidth and the peaks in bf16 and int8 are measured, so that a neighbour who takes
+bandwidth away takes it from all. `share` is floor / time, where floor = max(bytes / bandwidth, operations / peak of the
+arithmetic that the case uses); medians of rounds. `rows` is a case's time over that of one row of the same weights.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import paddle
@@ -23,7 +25,7 @@ from benchmarks.report import print_json, print_table
 from fastdeploy.ops import num_threads, registry, select_backend
 from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.rotary import HeadLayout
@@ -42,6 +44,8 @@ class Case:
     call: Callable[[], None]
     num_bytes: float
     num_operations: float
+    uses_integers: bool = False
+    one_row: str = ""  # the case of the same weights with one row
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
 
@@ -51,30 +55,51 @@ class Roofline:
 
     def __init__(self) -> None:
         self.library = registry.load_library()
-        self.library.fd_multiply_registers.restype = ctypes.c_double
+        self.library.fd_multiply_registers.restype = self.library.fd_multiply_integers.restype = ctypes.c_double
         self.memory = allocate_streamed([READ_BYTES // 4], "float32").zero_()
         self.bytes_per_s: list[float] = []
         self.operations_per_s: list[float] = []
+        self.integer_operations_per_s: list[float] = []
 
     def measure(self) -> None:
         start = clock()
         self.library.fd_read_memory(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_int64(READ_BYTES))
         self.bytes_per_s.append(READ_BYTES / (clock() - start))
+        self.operations_per_s.append(self._peak(self.library.fd_multiply_registers))
+        self.integer_operations_per_s.append(self._peak(self.library.fd_multiply_integers))
+
+    def _peak(self, multiply: Callable[[ctypes.c_int64], float]) -> float:
         start = clock()
-        operations = self.library.fd_multiply_registers(ctypes.c_int64(10_000))
-        self.operations_per_s.append(operations / (clock() - start))
+        operations = multiply(ctypes.c_int64(10_000))
+        return operations / (clock() - start)
 
 
-def linear_case(rows: int, n: int, k: int, copies: int = 1) -> Case:
-    """Time `rows` rows through `copies` weights of [n, k] bf16, together too large for a cache when copies > 1."""
-    weights = [pack_linear(random_rows(n, k, "bfloat16", seed, k**-0.5)) for seed in range(copies)]
+def linear_cases(rows: tuple[int, ...], n: int, k: int, copies: int, quantization: str) -> list[Case]:
+    """Time each number of rows through `copies` weights of [n, k], together too large for a cache when copies > 1."""
+    source = random_rows(n, k, "bfloat16", 5, k**-0.5)
+    weights = [pack_linear(source, None, quantization) for _ in range(copies)]
+    return [linear_case(weights, count) for count in rows]
+
+
+def linear_case(weights: list[PackedLinear], rows: int) -> Case:
+    first, copies = weights[0], len(weights)
+    n, k = first.out_features, first.in_features
     x, out = random_rows(rows, k, "bfloat16", 99), paddle.zeros([rows, n], "bfloat16")
 
     def call() -> None:
         for weight in weights:
             linear(x, weight, out, rows)
 
-    return Case(f"linear {rows} x [{n}, {k}]", call, 2.0 * copies * n * k, 2.0 * copies * rows * n * k)
+    kind = "bf16" if first.quantization == NO_QUANTIZATION else first.quantization
+    name = f"{kind} {copies} of [{n}, {k}]"
+    return Case(
+        f"{name} x {rows}",
+        call,
+        float(copies * first.num_bytes),
+        2.0 * copies * rows * n * k,
+        uses_integers=kind in ("w8a8", "w4a8"),
+        one_row=f"{name} x 1",
+    )
 
 
 def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout) -> Case:
@@ -110,8 +135,12 @@ def call_overhead_us() -> float:
 def cases() -> list[Case]:
     heads = HeadLayout(16, 8, 128)
     return [
-        *(linear_case(rows, 3072, 1024, copies=32) for rows in (1, 4, 8, 16)),
-        *(linear_case(rows, 3072, 1024) for rows in (128, 2048)),
+        *(
+            case
+            for quantization in (NO_QUANTIZATION, *QUANTIZATIONS)
+            for rows, copies in (((1, 2, 4, 8, 16), 32), ((128, 512), 1))
+            for case in linear_cases(rows, 3072, 1024, copies, quantization)
+        ),
         attention_case(8, 1, 4096, heads),
         attention_case(8, 6, 4096, heads),
         attention_case(1, 1024, 1024, heads),
@@ -129,7 +158,8 @@ def measure(all_cases: list[Case], roofline: Roofline, rounds: int, seconds: flo
             start = clock()
             case.call()
             case.seconds.append(clock() - start)
-            needed = case.num_bytes / roofline.bytes_per_s[-1], case.num_operations / roofline.operations_per_s[-1]
+            peaks = roofline.integer_operations_per_s if case.uses_integers else roofline.operations_per_s
+            needed = case.num_bytes / roofline.bytes_per_s[-1], case.num_operations / peaks[-1]
             case.shares.append(max(needed) / case.seconds[-1])
 
 
@@ -138,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="measurements of every case (default: 9)")
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no round after so many (default: 60)")
+    parser.add_argument("--only", default="", help="run the cases whose name contains this (default: all)")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu needs FD_NUM_THREADS=1")
     args = parser.parse_args()
     paddle.set_device("cpu")
@@ -146,21 +177,25 @@ def main() -> None:
         if num_threads() != 1:
             parser.error(f"--clock: cpu: expected FD_NUM_THREADS=1, got {num_threads()} threads")
         clock = time.thread_time
-    roofline, all_cases = Roofline(), cases()
+    roofline, all_cases = Roofline(), [case for case in cases() if args.only in case.name]
     measure(all_cases, roofline, args.rounds, args.seconds)
     bandwidth, peak = statistics.median(roofline.bytes_per_s) / 1e9, statistics.median(roofline.operations_per_s) / 1e9
-    rows = []
+    integer_peak = statistics.median(roofline.integer_operations_per_s) / 1e9
+    one_row = {case.name: statistics.median(case.seconds) for case in all_cases}
+    rows: list[list[Any]] = []
     for case in all_cases:
         median = statistics.median(case.seconds)
         rates = case.num_bytes / median / 1e9, case.num_operations / median / 1e9
-        rows.append([case.name, median * 1e3, *rates, statistics.median(case.shares)])
+        ratio = median / one_row[case.one_row] if case.one_row in one_row else "-"
+        rows.append([case.name, median * 1e3, *rates, statistics.median(case.shares), ratio])
     overhead = call_overhead_us()
     print_table(
-        f"{num_threads()} threads, {bandwidth:.1f} GB/s, {peak:.0f} bf16 GFLOP/s, {overhead:.1f} us per empty call",
-        ["case", "ms", "GB/s", "GFLOP/s", "share"],
+        f"{num_threads()} threads, {bandwidth:.1f} GB/s, {peak:.0f} bf16 GFLOP/s, {integer_peak:.0f} int8 GOP/s, "
+        f"{overhead:.1f} us per empty call",
+        ["case", "ms", "GB/s", "GOP/s", "share", "rows"],
         rows,
     )
-    names = ("case", "ms", "gb_per_s", "gflop_per_s", "share")
+    names = ("case", "ms", "gb_per_s", "gop_per_s", "share", "times_one_row")
     print_json(
         {
             "benchmark": "ops",
@@ -168,6 +203,7 @@ def main() -> None:
             "clock": args.clock,
             "read_gb_per_s": bandwidth,
             "peak_bf16_gflop_per_s": peak,
+            "peak_int8_gop_per_s": integer_peak,
             "call_overhead_us": overhead,
             "cases": [dict(zip(names, row, strict=True)) for row in rows],
         }

@@ -11,7 +11,8 @@ namespace fd {
 #define FD_TABLE(path)                                                                                           \
   Kernels {                                                                                                      \
     path::pack_linear, path::linear, path::pack_quantized, path::linear_quantized, path::rms_norm, path::swiglu, \
-        path::gather, path::rotary, path::append_attention, path::read_memory, path::multiply_registers          \
+        path::gather, path::rotary, path::append_attention, path::read_memory, path::multiply_registers,         \
+        path::multiply_integers                                                                                  \
   }
 
 const Kernels& kernels() {
@@ -53,3 +54,5 @@ FD_EXPORT int fd_num_threads() { return fd::num_threads(); }
 FD_EXPORT float fd_read_memory(const void* data, int64_t bytes) { return fd::kernels().read_memory(data, bytes); }
 
 FD_EXPORT double fd_multiply_registers(int64_t steps) { return fd::kernels().multiply_registers(steps); }
+
+FD_EXPORT double fd_multiply_integers(int64_t steps) { return fd::kernels().multiply_integers(steps); }

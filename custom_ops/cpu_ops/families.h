@@ -19,6 +19,7 @@ namespace fd {
   void append_attention(const AttentionArgs&);       \
   float read_memory(const void*, int64_t);           \
   double multiply_registers(int64_t);                \
+  double multiply_integers(int64_t);                 \
   }
 
 FD_DECLARE_PATH(portable)

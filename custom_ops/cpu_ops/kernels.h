@@ -149,6 +149,7 @@ struct Kernels {
   void (*append_attention)(const AttentionArgs&);
   float (*read_memory)(const void* data, int64_t bytes);  // all threads read `bytes`, a multiple of 256 KiB; their sum
   double (*multiply_registers)(int64_t steps);            // returns the bf16 operations done by all threads
+  double (*multiply_integers)(int64_t steps);             // the same of int8 operations
 };
 
 const Kernels& kernels();

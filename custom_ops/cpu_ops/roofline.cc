@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What benchmarks compare with: how fast the threads of the pool read memory, and how many bf16 operations they do when
-// nothing has to be fetched.
+// What benchmarks compare with: how fast the threads of the pool read memory, and how many operations in bf16 and in
+// int8 they do when nothing has to be fetched.
 #include "common/threads.h"
 #include "cpu_ops/dot.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/quant_units.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -50,6 +51,34 @@ double multiply_registers(int64_t steps) {
   });
   double operations = 4.0 * kMaxRows * kMaxPanels * kLanes * static_cast<double>(steps) * static_cast<double>(tiles);
   return sums[0] == 0.12345f ? 0 : operations;  // the sums are used: the loop cannot be left out
+}
+
+double multiply_integers(int64_t steps) {
+  const int64_t tiles = 16 * num_threads();
+  float sums[64] = {};
+  parallel_for(tiles, true, [&](int64_t tile) {
+    I16 acc[kMaxRows][kMaxPanels];
+    QuadUnit units[kMaxPanels][1];
+    alignas(64) uint8_t block[64];
+    for (int v = 0; v < kMaxPanels; ++v) {
+      std::memset(block, static_cast<int>(tile) + v, sizeof(block));
+      load_w8a8(block, units[v]);
+    }
+    for (int r = 0; r < kMaxRows; ++r)
+      for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = splat_int(0);
+    for (int64_t step = 0; step < steps; ++step) {
+      const int8_t row[4] = {1, static_cast<int8_t>(step & 1), 2, 1};
+      const QuadElement x = quad_element(row);
+#pragma GCC unroll 8
+      for (int r = 0; r < kMaxRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = dot_unit(acc[r][v], x, units[v][0]);
+    }
+    for (int r = 0; r < kMaxRows; ++r)
+      for (int v = 0; v < kMaxPanels; ++v) sums[tile % 64] += sum_lanes(to_float(acc[r][v]));
+  });
+  double operations = 8.0 * kMaxRows * kMaxPanels * kLanes * static_cast<double>(steps) * static_cast<double>(tiles);
+  return sums[0] == 0.12345f ? 0 : operations;
 }
 
 }  // namespace FD_ISA

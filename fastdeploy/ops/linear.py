@@ -47,8 +47,8 @@ class PackedLinear:
     @property
     def num_bytes(self) -> int:
         """Bytes that a step reads of it."""
-        biases = 0 if self.bias is None else self.bias.nbytes
-        return int(self.data.nbytes + biases)
+        tensors = [self.data] if self.bias is None else [self.data, self.bias]
+        return sum(int(tensor.size) * int(tensor.element_size()) for tensor in tensors)
 
 
 def pack_linear(

@@ -8,13 +8,13 @@ import paddle
 import pytest
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.rotary import HeadLayout, rotary
 from fastdeploy.ops.swiglu import swiglu
 from tests.ops.bits import assert_same_bits, bits
 
-BLOCK, TILE = 24, 384  # kColumnRows of custom_ops/cpu_ops/dot.h; kTileBlocks blocks of linear.cc
+BLOCK, TILE = 24, 384  # kColumnRows of custom_ops/cpu_ops/dot.h; kTileBlocks blocks of linear_tiles.h
 EDGES = [*range(1, 21), *(edge + d for edge in (BLOCK, 2 * BLOCK, TILE, 504, 2040, 2048) for d in (-1, 0, 1))]
 DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 
@@ -41,6 +41,25 @@ def test_linear(dtype: str, out_dtype: str, n: int, k: int, fused: bool) -> None
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {dtype} {n}x{k}, {rows} rows")
 
 
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize(
+    ("n", "k", "out_dtype"), [(64, 128, "bfloat16"), (200, 331, "float32"), (1600, 40, "bfloat16")]
+)
+def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str) -> None:
+    bias = random_rows(1, n, "bfloat16", 2).reshape([n])
+    weight = pack_linear(random_rows(n, k, "bfloat16", 1), bias, quantization)
+    x, residual = random_rows(max(EDGES), k, "bfloat16", 3), random_rows(max(EDGES), n, out_dtype, 4)
+
+    def call(first: int, rows: int) -> paddle.Tensor:
+        out = paddle.zeros([rows, n], out_dtype)
+        linear(x[first : first + rows], weight, out, rows, residual[first : first + rows])
+        return out
+
+    alone = one_row_at_a_time(call, max(EDGES))
+    for rows in EDGES:
+        assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {quantization} {n}x{k}, {rows} rows")
+
+
 def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
     weight = pack_linear(random_rows(80, 64, "bfloat16", 1))
     x, residual = random_rows(9, 64, "bfloat16", 2), random_rows(9, 80, "bfloat16", 3)
@@ -51,9 +70,11 @@ def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
 
 
 @pytest.mark.parametrize("k", [64, 97])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_linear_keeps_nan_and_infinity_in_their_rows(dtype: str, k: int) -> None:
-    weight = pack_linear(random_rows(80, k, dtype, 1))
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *QUANTIZATIONS))]
+)
+def test_linear_keeps_nan_and_infinity_in_their_rows(dtype: str, quantization: str, k: int) -> None:
+    weight = pack_linear(random_rows(80, k, dtype, 1), None, quantization)
     clean = random_rows(13, k, dtype, 2)
     poisoned = clean.clone()
     poisoned[4] = float("nan")

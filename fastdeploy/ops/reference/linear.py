@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from fastdeploy.ops.linear import PackedLinear
 
 
-def pack_linear(
-    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none"
-) -> "PackedLinear":
+def pack_linear(weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none") -> "PackedLinear":
     """As fastdeploy.ops.linear.pack_linear; the weight stays as it is, or is what its codes and scales stand for."""
     from fastdeploy.ops.linear import PackedLinear
 
