@@ -28,6 +28,7 @@ from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.norm import rms_norm
+from fastdeploy.ops.recording import Recording
 from fastdeploy.ops.rotary import HeadLayout
 
 READ_BYTES = 1 << 28
@@ -46,6 +47,7 @@ class Case:
     num_operations: float
     uses_integers: bool = False
     one_row: str = ""  # the case of the same weights with one row
+    keeps_alive: tuple[object, ...] = ()  # what a recording refers to
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
 
@@ -75,7 +77,10 @@ class Roofline:
 
 
 def linear_cases(rows: tuple[int, ...], n: int, k: int, copies: int, quantization: str) -> list[Case]:
-    """Time each number of rows through `copies` weights of [n, k], together too large for a cache when copies > 1."""
+    """Time each number of rows through `copies` weights of [n, k], together too large for a cache when copies > 1.
+
+    The calls are recorded and replayed, as those of a model's step are.
+    """
     source = random_rows(n, k, "bfloat16", 5, k**-0.5)
     weights = [pack_linear(source, None, quantization) for _ in range(copies)]
     return [linear_case(weights, count) for count in rows]
@@ -86,19 +91,21 @@ def linear_case(weights: list[PackedLinear], rows: int) -> Case:
     n, k = first.out_features, first.in_features
     x, out = random_rows(rows, k, "bfloat16", 99), paddle.zeros([rows, n], "bfloat16")
 
-    def call() -> None:
+    def through_all() -> None:
         for weight in weights:
             linear(x, weight, out, rows)
 
+    recording = Recording(through_all)
     kind = "bf16" if first.quantization == NO_QUANTIZATION else first.quantization
     name = f"{kind} {copies} of [{n}, {k}]"
     return Case(
         f"{name} x {rows}",
-        call,
+        lambda: recording.replay(out, rows, 0),
         float(copies * first.num_bytes),
         2.0 * copies * rows * n * k,
         uses_integers=kind in ("w8a8", "w4a8"),
         one_row=f"{name} x 1",
+        keeps_alive=(*weights, x),
     )
 
 

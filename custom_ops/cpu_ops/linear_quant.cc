@@ -114,9 +114,10 @@ constexpr int panels_at_a_time(int rows) {
 }
 
 // One block of MR rows, the first of which is `row`, times NV panels. codes[v] are the panel's weights in the form of
-// Source, panels[v] its scales.
+// Source, `stride` bytes apart; they are followed by those of the next NV panels.
 template <int MR, int NV, class Source, Quantization kQuantization>
-void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* const (&codes)[NV]) {
+void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* codes, int64_t stride) {
+  constexpr int64_t ahead = kFetchBytes / (NV * Source::kBlockBytes);
   const auto* x = p.rows.elements + row * p.row_units();
   F16 total[MR][NV];
   for (int r = 0; r < MR; ++r)
@@ -127,10 +128,12 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
       for (int v = 0; v < NV; ++v) sum[r][v] = Source::start(p.rows.start(row + r, group));
     const int64_t end = block + p.group_blocks < p.num_blocks ? block + p.group_blocks : p.num_blocks;
     for (; block < end; ++block) {
+      const uint8_t* fetched = codes + (block + ahead) * Source::kBlockBytes;
+      if (block + ahead >= p.num_blocks) fetched += NV * stride - p.num_blocks * Source::kBlockBytes;
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) {
-        const uint8_t* weights = codes[v] + block * Source::kBlockBytes;
-        if (NV == 1) __builtin_prefetch(weights + kFetchBytes, 0, 2);
+        __builtin_prefetch(fetched + v * stride);
+        const uint8_t* weights = codes + v * stride + block * Source::kBlockBytes;
         typename Source::Unit units[Source::kUnits];
         Source::load(weights, units);
 #pragma GCC unroll 4
@@ -154,13 +157,11 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
 template <int MR, Quantization kQuantization>
 void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int64_t last) {
   constexpr int NV = panels_at_a_time(MR);
-  const uint8_t* codes[NV];
-  for (; panel + NV <= last; panel += NV) {
-    for (int v = 0; v < NV; ++v) codes[v] = p.panel(panel + v) + p.header_bytes;
-    row_block<MR, NV, Stored<kQuantization>>(p, row, panel, codes);
-  }
+  using Source = Stored<kQuantization>;
+  for (; panel + NV <= last; panel += NV)
+    row_block<MR, NV, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
   for (; panel < last; ++panel)
-    row_block<MR, 1, Stored<kQuantization>>(p, row, panel, {p.panel(panel) + p.header_bytes});
+    row_block<MR, 1, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
 }
 
 template <Quantization kQuantization, int... kHeight>
@@ -175,9 +176,9 @@ FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t he
 template <Quantization kQuantization, int... kHeight>
 FD_INLINE void any_expanded_block(std::integer_sequence<int, kHeight...>, int64_t height,
                                   const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* units) {
-  using RowBlock = void (*)(const Problem<kQuantization>&, int64_t, int64_t, const uint8_t* const(&)[1]);
+  using RowBlock = void (*)(const Problem<kQuantization>&, int64_t, int64_t, const uint8_t*, int64_t);
   constexpr RowBlock by_height[] = {row_block<kHeight + 1, 1, Expanded<kQuantization>, kQuantization>...};
-  by_height[height - 1](p, row, panel, {units});
+  by_height[height - 1](p, row, panel, units, 0);
 }
 
 // A tile of several blocks of rows: each panel becomes units once.
@@ -185,7 +186,7 @@ template <Quantization kQuantization>
 void expanded_tile(const Problem<kQuantization>& p, const Blocks& blocks, const Tile& tile) {
   using Source = Expanded<kQuantization>;
   auto* units = static_cast<uint8_t*>(
-      thread_scratch(static_cast<size_t>(p.num_blocks * Source::kBlockBytes + kFetchBytes), Scratch::kTile));
+      thread_scratch(static_cast<size_t>(p.num_blocks * Source::kBlockBytes), Scratch::kTile));
   for (int64_t panel = tile.panel; panel < tile.last; ++panel) {
     const uint8_t* codes = p.panel(panel) + p.header_bytes;
     for (int64_t block = 0; block < p.num_blocks; ++block) {

@@ -15,7 +15,7 @@ constexpr int64_t kTileBlocks = 16;            // blocks of rows that it takes w
 constexpr int64_t kTilesPerThread = 8;         // tiles per thread to aim at: a late thread holds back one of them
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it saves
 constexpr int64_t kMinParallelPack = 1 << 16;  // the same in inputs to pack
-constexpr int64_t kFetchBytes = 1 << 14;       // how far ahead a lone stream is fetched; the processor foresees several
+constexpr int64_t kFetchBytes = 1 << 14;       // how far ahead weights are fetched, all streams together
 
 // The rows, cut into blocks of nearly equal height. The rows of a block share each load of a weight, so that the
 // weights of up to kColumnRows rows are read once.
