@@ -31,6 +31,7 @@ class EngineClient(EngineConnection):
         super().__init__(f"ipc://{self._folder}/engine")
         self._child = EngineChild(config, self._address, factory, log_file)
         self._closing = False
+        self._watcher: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -45,7 +46,7 @@ class EngineClient(EngineConnection):
             EngineDeadError: it died while starting; the message carries its exit status.
         """
         await self._child.start()
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._watcher = asyncio.create_task(self._watch())
         await super().start(on_progress)
 
     def log_tail(self) -> list[str]:
@@ -54,14 +55,17 @@ class EngineClient(EngineConnection):
 
     def forget_client(self, identity: bytes) -> None:
         """Tell the engine that another connection is gone: what it asked for is aborted."""
-        self._send_soon(messages.ClientGone(identity))
+        self._send(messages.ClientGone(identity))
 
     async def close(self) -> None:
         """End the engine process, by force if it is still loading or takes longer than a few seconds, and clean up."""
         self._closing = True
         if self._child.is_running:
-            await self._send(messages.Shutdown())
+            self._send(messages.Shutdown())
             await self._child.stop(SHUTDOWN_S if self.ready is not None else 0.0)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
         await super().close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -73,19 +73,18 @@ class Job(ABC):
         """Yield server-sent events, the last one excepted."""
         group = self._group()
         options = self.asked.stream_options or StreamOptions()
+        head = self._chunk_head()
         async with contextlib.aclosing(group.updates()) as stream:
             async for updates in stream:
                 lines = []
                 for update in updates:
+                    usage = _usage(group) if options.continuous_usage_stats else b""
                     for choice in self.chunk_choices(update):
-                        chunk = {**self._frame(self.chunk_object_name), "choices": [choice]}
-                        if options.continuous_usage_stats:
-                            chunk["usage"] = group.usage.as_dict()
-                        lines.append(_event(chunk))
+                        lines.append(head + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
                 if lines:
                     yield b"".join(lines)
         if options.include_usage:
-            yield _event({**self._frame(self.chunk_object_name), "choices": [], "usage": group.usage.as_dict()})
+            yield head + b"]" + _usage(group) + b"}\n\n"
 
     def extensions(self, update: ChoiceUpdate, names: tuple[str, str]) -> dict[str, Any]:
         """Return the fields that both endpoints add to a choice.
@@ -126,6 +125,11 @@ class Job(ABC):
         if note is not None:
             frame["speculation"] = note
         return frame
+
+    def _chunk_head(self) -> bytes:
+        """Return the beginning that all chunks share, up to their choices: encoded once, not per token."""
+        frame = msgspec.json.encode(self._frame(self.chunk_object_name))
+        return b"data: " + frame.removesuffix(b"}") + b',"choices":['
 
 
 class JobResponse:
@@ -191,6 +195,10 @@ class JobResponse:
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _usage(group: GenerationGroup) -> bytes:
+    return b',"usage":' + msgspec.json.encode(group.usage.as_dict())
 
 
 def _event(content: dict[str, Any]) -> bytes:
