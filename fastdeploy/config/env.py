@@ -18,6 +18,7 @@ class Env:
         log_dir: FD_LOG_DIR, folder for log files; empty writes to stderr only.
         log_format: FD_LOG_FORMAT, text or json.
         model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder; HUGGINGFACE is the one available.
+        is_torch_forced: FD_FOR_TORCH_MODEL_FORMAT=1 reads checkpoints in torch layout, whatever they say themselves.
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
     """
 
@@ -25,6 +26,7 @@ class Env:
     log_dir: str = ""
     log_format: str = "text"
     model_source: str = "HUGGINGFACE"
+    is_torch_forced: bool = False
     api_keys: tuple[str, ...] = ()
 
 
@@ -41,5 +43,6 @@ def read_env() -> Env:
         log_dir=os.environ.get("FD_LOG_DIR", ""),
         log_format=log_format,
         model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
+        is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
         api_keys=keys,
     )

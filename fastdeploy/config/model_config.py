@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -40,6 +40,7 @@ ARCHITECTURE_DEFAULTS: dict[str, ArchitectureDefaults] = {
     "Qwen3ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, head_dim=128, may_slide=True),
     "Ernie4_5ForCausalLM": _ERNIE,
 }
+_LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
 
@@ -81,6 +82,8 @@ class ModelConfig:
         checkpoint_dtype: type that config.json names.
         eos_token_ids: generation_config.json, else config.json, else empty (the tokenizer's turn).
         num_nextn_predict_layers: multi-token-prediction layers in the checkpoint.
+        layout_mark: key of config.json that only one kind of checkpoint has: paddlenlp_version, or (torch layout)
+            transformers_version or torch_dtype.
     """
 
     path: str
@@ -107,6 +110,7 @@ class ModelConfig:
     pad_token_id: int | None
     generation: GenerationDefaults
     num_nextn_predict_layers: int = 0
+    layout_mark: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def max_context_len(self) -> int:
@@ -203,6 +207,7 @@ def parse_model_config(
         pad_token_id=raw.get("pad_token_id"),
         generation=_generation_defaults(generation),
         num_nextn_predict_layers=int(raw.get("num_nextn_predict_layers") or 0),
+        layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
     )
 
 

@@ -230,3 +230,23 @@ def test_hub_that_is_not_available_is_refused_and_not_replaced(monkeypatch: pyte
     with pytest.raises(ConfigError, match="AISTUDIO is not available yet") as caught:
         resolve_model_path("someone/some-model")
     assert caught.value.field == "FD_MODEL_SOURCE"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ({"rope_scaling_type": None, "rope_scaling_factor": 1.0}, {}),
+        ({"rope_scaling_type": "linear", "rope_scaling_factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope_scaling_type": "dynamic_ntk", "rope_scaling_factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}),
+    ],
+)
+def test_rope_in_the_spelling_of_paddlenlp(spelled: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert parse(**spelled).rope == parse(rope_scaling=meant).rope
+
+
+def test_ntk_rope_of_paddlenlp_is_a_larger_base_and_a_longer_context() -> None:
+    rope = parse(rope_scaling_type="ntk", rope_scaling_factor=8.0, max_position_embeddings=1024).rope
+    assert (rope.kind, rope.max_context_len) == ("default", 8192)
+    assert rope.theta == pytest.approx(10000.0 * 8.0 ** (16 / 14))
+    assert "'ntk'" in refusal(rope_scaling={"rope_type": "ntk", "factor": 8.0}).message, "nobody else has it"
+    assert "'yarn2'" in refusal(rope_scaling_type="yarn2", rope_scaling_factor=8.0).message

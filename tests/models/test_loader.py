@@ -66,13 +66,16 @@ def test_misshapen_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
     assert "1 misshapen (model.layers.0.mlp.up_proj.weight is [39, 40], expected [40, 40])" in message
 
 
-def test_transposed_linears_are_recognised(tmp_path: Path) -> None:
+def test_transposed_linears_are_recognised_against_what_says_otherwise(tmp_path: Path) -> None:
     def transpose(tensors: Tensors) -> None:
         for name, tensor in tensors.items():
             if tensor.ndim == 2 and "embed" not in name:
                 tensors[name] = tensor.t().contiguous()
 
-    assert "transposed (Paddle layout)" in refusal(copy_of("qwen3", tmp_path, transpose))
+    message = refusal(copy_of("qwen3", tmp_path, transpose))
+    assert message.endswith(
+        "the linear layers are transposed, against what says their layout: config.json has transformers_version"
+    )
 
 
 def test_quantized_tensors_are_recognised_without_a_quantization_config(tmp_path: Path) -> None:
