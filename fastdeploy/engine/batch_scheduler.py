@@ -17,6 +17,8 @@ from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.kv_cache.manager import KVCacheManager
 
+MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
+
 
 @dataclass
 class _PlanBuilder:
@@ -37,6 +39,8 @@ class BatchScheduler:
 
     `running` is in order of admission. Requests take blocks in that order, those that decode before those that still
     read their prompt; when blocks run out, the request admitted last gives its own back and waits again, first in line.
+    A step in which some decode reads at most as many prompt rows as it decodes (or `MIN_PROMPT_ROWS`), so that a prompt
+    that arrives makes nobody's next token wait for more than about two steps.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
@@ -63,9 +67,10 @@ class BatchScheduler:
         """Plan the next step; None if there is nothing to compute."""
         builder = _PlanBuilder(self.config.max_num_batched_tokens)
         preempted = self.num_preemptions
-        for request in sorted(self.running, key=lambda r: r.num_pending > 1):
-            if builder.budget > 0 and request.status is RequestStatus.RUNNING:
-                self._plan_running(builder, request)
+        self._plan_all(builder, [r for r in self.running if r.num_pending == 1])
+        if builder.requests and self.config.enable_chunked_prefill:
+            builder.budget = min(builder.budget, max(MIN_PROMPT_ROWS, sum(builder.num_scheduled)))
+        self._plan_all(builder, [r for r in self.running if r.num_pending > 1])
         if self.num_preemptions == preempted:
             self._admit(builder)
         return _freeze(builder) if builder.requests else None
@@ -82,6 +87,11 @@ class BatchScheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is held by exactly the requests that list it."""
         self.kv.check_integrity([*self.running, *self.waiting])
+
+    def _plan_all(self, builder: _PlanBuilder, requests: list[Request]) -> None:
+        for request in requests:
+            if builder.budget > 0 and request.status is RequestStatus.RUNNING:
+                self._plan_running(builder, request)
 
     def _plan_running(self, builder: _PlanBuilder, request: Request) -> None:
         num_rows = self._num_rows(request, builder.budget)

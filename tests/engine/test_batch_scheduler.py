@@ -9,7 +9,7 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.batch_scheduler import MIN_PROMPT_ROWS, BatchScheduler
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 
@@ -128,3 +128,29 @@ def test_no_more_requests_run_than_allowed() -> None:
     for name in "abc":
         scheduler.add(request(name, 2))
     assert list(planned(scheduler)[1]) == ["a", "b"]
+
+
+def test_prompts_take_few_rows_of_a_step_in_which_others_decode() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000, max_num_seqs=100)
+    for i in range(MIN_PROMPT_ROWS + 6):
+        scheduler.add(request(f"decodes-{i}", 3))
+    plan, _ = planned(scheduler)
+    finish_step(scheduler, plan)
+    for name in ("first", "second"):
+        scheduler.add(request(name, 100))
+    plan, counts = planned(scheduler)
+    assert counts["first"] == MIN_PROMPT_ROWS + 6 == 70 and "second" not in counts
+    finish_step(scheduler, plan)
+    for one in scheduler.running[3:-1]:
+        scheduler.remove(one)
+    _, counts = planned(scheduler)
+    assert (counts["first"], counts["second"]) == (30, MIN_PROMPT_ROWS - 30)
+
+
+def test_prompts_that_may_not_be_cut_are_not_limited_by_those_that_decode() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000, enable_chunked_prefill=False)
+    scheduler.add(request("decodes", 3))
+    plan, _ = planned(scheduler)
+    finish_step(scheduler, plan)
+    scheduler.add(request("long", 110))
+    assert planned(scheduler)[1] == {"decodes": 1, "long": 110}
