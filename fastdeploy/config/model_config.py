@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from fastdeploy.config.env import read_env
+from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
@@ -152,9 +153,10 @@ class ModelConfig:
         if generation_config not in ("auto", "none"):
             raise ConfigError("generation_config", f"expected auto or none, got '{generation_config}'")
         directory = Path(path)
+        refuse_foreign_folder(directory)
         raw = _read_json(directory / "config.json")
         if raw is None:
-            raise ConfigError("model", f"{directory} has no config.json{_hint_without_config(directory)}")
+            raise ConfigError("model", f"{directory} has no config.json")
         generation = _read_json(directory / "generation_config.json") if generation_config == "auto" else None
         return parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
 
@@ -167,7 +169,9 @@ def parse_model_config(
     Raises:
         ConfigError: an unsupported architecture or feature, by name; a missing or impossible value.
     """
-    architecture = _architecture(raw)
+    where = f"{path}/config.json: " if path else ""
+    architecture = _architecture(raw, where)
+    refuse_quantization(raw, where)
     _refuse_unsupported(raw)
     defaults = ARCHITECTURE_DEFAULTS[architecture]
     num_heads = _count(raw, "num_attention_heads")
@@ -224,28 +228,19 @@ def _read_json(path: Path) -> Mapping[str, Any] | None:
     return value
 
 
-def _hint_without_config(directory: Path) -> str:
-    if any(directory.glob("*.gguf")):
-        return ": GGUF checkpoints are not supported"
-    return ""
-
-
-def _architecture(raw: Mapping[str, Any]) -> str:
+def _architecture(raw: Mapping[str, Any], where: str) -> str:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     name = _ARCHITECTURE_ALIASES.get(str(name), name)
     if name not in ARCHITECTURE_DEFAULTS:
         supported = ", ".join(ARCHITECTURE_DEFAULTS)
-        raise ConfigError("architectures", f"{name!r} is not supported (supported: {supported})")
+        problem = describe_foreign_architecture(raw, name)
+        raise ConfigError("architectures", f"{where}{problem} (supported: {supported})")
     return cast(str, name)
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Refuse by name whatever changes the arithmetic and is not built."""
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method") or quantization.get("quantization") or "unknown"
-        raise ConfigError("quantization_config", f"checkpoints quantized with '{method}' are not supported")
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
@@ -253,6 +248,8 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         ("compression_ratio", 1.0),
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
+        ("alibi", False),
+        ("use_long_sequence_strategies", False),
     ):
         if raw.get(key, neutral) not in (neutral, None):
             raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r}")
@@ -300,7 +297,10 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
-    return GenerationDefaults(**{name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__})
+    values = {name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__}
+    if values["do_sample"] is None:  # PaddleNLP names the strategy instead
+        values["do_sample"] = {"greedy_search": False, "sampling": True}.get(str(raw.get("decode_strategy")))
+    return GenerationDefaults(**values)
 
 
 def resolve_model_path(name: str, revision: str | None = None) -> str:

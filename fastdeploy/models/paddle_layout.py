@@ -18,7 +18,6 @@ from fastdeploy.models.weights import (
     Shapes,
     check_shapes,
     expected_shapes,
-    ignorable_names,
     layer_linears,
 )
 
@@ -71,7 +70,7 @@ class PaddleSource:
         self._shapes = expected_shapes(config, architecture)
         self._stored = dict(_whole_tensors(source, self._shapes, architecture))
         self._stored.update(_fused_tensors(source, config, architecture))
-        check_shapes(source.shapes, self.stored_shapes, ignorable_names(config, architecture), layout)
+        check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -21,7 +21,6 @@ _NAMES_SHOWN = 24
 _INDEX_FILE = "model.safetensors.index.json"
 _FOREIGN_FORMATS = {
     "*.gguf": "GGUF",
-    "rank_0": "pre-sharded (rank_0/)",
     "*.bin": "PyTorch pickle (.bin)",
     "*.pt": "PyTorch pickle (.pt)",
     "*.pth": "PyTorch pickle (.pth)",

@@ -89,15 +89,10 @@ def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
     return shapes
 
 
-def ignorable_names(config: ModelConfig, architecture: Architecture) -> tuple[str, ...]:
-    """Return substrings of the names of tensors that may be there and are not read."""
-    return architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
-
-
 def check_shapes(
-    found: Mapping[str, tuple[int, ...]], expected: Shapes, ignorable: tuple[str, ...], layout: str = ""
+    found: Mapping[str, tuple[int, ...]], expected: Shapes, config: ModelConfig, architecture: Architecture, layout: str
 ) -> None:
-    """Compare a checkpoint with what its configuration implies.
+    """Compare the tensors of a checkpoint with those that its configuration implies.
 
     Args:
         layout: what said how linear layers are stored, for the message if they are not.
@@ -105,6 +100,7 @@ def check_shapes(
     Raises:
         ConfigError: tensors are missing, surplus or misshapen; the message lists their names.
     """
+    ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
     missing = [name for name in expected if name not in found]
     surplus = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
     misshapen = [
@@ -119,7 +115,7 @@ def check_shapes(
     ]
     if complaints:
         hint = _hint(found, expected, layout)
-        raise ConfigError("model", f"tensors do not match config.json: {'; '.join(complaints)}{hint}")
+        raise ConfigError("model", f"{config.path}: tensors do not match config.json: {'; '.join(complaints)}{hint}")
 
 
 def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes, layout: str) -> str:
@@ -155,7 +151,7 @@ def load_weights(
         ConfigError: tensors are missing, surplus or misshapen.
     """
     expected = expected_shapes(config, architecture)
-    check_shapes(source.shapes, expected, ignorable_names(config, architecture), layout)
+    check_shapes(source.shapes, expected, config, architecture, layout)
     return _Loader(config, architecture, source, expected, on_progress).load()
 
 
