@@ -92,7 +92,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("device", self.device, ("cpu",))
+        if self.device != "cpu":
+            raise ConfigError("device", f"{self.device!r} is not available yet; expected cpu or auto")
         _check_choice("load_choices", self.load_choices, LOAD_CHOICES)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("generation_config", self.generation_config, ("auto", "none"))

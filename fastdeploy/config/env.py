@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LOG_FORMATS = ("text", "json")
+API_KEY_VARIABLE = "FD_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Env:
     log_format: str = "text"
     model_source: str = "HUGGINGFACE"
     is_torch_forced: bool = False
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
 
 
 def read_env() -> Env:
@@ -37,7 +38,7 @@ def read_env() -> Env:
     log_format = os.environ.get("FD_LOG_FORMAT", "text").lower()
     if log_format not in LOG_FORMATS:
         raise ConfigError("FD_LOG_FORMAT", f"expected one of {', '.join(LOG_FORMATS)}, got {log_format!r}")
-    keys = tuple(key for key in os.environ.get("FD_API_KEY", "").split(",") if key)
+    keys = tuple(key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key)
     return Env(
         debug=os.environ.get("FD_DEBUG", "") == "1",
         log_dir=os.environ.get("FD_LOG_DIR", ""),
