@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
+from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
 
 NO_DRAFT_ID = -1
 
@@ -136,4 +136,5 @@ def _int_row(seed: int, params: SamplingParams, vocab_limit: int) -> npt.NDArray
     row[IntColumn.TOP_K] = params.top_k
     row[IntColumn.DRAFT_ID] = NO_DRAFT_ID
     row[IntColumn.VOCAB_LIMIT] = vocab_limit
+    row[IntColumn.MASK_BEGIN] = NO_MASK
     return row
