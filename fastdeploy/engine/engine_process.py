@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -26,7 +27,7 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import LOG_MARK
+from fastdeploy.ipc.child import LOG_MARK, OWNER
 
 STATS_INTERVAL_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -70,6 +71,7 @@ class EngineServer:
         self._socket = socket
         self._clients = set(clients)
         self._in_flight: dict[str, _InFlight] = {}
+        self._gone: set[bytes] = set()
         self._stats_sent_s = 0.0
         self._stopping = False
 
@@ -88,7 +90,8 @@ class EngineServer:
             self._socket.poll()
         while not self._stopping and self._socket.poll(0):
             client, payload = self._socket.recv_multipart()
-            self._handle(client, messages.decode_to_engine(payload))
+            if client not in self._gone:  # whose last words may come after the news of its end
+                self._handle(client, messages.decode_to_engine(payload))
 
     def _handle(self, client: bytes, message: messages.ToEngine) -> None:
         match message:
@@ -132,6 +135,7 @@ class EngineServer:
         for request_id in [name for name, one in self._in_flight.items() if one.client == client]:
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
+        self._gone.add(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
         by_client: dict[bytes, list[TokenDelta]] = defaultdict(list)
@@ -183,28 +187,38 @@ def main() -> int:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.set_hwm(0)  # a ROUTER drops what a full queue cannot take; a queue without limit loses nothing
         socket.bind(args.address)
-        client = _wait_for_hello(socket)
-        return _serve(config, args.factory, socket, client)
+        clients = _wait_for_owner(socket)
+        return _serve(config, args.factory, socket, clients)
 
 
-def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], client: bytes) -> int:
+def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], clients: set[bytes]) -> int:
     def on_progress(what: str, fraction: float) -> None:
-        socket.send_multipart([client, messages.encode(messages.Progress(what, fraction))])
+        socket.send_multipart([OWNER, messages.encode(messages.Progress(what, fraction))])
 
     try:
         engine = _resolve(factory)(config, on_progress)
     except ConfigError as error:
-        socket.send_multipart([client, messages.encode(messages.StartupFailed(error.field, error.message))])
+        socket.send_multipart([OWNER, messages.encode(messages.StartupFailed(error.field, error.message))])
         return 2
-    EngineServer(engine, socket, {client}).run()
+    settle()
+    EngineServer(engine, socket, clients).run()
     return 0
 
 
-def _wait_for_hello(socket: zmq.Socket[bytes]) -> bytes:
-    while True:
+def settle() -> None:
+    """Take what loading has made out of the garbage collector's sight: its full passes stop every stream."""
+    gc.collect()
+    gc.freeze()
+
+
+def _wait_for_owner(socket: zmq.Socket[bytes]) -> set[bytes]:
+    """Wait until the process that started this one has said hello; return all that have."""
+    clients: set[bytes] = set()
+    while OWNER not in clients:
         client, payload = socket.recv_multipart()
         if isinstance(messages.decode_to_engine(payload), messages.Hello):
-            return bytes(client)
+            clients.add(bytes(client))
+    return clients
 
 
 def _resolve(factory: str) -> Callable[..., EngineLike]:

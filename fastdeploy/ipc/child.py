@@ -16,6 +16,7 @@ from fastdeploy.config.engine_config import EngineConfig
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
+OWNER = b"owner"  # identity of the connection of the process that starts the engine
 NUM_TAIL_LINES = 40
 LOG_MARK = "[fastdeploy]"
 _SHOWN = tuple(f"{LOG_MARK} {level}" for level in ("WARNING", "ERROR", "CRITICAL"))  # the rest is for the log file

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import DEFAULT_FACTORY, EngineChild
+from fastdeploy.ipc.child import DEFAULT_FACTORY, OWNER, EngineChild
 from fastdeploy.ipc.connection import EngineConnection, OnProgress
 
 SHUTDOWN_S = 5.0
@@ -28,7 +28,7 @@ class EngineClient(EngineConnection):
             factory: `module:function` that makes the engine from its configuration.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="fastdeploy-"))
-        super().__init__(f"ipc://{self._folder}/engine")
+        super().__init__(f"ipc://{self._folder}/engine", OWNER)
         self._child = EngineChild(config, self._address, factory, log_file)
         self._closing = False
         self._watcher: asyncio.Task[None] | None = None

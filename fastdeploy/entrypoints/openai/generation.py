@@ -59,7 +59,12 @@ class Generation:
     """One prompt with its n choices."""
 
     def __init__(
-        self, client: EngineConnection, tokenizer: Tokenizer, recorder: RequestRecorder, request: GenerationRequest, at: int
+        self,
+        client: EngineConnection,
+        tokenizer: Tokenizer,
+        recorder: RequestRecorder,
+        request: GenerationRequest,
+        at: int,
     ) -> None:
         """Prepare to run `request`, the prompt number `at` of its HTTP request."""
         self.request = request
@@ -78,6 +83,7 @@ class Generation:
             GenerationFailed: the engine could not finish a choice.
             InvalidRequestError, QueueFullError, EngineDeadError: as `EngineConnection.generate`.
         """
+        self._recorder.started(self.request.params.max_tokens)
         async with contextlib.aclosing(self._client.generate(self.request)) as stream:
             async for deltas in stream:
                 yield [self._update(delta) for delta in deltas]
