@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 LOG_FORMATS = ("text", "json")
 API_KEY_VARIABLE = "FD_API_KEY"
+SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class Env:
         log_format: FD_LOG_FORMAT, text or json.
         model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder; HUGGINGFACE is the one available.
         is_torch_forced: FD_FOR_TORCH_MODEL_FORMAT=1 reads checkpoints in torch layout, whatever they say themselves.
+        paddlenlp_python: FD_PADDLENLP_PYTHON, interpreter of an environment with PaddleNLP, for tokenizers that only
+            PaddleNLP reads; empty for none.
+        cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for what is made once and kept.
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
     """
 
@@ -28,6 +32,8 @@ class Env:
     log_format: str = "text"
     model_source: str = "HUGGINGFACE"
     is_torch_forced: bool = False
+    paddlenlp_python: str = ""
+    cache_dir: str = ""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
 
 
@@ -45,5 +51,16 @@ def read_env() -> Env:
         log_format=log_format,
         model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
         is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
+        paddlenlp_python=os.environ.get("FD_PADDLENLP_PYTHON", ""),
+        cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
     )
+
+
+def shown_variables() -> dict[str, str]:
+    """Return the FD_* variables that are set, as they may be shown: what may be a secret is masked."""
+    return {
+        name: "***" if any(word in name for word in SECRET_WORDS) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("FD_")
+    }

@@ -17,7 +17,8 @@ from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import Request
 from fastdeploy.detokenize.stop_strings import StopStringScanner
-from fastdeploy.detokenize.tokenizer import TOKENIZER_FILE, Tokenizer
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
@@ -106,7 +107,7 @@ def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
     """Read the tokenizer; None where the model's folder has none and none was asked for (token ids only)."""
     if config.tokenizer:
         return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer))
-    return Tokenizer.from_pretrained(model_path) if (Path(model_path) / TOKENIZER_FILE).is_file() else None
+    return Tokenizer.from_pretrained(model_path) if has_tokenizer(Path(model_path)) else None
 
 
 def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:
