@@ -16,6 +16,7 @@ def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
 
 
 def _join(earlier: TokenDelta, later: TokenDelta) -> None:
+    earlier.steps = [*earlier.step_counts(), *later.step_counts()]
     earlier.token_ids = earlier.token_ids + later.token_ids
     earlier.num_accepted_drafts += later.num_accepted_drafts
     if later.logprobs is not None:

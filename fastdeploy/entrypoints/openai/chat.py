@@ -35,7 +35,7 @@ class ChatJob(Job):
         super().__init__(server, asked, f"chatcmpl-{request_id}")
         self._asked = asked
         params = chat_params(asked, server.defaults, server.config.max_logprobs)
-        prompt = _prompt(server, asked)
+        prompt = render_prompt(server, asked)
         add_special = asked.add_special_tokens is True  # the template writes its own
         request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special)
         request.cache_salt = asked.cache_salt or ""
@@ -65,11 +65,12 @@ class ChatJob(Job):
             made["logprobs"] = chat_logprobs(tokenizer, delta.logprobs or [], self._asked.top_logprobs or 0)
         made.update(self.extensions(update, ("prompt_token_ids", "completion_token_ids")))
         if delta.prompt_logprobs is not None:
-            made["prompt_logprobs"] = prompt_logprobs(tokenizer, delta.prompt_logprobs)
+            has_texts = self._asked.include_logprobs_decode_token
+            made["prompt_logprobs"] = prompt_logprobs(tokenizer, delta.prompt_logprobs, has_texts)
         return made
 
 
-def _prompt(server: ApiServer, asked: ChatCompletionRequest) -> str | list[int]:
+def render_prompt(server: ApiServer, asked: ChatCompletionRequest) -> str | list[int]:
     """Return the prompt: token ids as given, or the rendered conversation."""
     if asked.prompt_token_ids is not None:
         return asked.prompt_token_ids
