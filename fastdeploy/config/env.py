@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 API_KEY_VARIABLE = "FD_API_KEY"
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
@@ -19,6 +20,8 @@ class Env:
         debug: FD_DEBUG=1 shows tracebacks where one line would do.
         log_dir: FD_LOG_DIR, folder for log files; empty writes to stderr only.
         log_format: FD_LOG_FORMAT, text or json.
+        log_level: FD_LOG_LEVEL, DEBUG, INFO, WARNING or ERROR.
+        log_requests: FD_LOG_REQUESTS=0 leaves out the line per request.
         model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder; HUGGINGFACE is the one available.
         is_torch_forced: FD_FOR_TORCH_MODEL_FORMAT=1 reads checkpoints in torch layout, whatever they say themselves.
         paddlenlp_python: FD_PADDLENLP_PYTHON, interpreter of an environment with PaddleNLP, for tokenizers that only
@@ -30,6 +33,8 @@ class Env:
     debug: bool = False
     log_dir: str = ""
     log_format: str = "text"
+    log_level: str = "INFO"
+    log_requests: bool = True
     model_source: str = "HUGGINGFACE"
     is_torch_forced: bool = False
     paddlenlp_python: str = ""
@@ -44,11 +49,16 @@ def read_env() -> Env:
     log_format = os.environ.get("FD_LOG_FORMAT", "text").lower()
     if log_format not in LOG_FORMATS:
         raise ConfigError("FD_LOG_FORMAT", f"expected one of {', '.join(LOG_FORMATS)}, got {log_format!r}")
+    log_level = os.environ.get("FD_LOG_LEVEL", "INFO").upper()
+    if log_level not in LOG_LEVELS:
+        raise ConfigError("FD_LOG_LEVEL", f"expected one of {', '.join(LOG_LEVELS)}, got {log_level!r}")
     keys = tuple(key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key)
     return Env(
         debug=os.environ.get("FD_DEBUG", "") == "1",
         log_dir=os.environ.get("FD_LOG_DIR", ""),
         log_format=log_format,
+        log_level=log_level,
+        log_requests=os.environ.get("FD_LOG_REQUESTS", "1") != "0",
         model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
         is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
         paddlenlp_python=os.environ.get("FD_PADDLENLP_PYTHON", ""),

@@ -22,12 +22,14 @@ import msgspec
 import zmq
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import LOG_MARK, OWNER
+from fastdeploy.ipc.child import OWNER
+from fastdeploy.metrics.logs import set_up_engine_logging
 
 STATS_INTERVAL_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -77,6 +79,7 @@ class EngineServer:
 
     def run(self) -> None:
         """Serve until a client says shutdown. Blocks while there is nothing to do."""
+        logger.info("ready for requests of %d connections", len(self._clients))
         for client in self._clients:
             self._send(client, self._ready())
         while not self._stopping:
@@ -132,7 +135,9 @@ class EngineServer:
         self._send(client, messages.Aborted(ticket, ended))
 
     def _forget_client(self, client: bytes) -> None:
-        for request_id in [name for name, one in self._in_flight.items() if one.client == client]:
+        lost = [request_id for request_id, one in self._in_flight.items() if one.client == client]
+        logger.warning("connection %s is gone; %d requests are aborted", client.decode(), len(lost))
+        for request_id in lost:
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
         self._gone.add(client)
@@ -182,7 +187,7 @@ def main() -> int:
     _die_with_parent(args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server drains, then says shutdown
-    logging.basicConfig(level=logging.INFO, format=f"{LOG_MARK} %(levelname)s %(name)s: %(message)s")
+    set_up_engine_logging(read_env())
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.set_hwm(0)  # a ROUTER drops what a full queue cannot take; a queue without limit loses nothing

@@ -39,11 +39,9 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("num_requests_waiting", "Requests that wait for their first or next step", stats.num_waiting)
     yield _gauge("gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
     yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
-    yield _gauge(
-        "hit_token_rate",
-        "Prompt tokens found in the prefix cache / looked up",
-        _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens),
-    )
+    rate = _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens)
+    yield _gauge("hit_token_rate", "Prompt tokens found in the prefix cache / looked up", rate)
+    yield _gauge("gpu_hit_token_rate", "The same: the cache has one level", rate)
 
 
 def _capacity(stats: EngineStats, description: Mapping[str, Any]) -> Iterator[Metric]:
@@ -63,6 +61,7 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests", stats.num_prompt_tokens)
     yield _counter("generation_tokens", "Tokens emitted", stats.num_generated_tokens)
     yield _counter("prefix_cache_token_num", "Prompt tokens found in the prefix cache", stats.num_prefix_hit_tokens)
+    yield _counter("prefix_gpu_cache_token_num", "The same: the cache has one level", stats.num_prefix_hit_tokens)
     yield _counter("num_preemptions", "Times a request lost its KV blocks", stats.num_preemptions)
     finished = CounterMetricFamily(PREFIX + "request_success", "Choices ended, by reason", labels=["finish_reason"])
     for reason, count in stats.num_finished.items():

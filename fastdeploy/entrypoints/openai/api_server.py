@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
 
 async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
     log_file = log_folder(env) / ENGINE_LOG if env.log_dir else None
-    client = EngineClient(args.engine, log_file, factory)
+    client = EngineClient(args.engine, log_file, factory, json_log=env.log_format == "json")
     try:
         server = make_server(args, env, client)
         listener = bind(args.server)  # before the model loads: a port that is taken is known at once

@@ -156,7 +156,7 @@ def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
         uvicorn.Config(
             _Measured(make_app(server), server.metrics.http),
             lifespan="off",
-            log_level="warning",
+            log_config=None,
             access_log=False,
             root_path=config.root_path,
             ssl_keyfile=config.ssl_keyfile or None,
