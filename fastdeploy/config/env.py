@@ -28,6 +28,7 @@ class Env:
             PaddleNLP reads; empty for none.
         cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for what is made once and kept.
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
+        openai_api_key: OPENAI_API_KEY, the key that this package's own clients send.
     """
 
     debug: bool = False
@@ -40,6 +41,7 @@ class Env:
     paddlenlp_python: str = ""
     cache_dir: str = ""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    openai_api_key: str = field(default="", repr=False)
 
 
 def read_env() -> Env:
@@ -64,6 +66,7 @@ def read_env() -> Env:
         paddlenlp_python=os.environ.get("FD_PADDLENLP_PYTHON", ""),
         cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
+        openai_api_key=os.environ.get("OPENAI_API_KEY", ""),
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastdeploy.config.env import read_env
 from fastdeploy.entrypoints.cli.http_client import HttpClient, ServerError, UnreachableError
 from fastdeploy.entrypoints.cli.parser import CommandParser, positive_int
 
@@ -110,7 +110,7 @@ def add_key_flag(parser: argparse.ArgumentParser) -> None:
 
 def server_key(args: argparse.Namespace) -> str:
     """Return the key to send."""
-    return str(args.api_key or os.environ.get("OPENAI_API_KEY") or "EMPTY")
+    return str(args.api_key or read_env().openai_api_key or "EMPTY")
 
 
 def _parser(command: str, description: str) -> CommandParser:

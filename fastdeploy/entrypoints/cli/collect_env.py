@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.env import shown_variables
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.entrypoints.cli.parser import CommandParser
 from fastdeploy.version import __version__
@@ -38,8 +39,7 @@ INSTRUCTION_SETS = (
     *("avx", "avx2", "fma", "bmi2", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"),
     *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "bf16", "sve"),
 )
-VARIABLES = ("FD_", "OMP_", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_ENDPOINT", "FLAGS_", "NVIDIA_VISIBLE_DEVICES")
-SECRET_WORDS = ("KEY", "TOKEN", "PASSWORD", "SECRET")
+VARIABLES = ("OMP_", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_ENDPOINT", "FLAGS_", "NVIDIA_VISIBLE_DEVICES")
 LIBRARY_SCRIPT = (
     "from fastdeploy import ops; print(f'{ops.library_version()} ({ops.library_hash()}), runs the {ops.isa()} path')"
 )
@@ -129,11 +129,8 @@ def _gpus() -> str:
 
 
 def _environment() -> dict[str, str]:
-    return {
-        name: "***" if any(word in name for word in SECRET_WORDS) else value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(VARIABLES)
-    }
+    others = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    return {**shown_variables(), **others}
 
 
 def _os() -> str:

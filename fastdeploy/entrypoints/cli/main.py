@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
+from fastdeploy.config.env import Env, read_env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.version import __version__
 
@@ -49,10 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("-v", "--version"):
         print(version_line())
         return 0
+    env = Env()
     try:
+        env = read_env()
         return _run(command, arguments)
     except ConfigError as error:
-        if os.environ.get("FD_DEBUG") == "1":
+        if env.debug:
             raise
         print(f"fastdeploy: error: {error}", file=sys.stderr)
         return 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import time
@@ -52,6 +53,7 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
     Raises:
         ConfigError: naming the flag or file at fault.
     """
+    logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
     folder = resolve_model_path(engine.model)
     generation_config = "none" if engine.generation_config == "none" else "auto"
@@ -157,6 +159,7 @@ def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
             _Measured(make_app(server), server.metrics.http),
             lifespan="off",
             log_config=None,
+            log_level=config.uvicorn_log_level,
             access_log=False,
             root_path=config.root_path,
             ssl_keyfile=config.ssl_keyfile or None,
