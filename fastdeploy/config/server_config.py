@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
+from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -66,6 +67,10 @@ class ServerConfig:
             raise ConfigError("max_waiting_time", f"expected seconds, or -1 for no limit, got {self.max_waiting_time}")
         if self.timeout_graceful_shutdown < 0:
             raise ConfigError("timeout_graceful_shutdown", f"expected seconds, got {self.timeout_graceful_shutdown}")
+        if self.tool_call_parser and self.tool_call_parser not in TOOL_CALL_FORMATS:
+            raise ConfigError(
+                "tool_call_parser", f"expected one of {', '.join(TOOL_CALL_FORMATS)}, got {self.tool_call_parser!r}"
+            )
         if self.uvicorn_log_level not in UVICORN_LOG_LEVELS:
             raise ConfigError(
                 "uvicorn_log_level", f"expected one of {', '.join(UVICORN_LOG_LEVELS)}, got {self.uvicorn_log_level!r}"

@@ -19,7 +19,9 @@ class TextAssembler:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_token_ids
+        )
         self._matcher = StopMatcher(params.stop)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

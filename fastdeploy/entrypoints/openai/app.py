@@ -88,15 +88,18 @@ async def _start(request: Request, model: type[Any], make_job: Callable[[ApiServ
     header_id = _header_id(request)
     body = await read_body(request)
 
-    def prepare() -> Job:
+    def parse() -> GenerationFields:
         asked: GenerationFields = parse_body(body, model)
         server.check_model(asked.model)
         check_request_fields(asked)
         if asked.request_id is None and header_id is not None:
             asked.request_id = f"{header_id}-{uuid.uuid4().hex[:8]}"  # one header may come with several requests
-        return make_job(server, asked)
+        return asked
 
-    job = prepare() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(prepare)
+    is_small = len(body) < LARGE_BODY_BYTES
+    asked = parse() if is_small else await asyncio.to_thread(parse)
+    is_quick = is_small and not getattr(asked, "chat_template", None)  # a client's template may take seconds
+    job = make_job(server, asked) if is_quick else await asyncio.to_thread(make_job, server, asked)
     for one in job.requests:  # cached prefixes are shared within one key only
         one.cache_salt = f"{key_salt(request.scope)}{one.cache_salt}"
         one.priority = job.asked.priority
@@ -124,7 +127,7 @@ async def _on_wrong_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        return error_response(no_route(path, [route.path for route in request.app.routes]))
+        return error_response(no_route(path, [route.path for route in request.app.routes if "{" not in route.path]))
     if error.status_code == 405:
         return error_response(wrong_method(request.method, path, (error.headers or {}).get("Allow", "")))
     return await _on_error(request, error)

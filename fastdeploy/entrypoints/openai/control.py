@@ -14,9 +14,9 @@ from starlette.routing import Route
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.detokenize.preprocess import check_token_ids
 from fastdeploy.entrypoints.openai.auth import key_salt
-from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, read_body
-from fastdeploy.entrypoints.openai.chat import render_prompt
+from fastdeploy.entrypoints.openai.bodies import read_body
 from fastdeploy.entrypoints.openai.info import json_response, server_of
+from fastdeploy.entrypoints.openai.prompt import render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, parse_body
 from fastdeploy.entrypoints.openai.server import ApiServer
 
@@ -96,9 +96,7 @@ async def _answer(request: Request, work: Any) -> Response:
     server = server_of(request)
     server.check_available()
     body = await read_body(request)
-    if len(body) < LARGE_BODY_BYTES:
-        return json_response(work(server, body))
-    return json_response(await asyncio.to_thread(work, server, body))
+    return json_response(await asyncio.to_thread(work, server, body))  # a client's template may take seconds
 
 
 def _tokenize(server: ApiServer, body: bytes) -> dict[str, Any]:

@@ -145,16 +145,17 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         max_completion_tokens: wins over `max_tokens`
         logprobs: report the probability of each token
         top_logprobs: 0 to 20 alternatives per token; needs `logprobs`
-        add_generation_prompt: end the prompt with the opening of the assistant's turn (default: true)
-        chat_template: a template for this request
+        add_generation_prompt: end the prompt with the opening of the assistant's turn (default: true unless
+            the last message is continued)
+        chat_template: a template for this request, or the name of one that the tokenizer brings
         chat_template_kwargs: further names that the template reads, such as `enable_thinking`
         disable_chat_template: the prompt is the first message's content as it stands
         continue_final_message: the last message is the beginning of the answer
         reasoning_max_tokens: most tokens of reasoning; then its end is forced
         response_max_tokens: most tokens after the reasoning
-        reasoning_effort: handed to the template
+        reasoning_effort: handed to the template; `none` also sets `enable_thinking` false
         tools: functions that the model may call
-        tool_choice: `none`, `auto`, `required` or one function
+        tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
         parallel_tool_calls: false allows at most one call
     """
 
@@ -163,7 +164,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: str | None = None
     disable_chat_template: bool = False
