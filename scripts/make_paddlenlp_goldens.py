@@ -9,20 +9,35 @@ PaddleNLP needs an environment of its own (the server never imports it, and the 
 
 Each folder holds what PaddleNLP's `save_pretrained` wrote (config.json, generation_config.json, safetensors in one file
 or in shards with their index) and a `reference.npz` with the float32 keys that `make_golden_checkpoints.py` describes:
-Paddle has no bfloat16 matmul for the CPU, so there is no reference in bfloat16.
+Paddle has no bfloat16 matmul for the CPU, so there is no reference in bfloat16. `paddlenlp_tokenizers/*` are tiny
+tokenizers that PaddleNLP saved, with `encoded.json`: texts and the ids that PaddleNLP gives them.
 """
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import paddle
-from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+import sentencepiece
+import tokenizers
+from paddlenlp.transformers import (
+    ErnieTokenizer,
+    GPTTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaTokenizer,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 PROMPT_LEN, GREEDY_LEN = 40, 12
@@ -148,7 +163,80 @@ def write_checkpoint(golden: Golden) -> None:
     np.savez_compressed(folder / "reference.npz", **values)
 
 
+CORPUS = (
+    "def add(a, b):\n    return a + b\n",
+    "for name in names:\n    print(name, end=' ')\n",
+    "The quick brown fox, 12345 times; it's DONE!",
+    "héllo wörld, 你好 世界, привет мир, 🙂🙃 done. END of the text STOP",
+    "深度学习框架 PaddlePaddle 3.0, we'll see what they've said",
+)
+ALPHABET = "abcdefgh THEN 0123456789 .,;!?'\"()\n\t  éüñ你好世界学习🙂\u00a0\u3000"
+
+
+def texts() -> list[str]:
+    """Return sentences and strings of random characters."""
+    generator = random.Random(5)
+    drawn = ["".join(generator.choice(ALPHABET) for _ in range(generator.randrange(1, 40))) for _ in range(60)]
+    return [*CORPUS, " leading", "trailing ", "  ", "\n\n\n", "I'LL don't", *drawn]
+
+
+def byte_level_files(folder: Path) -> None:
+    """Train a byte-level BPE and write vocab.json and merges.txt."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(CORPUS * 4, trainer)
+    backend.model.save(str(folder))
+
+
+def sentencepiece_file(file: Path) -> None:
+    """Train a SentencePiece model with Llama's settings."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(" ".join(CORPUS).splitlines() * 4),
+        model_prefix=str(file.with_suffix("")),
+        vocab_size=420,
+        model_type="bpe",
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+
+
+def word_piece_file(file: Path) -> None:
+    """Write the vocabulary of a BERT-like tokenizer."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    characters = sorted(set("".join(CORPUS).lower()) - set(" \n"))
+    pieces = [*special, *characters, *(f"##{character}" for character in characters), "the", "return", "##ing", "fox"]
+    file.write_text("\n".join(pieces) + "\n", encoding="utf-8")
+
+
+def write_tokenizers() -> None:
+    """Make every folder of paddlenlp_tokenizers/ from scratch."""
+    target = GOLDEN / "paddlenlp_tokenizers"
+    shutil.rmtree(target, ignore_errors=True)
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        byte_level_files(folder)
+        sentencepiece_file(folder / "spm.model")
+        word_piece_file(folder / "vocab.txt")
+        pair = str(folder / "vocab.json"), str(folder / "merges.txt")
+        made = {
+            "llama": LlamaTokenizer(str(folder / "spm.model")),
+            "qwen2": Qwen2Tokenizer(*pair, eos_token="!", unk_token="!", pad_token="!"),
+            "gpt": GPTTokenizer(*pair, eos_token="!", unk_token="!", pad_token="!"),
+            "ernie": ErnieTokenizer(str(folder / "vocab.txt")),
+        }
+        for name, tokenizer in made.items():
+            tokenizer.save_pretrained(str(target / name))
+            encoded = {text: [int(i) for i in tokenizer(text)["input_ids"]] for text in texts()}
+            (target / name / "encoded.json").write_text(json.dumps(encoded, indent=0, ensure_ascii=False) + "\n")
+
+
 def main() -> None:
+    write_tokenizers()
     for golden in GOLDENS:
         write_checkpoint(golden)
         print(f"{golden.name}: {sum(f.stat().st_size for f in (GOLDEN / golden.name).iterdir()) / 1024:.0f} kB")

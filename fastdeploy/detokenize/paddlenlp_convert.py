@@ -17,6 +17,10 @@ SAMPLES = (
     "你好，世界。深度学习框架",
     "héllo wörld, привет мир, 한국어",
     "def add(a, b):\n    return a + b\n",
+    "1🙂é ©2 €3 x²",
+)
+SPLIT_SYMBOLS = (
+    r"\p{S}|[\u00AD\u00B2\u00BA\u3007\u00B5\u00D8\u014B\u01B1]"  # each a word of its own, as PaddleNLP has it
 )
 
 
@@ -27,12 +31,22 @@ def convert(folder: str, file: str) -> None:
 
     slow = AutoTokenizer.from_pretrained(folder)
     fast = convert_slow_tokenizer(slow)
+    if hasattr(slow, "basic_tokenizer"):
+        _split_symbols(fast)
     _add_tokens(fast, slow)
     for text in SAMPLES:
         expected, found = slow(text)["input_ids"], fast.encode(text).ids
         if list(expected) != list(found):
             raise SystemExit(f"the result gives other ids than {type(slow).__name__} for {text!r}")
     fast.save(file)
+
+
+def _split_symbols(fast: Any) -> None:
+    """Repair what PaddleNLP's conversion of BERT-like tokenizers leaves out."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    fast.pre_tokenizer = Sequence([Split(Regex(SPLIT_SYMBOLS), "isolated"), fast.pre_tokenizer])
 
 
 def _add_tokens(fast: Any, slow: Any) -> None:
