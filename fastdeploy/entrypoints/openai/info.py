@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -15,13 +13,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastdeploy.config.env import shown_variables
+from fastdeploy.entrypoints.openai.page import page
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.version import __version__
-
-PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def server_of(request: Request) -> ApiServer:
@@ -33,17 +27,6 @@ def server_of(request: Request) -> ApiServer:
 def json_response(content: Any, status: int = 200) -> Response:
     """Return an answer in JSON."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
-
-
-async def page(request: Request) -> Response:
-    """GET /: a page to try a prompt."""
-    headers = {"Content-Security-Policy": PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
-    return Response(_page(), headers=headers, media_type="text/html")
-
-
-@lru_cache(maxsize=1)
-def _page() -> bytes:
-    return resources.files("fastdeploy").joinpath("assets", "page.html").read_bytes()
 
 
 async def models(request: Request) -> Response:
