@@ -64,7 +64,7 @@ class RequestMetrics:
 
 @dataclass
 class ErrorInfo:
-    """Why a request ended without its whole text; `type` is numerics, timeout, engine_dead or internal."""
+    """Why a request ended without its whole text; `type` is numerics, no_token, timeout, engine_dead or internal."""
 
     type: str
     message: str
@@ -82,6 +82,7 @@ class TokenDelta:
         prompt_logprobs: one entry per prompt token (None for the first), once, if the request asked.
         finish_reason: None while running; stop, length, abort or error.
         stop_reason: the stop string or token id that ended it; None for the model's end token.
+        is_complete: with `stop`: no token ended it but its form; the last token is part of the text.
         seed: the seed of this choice.
         metrics, speculate_metrics: set with finish_reason.
         error: set when finish_reason is error.
@@ -96,6 +97,7 @@ class TokenDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    is_complete: bool = False
     seed: int = 0
     metrics: RequestMetrics | None = None
     speculate_metrics: SpeculateMetrics | None = None

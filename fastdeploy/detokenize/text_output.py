@@ -34,7 +34,8 @@ class TextAssembler:
         if self._done:
             return ""
         token_ids = delta.token_ids
-        if delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not self._keep_stop:
+        by_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not delta.is_complete
+        if by_token and not self._keep_stop:
             token_ids = token_ids[:-1]  # an end token or a stop token id: it ends the text and is no part of it
         text = "".join([self._push_token(token_id) for token_id in token_ids])
         if delta.finish_reason is not None and not self._done:

@@ -15,12 +15,14 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import Request
 from fastdeploy.detokenize.stop_strings import StopStringScanner
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.constraint import ConstraintFactory
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -92,6 +94,13 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         has_tokenizer=tokenizer is not None,
         speculative=config.speculative,
         server_seed=config.seed,
+        constraints=ConstraintFactory(
+            tokenizer,
+            vocab_limit,
+            eos_token_ids,
+            REASONING_FORMATS.get(config.reasoning_parser),
+            config.guided_decoding_backend,
+        ),
     )
     return Engine(
         admission,

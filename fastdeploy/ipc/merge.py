@@ -25,6 +25,7 @@ def _join(earlier: TokenDelta, later: TokenDelta) -> None:
         earlier.prompt_logprobs = later.prompt_logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
+    earlier.is_complete = later.is_complete
     earlier.seed = later.seed
     earlier.metrics = later.metrics
     earlier.speculate_metrics = later.speculate_metrics

@@ -84,6 +84,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             return unavailable(str(error))
         case GenerationFailed(info=ErrorInfo(type="timeout", message=message)):
             return ApiError(504, message, type="timeout_error", code="timeout")
+        case GenerationFailed(info=ErrorInfo(type="no_token", message=message)):
+            return ApiError(400, message, code="no_token")
         case GenerationFailed(info=info):
             return ApiError(500, f"{info.message} (request {request_id})", type="internal_error", code=info.type)
         case HTTPException(status_code=status, detail=detail):
