@@ -67,6 +67,7 @@ class EngineConfig:
     Attributes:
         model: local directory, `demo`, or a hub name.
         tokenizer: directory of the tokenizer; empty takes the model's.
+        revision: branch, tag or commit of a model on a hub; empty for the hub's default branch.
         max_model_len: most tokens of prompt and output together, capped by the model.
         seed: the server's seed, from which requests without one draw theirs; None draws at random.
         logprobs_mode: raw_logprobs (before any processing) or processed_logprobs.
@@ -77,6 +78,7 @@ class EngineConfig:
 
     model: str
     tokenizer: str = ""
+    revision: str = ""
     dtype: str = "auto"
     device: str = "cpu"
     load_choices: str = "default_v1"

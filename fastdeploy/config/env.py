@@ -22,7 +22,7 @@ class Env:
         log_format: FD_LOG_FORMAT, text or json.
         log_level: FD_LOG_LEVEL, DEBUG, INFO, WARNING or ERROR.
         log_requests: FD_LOG_REQUESTS=0 leaves out the line per request.
-        model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder; HUGGINGFACE is the one available.
+        model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder (config.hub.HUBS).
         is_torch_forced: FD_FOR_TORCH_MODEL_FORMAT=1 reads checkpoints in torch layout, whatever they say themselves.
         paddlenlp_python: FD_PADDLENLP_PYTHON, interpreter of an environment with PaddleNLP, for tokenizers that only
             PaddleNLP reads; empty for none.

@@ -35,6 +35,7 @@ def _server(name: str, kind: str, help: str, field: str = "", is_secret: bool = 
 HONOURED_FLAGS: tuple[Flag, ...] = (
     _engine("model", "str", "local directory, hub name, or `demo` for the demonstration model"),
     _engine("tokenizer", "str", "directory of the tokenizer (default: the model's)"),
+    _engine("revision", "str", "branch, tag or commit of a model on a hub (default: the hub's main branch)"),
     _engine("dtype", "str", "auto, bfloat16 or float32 (default: auto)"),
     _engine("device", "str", "cpu or auto (default: auto)"),
     _engine("load_choices", "str", "default_v1, or dummy for random weights (default: default_v1)"),

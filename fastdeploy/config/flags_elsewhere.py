@@ -86,7 +86,6 @@ NO_EFFECT_FLAGS: tuple[Flag, ...] = (
 
 REFUSED_FLAGS: tuple[Flag, ...] = (
     # model
-    _refused("revision", neutral=("master", "main", "default")),
     _refused("tokenizer_revision", neutral=("master", "main", "default")),
     _refused("code_revision", reason=_NO_CODE, neutral=("main",)),
     _refused("quantization", neutral=("none",)),

@@ -11,10 +11,12 @@ from typing import Any, Literal, cast
 
 from fastdeploy.config.env import read_env
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
+from fastdeploy.config.hub import DEFAULT_REVISIONS, download
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
 DType = Literal["bfloat16", "float32"]
+_DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
@@ -303,40 +305,22 @@ def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def resolve_model_path(name: str, revision: str | None = None) -> str:
-    """Find the directory of a model: a local directory, `demo`, or a name on the Hugging Face hub.
+def resolve_model_path(name: str, revision: str = "") -> str:
+    """Find the directory of a model: a local directory, `demo`, or a name on the hub that FD_MODEL_SOURCE names.
+
+    Args:
+        revision: branch, tag or commit on the hub; empty for its default branch.
 
     Raises:
-        ConfigError: nothing of that name, or the hub cannot be reached.
+        ConfigError: nothing of that name, a revision of what has none, or the hub cannot be reached.
     """
-    if name == "demo":
-        return str(Path(__file__).resolve().parent.parent / "assets" / "demo_model")
-    path = Path(name).expanduser()
+    path = _DEMO_MODEL if name == "demo" else Path(name).expanduser()
     if path.is_dir():
+        if revision not in DEFAULT_REVISIONS:
+            raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is a local directory")
         return str(path)
     if path.suffix == ".gguf":
         raise ConfigError("model", f"{name}: GGUF checkpoints are not supported")
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ConfigError("model", f"{name} is not a directory")
-    return _download(name, revision)
-
-
-def _download(name: str, revision: str | None) -> str:
-    """Return the local snapshot of a hub repository, fetching what is missing."""
-    source = read_env().model_source
-    if source != "HUGGINGFACE":
-        raise ConfigError("FD_MODEL_SOURCE", f"{source} is not available yet; {name} can come from HUGGINGFACE only")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(
-            "model", f"{name} is not a local directory, and huggingface_hub is not installed to look for it on the hub"
-        ) from None
-    try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return str(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the client raises many kinds: bad name, no network, no such repository
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            "model", f"{name} is not a local directory, and the hub did not deliver it: {reason}"
-        ) from None
+    return download(name, revision, read_env().model_source)

@@ -63,7 +63,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         ops.select_backend(config.device)
     except ops.OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
-    path = resolve_model_path(config.model)
+    path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)

@@ -51,11 +51,11 @@ class LLM:
         config, notes = engine_config_from_kwargs({"model": model, **kwargs})
         for note in notes:
             logger.warning("%s", note)
-        path = resolve_model_path(config.tokenizer or config.model)
+        folder = resolve_model_path(config.model, config.revision)
         self.engine = Engine.from_config(config)
-        self.tokenizer = Tokenizer.from_pretrained(path)
+        self.tokenizer = Tokenizer.from_pretrained(resolve_model_path(config.tokenizer) if config.tokenizer else folder)
         self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
-        self._defaults = _generation_defaults(resolve_model_path(config.model), config.generation_config)
+        self._defaults = _generation_defaults(folder, config.generation_config)
         self._ids = count()
 
     def get_default_sampling_params(self) -> SamplingParams:

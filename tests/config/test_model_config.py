@@ -213,23 +213,9 @@ def test_local_directories_and_the_demo_resolve_without_a_network(tmp_path: Path
             resolve_model_path(name)
 
 
-def test_a_hub_name_without_a_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError) as caught:
-        resolve_model_path("owner/name")
-    assert "owner/name" in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_reading_a_configuration_does_not_import_paddle() -> None:
     code = "import sys, fastdeploy.config.model_config; sys.exit('paddle' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_hub_that_is_not_available_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FD_MODEL_SOURCE", "AISTUDIO")
-    with pytest.raises(ConfigError, match="AISTUDIO is not available yet") as caught:
-        resolve_model_path("someone/some-model")
-    assert caught.value.field == "FD_MODEL_SOURCE"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import logging
 import signal
 import socket
@@ -55,7 +56,7 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
     """
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
-    folder = resolve_model_path(engine.model)
+    folder = resolve_model_path(engine.model, engine.revision)
     generation_config = "none" if engine.generation_config == "none" else "auto"
     model_config = ModelConfig.from_pretrained(folder, dtype=engine.dtype, generation_config=generation_config)
     tokenizer = Tokenizer.from_pretrained(resolve_model_path(engine.tokenizer) if engine.tokenizer else folder)
@@ -82,6 +83,12 @@ async def serving(server: ApiServer, listener: socket.socket) -> AsyncIterator[N
     finally:
         web.should_exit = True
         await task
+
+
+def raise_file_limit() -> None:
+    """Allow as many open connections as the system lets this process have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def settle() -> None:
