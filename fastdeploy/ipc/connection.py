@@ -17,16 +17,23 @@ from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.merge import merge_deltas
 
+MAX_UNREAD = 2**15  # tokens and alternatives that one request may pile up for a client that does not read
+
 logger = logging.getLogger("fastdeploy.server")
 
 OnProgress = Callable[[str, float], None]
 
 
 class _Stream:
-    """What has arrived for one request and was not read yet; holds at most one delta per choice."""
+    """What has arrived for one request and was not read yet; holds at most one delta per choice.
+
+    Attributes:
+        num_unread: tokens and their alternatives in it.
+    """
 
     def __init__(self, num_choices: int) -> None:
         self.num_open = num_choices
+        self.num_unread = 0
         self.is_abandoned = False
         self.deltas: list[TokenDelta] = []
         self.error: FastDeployError | None = None
@@ -34,6 +41,7 @@ class _Stream:
 
     def put(self, delta: TokenDelta) -> None:
         self.num_open -= delta.finish_reason is not None
+        self.num_unread += len(delta.token_ids) * (1 + len(delta.logprobs[0].top) if delta.logprobs else 1)
         merge_deltas(self.deltas, delta)
         self._wake()
 
@@ -46,7 +54,7 @@ class _Stream:
         while not self.deltas and self.error is None:
             self._reader = loop.create_future()
             await self._reader
-        taken, self.deltas = self.deltas, []
+        taken, self.deltas, self.num_unread = self.deltas, [], 0
         return taken
 
     def _wake(self) -> None:
@@ -115,11 +123,12 @@ class EngineConnection:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """Yield what the engine emitted since the last time, until every choice has ended.
 
-        Deltas of one choice that wait are merged, so that a slow reader costs no memory. Closing the iterator early
-        aborts the request: iterate under `contextlib.aclosing`.
+        Deltas of one choice that wait are merged, and a request of which too much waits is ended, so that a reader who
+        does not read costs little memory. Closing the iterator early aborts the request: iterate under
+        `contextlib.aclosing`.
 
         Raises:
-            InvalidRequestError, QueueFullError: the engine did not take the request.
+            InvalidRequestError, QueueFullError: the engine did not take the request, or nobody reads what it emits.
             EngineDeadError: the engine is dead or dies meanwhile.
         """
         if self.death is not None:
@@ -247,9 +256,14 @@ class EngineConnection:
         stream = self._streams.get(delta.request_id)
         if stream is None:
             return
+        if stream.error is not None:
+            return
         stream.put(delta)
         if stream.num_open == 0:
             self._forget_abandoned(delta.request_id)
+        elif stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
+            stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
+            self._send(messages.AbortRequest(delta.request_id))
 
     def _forget_abandoned(self, request_id: str) -> None:
         if self._streams[request_id].is_abandoned:

@@ -22,6 +22,7 @@ from fastdeploy.entrypoints.openai.hosting import (
     LAST_ANSWERS_S,
     drain,
     make_server,
+    raise_file_limit,
     serving,
     settle,
     stop_signal,
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
         env = read_env()
         args = parse_serve_args(sys.argv[1:] if argv is None else argv, env)
         set_up_logging(env)
+        raise_file_limit()
         return uvloop.run(_serve(args, env, factory))
     except ConfigError as error:
         if env.debug:
