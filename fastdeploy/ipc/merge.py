@@ -7,7 +7,7 @@ from fastdeploy.core.outputs import TokenDelta
 
 
 def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
-    """Append `delta` to `waiting`, joining it to an earlier delta of the same choice, which it changes, if one is there."""
+    """Append `delta` to `waiting`, or join it to an earlier delta of the same choice, which it changes then."""
     for earlier in waiting:
         if (earlier.request_id, earlier.index) == (delta.request_id, delta.index):
             _join(earlier, delta)
