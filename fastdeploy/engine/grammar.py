@@ -10,6 +10,7 @@ from typing import Any
 
 import llguidance
 import numpy as np
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 from fastdeploy.core.constraint import TokenArray
 from fastdeploy.core.errors import InvalidRequestError
@@ -18,7 +19,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.structural_tag import JSON_OPTIONS, structural_tag_to_lark
 
 MAX_CACHED_GRAMMARS = 64
-MAX_GRAMMAR_CHARS = 1 << 16  # of notations that are read in Python
+MAX_GBNF_CHARS = 1 << 16  # it is read in Python
 MAX_MESSAGE_CHARS = 400
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms
@@ -185,8 +186,8 @@ def _json_schema(field: str, text: str) -> str:
 
 
 def _context_free(field: str, text: str) -> str:
-    if len(text) > MAX_GRAMMAR_CHARS:
-        raise InvalidRequestError(field, f"expected at most {MAX_GRAMMAR_CHARS} characters, got {len(text)}")
+    if len(text) > MAX_GBNF_CHARS and not is_lark_syntax(text):
+        raise InvalidRequestError(field, f"expected at most {MAX_GBNF_CHARS} characters of GBNF, got {len(text)}")
     if _TEMPERATURE.search(text):
         raise InvalidRequestError(field, "the rule attribute temperature is not supported; it is the request's field")
     return llguidance.grammar_from("grammar", text)
