@@ -9,6 +9,7 @@ from typing import Any
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
+from fastdeploy.entrypoints.openai.guided import guided_decoding
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 
 SAME_NAME = (
@@ -107,6 +108,7 @@ def _common(asked: GenerationFields, defaults: GenerationDefaults) -> dict[str, 
     values["logit_bias"] = _all_biases(asked)
     values["bad_words_token_ids"] = _sequences(asked.bad_words_token_ids or [])
     values["speculative"] = _speculative(asked.speculative)
+    values["guided_decoding"] = guided_decoding(asked)
     return {name: value for name, value in values.items() if value is not None}
 
 
