@@ -204,7 +204,8 @@ def _judge(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dic
         elif flag.flag_class is FlagClass.NO_EFFECT:
             notes.append(f"{shown} {value} has no effect: {flag.reason}")
         elif value not in flag.neutral:
-            refused.append(ConfigError(shown, f"{value!r} {flag.reason}" if _says_value(flag) else flag.reason))
+            reason = f"{value!r} {flag.reason}" if _says_value(flag) else flag.reason
+            refused.append(_with_origin(ConfigError(shown, reason), provenance))
     if refused:
         raise _as_one(refused)
     return values, tuple(notes)
@@ -236,7 +237,7 @@ def _shown(name: str, provenance: Mapping[str, str]) -> str:
 def _with_origin(error: ConfigError, provenance: Mapping[str, str]) -> ConfigError:
     """Name the file or variable that a wrong value came from."""
     origin = provenance.get(error.field.split(".")[0], COMMAND_LINE)
-    return error if origin == COMMAND_LINE else ConfigError(error.field, f"{error.message} ({origin})")
+    return error if origin in (COMMAND_LINE, LLM_ARGUMENT) else ConfigError(error.field, f"{error.message} ({origin})")
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
         ({"modle": "demo"}, "modle", "unknown LLM argument; did you mean 'model'"),
         ({"model": "demo", "port": 1}, "port", "flag of the server"),
         ({"model": "demo", "max_num_seqs": "many"}, "max_num_seqs", r"got 'many' \(LLM argument\)"),
-        ({"model": "demo", "speculative_model": "facebook/opt"}, "speculative_config.model", "not available yet"),
+        ({"model": "demo", "speculative_model": "facebook/opt"}, "speculative_config.method", "'draft_model' is not available yet"),
     ],
 )
 def test_llm_argument_mistakes_name_the_argument(kwargs: dict[str, object], field: str, message: str) -> None:

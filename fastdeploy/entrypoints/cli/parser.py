@@ -12,7 +12,14 @@ from typing import NoReturn
 from fastdeploy.config.args import hyphenate
 from fastdeploy.core.errors import ConfigError
 
-ENGINE_FLAGS = "The engine's flags follow, as of `fastdeploy serve` (docs/flags.md): --model, --speculative-config, ..."
+ENGINE_FLAGS = "Beside these, the flags of the engine (docs/flags.md): --model, --max-model-len, --speculative-config, ..."
+
+
+class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default else action.help
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -21,10 +28,11 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, command: str, description: str, epilog: str = "") -> None:
         super().__init__(
             prog=f"fastdeploy {command}",
+            usage=f"fastdeploy {command} [flags]",
             description=description,
             epilog=epilog,
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Formatter,
         )
         self._command = command
 
