@@ -64,6 +64,8 @@ class ToolUse:
         Raises:
             InvalidRequestError: `given` cannot stand beside calls.
         """
+        if self.is_required and given is not None and given.field != "response_format":  # that is for answers only
+            raise InvalidRequestError(given.field, "has no meaning with a tool_choice that requires calls")
         if self.form is None and self.is_named:
             schema = next(iter(self.schemas.values()))
             return GuidedDecodingParams(json=json.dumps(schema), source="tools")
