@@ -40,8 +40,15 @@ class ReasoningFormat:
         """The texts that mark something and are no part of the message."""
         return tuple(filter(None, (self.start, self.end, self.answer_start, self.answer_end)))
 
-    def state_after(self, prompt: str) -> ReasoningState:
-        """Return the state in which an output begins, from the end of the prompt's text."""
+    def state_after(self, prompt: str, is_continued: bool = False) -> ReasoningState:
+        """Return the state in which an output begins, from the end of the prompt's text.
+
+        Args:
+            is_continued: the prompt ends within the message that the output goes on with; its last marker decides.
+        """
+        if is_continued:
+            is_open = prompt.rfind(self.start) > prompt.rfind(self.end)
+            return ReasoningState.OPEN if is_open else ReasoningState.CLOSED
         tail = prompt.rstrip()
         if tail.endswith(self.start):
             return ReasoningState.OPEN

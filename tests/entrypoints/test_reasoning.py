@@ -59,6 +59,13 @@ def test_prompt_s_end_decides_where_the_output_begins(form: str, prompt: str, st
     assert REASONING_FORMATS[form].state_after(prompt) is state
 
 
+def test_continued_message_s_last_marker_decides() -> None:
+    form = REASONING_FORMATS["deepseek_r1"]
+    assert form.state_after("<think>a</think>b\nassistant: <think>hm", is_continued=True) is OPEN
+    assert form.state_after("assistant: <think>hm</think>Well,", is_continued=True) is CLOSED
+    assert form.state_after("assistant: Well,", is_continued=True) is CLOSED
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 @pytest.mark.parametrize("markers", [SPECIAL_TOKENS, ()])
 def test_tokens_of_the_reasoning_are_counted_whatever_the_deltas(

@@ -121,12 +121,6 @@ def test_streamed_message_is_the_whole_one(tool_client: openai.OpenAI, name: str
     assert chunks[-1].usage == whole.usage
 
 
-def test_arguments_are_streamed_in_pieces(tool_client: openai.OpenAI) -> None:
-    chunks = list(ask(tool_client, CALL, stream=True))
-    pieces = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
-    assert len(pieces) > 4 and "".join(piece.function.arguments for piece in pieces).endswith('"days": 2}')
-
-
 def test_other_special_tokens_stay_hidden(tool_client: openai.OpenAI) -> None:
     text = TEXTS["no call, although it begins like one"]
     assert ask(tool_client, text).choices[0].message.content == '<tool_call>{"city": "x"}</tool_call> !'

@@ -17,7 +17,7 @@ from fastdeploy.entrypoints.openai.server import ApiServer
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 NO_REASONING = {"enable_thinking": False, "thinking": False}  # names that templates read
 OWN_FIELDS = ("messages", "add_generation_prompt", "chat_template", "tools")
-TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", "tools", "continue_final_message")
+TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
 NUM_TAIL_TOKENS = 16  # of a prompt of token ids: enough to end in a marker and white space
 
 
@@ -28,6 +28,7 @@ def render_prompt(server: ApiServer, asked: ChatCompletionRequest) -> str | list
         InvalidRequestError: naming the field.
     """
     if asked.prompt_token_ids is not None:
+        _check_unused(asked, "prompt_token_ids")
         return asked.prompt_token_ids
     messages = check_messages(asked.messages or [])
     if asked.disable_chat_template:
@@ -58,18 +59,22 @@ def reasoning_state(server: ApiServer, asked: ChatCompletionRequest, prompt: str
         return ReasoningState.CLOSED
     if not isinstance(prompt, str):
         return form.state_after(server.tokenizer.decode(prompt[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
-    if asked.continue_final_message:  # somewhere within a message: the last marker decides
-        return ReasoningState.OPEN if prompt.rfind(form.start) > prompt.rfind(form.end) else ReasoningState.CLOSED
-    return form.state_after(prompt)
+    return form.state_after(prompt, asked.continue_final_message)
 
 
 def _plain_prompt(asked: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:
-    for name in TEMPLATE_FIELDS:
-        if getattr(asked, name):
-            raise InvalidRequestError(name, "has no meaning with disable_chat_template")
+    _check_unused(asked, "disable_chat_template")
+    if asked.tools:
+        raise InvalidRequestError("tools", "has no meaning with disable_chat_template")
     if len(messages) > 1:
         raise InvalidRequestError("messages", "expected one message with disable_chat_template: the prompt")
     return str(messages[0]["content"] or "")
+
+
+def _check_unused(asked: ChatCompletionRequest, name: str) -> None:
+    for unused in TEMPLATE_FIELDS:
+        if getattr(asked, unused):
+            raise InvalidRequestError(unused, f"has no meaning with {name}: no template is rendered")
 
 
 def _check_continued(asked: ChatCompletionRequest, messages: list[dict[str, Any]]) -> None:
