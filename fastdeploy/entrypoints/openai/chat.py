@@ -47,7 +47,8 @@ class ChatJob(Job):
         add_special = asked.add_special_tokens is True or (  # a template writes its own
             asked.disable_chat_template and asked.add_special_tokens is None
         )
-        request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special)
+        field = "messages" if asked.prompt_token_ids is None else "prompt_token_ids"
+        request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special, field)
         request.cache_salt = asked.cache_salt or ""
         request.reasoning = state
         self.requests = [request]

@@ -44,8 +44,9 @@ class CompletionJob(Job):
                 "n", f"prompts times n may reach {MAX_CHOICES}, got {len(self._prompts) * params.n}"
             )
         add_special = asked.add_special_tokens is not False
+        field = "prompt" if asked.prompt_token_ids is None else "prompt_token_ids"
         self.requests = [
-            build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special)
+            build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special, field)
             for at, prompt in enumerate(self._with_suffix(add_special))
         ]
         for request in self.requests:

@@ -10,6 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,9 +98,11 @@ class Job(ABC):
         delta = update.delta
         made: dict[str, Any] = {}
         if self.asked.return_token_ids:
+            decode = partial(self.server.tokenizer.decode, skip_special_tokens=False)
             if update.is_first:
-                made[names[0]] = self.requests[update.prompt_index].prompt_token_ids
-            made[names[1]] = delta.token_ids
+                prompt = self.requests[update.prompt_index].prompt_token_ids
+                made.update({names[0]: prompt, "prompt_tokens": decode(prompt)})
+            made.update({names[1]: delta.token_ids, "completion_tokens": decode(delta.token_ids)})
             if self.asked.collect_metrics:
                 made["tokens"] = describe_tokens(self.server.tokenizer, delta)
         if delta.finish_reason is not None:

@@ -65,7 +65,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         cache_salt: requests share cached prefixes with those of the same salt only
         collect_metrics: choices end with `speculate_metrics` and `metrics`
         request_id: names the request, in the answer's `id` too
-        return_token_ids: choices carry `prompt_token_ids`, `completion_token_ids` and the texts of both
+        return_token_ids: choices carry `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,
+            `prompt_tokens` and `completion_tokens`
         truncate_prompt_tokens: keep the last so many tokens of the prompt; -1 leaves room for `max_tokens`
         priority: lower ones start earlier (default: 0)
         max_streaming_response_tokens: a chunk waits for so many tokens of its choice, or its end (default: 1)
@@ -180,7 +181,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 _SERVICE = "names or files the request for a hosted service"
 WITHOUT_EFFECT: dict[str, str] = {
     "user": _SERVICE,
-    "metadata": _SERVICE,
+    "metadata": f"{_SERVICE}; its values are texts",
     "store": _SERVICE,
     "safety_identifier": _SERVICE,
     "prompt_cache_key": "equal prefixes are found without it; `cache_salt` keeps them apart",
@@ -241,6 +242,8 @@ def parse_body(body: bytes, model: type[T]) -> T:
                 values[name] = _convert(name, value, known[name])
         elif is_generation and name in REFUSED:
             _check_refused(name, value)
+        elif is_generation and name == "metadata":
+            _check_metadata(value)
         elif not is_generation or name not in WITHOUT_EFFECT:
             raise _unknown(name, model)
     request = model(**values)
@@ -286,6 +289,12 @@ def _check_refused(name: str, value: Any) -> None:
     reason, neutral = REFUSED[name]
     if value is not None and value not in neutral:
         raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
+
+
+def _check_metadata(value: Any) -> None:
+    """Refuse what is no tag: older clients of FastDeploy put settings here, which would be lost."""
+    if value is not None and (not isinstance(value, dict) or not all(isinstance(tag, str) for tag in value.values())):
+        raise InvalidRequestError("metadata", "expected a mapping to texts; settings are fields of their own")
 
 
 def _unknown(name: str, model: type[msgspec.Struct]) -> ApiError:
