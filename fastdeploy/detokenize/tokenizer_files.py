@@ -19,7 +19,7 @@ from fastdeploy.detokenize.sentencepiece_tokenizer import build_sentencepiece
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-_SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 SpecialTokens = dict[str, str]
@@ -34,7 +34,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder holds a tokenizer in any form."""
-    names = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, VOCAB_FILE, *_SENTENCEPIECE_FILES)
+    names = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, VOCAB_FILE, *SENTENCEPIECE_FILES)
     return any((folder / name).is_file() for name in names)
 
 
@@ -52,7 +52,7 @@ def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.To
         rules = find_rules(config, str(read_json(folder / "config.json").get("model_type")))
         if rules is not None:
             return _from_byte_level(folder, rules, config)
-    for name in _SENTENCEPIECE_FILES:
+    for name in SENTENCEPIECE_FILES:
         if (folder / name).is_file() and not _is_tiktoken(folder / name):
             return _from_sentencepiece(folder, folder / name, config)
     if config.get("tokenizer_class"):

@@ -214,3 +214,11 @@ def test_shards_that_name_different_formats_are_refused(tmp_path: Path) -> None:
     save_file(load_file(shard), shard, {"format": "pt"})
     with pytest.raises(ConfigError, match="different formats"):
         logits_of(tmp_path)
+
+
+@pytest.mark.parametrize("golden", ["paddlenlp_qwen2_fused", "paddlenlp_llama_rope_linear"])
+def test_nothing_refers_to_the_files_after_the_load(tmp_path: Path, golden: str) -> None:
+    shutil.copytree(GOLDEN / golden, tmp_path, dirs_exist_ok=True)
+    model = load_model(ModelConfig.from_pretrained(tmp_path), max_rows=64, max_model_len=MAX_MODEL_LEN)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert np.isfinite(Driver(model).run_alone(TOKENS)).all()
