@@ -9,7 +9,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 
-MAX_SPEC_BYTES = 1 << 20
+MAX_SPEC_BYTES = 1 << 17  # so that compiling one takes a second at the very worst
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 

@@ -8,6 +8,7 @@ remembers its mask and its last successor: what the filter of drafts has compute
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.grammar import GrammarCompiler, GrammarState
+from fastdeploy.engine.grammar import GrammarCompiler, GrammarState, num_mask_words
 
 NO_TOKENS: TokenArray = np.empty(0, np.int32)
 
@@ -224,14 +225,15 @@ class ConstraintFactory:
             backend: `off` refuses grammars.
         """
         self._tokenizer = tokenizer
-        self._num_words = (vocab_size + 31) // 32
+        self._num_words = num_mask_words(vocab_size)
         self._end_ids = tuple(end_ids)
         self._format = reasoning_format
         self._backend = backend
-        has_grammars = tokenizer is not None and backend != "off"
-        self._compiler = GrammarCompiler(tokenizer, vocab_size) if has_grammars and tokenizer else None
-        if self._compiler is not None:
-            self._num_words = self._compiler.num_words
+        self._compiler: Future[GrammarCompiler] | None = None
+        if tokenizer is not None and backend != "off":
+            with_thread = ThreadPoolExecutor(1, "grammar")  # a large vocabulary takes seconds, as do the weights
+            self._compiler = with_thread.submit(GrammarCompiler, tokenizer, vocab_size)
+            with_thread.shutdown(wait=False)
 
     def make(self, request: GenerationRequest) -> list[OutputConstraint | None]:
         """Return one automaton per choice; None where nothing is asked for.
@@ -255,7 +257,7 @@ class ConstraintFactory:
         if self._compiler is None:
             why = "has no tokenizer" if self._tokenizer is None else "runs with --guided-decoding-backend off"
             raise InvalidRequestError(spec.field, f"structured output is not available: this server {why}")
-        return self._compiler.start(spec)
+        return self._compiler.result().start(spec)
 
     def _rules(self, request: GenerationRequest, field: str) -> ConstraintRules:
         params = request.params

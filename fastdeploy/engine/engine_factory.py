@@ -70,6 +70,10 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     tokenizer = _load_tokenizer(config, path)
     eos_token_ids = _eos_token_ids(model_config, tokenizer)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
+    reasoning_format = REASONING_FORMATS.get(config.reasoning_parser)
+    constraints = ConstraintFactory(
+        tokenizer, vocab_limit, eos_token_ids, reasoning_format, config.guided_decoding_backend
+    )
 
     model = load_model(
         model_config,
@@ -94,13 +98,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         has_tokenizer=tokenizer is not None,
         speculative=config.speculative,
         server_seed=config.seed,
-        constraints=ConstraintFactory(
-            tokenizer,
-            vocab_limit,
-            eos_token_ids,
-            REASONING_FORMATS.get(config.reasoning_parser),
-            config.guided_decoding_backend,
-        ),
+        constraints=constraints,
     )
     return Engine(
         admission,

@@ -26,6 +26,7 @@ LIMITS = llguidance.LLParserLimits(
     step_lexer_fuel=200_000,  # about 15 ms for one mask at the very most
     step_max_items=50_000,
     max_lexer_states=50_000,  # of up to 2 kB each
+    max_grammar_size=30_000,
     verbose_errors=False,
 )
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]\n]*\btemperature\b[ \t]*=", re.MULTILINE)
@@ -81,6 +82,11 @@ class Vocabulary:
         return ids
 
 
+def num_mask_words(vocab_size: int) -> int:
+    """Return the words of a mask: one bit for every id, and one for the end that llguidance adds."""
+    return (vocab_size + 1 + 31) // 32
+
+
 class GrammarState:
     """Where an output stands in its grammar; immutable, as every step forks."""
 
@@ -127,7 +133,6 @@ class GrammarCompiler:
         self._vocabulary = Vocabulary(tokenizer, vocab_size)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._vocabulary))
         self._compiled: OrderedDict[tuple[str, str], GrammarState] = OrderedDict()
-        self.num_words = (self._tokenizer.vocab_size + 31) // 32
 
     def start(self, spec: GuidedDecodingParams) -> GrammarState:
         """Return the state in which an output begins.
@@ -149,7 +154,7 @@ class GrammarCompiler:
             state = GrammarState(llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS))
         except ValueError as error:
             raise InvalidRequestError(spec.field, _one_line(str(error))) from None
-        words = np.zeros(self.num_words, np.int32)
+        words = np.zeros(num_mask_words(self._vocabulary.eos_token_id), np.int32)
         if not state.error:
             state.write_mask(words)
             words.view(np.uint32)[-1] &= np.uint32(0xFFFFFFFF ^ (1 << self._vocabulary.eos_token_id % 32))
@@ -167,8 +172,7 @@ class GrammarCompiler:
             case "regex":
                 return llguidance.LLMatcher.grammar_from_regex(spec.regex or "")
             case "choice":
-                literals = (json.dumps(text, ensure_ascii=False) for text in spec.choice or ())
-                return llguidance.grammar_from("lark", "start: " + " | ".join(literals))
+                return llguidance.LLMatcher.grammar_from_regex("|".join(map(_escaped, spec.choice or ())))
             case "structural_tag":
                 lark = structural_tag_to_lark(spec.field, spec.structural_tag, self._vocabulary.special_ids)
                 return llguidance.grammar_from("lark", lark)
@@ -177,8 +181,8 @@ class GrammarCompiler:
 
 def _json_schema(field: str, text: str) -> str:
     schema = json.loads(text)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is True:
+        schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequestError(field, "expected a JSON schema, which is an object or true")
     defaults: Any = JSON_OPTIONS  # a type of the library that only its stubs have
@@ -191,6 +195,11 @@ def _context_free(field: str, text: str) -> str:
     if _TEMPERATURE.search(text):
         raise InvalidRequestError(field, "the rule attribute temperature is not supported; it is the request's field")
     return llguidance.grammar_from("grammar", text)
+
+
+def _escaped(text: str) -> str:
+    """Return a regular expression that matches `text` alone."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", lambda match: "\\" + match.group(), text)
 
 
 def _one_line(message: str) -> str:
