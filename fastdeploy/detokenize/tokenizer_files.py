@@ -58,6 +58,9 @@ def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.To
     if config.get("tokenizer_class"):
         converted = convert_with_paddlenlp(folder, str(config["tokenizer_class"]))
         return _read_tokenizer_json(converted), named_special_tokens(config)
+    for name in SENTENCEPIECE_FILES:
+        if (folder / name).is_file():
+            raise ConfigError("tokenizer", f"{str(folder / name)!r} is in tiktoken's format; use its {TOKENIZER_FILE}")
     raise ConfigError(
         "tokenizer",
         f"no {TOKENIZER_FILE} in {str(folder)!r}, nor {VOCAB_FILE} with {MERGES_FILE} of a known class, nor a "

@@ -63,4 +63,6 @@ def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[W
     if read_env().is_torch_forced:
         return source, "FD_FOR_TORCH_MODEL_FORMAT=1"
     layout, reason = find_layout(source, config, architecture)
-    return (source if layout == "torch" else PaddleSource(source, config, architecture, reason)), reason
+    if layout == "torch":
+        return source, reason
+    return PaddleSource(source, config, architecture, f"{reason} (FD_FOR_TORCH_MODEL_FORMAT=1 says torch)"), reason

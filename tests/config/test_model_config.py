@@ -101,6 +101,22 @@ def test_sampling_defaults_are_read_and_can_be_ignored(tmp_path: Path) -> None:
     assert ignored.generation.temperature is None and ignored.eos_token_ids == ()
 
 
+@pytest.mark.parametrize(
+    ("generation", "temperature"),
+    [
+        ({"decode_strategy": "greedy_search", "temperature": 0.6}, 0.0),
+        ({"decode_strategy": "sampling", "temperature": 0.6}, 0.6),
+        ({"decode_strategy": "greedy_search", "do_sample": True, "temperature": 0.6}, 0.6),
+        ({"temperature": 0.6}, 0.6),
+    ],
+)
+def test_the_strategy_that_paddlenlp_names_decides_whether_to_sample(
+    generation: dict[str, Any], temperature: float
+) -> None:
+    values = parse_model_config(MINIMAL, generation).generation.sampling_values()
+    assert values["temperature"] == temperature
+
+
 def test_unknown_architectures_are_refused_with_the_supported_ones() -> None:
     error = refusal(architectures=["GPT2LMHeadModel"])
     assert error.field == "architectures" and "GPT2LMHeadModel" in error.message and "Qwen3ForCausalLM" in error.message

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.incremental import IncrementalDetokenizer
@@ -28,11 +29,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "add_dummy_prefix": False,
         "user_defined_symbols": ["<sep>", "\n\n"],
     },
+    "bpe_without_bytes": {"model_type": "bpe", **LLAMA, "byte_fallback": False},
     "unigram": {"model_type": "unigram", **LLAMA},
     "unigram_nfkc": {"model_type": "unigram"},
     "char": {"model_type": "char"},
 }
-MATCHED = ("bpe", "bpe_without_prefix", "unigram", "unigram_nfkc")
+MATCHED = ("bpe", "bpe_without_prefix", "bpe_without_bytes", "unigram", "unigram_nfkc")
 
 
 @cache
@@ -81,6 +83,31 @@ def test_ids_and_text_are_those_of_the_library(tmp_path: Path, kind: str) -> Non
         assert tokenizer.encode(text, add_special_tokens=False) == expected, repr(text)
         if library.unk_id() not in expected:
             assert tokenizer.decode(expected) == library.decode(expected), repr(text)
+
+
+@pytest.mark.parametrize("kind", MATCHED)
+def test_text_of_any_pieces_is_that_of_the_library(tmp_path: Path, kind: str) -> None:
+    tokenizer = save(tmp_path, kind)
+    library = sentencepiece.SentencePieceProcessor(model_proto=model_of(kind))
+    normal = [i for i, piece in enumerate(read(tmp_path, kind).pieces) if piece.kind is PieceKind.NORMAL]
+    space = library.piece_to_id("\u2581")
+    generator = random.Random(6)
+    for _ in range(300):
+        ids = [space] * generator.randrange(4) + generator.choices(normal, k=generator.randrange(6))
+        assert tokenizer.decode(ids) == library.decode(ids), [library.id_to_piece(i) for i in ids]
+
+
+def test_pieces_merge_by_their_scores_and_not_by_their_order(tmp_path: Path) -> None:
+    model = sentencepiece_model_pb2.ModelProto.FromString(model_of("bpe"))
+    normal = [piece for piece in model.pieces if piece.type == PieceKind.NORMAL]
+    others = [piece for piece in model.pieces if piece.type != PieceKind.NORMAL]
+    del model.pieces[:]
+    model.pieces.extend([*others, *reversed(normal)])
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    tokenizer = Tokenizer.from_pretrained(tmp_path)
+    library = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    for text in random_texts(seed=5, number=50):
+        assert tokenizer.encode(text, add_special_tokens=False) == library.encode(text), repr(text)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

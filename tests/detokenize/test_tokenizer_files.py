@@ -227,6 +227,9 @@ def test_tokens_in_tiktoken_format_are_no_sentencepiece_model(environment: Path)
     (environment / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
     with pytest.raises(ConfigError, match="is read by PaddleNLP only"):
         Tokenizer.from_pretrained(environment)
+    (environment / "tokenizer_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer\.model' is in tiktoken's format; use its tokenizer\.json"):
+        Tokenizer.from_pretrained(environment)
 
 
 @pytest.mark.skipif(not REAL_PADDLENLP, reason="FD_PADDLENLP_PYTHON names no environment with PaddleNLP")

@@ -208,6 +208,20 @@ def test_a_header_of_torch_wins_over_config_and_then_shapes_must_agree(tmp_path:
         logits_of(write(tmp_path, config, renamed, "pt"))
 
 
+def test_a_checkpoint_in_torch_layout_with_a_header_of_numpy_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = GOLDEN / "qwen3"
+    config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
+    folder = write(tmp_path, config, tensors, "np")
+    with pytest.raises(
+        ConfigError, match=r"transposed, against .* format 'np' \(FD_FOR_TORCH_MODEL_FORMAT=1 says torch"
+    ):
+        logits_of(folder)
+    monkeypatch.setenv("FD_FOR_TORCH_MODEL_FORMAT", "1")
+    np.testing.assert_array_equal(logits_of(folder), logits_of(golden))
+
+
 def test_shards_that_name_different_formats_are_refused(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "paddlenlp_llama", tmp_path, dirs_exist_ok=True)
     shard = tmp_path / "model-00002-of-00004.safetensors"
