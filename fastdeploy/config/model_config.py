@@ -251,6 +251,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
         ("alibi", False),
+        ("use_rmsnorm", True),
         ("use_long_sequence_strategies", False),
     ):
         if raw.get(key, neutral) not in (neutral, None):

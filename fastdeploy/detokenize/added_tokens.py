@@ -14,6 +14,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.json_file import read_json
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_FURTHER_KEYS = ("cls_token", "sep_token", "mask_token")  # special too, though no template asks for them
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -68,7 +69,7 @@ def _declared(folder: Path, config: Mapping[str, Any], special: list[str]) -> di
 
 
 def _special_texts(config: Mapping[str, Any]) -> list[str]:
-    further = config.get("additional_special_tokens") or []
+    further = [config.get(key) for key in _FURTHER_KEYS] + list(config.get("additional_special_tokens") or [])
     texts = [*named_special_tokens(config).values(), *(_text(value) for value in further)]
     return [text for text in dict.fromkeys(texts) if text]
 

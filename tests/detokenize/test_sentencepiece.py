@@ -163,6 +163,14 @@ def test_added_tokens_have_the_ids_that_the_folder_gives_them(tmp_path: Path) ->
     assert {size, size + 1} <= tokenizer.special_ids and tokenizer.vocab_size == size + 2
 
 
+def test_pieces_that_the_folder_names_are_special_tokens(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "Ernie4_5_Tokenizer", "cls_token": "<sep>"}
+    tokenizer = save(tmp_path, "bpe_without_prefix", **config)
+    ids = tokenizer.encode("a<sep>b")
+    assert ids[1] in tokenizer.special_ids and tokenizer.decode(ids) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<sep>b"
+
+
 def test_added_tokens_that_cannot_have_their_id_are_refused_by_name(tmp_path: Path) -> None:
     size = len(read(tmp_path, "bpe").pieces)
     with pytest.raises(ConfigError, match=rf"'<gap>' has id {size + 5}, the next free id is {size}"):

@@ -99,10 +99,13 @@ def test_an_adapter_needs_no_config_to_be_recognised(tmp_path: Path) -> None:
     assert "is an adapter (LoRA)" in refusal(tmp_path)
 
 
-def test_settings_that_only_paddlenlp_has_are_refused_by_key(tmp_path: Path) -> None:
-    for key in ("alibi", "use_long_sequence_strategies"):
-        with pytest.raises(ConfigError, match=f"{key}: only False is supported, got True"):
-            ModelConfig.from_pretrained(folder_with(tmp_path, [], **{key: True}))
+@pytest.mark.parametrize(
+    ("key", "neutral"), [("alibi", False), ("use_long_sequence_strategies", False), ("use_rmsnorm", True)]
+)
+def test_settings_that_only_paddle_checkpoints_have_are_refused_by_key(tmp_path: Path, key: str, neutral: bool) -> None:
+    ModelConfig.from_pretrained(folder_with(tmp_path, [], **{key: neutral}))
+    with pytest.raises(ConfigError, match=f"{key}: only {neutral} is supported, got {not neutral}"):
+        ModelConfig.from_pretrained(folder_with(tmp_path, [], **{key: not neutral}))
 
 
 def sharded(tmp_path: Path, edit_index: dict[str, str | None]) -> Path:
