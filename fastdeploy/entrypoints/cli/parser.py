@@ -12,7 +12,9 @@ from typing import NoReturn
 from fastdeploy.config.args import hyphenate
 from fastdeploy.core.errors import ConfigError
 
-ENGINE_FLAGS = "Beside these, the flags of the engine (docs/flags.md): --model, --max-model-len, --speculative-config, ..."
+ENGINE_FLAGS = (
+    "Beside these, the flags of the engine (docs/flags.md): --model, --max-model-len, --speculative-config, ..."
+)
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -56,8 +58,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError instead of leaving the process."""
-        field, colon, rest = message.removeprefix("argument ").partition(": ")
-        raise ConfigError(field.split("/")[-1], rest) if colon else ConfigError(f"fastdeploy {self._command}", message)
+        if not message.startswith("argument "):
+            raise ConfigError(f"fastdeploy {self._command}", message)
+        field, _, rest = message.removeprefix("argument ").partition(": ")
+        raise ConfigError(field.split("/")[-1], rest)
 
 
 def positive_int(text: str) -> int:

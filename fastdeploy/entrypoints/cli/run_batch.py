@@ -23,13 +23,13 @@ from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.env import API_KEY_VARIABLE, read_env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.client import add_key_flag, server_key
-from fastdeploy.entrypoints.cli.http_client import HttpClient, UnreachableError
+from fastdeploy.entrypoints.cli.http_client import HttpClient, UnreachableError, error_message
 from fastdeploy.entrypoints.cli.local_server import ServerEndedError, local_server, refuse_network_flags
 from fastdeploy.entrypoints.cli.parser import ENGINE_FLAGS, CommandParser, positive_int
 
 PATHS = {"/v1/chat/completions": "/chat/completions", "/v1/completions": "/completions"}
 KEYS = {"custom_id", "method", "url", "body"}
-BUSY = 429
+BUSY, UNAVAILABLE = 429, 503
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,8 @@ async def _answer(client: HttpClient, line: BatchLine) -> dict[str, Any]:
     while status == BUSY:
         await asyncio.sleep(float(headers.get("retry-after", 1)))
         status, headers, content = await client.post(line.path, line.body)
+    if status == UNAVAILABLE:  # not this request's fault, and the next ones would get the same
+        raise UnreachableError(error_message(content) or f"status {status}")
     response = {
         "status_code": status,
         "request_id": headers.get("x-request-id", ""),
