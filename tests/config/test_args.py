@@ -29,7 +29,8 @@ root-path ssl-keyfile ssl-certfile
 FASTDEPLOY_FLAGS = """
 controller-port enable-mm-output timeout model-config-name tokenizer-base-url task runner convert model-impl
 override-pooler-config use-warmup limit-mm-per-prompt mm-processor-kwargs max-encoder-cache max-processor-cache
-enable-mm tool-parser-plugin plas-attention-config early-stop-config enable-early-stop guided-decoding-disable-any-whitespace
+enable-mm tool-parser-plugin plas-attention-config early-stop-config enable-early-stop
+guided-decoding-disable-any-whitespace
 logprobs-mode enable-keep-sampling-mask enable-entropy lm-head-fp32 logits-processors dynamic-load-weight load-strategy
 rsync-config local-data-parallel-id enable-eplb eplb-config routing-replay-config enable-chunked-moe chunked-moe-size
 disable-custom-all-reduce enable-flashinfer-allreduce-fusion use-internode-ll-two-stage disable-sequence-parallel-moe
