@@ -58,6 +58,7 @@ class SamplingParams:
         logprobs: number of alternatives reported per emitted token, 0..20; None reports nothing.
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
+        visible_token_ids: special tokens that stay in the text all the same: markers that somebody reads there.
         include_stop_str_in_output: keep the stop string in the text.
         truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1: as many as fit the context.
         reasoning_max_tokens: after so many tokens of reasoning its end marker is forced (needs a reasoning parser).
@@ -86,6 +87,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    visible_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     reasoning_max_tokens: int | None = None

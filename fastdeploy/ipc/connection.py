@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import zmq
-import zmq.asyncio
 
 from fastdeploy.core.errors import ConfigError, EngineDeadError, FastDeployError, InvalidRequestError, QueueFullError
 from fastdeploy.core.outputs import TokenDelta
@@ -19,36 +17,49 @@ from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.merge import merge_deltas
 
+MAX_UNREAD = 2**15  # tokens and alternatives that one request may pile up for a client that does not read
+
 logger = logging.getLogger("fastdeploy.server")
 
 OnProgress = Callable[[str, float], None]
 
 
 class _Stream:
-    """What has arrived for one request and was not read yet; holds at most one delta per choice."""
+    """What has arrived for one request and was not read yet; holds at most one delta per choice.
+
+    Attributes:
+        num_unread: tokens and their alternatives in it.
+    """
 
     def __init__(self, num_choices: int) -> None:
         self.num_open = num_choices
+        self.num_unread = 0
         self.is_abandoned = False
         self.deltas: list[TokenDelta] = []
         self.error: FastDeployError | None = None
-        self.arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # waits for the next thing to arrive
 
     def put(self, delta: TokenDelta) -> None:
         self.num_open -= delta.finish_reason is not None
+        self.num_unread += len(delta.token_ids) * (1 + len(delta.logprobs[0].top) if delta.logprobs else 1)
         merge_deltas(self.deltas, delta)
-        self.arrived.set()
+        self._wake()
 
     def fail(self, error: FastDeployError) -> None:
         self.error = error
-        self.arrived.set()
+        self._wake()
 
-    async def take(self) -> list[TokenDelta]:
+    async def take(self, loop: asyncio.AbstractEventLoop) -> list[TokenDelta]:
         """Wait for something, then return all of it."""
-        await self.arrived.wait()
-        self.arrived.clear()
-        taken, self.deltas = self.deltas, []
+        while not self.deltas and self.error is None:
+            self._reader = loop.create_future()
+            await self._reader
+        taken, self.deltas, self.num_unread = self.deltas, [], 0
         return taken
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class EngineConnection:
@@ -72,7 +83,7 @@ class EngineConnection:
         self.death: EngineDeadError | None = None
         self._died = asyncio.Event()
         self._address = address
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
@@ -83,7 +94,7 @@ class EngineConnection:
         self._answers: dict[int, asyncio.Future[list[tuple[str, int]]]] = {}
         self._started: asyncio.Future[messages.Ready] | None = None
         self._on_progress: OnProgress | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Connect and wait until the model is loaded.
@@ -93,10 +104,11 @@ class EngineConnection:
             EngineDeadError: it died while starting.
         """
         self._on_progress = on_progress
-        self._started = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.create_future()
         self._socket.connect(self._address)
-        self._tasks.append(asyncio.create_task(self._receive()))
-        await self._send(messages.Hello())
+        self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._send(messages.Hello())
         self.ready = await self._started
 
     @property
@@ -111,11 +123,12 @@ class EngineConnection:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """Yield what the engine emitted since the last time, until every choice has ended.
 
-        Deltas of one choice that wait are merged, so that a slow reader costs no memory. Closing the iterator early
-        aborts the request: iterate under `contextlib.aclosing`.
+        Deltas of one choice that wait are merged, and a request of which too much waits is ended, so that a reader who
+        does not read costs little memory. Closing the iterator early aborts the request: iterate under
+        `contextlib.aclosing`.
 
         Raises:
-            InvalidRequestError, QueueFullError: the engine did not take the request.
+            InvalidRequestError, QueueFullError: the engine did not take the request, or nobody reads what it emits.
             EngineDeadError: the engine is dead or dies meanwhile.
         """
         if self.death is not None:
@@ -123,11 +136,12 @@ class EngineConnection:
         if request.request_id in self._streams:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         stream = self._streams[request.request_id] = _Stream(request.params.n)
+        loop = asyncio.get_running_loop()
         finished = False
         try:
-            await self._send(messages.AddRequest(request))
+            self._send(messages.AddRequest(request))
             while True:
-                deltas = await stream.take()
+                deltas = await stream.take(loop)
                 finished = stream.num_open == 0 or stream.error is not None
                 if deltas:
                     yield deltas
@@ -140,13 +154,13 @@ class EngineConnection:
                 del self._streams[request.request_id]
             else:  # the id stays taken until the engine has let go of it
                 stream.is_abandoned = True
-                self._send_soon(messages.AbortRequest(request.request_id))
+                self._send(messages.AbortRequest(request.request_id))
 
     def abort(self, request_id: str) -> bool:
         """Ask the engine to end a request; its stream ends with finish_reason abort. Return whether it is in flight."""
         if request_id not in self._streams:
             return False
-        self._send_soon(messages.AbortRequest(request_id))
+        self._send(messages.AbortRequest(request_id))
         return True
 
     def abort_all(self) -> None:
@@ -173,16 +187,15 @@ class EngineConnection:
         ticket = next(self._tickets)
         answer = self._answers[ticket] = asyncio.get_running_loop().create_future()
         try:
-            await self._send(messages.AbortMany(ticket, None if request_ids is None else list(request_ids), owner_salt))
+            self._send(messages.AbortMany(ticket, None if request_ids is None else list(request_ids), owner_salt))
             return await answer
         finally:
             del self._answers[ticket]
 
     async def close(self) -> None:
         """Leave; requests in flight go on unless they were aborted."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._context.term()
 
@@ -199,21 +212,19 @@ class EngineConnection:
                 answer.set_exception(self.death)
         self._died.set()
 
-    async def _send(self, message: messages.ToEngine) -> None:
-        await self._socket.send(messages.encode(message))
+    def _send(self, message: messages.ToEngine) -> None:
+        """Send; the queue has no limit and takes it at once."""
+        if self._socket.closed:
+            return
+        self._socket.send(messages.encode(message), zmq.NOBLOCK)
+        if self._loop is not None:
+            self._loop.call_soon(self._receive)  # the send may have eaten the wake-up of a message that waits
 
-    def _send_soon(self, message: messages.ToEngine) -> None:
-        """Send without waiting, also while the caller is being cancelled: the queue takes it at once.
-
-        Not past the asynchronous socket: a plain send would eat the wake-up of a message that is waiting to be read.
-        """
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.send(messages.encode(message))
-
-    async def _receive(self) -> None:
+    def _receive(self) -> None:
+        """Handle every message that is there: the socket's descriptor tells of the first one only."""
         try:
-            while True:
-                self._handle(messages.decode_to_client(await self._socket.recv()))
+            while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                self._handle(messages.decode_to_client(self._socket.recv(zmq.NOBLOCK)))
         except Exception as error:  # nobody would be told anything any more
             logger.exception("cannot read what the engine says")
             self.die(f"the engine's messages cannot be read: {error}")
@@ -245,9 +256,14 @@ class EngineConnection:
         stream = self._streams.get(delta.request_id)
         if stream is None:
             return
+        if stream.error is not None:
+            return
         stream.put(delta)
         if stream.num_open == 0:
             self._forget_abandoned(delta.request_id)
+        elif stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
+            stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
+            self._send(messages.AbortRequest(delta.request_id))
 
     def _forget_abandoned(self, request_id: str) -> None:
         if self._streams[request_id].is_abandoned:

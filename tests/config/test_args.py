@@ -26,11 +26,33 @@ scheduler-expire-period kv-cache-memory logprobs-mode generation-config trust-re
 compilation-config async-scheduling distributed-executor-backend enforce-eager disable-padded-drafter-batch
 root-path ssl-keyfile ssl-certfile
 """
+FASTDEPLOY_FLAGS = """
+controller-port enable-mm-output timeout model-config-name tokenizer-base-url task runner convert model-impl
+override-pooler-config use-warmup limit-mm-per-prompt mm-processor-kwargs max-encoder-cache max-processor-cache
+enable-mm tool-parser-plugin plas-attention-config early-stop-config enable-early-stop
+guided-decoding-disable-any-whitespace
+logprobs-mode enable-keep-sampling-mask enable-entropy lm-head-fp32 logits-processors dynamic-load-weight load-strategy
+rsync-config local-data-parallel-id enable-eplb eplb-config routing-replay-config enable-chunked-moe chunked-moe-size
+disable-custom-all-reduce enable-flashinfer-allreduce-fusion use-internode-ll-two-stage disable-sequence-parallel-moe
+shutdown-comm-group-if-worker-idle prealloc-dec-block-slot-num-threshold static-decode-blocks kvcache-storage-backend
+write-policy ips enable-output-caching max-num-partial-prefills max-long-partial-prefills long-prefill-token-threshold
+disable-chunked-mm-input enable-overlap-schedule router scheduler-release-load-expire-period scheduler-reader-parallel
+scheduler-writer-parallel scheduler-reader-batch-size scheduler-writer-batch-size
+"""
+VLLM_FLAGS = """
+disable-log-requests enable-log-requests disable-log-stats max-log-len uvicorn-log-level max-seq-len-to-capture
+kv-cache-dtype cpu-offload-gb pipeline-parallel-size enable-auto-tool-choice enable-reasoning allowed-origins
+allowed-methods allowed-headers allow-credentials load-format download-dir hf-token hf-overrides tokenizer-mode
+tokenizer-revision code-revision skip-tokenizer-init rope-scaling rope-theta enable-lora lora-modules kv-transfer-config
+scheduling-policy preemption-mode num-scheduler-steps api-server-count middleware response-role
+return-tokens-as-token-ids enable-prompt-tokens-details enable-server-load-tracking disable-frontend-multiprocessing
+override-generation-config chat-template-content-format otlp-traces-endpoint ssl-ca-certs
+"""
 
 
 def test_every_flag_of_the_contract_has_a_class_and_a_reason_where_it_needs_one() -> None:
     known = {flag.option.removeprefix("--"): flag for flag in FLAGS}
-    assert set(SERVING_FLAGS.split()) <= set(known)
+    assert set((SERVING_FLAGS + FASTDEPLOY_FLAGS + VLLM_FLAGS).split()) <= set(known)
     assert len(known) == len(FLAGS), "no flag stands in the table twice"
     for flag in FLAGS:
         assert (flag.flag_class is FlagClass.HONOURED) == (not flag.reason)
@@ -82,6 +104,13 @@ def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> No
     [
         ("max_modle_len: 5", "max_modle_len", r"unknown key of .*serve.yaml; did you mean 'max_model_len'"),
         ("max_model_len: long", "max_model_len", r"expected an integer, got 'long' \(.*serve.yaml\)"),
+        ("port: 1\nseed: 2\nport: 3", "port", r"stands twice, the second time in line 3 of .*serve.yaml"),
+        ("speculative_config: {method: ngram, method: naive}", "method", "stands twice"),
+        ("port: 70000", "port", r"\[0, 65535\], got 70000 \(.*serve.yaml\)"),
+        ("speculative_config: {method: ngram, max_ngram_size: 0}", "speculative_config.max_ngram_size", "serve.yaml"),
+        ("speculative_config: ngram", "speculative_config", "expected a JSON mapping"),
+        ("tensor_parallel_size: 0", "tensor_parallel_size", r"at least 1, got 0 \(.*serve.yaml\)"),
+        ("api_key: {a: sesame}", "api_key", "expected strings"),
         ("max_model_len: [1]", "max_model_len", "expected an integer"),
         ("enable_prefix_caching: 7", "enable_prefix_caching", "expected true or false, got 7"),
         ("- a", "--config", "holds no mapping"),
@@ -106,7 +135,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --port", "--port", "expected one argument"),
         ("demo --port eighty", "--port", "expected an integer, got 'eighty'"),
         ("demo --port 70000", "port", r"\[0, 65535\], got 70000"),
-        ("demo --workers 2", "workers", "not available yet"),
+        ("demo --workers 0", "workers", "expected"),
         ("demo other", "command line", "what is 'other'"),
         ("demo --model other", "--model", "given twice"),
         ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
@@ -114,7 +143,18 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --splitwise-role prefill", "--splitwise-role", "'prefill' belongs to prefill/decode separation"),
         ("demo --scheduler-name splitwise", "--scheduler-name", "Redis"),
         ("demo --data-parallel-size 2", "--data-parallel-size", "2 is not available yet"),
-        ("demo --device gpu", "device", "expected one of"),
+        ("demo --device gpu --tensor-parallel-size 4", "device", "'gpu' is not available yet.*expected cpu or auto"),
+        ("demo --gpu-memory-utilization 1.5", "--gpu-memory-utilization", "at most 1.0, got '1.5'"),
+        ("demo --swap-space -1", "--swap-space", "at least 0.0"),
+        ("demo --uvicorn-log-level loud", "uvicorn_log_level", "expected one of critical"),
+        ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size", "not supported"),
+        ("demo --kv-cache-dtype fp8", "--kv-cache-dtype", "'fp8' is not available yet"),
+        (
+            "demo --enable-lora --router a:1 -dp 2",
+            "--enable-lora",
+            r"\(refused as well: --router, --data-parallel-size\)",
+        ),
+        ("demo --allowed-origins '[1, {}]'", "--allowed-origins", "expected strings"),
         ("demo --dtype int3", "dtype", "expected one of"),
         ("demo --kv-cache-memory 5x", "--kv-cache-memory", "number of bytes"),
         ("demo --speculative-config '{'", "--speculative-config", "expected a JSON mapping"),
@@ -153,6 +193,48 @@ def test_keys_come_from_the_flags_and_else_from_the_environment() -> None:
     assert "a" not in repr(args.server.api_keys[1:]) and "api_keys" not in repr(args.server)
 
 
+@pytest.mark.parametrize(
+    "flags", ["--api-key [sesame", "--hf-token sesame", "--scheduler-password sesame", "--ssl-keyfile-password sesame"]
+)
+def test_secrets_are_in_no_message(flags: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_args(["demo", *flags.split(maxsplit=1)])
+    assert "sesame" not in str(caught.value)
+
+
+def test_commands_that_vllm_users_type_run_with_a_line_for_what_has_no_effect() -> None:
+    flags = """demo --served-model-name m --max-num-seqs 4 --swap-space 16 --enforce-eager --disable-log-requests
+        --uvicorn-log-level info --max-seq-len-to-capture 8192 --distributed-executor-backend mp --kv-cache-dtype auto
+        --cpu-offload-gb 0 --pipeline-parallel-size 1 --enable-auto-tool-choice --tool-call-parser hermes
+        --allowed-origins ["http://a","http://b"] --allowed-origins http://c --load-format auto
+        --no-enable-prefix-caching --disable-log-stats --trust-remote-code --guided-decoding-backend auto"""
+    args = parse_serve_args(flags.split())
+    assert args.server.allowed_origins == ("http://a", "http://b", "http://c")
+    assert args.server.disable_log_requests and args.server.uvicorn_log_level == "info"
+    assert [note.split()[0] for note in args.notes] == [
+        "--swap-space",
+        "--enforce-eager",
+        "--max-seq-len-to-capture",
+        "--distributed-executor-backend",
+        "--cpu-offload-gb",
+        "--enable-auto-tool-choice",
+        "--disable-log-stats",
+        "--trust-remote-code",
+    ]
+
+
+def test_key_of_the_environment_is_known_to_come_from_there() -> None:
+    assert parse_serve_args(["demo"], Env(api_keys=("k",))).provenance["api_key"] == "FD_API_KEY"
+
+
+def test_mapping_may_be_json_in_a_string_and_replaces_the_file_s_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text('speculative_config: \'{"method": "ngram", "max_ngram_size": 4}\'\n')
+    assert parse_serve_args(["demo", "--config", str(file)]).engine.speculative.max_ngram_size == 4
+    flags = ["demo", "--config", str(file), "--speculative-config", '{"method": "ngram"}']
+    assert parse_serve_args(flags).engine.speculative.max_ngram_size == 5
+
+
 @pytest.mark.parametrize(("text", "expected"), [("5", 5), ("2k", 2000), ("3Mi", 3 * 2**20), ("1GiB", 2**30)])
 def test_bytes_may_carry_a_unit(text: str, expected: int) -> None:
     assert parse_serve_args(["demo", "--kv-cache-memory", text]).engine.cache.kv_cache_memory == expected
@@ -185,11 +267,41 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
     [
         ({"modle": "demo"}, "modle", "unknown LLM argument; did you mean 'model'"),
         ({"model": "demo", "port": 1}, "port", "flag of the server"),
+        ({"model": "demo", "disable_log_requests": True}, "disable_log_requests", "flag of the server"),
+        ({"model": "demo", "quantization": "awq"}, "quantization", "'awq' is not available yet$"),
         ({"model": "demo", "max_num_seqs": "many"}, "max_num_seqs", r"got 'many' \(LLM argument\)"),
-        ({"model": "demo", "speculative_model": "facebook/opt"}, "speculative_config.model", "not available yet"),
+        (
+            {"model": "demo", "speculative_model": "facebook/opt"},
+            "speculative_config.method",
+            "'draft_model' is not available yet",
+        ),
     ],
 )
 def test_llm_argument_mistakes_name_the_argument(kwargs: dict[str, object], field: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         engine_config_from_kwargs(kwargs)
     assert caught.value.field == field
+
+
+def test_llm_arguments_of_other_engines_are_accepted_where_they_change_nothing() -> None:
+    config, notes = engine_config_from_kwargs(
+        {
+            "model": "demo",
+            "enable_logprob": True,
+            "swap_space": 4,
+            "disable_log_stats": True,
+            "max_seq_len_to_capture": 8192,
+            "graph_optimization_config": {"use_cudagraph": True},
+            "quantization": None,
+            "data_parallel_size": 1,
+            "enable_expert_parallel": False,
+        }
+    )
+    assert config.model == "demo"
+    assert [note.split()[0] for note in notes] == [
+        "enable_logprob",
+        "swap_space",
+        "disable_log_stats",
+        "max_seq_len_to_capture",
+        "graph_optimization_config",
+    ]

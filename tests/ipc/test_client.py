@@ -276,6 +276,7 @@ def test_deltas_of_one_choice_that_wait_are_joined() -> None:
     assert (joined.token_ids, joined.num_accepted_drafts, joined.finish_reason) == ([1, 2, 3, 4], 1, "stop")
     assert (joined.stop_reason, joined.seed, joined.prompt_logprobs) == (4, 9, [None])
     assert joined.logprobs is not None and [entry.token_id for entry in joined.logprobs] == [1, 2, 2, 4]
+    assert joined.are_drafts() == [False, True, False, False], "the first tokens of each step are its accepted drafts"
 
 
 @contextlib.asynccontextmanager
