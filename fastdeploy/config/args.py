@@ -14,6 +14,7 @@ from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, Env
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, Flag, FlagClass
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.config.yaml_file import read_yaml_mapping
@@ -110,6 +111,8 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     engine = _section("engine", values)
     if engine.get("device") == "auto":
         engine["device"] = "cpu"
+    if "quantization" in engine:
+        engine["quantization"] = QuantizationConfig.from_value(engine["quantization"])
     return EngineConfig(
         **engine,
         cache=CacheConfig(**_section("cache", values)),

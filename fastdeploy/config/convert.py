@@ -76,6 +76,13 @@ def _to_json(raw: Any) -> Any:
     return value
 
 
+def _to_str_or_json(raw: Any) -> Any:
+    """Return a mapping for a mapping or the JSON of one, else a string."""
+    if isinstance(raw, Mapping) or (isinstance(raw, str) and raw.lstrip().startswith("{")):
+        return _to_json(raw)
+    return _to_str(raw)
+
+
 def _to_list(raw: Any) -> list[str]:
     """Return the items; a string that is a JSON list stands for its items."""
     items: list[str] = []
@@ -94,6 +101,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "bool": _to_bool,
     "bytes": _to_bytes,
     "json": _to_json,
+    "str_or_json": _to_str_or_json,
     "list": _to_list,
 }
 _EXPECTED = {
@@ -103,5 +111,6 @@ _EXPECTED = {
     "bool": "true or false",
     "bytes": "a number of bytes such as 536870912 or 512Mi",
     "json": "a JSON mapping",
+    "str_or_json": "a name or a JSON mapping",
     "list": "strings, or a JSON list of them",
 }

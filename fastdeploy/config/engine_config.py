@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.reasoning import REASONING_FORMATS
@@ -91,6 +92,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)

@@ -59,6 +59,12 @@ HONOURED_FLAGS: tuple[Flag, ...] = (
     _engine(
         "guided_decoding_backend", "str", "auto or llguidance allow structured output, off refuses it (default: auto)"
     ),
+    _engine(
+        "quantization",
+        "str_or_json",
+        "none, wint8, wint4 (integer weights), w8a8 or w4a8 (integer inputs as well), made at load; or a format per part, "
+        'such as \'{"attention": "wint8", "mlp": "wint4", "head": "none"}\' (default: none)',
+    ),
     _engine("generation_config", "str", "auto reads generation_config.json, none ignores it (default: auto)"),
     # speculation in the older spelling of separate arguments
     _speculative("speculative_model", "str", "older spelling: [ngram] is method ngram"),

@@ -81,6 +81,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         max_model_len=max_model_len,
         load_choices=config.load_choices,
         on_progress=on_progress,
+        quantization=config.quantization,
     )
     plan = _plan_memory(config, model_config, max_model_len)
     fingerprint = _fingerprint(config, model_config)
@@ -106,7 +107,10 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         runner,
         proposer or make_proposer(config.speculative),
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
-        description=_describe(config, model_config, plan, fingerprint, max_model_len),
+        description={
+            **_describe(config, model_config, plan, fingerprint, max_model_len),
+            "weights_bytes": model.num_weight_bytes,
+        },
     )
 
 
@@ -177,7 +181,7 @@ def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, A
     return {
         "checkpoint": _checkpoint_digest(model_config, config.load_choices),
         "dtype": model_config.dtype,
-        "quantization": "none",
+        "quantization": str(config.quantization),
         "backend": config.device,
         "isa": ops.isa(),
         "tensor_parallel_size": 1,

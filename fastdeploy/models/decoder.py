@@ -111,6 +111,7 @@ class CausalLM:
         vocab_size: width of the logits (rows of the head; the tokenizer may know fewer ids).
         max_rows: most rows of one step.
         max_model_len: positions from 0 up to here, excluded.
+        num_weight_bytes: bytes of the embedding and the packed linear layers.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class CausalLM:
         self.vocab_size = config.vocab_size
         self.max_rows = max_rows
         self.max_model_len = max_model_len
+        self.num_weight_bytes = weights.num_bytes
         self._buffers = StepBuffers(config, max_rows)
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len), place=paddle.CPUPlace())
         self._layers = tuple(

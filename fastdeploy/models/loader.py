@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import DType, ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
@@ -26,6 +27,7 @@ def load_model(
     dtype: DType | None = None,
     seed: int = 0,
     on_progress: Progress | None = None,
+    quantization: QuantizationConfig = QuantizationConfig(),
 ) -> CausalLM:
     """Build the model of a checkpoint, ready to step.
 
@@ -37,6 +39,7 @@ def load_model(
         dtype: overrides config.dtype.
         seed: of the dummy weights.
         on_progress: called with (what is being done, fraction done).
+        quantization: the format of each part's weights.
 
     Raises:
         ConfigError: an unsupported architecture, context, load choice or file; tensors that do not match.
@@ -53,7 +56,7 @@ def load_model(
         source, layout = _open_checkpoint(config, architecture)
     else:
         raise ConfigError("load_choices", f"expected default_v1 or dummy, got '{load_choices}'")
-    weights = load_weights(config, architecture, source, on_progress, layout)
+    weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
 
 

@@ -11,6 +11,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames
 from fastdeploy.models.weight_source import WeightSource, listed
@@ -42,6 +43,13 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: PackedLinear
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the embedding and of every packed layer; the norms do not count."""
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        embedding = int(self.embedding.size) * int(self.embedding.element_size())
+        return embedding + sum(linear.num_bytes for linear in (*linears, self.head))
 
 
 @dataclass(frozen=True)
@@ -135,8 +143,9 @@ def load_weights(
     source: WeightSource,
     on_progress: Progress | None = None,
     layout: str = "",
+    quantization: QuantizationConfig = QuantizationConfig(),
 ) -> DecoderWeights:
-    """Read, convert and pack every tensor of a checkpoint.
+    """Read, convert, quantize where asked for, and pack every tensor of a checkpoint.
 
     Beyond the packed weights, at most one packed layer's plain form is in memory at a time.
 
@@ -146,13 +155,16 @@ def load_weights(
         source: the tensors.
         on_progress: called with (what is being done, fraction done) after each tensor.
         layout: what said how linear layers are stored, for messages.
+        quantization: the format of each part; other than none needs bfloat16.
 
     Raises:
-        ConfigError: tensors are missing, surplus or misshapen.
+        ConfigError: tensors are missing, surplus or misshapen; quantization of another dtype than bfloat16.
     """
+    if not quantization.is_none and config.dtype != "bfloat16":
+        raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
     expected = expected_shapes(config, architecture)
     check_shapes(source.shapes, expected, config, architecture, layout)
-    return _Loader(config, architecture, source, expected, on_progress).load()
+    return _Loader(config, architecture, source, expected, on_progress, quantization).load()
 
 
 class _Loader:
@@ -165,6 +177,7 @@ class _Loader:
         source: WeightSource,
         shapes: Shapes,
         on_progress: Progress | None,
+        quantization: QuantizationConfig,
     ) -> None:
         self.config = config
         self.architecture = architecture
@@ -172,6 +185,9 @@ class _Loader:
         self.source = source
         self.shapes = shapes
         self.on_progress = on_progress
+        attention, mlp = quantization.attention, quantization.mlp
+        self.formats = {"qkv": attention, "output": attention, "gate_up": mlp, "down": mlp}
+        self.head_format = quantization.head
         self.num_total = sum(map(prod, shapes.values()))
         self.num_done = 0
 
@@ -180,13 +196,15 @@ class _Loader:
         embedding = self.owned(names.embedding)
         layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
         if config.tie_word_embeddings:
-            head = pack_linear(embedding, None)
+            head = pack_linear(embedding, None, self.head_format)
         else:
-            head = self.linear((LinearPart(names.head, config.vocab_size),), config.hidden_size, False)
+            part = LinearPart(names.head, config.vocab_size)
+            head = self.linear((part,), config.hidden_size, False, self.head_format)
         return DecoderWeights(embedding, layers, self.owned(names.final_norm), head)
 
     def layer(self, names: LayerNames) -> LayerWeights:
-        linears = {field: self.linear(*spec) for field, spec in layer_linears(self.config, self.traits, names).items()}
+        specs = layer_linears(self.config, self.traits, names)
+        linears = {field: self.linear(*spec, self.formats[field]) for field, spec in specs.items()}
         qk_norm = self.traits.qk_norm
         return LayerWeights(
             input_norm=self.owned(names.input_norm),
@@ -200,12 +218,14 @@ class _Loader:
         """Return one tensor in the model's dtype, in memory of its own: the files may change or go after the load."""
         return self.stacked([name], list(self.shapes[name])).clone()
 
-    def linear(self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool) -> PackedLinear:
+    def linear(
+        self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool, quantization: str
+    ) -> PackedLinear:
         """Pack stored layers of equal input into one."""
         rows = sum(part.out_features for part in parts)
         weight = self.stacked([f"{part.name}.weight" for part in parts], [rows, in_features])
         bias = self.stacked([f"{part.name}.bias" for part in parts], [rows]).clone() if has_bias else None
-        return pack_linear(weight, bias)
+        return pack_linear(weight, bias, quantization)
 
     def stacked(self, names: list[str], shape: list[int]) -> Tensor:
         """Return stored tensors stacked along the first axis in one dtype; a lone one may be the file itself."""

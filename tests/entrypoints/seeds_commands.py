@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 DRAFT = "speculative_config.method: 'draft_model' is not available yet"
-WINT4_FILE = "quantization: 'wint4' is not available yet (benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml)"
+MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram"
+SPLITWISE = "belongs to prefill/decode separation, which is not available yet"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ vllm serve /deepseek-ai/DeepSeek-V3.2-Exp-W8A8 \\
     --compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}' \\
     --speculative-config '{"num_speculative_tokens": 2, "method":"deepseek_mtp", "disable_padded_drafter_batch": "False"}'
 """,
-        "--enable-expert-parallel: is not available yet (refused as well: --quantization)",
+        "--enable-expert-parallel: is not available yet",
     ),
     Command(
         "MTP, tensor parallel",
@@ -86,7 +87,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --config ${path_to_FastDeploy}benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        WINT4_FILE,
+        MTP,
     ),
     Command(
         "MTP, prefill node",
@@ -110,7 +111,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --scheduler-password "scheduler_mtp" \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        "--quantization: 'wint4' is not available yet (refused as well: --splitwise-role, --scheduler-name, "
+        f"--splitwise-role: 'prefill' {SPLITWISE} (refused as well: --scheduler-name, "
         "--scheduler-host, --scheduler-port, --scheduler-ttl, --scheduler-topic, --scheduler-password, "
         "cache_transfer_protocol, rdma_comm_ports)",
     ),
@@ -136,7 +137,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --scheduler-password "scheduler_mtp" \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        "--quantization: 'wint4' is not available yet (refused as well: --splitwise-role, ",
+        f"--splitwise-role: 'decode' {SPLITWISE} (refused as well: --scheduler-name, ",
     ),
     Command(
         "n-gram, tensor parallel, in 4 bits",
@@ -147,7 +148,6 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --config ${path_to_FastDeploy}benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml \\
     --speculative-config '{"method": "ngram", "num_speculative_tokens": 1}'
 """,
-        WINT4_FILE,
     ),
     Command(
         "suffix",
@@ -158,7 +158,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --config ${path_to_FastDeploy}benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 64, "suffix_decoding_max_cached_requests": 10000, "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1}'
 """,
-        WINT4_FILE,
+        MTP,
     ),
     Command(
         "naive",
@@ -171,7 +171,6 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     ),
 )
 
-MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram"
 SPECULATIVE_OPTIONS = (
     (
         '{"method": "mtp", "verify_strategy": "greedy", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}',

@@ -147,7 +147,7 @@ def test_server_of_its_own_is_started_with_the_engine_s_flags_and_ended(tmp_path
     [
         (["--model", "demo", "--port", "1"], "--port: this command's server is its own; --url names a running one"),
         (["--url", "http://localhost:1/v1", "--model", "demo"], "--model: is no flag for a server that runs already"),
-        (["--model", "demo", "--quantization", "wint4"], "--quantization: 'wint4' is not available yet"),
+        (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size: 2 is not available yet"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_runs(tmp_path: Path, flags: list[str], message: str) -> None:

@@ -182,6 +182,9 @@ def test_every_configuration_file_parses_or_names_what_this_machine_lacks(file: 
     if "cpu" in file.stem:
         assert parse_serve_args(flags).notes == ()
         return
+    if "decode" not in file.stem and "prefill" not in file.stem:
+        assert str(parse_serve_args(["demo", *flags]).engine.quantization) == "attention wint4, mlp wint4, head wint8"
+        return
     with pytest.raises(ConfigError, match="is not available yet") as caught:
         parse_serve_args(["demo", *flags])
-    assert caught.value.field in ("quantization", "splitwise_role")
+    assert caught.value.field == "splitwise_role"

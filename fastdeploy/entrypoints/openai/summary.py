@@ -45,7 +45,7 @@ def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[
     rows = {
         "model": _words(description.get("model"), description.get("architecture"), numerics.get("dtype")),
         "context": f"{description.get('max_model_len')} tokens" + _batch(description),
-        "weights": _bytes(description["weights_bytes"]) if "weights_bytes" in description else "",
+        "weights": _weights(description.get("weights_bytes"), numerics.get("quantization", "none")),
         "KV cache": f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}, "
         f"{cache.get('num_tokens')} tokens, {_bytes(cache.get('bytes', 0))}",
         "speculation": _speculation(speculation),
@@ -58,6 +58,10 @@ def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[
 
 def _words(*parts: Any) -> str:
     return ", ".join(str(part) for part in parts if part)
+
+
+def _weights(count: int | None, quantization: str) -> str:
+    return "" if count is None else _bytes(count) + ("" if quantization == "none" else f", quantized: {quantization}")
 
 
 def _batch(description: Mapping[str, Any]) -> str:
