@@ -24,8 +24,8 @@ class Flag:
 
     Attributes:
         name: snake_case; on the command line `--name-with-hyphens`.
-        kind: type of its value: str, int, float, bool, json, str_or_json, list, or bytes (an integer with k, M, G or Ki,
-            Mi, Gi).
+        kind: type of its value: str, int, float, bool, json, str_or_json, list, or bytes (an integer with k, M, G or
+            Ki, Mi, Gi).
         help: what it does.
         section: part of the configuration that it belongs to: server, or engine, cache, scheduler, speculative, which
             `LLM` has too.

@@ -62,7 +62,7 @@ HONOURED_FLAGS: tuple[Flag, ...] = (
     _engine(
         "quantization",
         "str_or_json",
-        "none, wint8, wint4 (integer weights), w8a8 or w4a8 (integer inputs as well), made at load; or a format per part, "
+        "none, wint8, wint4 (integer weights), w8a8 or w4a8 (integer inputs as well), made at load; or one per part, "
         'such as \'{"attention": "wint8", "mlp": "wint4", "head": "none"}\' (default: none)',
     ),
     _engine("generation_config", "str", "auto reads generation_config.json, none ignores it (default: auto)"),

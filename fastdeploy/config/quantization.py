@@ -55,7 +55,7 @@ class QuantizationConfig:
     @property
     def is_none(self) -> bool:
         """Whether every part keeps the model's own type."""
-        return self == QuantizationConfig()
+        return self == UNQUANTIZED
 
     def __str__(self) -> str:
         """Name every part's format; one name where they agree."""
@@ -63,6 +63,9 @@ class QuantizationConfig:
         if len(set(parts.values())) == 1:
             return self.head
         return ", ".join(f"{name} {format}" for name, format in parts.items())
+
+
+UNQUANTIZED = QuantizationConfig()
 
 
 def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:

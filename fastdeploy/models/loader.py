@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import DType, ModelConfig
-from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
@@ -27,7 +27,7 @@ def load_model(
     dtype: DType | None = None,
     seed: int = 0,
     on_progress: Progress | None = None,
-    quantization: QuantizationConfig = QuantizationConfig(),
+    quantization: QuantizationConfig = UNQUANTIZED,
 ) -> CausalLM:
     """Build the model of a checkpoint, ready to step.
 

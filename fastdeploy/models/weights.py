@@ -11,7 +11,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames
 from fastdeploy.models.weight_source import WeightSource, listed
@@ -143,7 +143,7 @@ def load_weights(
     source: WeightSource,
     on_progress: Progress | None = None,
     layout: str = "",
-    quantization: QuantizationConfig = QuantizationConfig(),
+    quantization: QuantizationConfig = UNQUANTIZED,
 ) -> DecoderWeights:
     """Read, convert, quantize where asked for, and pack every tensor of a checkpoint.
 

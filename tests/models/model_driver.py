@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import paddle
 from numpy.typing import NDArray
 
 from fastdeploy.config.model_config import DType, ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
@@ -27,10 +28,13 @@ MAX_ROWS = 256
 Logits = NDArray[np.float32]
 
 
-def load_golden(name: str, dtype: DType = "float32", **changes: object) -> CausalLM:
-    """Load a golden checkpoint; changes replace fields of its configuration."""
+def load_golden(
+    name: str, dtype: DType = "float32", quantization: str | Mapping[str, str] = "none", **changes: object
+) -> CausalLM:
+    """Load a golden checkpoint, quantized if asked for; changes replace fields of its configuration."""
     config = replace(ModelConfig.from_pretrained(GOLDEN / name, dtype=dtype), **changes)  # type: ignore[arg-type]
-    return load_model(config, max_rows=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
+    formats = QuantizationConfig.from_value(quantization)
+    return load_model(config, max_rows=MAX_ROWS, max_model_len=MAX_MODEL_LEN, quantization=formats)
 
 
 @dataclass

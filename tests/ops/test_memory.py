@@ -7,7 +7,7 @@ import pytest
 from fastdeploy.ops.memory import allocate_streamed
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
 def test_tensors_share_slabs_without_overlap(dtype: str) -> None:
     sizes = [1, 33, 1000, 3_000_000, 64, 5_000_000, 7]
     tensors = [allocate_streamed([size], dtype) for size in sizes]

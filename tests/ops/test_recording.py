@@ -8,7 +8,8 @@ import paddle
 import pytest
 
 from fastdeploy.ops.embedding import embedding
-from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.recording import Recording
 
@@ -77,3 +78,14 @@ def test_a_refused_call_ends_the_recording() -> None:
         Recording(lambda: linear(scratch, WEIGHT, out[:, :8], ROWS))
     embedding(IDS, TABLE, scratch, ROWS)
     np.testing.assert_array_equal(scratch.numpy(), TABLE.numpy()[IDS.numpy()])
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str) -> None:
+    weight = pack_linear(random_rows(40, 24, "bfloat16", 1), None, quantization)
+    x, called, replayed = random_rows(ROWS, 24, "bfloat16", 2), paddle.zeros([ROWS, 40]), paddle.zeros([ROWS, 40])
+    recording = Recording(lambda: linear(x, weight, replayed, ROWS))
+    linear(x, weight, called, 2)
+    recording.replay(replayed, 2, 0)
+    assert called.numpy()[:2].any()
+    np.testing.assert_array_equal(replayed.numpy(), called.numpy())

@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -42,6 +43,7 @@ def attend(
 
 
 PACKED = pack_linear(floats(8, 4))
+QUANTIZED = pack_linear(floats(8, 12, dtype="bfloat16"), None, "wint8")
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     (
         "linear: x: expected a CPU tensor that holds [3, 4], got [2, 4]",
@@ -68,6 +70,34 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (
         "pack_linear: weight: expected dtype bfloat16 or float32, got float64",
         lambda: pack_linear(floats(8, 4, dtype="float64")),
+    ),
+    (
+        "pack_linear: quantization: expected one of none, wint8, wint4, w8a8, w4a8, got 'int8'",
+        lambda: pack_linear(floats(8, 4), None, "int8"),
+    ),
+    (
+        "pack_linear: weight: expected dtype bfloat16 for wint4, got float32",
+        lambda: pack_linear(floats(8, 4), None, "wint4"),
+    ),
+    (
+        "pack_linear: weight: expected finite values, got NaN or infinity",
+        lambda: pack_linear(paddle.full([40, 4], float("inf"), "bfloat16"), None, "wint8"),
+    ),
+    (
+        "pack_linear: weight: expected at most 65536 in_features, got 65537",
+        lambda: pack_linear(floats(1, 65537, dtype="bfloat16"), None, "w8a8"),
+    ),
+    (
+        "linear: x: expected dtype bfloat16, got float32",
+        lambda: linear(floats(2, 12), QUANTIZED, floats(2, 8), 2),
+    ),
+    (
+        "linear: x: expected a CPU tensor that holds [3, 12], got [2, 12]",
+        lambda: linear(floats(2, 12, dtype="bfloat16"), QUANTIZED, floats(3, 8), 3),
+    ),
+    (
+        "linear: weight: expected a CPU tensor of [192], got [256]",
+        lambda: linear(floats(2, 12, dtype="bfloat16"), replace(QUANTIZED, quantization="wint4"), floats(2, 8), 2),
     ),
     (
         "rms_norm: weight: expected a CPU tensor of [8], got [4]",

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models with quantized weights: row-independent like any other, near the unquantized one, chosen per part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fastdeploy.config.quantization import FORMATS, QuantizationConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.ops import select_backend
+from tests.models.model_driver import Driver, load_golden, log_softmax
+from tests.models.test_row_independence import NUM_TOKENS, assert_same_bits, tokens_of
+
+QUANTIZED = [name for name in FORMATS if name != "none"]
+NAMES = ["ernie4_5", "llama_untied_bias", "qwen3"]
+# Log-probabilities over 60 tokens. Largest difference between native and reference operators: where inputs are rounded
+# to 127 steps, a last bit of bf16 decides more. Mean difference from bf16: large because the weights are random.
+NATIVE_TOLERANCE = {"wint8": 0.05, "wint4": 0.05, "w8a8": 0.12, "w4a8": 0.12}
+MEAN_TOLERANCE = {"wint8": 0.02, "w8a8": 0.02, "wint4": 0.2, "w4a8": 0.2}
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_and_steps_are_one_shot_prefill(name: str, quantization: str) -> None:
+    driver = Driver(load_golden(name, "bfloat16", quantization))
+    tokens = tokens_of(1)
+    whole = driver.run_alone(tokens)
+    for chunks in ([1] * 60, [7] * 8 + [4], [17, 31, 12], [24, 25, 11], [30] + [6] * 5):
+        assert_same_bits(driver.run_alone(tokens, chunks), whole)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_a_mixed_batch_is_its_requests_alone(quantization: str) -> None:
+    driver = Driver(load_golden("qwen3", "bfloat16", quantization))
+    texts = [tokens_of(seed) for seed in range(8)]
+    alone = [driver.run_alone(text) for text in texts]
+    rng = np.random.default_rng(5)
+    requests = [driver.start() for _ in texts]
+    while any(request.num_computed < NUM_TOKENS for request in requests):
+        sizes = rng.choice([0, 1, 1, 4, 6, 17, 30], len(texts))
+        work = [
+            (request, text[request.num_computed : request.num_computed + size])
+            for request, text, size in zip(requests, texts, sizes.tolist(), strict=True)
+            if size and request.num_computed < NUM_TOKENS
+        ]
+        if work:
+            driver.step([work[index] for index in rng.permutation(len(work))])
+    for request, expected in zip(requests, alone, strict=True):
+        assert_same_bits(request.all_logits, expected)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_a_recorded_step_is_its_operators_called_one_by_one(quantization: str) -> None:
+    tokens = tokens_of(7)
+    called, recorded = (load_golden("ernie4_5", "bfloat16", quantization) for _ in range(2))
+    called._records = False
+    assert_same_bits(Driver(recorded).run_alone(tokens), Driver(called).run_alone(tokens))
+    assert recorded._recorded is not None and called._recorded is None
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize("name", NAMES)
+def test_logprobs_are_those_of_the_references_and_near_those_of_bf16(name: str, quantization: str) -> None:
+    def logprobs(quantization: str) -> NDArray[np.float64]:
+        return log_softmax(Driver(load_golden(name, "bfloat16", quantization)).run_alone(tokens_of(3)))
+
+    plain, found = logprobs("none"), logprobs(quantization)
+    select_backend("gpu")  # has no kernels of its own yet, so every operator runs its reference
+    try:
+        expected = logprobs(quantization)
+    finally:
+        select_backend("cpu")
+    assert np.abs(found - expected).max() <= NATIVE_TOLERANCE[quantization]
+    assert 0 < np.abs(found - plain).mean() <= MEAN_TOLERANCE[quantization]
+
+
+@pytest.mark.parametrize("part", ["attention", "mlp", "head"])
+@pytest.mark.parametrize("name", ["qwen3", "llama_untied_bias"])
+def test_each_part_is_quantized_by_itself(name: str, part: str) -> None:
+    tokens = tokens_of(4, 20)
+    plain, one = load_golden(name, "bfloat16"), load_golden(name, "bfloat16", {part: "wint8"})
+    assert one.num_weight_bytes < plain.num_weight_bytes
+    assert (Driver(one).run_alone(tokens) != Driver(plain).run_alone(tokens)).any()
+    assert one._head.weight.quantization == ("wint8" if part == "head" else "none")
+
+
+def test_a_tied_embedding_stays_as_it_is_beside_a_quantized_head() -> None:
+    model = load_golden("ernie4_5", "bfloat16", "wint8")
+    assert model.config.tie_word_embeddings
+    table, plain = model._embedding.table, load_golden("ernie4_5", "bfloat16")._embedding.table
+    assert (table.astype("float32").numpy() == plain.astype("float32").numpy()).all()
+
+
+def test_quantization_needs_bfloat16() -> None:
+    with pytest.raises(ConfigError, match="wint8 needs dtype bfloat16, got float32"):
+        load_golden("qwen3", "float32", "wint8")
+
+
+def test_a_name_stands_for_formats_of_parts() -> None:
+    assert QuantizationConfig.from_value("wint4") == QuantizationConfig("wint4", "wint4", "wint8")
+    assert QuantizationConfig.from_value({"mlp": "w8a8"}) == QuantizationConfig("none", "w8a8", "none")
+    assert str(QuantizationConfig("none", "w8a8", "none")) == "attention none, mlp w8a8, head none"
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [("int8", "quantization"), ({"moe": "wint4"}, "quantization.moe"), ({"mlp": 4}, "quantization.mlp")],
+)
+def test_unknown_formats_and_parts_are_refused_by_name(value: str | dict[str, str], field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        QuantizationConfig.from_value(value)
+    assert caught.value.field == field
