@@ -69,12 +69,22 @@ struct Stored : Format<kQuantization> {
   static constexpr int kBlockBytes = 64;
 };
 
-// Units that a tile has made from its weights because several blocks of rows need them.
+// Units that a tile has made from its weights, in bf16, because several blocks of rows need them.
 template <Quantization kQuantization>
 struct Expanded : Format<kQuantization> {
   using Unit = typename Format<kQuantization>::Unit;
-  static constexpr int kUnits = Format<kQuantization>::kUnits, kBlockBytes = kUnits * sizeof(Unit);
-  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { std::memcpy(units, block, kBlockBytes); }
+  static constexpr int kUnits = Format<kQuantization>::kUnits, kBlockBytes = kUnits * 64;
+  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) {
+    for (int u = 0; u < kUnits; ++u) units[u] = widen_unit(load_pairs(block + 64 * u));
+  }
+  FD_INLINE void make(const uint8_t* stored, uint8_t* block) {
+    Unit units[kUnits];
+    Format<kQuantization>::load(stored, units);
+    for (int u = 0; u < kUnits; ++u) {
+      const Pairs pairs = narrow_unit(units[u]);
+      std::memcpy(block + 64 * u, &pairs, 64);
+    }
+  }
 };
 
 // A tile's view of the arguments. Sizes in blocks of weights.
@@ -160,8 +170,7 @@ void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int
   using Source = Stored<kQuantization>;
   for (; panel + NV <= last; panel += NV)
     row_block<MR, NV, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
-  for (; panel < last; ++panel)
-    row_block<MR, 1, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
+  for (; panel < last; ++panel) row_block<MR, 1, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
 }
 
 template <Quantization kQuantization, int... kHeight>
@@ -185,15 +194,12 @@ FD_INLINE void any_expanded_block(std::integer_sequence<int, kHeight...>, int64_
 template <Quantization kQuantization>
 void expanded_tile(const Problem<kQuantization>& p, const Blocks& blocks, const Tile& tile) {
   using Source = Expanded<kQuantization>;
-  auto* units = static_cast<uint8_t*>(
-      thread_scratch(static_cast<size_t>(p.num_blocks * Source::kBlockBytes), Scratch::kTile));
+  auto* units =
+      static_cast<uint8_t*>(thread_scratch(static_cast<size_t>(p.num_blocks * Source::kBlockBytes), Scratch::kTile));
   for (int64_t panel = tile.panel; panel < tile.last; ++panel) {
     const uint8_t* codes = p.panel(panel) + p.header_bytes;
-    for (int64_t block = 0; block < p.num_blocks; ++block) {
-      typename Source::Unit made[Source::kUnits];
-      Format<kQuantization>::load(codes + block * 64, made);
-      std::memcpy(units + block * Source::kBlockBytes, made, Source::kBlockBytes);
-    }
+    for (int64_t block = 0; block < p.num_blocks; ++block)
+      Source::make(codes + block * 64, units + block * Source::kBlockBytes);
     for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);
       any_expanded_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, row, panel,
@@ -210,8 +216,8 @@ void linear_in(const QuantizedLinearArgs& a) {
   p.rows = prepare_rows<kQuantization, typename Problem<kQuantization>::Element>(a, blocks, p.row_units());
   for_each_tile(a, blocks, [&](const Tile& tile) {
     // Integers are used as they are stored; what becomes bf16 does so once for all blocks of rows.
-    if (std::is_base_of_v<PairFormat, Format<kQuantization>> && tile.end - tile.block > 1)
-      return expanded_tile(p, blocks, tile);
+    if constexpr (std::is_base_of_v<PairFormat, Format<kQuantization>>)
+      if (tile.end - tile.block > 1) return expanded_tile(p, blocks, tile);
     for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);
       any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, row, tile.panel,

@@ -29,6 +29,8 @@ FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
 }
 
 using PairUnit = Pairs;
+FD_INLINE Pairs narrow_unit(PairUnit w) { return w; }
+FD_INLINE PairUnit widen_unit(Pairs w) { return w; }
 FD_INLINE F16 dot_unit(F16 acc, PairElement x, PairUnit w) { return dot_pairs(acc, splat_pair(x.bits), w); }
 
 struct QuadElement {
@@ -87,6 +89,33 @@ FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
 struct PairUnit {
   F16 first, second;
 };
+// To and from bf16 in half of the memory; the values are integers that bf16 holds exactly.
+FD_INLINE Pairs narrow_unit(const PairUnit& w) {
+#if defined(FD_ISA_AVX2)
+  const auto join = [](__m256 first, __m256 second) {
+    return _mm256_or_si256(_mm256_castps_si256(second), _mm256_srli_epi32(_mm256_castps_si256(first), 16));
+  };
+  return {join(w.first.low, w.second.low), join(w.first.high, w.second.high)};
+#else
+  Pairs pairs;
+  for (int i = 0; i < 4; ++i) pairs.part[i] = (U4)w.second.part[i] | (U4)w.first.part[i] >> 16;
+  return pairs;
+#endif
+}
+FD_INLINE PairUnit widen_unit(Pairs w) {
+#if defined(FD_ISA_AVX2)
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(w.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.high, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(w.low, high)), _mm256_castsi256_ps(_mm256_and_si256(w.high, high))}};
+#else
+  PairUnit unit;
+  for (int i = 0; i < 4; ++i) {
+    unit.first.part[i] = (F4)(w.part[i] << 16);
+    unit.second.part[i] = (F4)(w.part[i] & 0xffff0000u);
+  }
+  return unit;
+#endif
+}
 // The second k before the first, as dot_pairs does.
 FD_INLINE F16 dot_unit(F16 acc, PairElement x, const PairUnit& w) {
   return fma(splat(x.first), w.first, fma(splat(x.second), w.second, acc));

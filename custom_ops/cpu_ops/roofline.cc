@@ -66,13 +66,17 @@ double multiply_integers(int64_t steps) {
     }
     for (int r = 0; r < kMaxRows; ++r)
       for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = splat_int(0);
+    QuadElement x[kMaxRows];
+    for (int r = 0; r < kMaxRows; ++r) {
+      const int8_t row[4] = {1, static_cast<int8_t>(r), 2, 1};
+      x[r] = quad_element(row);
+    }
     for (int64_t step = 0; step < steps; ++step) {
-      const int8_t row[4] = {1, static_cast<int8_t>(step & 1), 2, 1};
-      const QuadElement x = quad_element(row);
+      asm volatile("" : "+m"(x));  // the rows may have changed: no product outlives its step
 #pragma GCC unroll 8
       for (int r = 0; r < kMaxRows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = dot_unit(acc[r][v], x, units[v][0]);
+        for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = dot_unit(acc[r][v], x[r], units[v][0]);
     }
     for (int r = 0; r < kMaxRows; ++r)
       for (int v = 0; v < kMaxPanels; ++v) sums[tile % 64] += sum_lanes(to_float(acc[r][v]));
