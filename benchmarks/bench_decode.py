@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding of a model's shape with random weights: tokens per second, and the share of the read bandwidth they take.
 
-    python -m benchmarks.bench_decode [--shape benchmarks/shapes/qwen3-0.6b] [--context 128 1024]
+    python -m benchmarks.bench_decode [--shape benchmarks/shapes/qwen3-0.6b] [--context 128 1024] [--quantization wint8]
 
 Runs the engine itself, one request, plain decoding. The bandwidth is measured between groups of steps, since a shared
 machine's changes from minute to minute; each share is formed with the readings around its own steps.
@@ -18,20 +18,17 @@ from benchmarks.bench_ops import Roofline
 from benchmarks.report import print_json, print_table
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 
-BYTES_PER_WEIGHT = 2  # bfloat16
 STEPS_PER_READING = 8
 
 
-def num_streamed_weights(config: ModelConfig) -> int:
-    """Return the weights that one step reads: every linear layer and the head, not the embedding's other rows."""
-    qkv = config.hidden_size * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    output = config.num_heads * config.head_dim * config.hidden_size
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    return config.num_layers * (qkv + output + mlp) + config.hidden_size * config.vocab_size
+def num_streamed_bytes(engine: Engine, config: ModelConfig) -> int:
+    """Return the weight bytes that one step reads: every linear layer and the head, not the embedding's other rows."""
+    return int(engine.describe()["weights_bytes"]) - 2 * config.vocab_size * config.hidden_size
 
 
 def measure(engine: Engine, config: ModelConfig, roofline: Roofline, context: int, groups: int) -> dict[str, Any]:
@@ -41,7 +38,7 @@ def measure(engine: Engine, config: ModelConfig, roofline: Roofline, context: in
     while not engine.step():
         pass  # the prompt, in chunks
     step_ms, shares = [], []
-    num_bytes = BYTES_PER_WEIGHT * num_streamed_weights(config)
+    num_bytes = num_streamed_bytes(engine, config)
     for group in range(groups):
         roofline.measure()
         begin = time.perf_counter()
@@ -70,20 +67,26 @@ def main() -> None:
     """Print one row per context length and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="benchmarks/shapes/qwen3-0.6b", help="folder with a config.json")
+    parser.add_argument("--quantization", default="none", help="as the flag of fastdeploy serve (default: none)")
     parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
     parser.add_argument("--groups", type=int, default=12, help=f"groups of {STEPS_PER_READING} steps")
     args = parser.parse_args()
     config = EngineConfig(
         model=args.shape,
         load_choices="dummy",
+        quantization=QuantizationConfig.from_value(args.quantization),
         max_model_len=max(args.context) + (args.groups + 1) * STEPS_PER_READING,
     )
     engine = Engine.from_config(config)
     model_config = ModelConfig.from_pretrained(args.shape)
     roofline = Roofline()
     rows = [measure(engine, model_config, roofline, context, args.groups) for context in args.context]
-    print_table(f"{args.shape}: decoding of one request", list(rows[0]), [list(row.values()) for row in rows])
-    print_json({"benchmark": "decode", "shape": args.shape, "results": rows})
+    print_table(
+        f"{args.shape}, quantization {args.quantization}: decoding of one request",
+        list(rows[0]),
+        [list(row.values()) for row in rows],
+    )
+    print_json({"benchmark": "decode", "shape": args.shape, "quantization": args.quantization, "results": rows})
 
 
 if __name__ == "__main__":

@@ -100,9 +100,7 @@ def quality_of_text(path: str, formats: dict[str, QuantizationConfig], num_token
             nats -= float(found.sum())
         bits = nats / math.log(2) / num_bytes
         worse = bits / rows[0]["bits_per_byte"] - 1 if rows else 0.0
-        rows.append(
-            {"format": name, "bits_per_byte": round(bits, 4), "worse": worse, "MiB": model.num_weight_bytes / 2**20}
-        )
+        rows.append({"format": name, "bits_per_byte": bits, "worse": worse, "MiB": model.num_weight_bytes / 2**20})
     return rows
 
 
@@ -126,6 +124,10 @@ def quality_of_goldens(formats: dict[str, QuantizationConfig]) -> list[dict[str,
     return rows
 
 
+def _shown(row: dict[str, Any]) -> list[Any]:
+    return [f"{row['bits_per_byte']:.4f}" if name == "bits_per_byte" else value for name, value in row.items()]
+
+
 def main() -> None:
     """Print both tables and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,7 +143,7 @@ def main() -> None:
     if args.mixes:
         formats |= {name: QuantizationConfig.from_value(mix) for name, mix in MIXES.items()}
     text = quality_of_text(resolve_model_path(args.model), formats, args.tokens)
-    print_table(f"{args.model}: held-out text", list(text[0]), [list(row.values()) for row in text])
+    print_table(f"{args.model}: held-out text", list(text[0]), [_shown(row) for row in text])
     golden = quality_of_goldens({name: value for name, value in formats.items() if name != "bf16"})
     print_table(
         "golden checkpoints: log-probabilities against bf16", list(golden[0]), [list(r.values()) for r in golden]
