@@ -142,8 +142,9 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             if any(not isinstance(text, str) or not text for text in getattr(self, name)):
                 raise InvalidRequestError(name, "expected non-empty strings")
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "visible_token_ids"):
+            for token_id in getattr(self, name):
+                _check_int(name, token_id, 0, 2**31 - 1)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words_token_ids", "expected non-empty lists of token ids")
         for sequence in self.bad_words_token_ids:

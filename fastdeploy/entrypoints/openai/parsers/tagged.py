@@ -41,7 +41,7 @@ class TaggedCallParser(ToolCallParser):
         return self._reject() if is_settled else False
 
     def _begin_function(self, name: str, num_consumed: int) -> bool:
-        self._properties = self._schemas.get(name, {}).get("properties", {})
+        self._properties = self._schemas.get(name, {}).get("properties") or {}
         self._num_values = 0
         self._begin_call(name, num_consumed, self._between_parameters)
         self._give_arguments("{")
@@ -100,9 +100,10 @@ def schema_kinds(schema: Any) -> set[str]:
     """Return the types that a schema allows, as far as it names them."""
     if not isinstance(schema, Mapping):
         return set()
-    given = schema.get("type", [])
-    kinds = {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
+    given = schema.get("type")
+    kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
     for key in ("anyOf", "oneOf"):
-        for option in schema.get(key, ()):
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else []:
             kinds |= schema_kinds(option)
     return kinds
