@@ -29,12 +29,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "add_dummy_prefix": False,
         "user_defined_symbols": ["<sep>", "\n\n"],
     },
+    "bpe_user_defined": {
+        "model_type": "bpe",
+        **LLAMA,
+        "user_defined_symbols": ["<sep>", "<sep>\n", "\u2581\u2581", "é*"],
+    },
+    "unigram_user_defined": {"model_type": "unigram", "user_defined_symbols": ["<sep>", "<sep>>"]},
     "bpe_without_bytes": {"model_type": "bpe", **LLAMA, "byte_fallback": False},
     "unigram": {"model_type": "unigram", **LLAMA},
     "unigram_nfkc": {"model_type": "unigram"},
     "char": {"model_type": "char"},
 }
-MATCHED = ("bpe", "bpe_without_prefix", "bpe_without_bytes", "unigram", "unigram_nfkc")
+MATCHED = (
+    "bpe",
+    "bpe_without_prefix",
+    "bpe_user_defined",
+    "unigram_user_defined",
+    "bpe_without_bytes",
+    "unigram",
+    "unigram_nfkc",
+)
 
 
 @cache
