@@ -73,7 +73,7 @@ def random_texts(seed: int, number: int) -> list[str]:
     """Return cuts of the corpus, strings of few characters with many spaces, and strings of any characters."""
     generator = random.Random(seed)
     corpus = "".join(CORPUS)
-    few = "abc the<sep>  \n\n\téüñ你好世界🙂\u00a0\u3000ßﬁ①한글ابج\x00\x7f"
+    few = ["<sep>", ">", "*", "the ", *"abc  \n\n\téüñ你好世界🙂\u00a0\u3000ßﬁ①한글ابج\x00\x7f"]
     ranges = ((32, 127), (0xA0, 0x2FF), (0x4E00, 0x9FFF), (0x1F300, 0x1F6FF))
 
     def any_character() -> str:
