@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.env import API_KEY_VARIABLE, Env
+from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, Flag, FlagClass
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
@@ -66,7 +66,8 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
         server = _server_config(values)
     except ConfigError as error:
         raise _with_origin(error, provenance) from None
-    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes))
+    unread = [f"{name} has no effect: nothing reads this variable{_nearest_variable(name)}" for name in env.unread]
+    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *unread))
 
 
 def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
@@ -189,6 +190,11 @@ def _nearest(name: str, option: bool = False) -> str:
     if not known:
         return ""
     return f"; did you mean {FLAG_BY_NAME[known[0]].option if option else known[0]!r}?"
+
+
+def _nearest_variable(name: str) -> str:
+    known = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+    return f"; did you mean {known[0]}?" if known else ""
 
 
 def _judge(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
