@@ -175,7 +175,7 @@ class EngineConnection:
                 if finished:
                     return
         finally:
-            if finished or self.death is not None:
+            if finished or stream.num_open == 0 or stream.error is not None or self.death is not None:
                 del self._streams[request.request_id]
             else:  # the id stays taken until the engine has let go of it
                 stream.is_abandoned = True

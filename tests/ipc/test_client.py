@@ -27,7 +27,7 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.client import EngineClient
-from fastdeploy.ipc.connection import EngineConnection, _Stream
+from fastdeploy.ipc.connection import MAX_UNREAD, EngineConnection, _Stream
 from fastdeploy.ipc.merge import merge_deltas
 from tests.mock_engine import FACTORY, next_token, save_mock_model
 
@@ -35,8 +35,8 @@ Scenario = Callable[[EngineClient], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, **options: Any) -> AsyncIterator[EngineClient]:
-    config = EngineConfig(model=str(save_mock_model(folder, **options)), max_model_len=400, seed=7)
+async def running(folder: Path, max_model_len: int = 400, **options: Any) -> AsyncIterator[EngineClient]:
+    config = EngineConfig(model=str(save_mock_model(folder, **options)), max_model_len=max_model_len, seed=7)
     client = EngineClient(config, factory=FACTORY)
     try:
         await client.start()
@@ -108,6 +108,34 @@ def test_leaving_a_stream_early_aborts_the_request_and_its_id_may_be_used_again(
             assert client.stats.num_running == 0
             again = await collect(client, request("r", seed=1, max_tokens=3))
             assert len(tokens(again[0])) == 3
+
+    asyncio.run(scenario())
+
+
+def test_leaving_a_stream_whose_end_waits_unread_frees_its_id(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            async with contextlib.aclosing(client.generate(request("r", max_tokens=30))) as stream:
+                await anext(stream)
+                await until(lambda: client._streams["r"].num_open == 0, "its end has arrived")
+            assert client.num_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_request_that_nobody_reads_is_ended_and_its_id_freed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, tokens_per_step=MAX_UNREAD // 8, max_model_len=MAX_UNREAD * 4) as client:
+            for leaves_early in (True, False):
+                async with contextlib.aclosing(client.generate(request("r", max_tokens=MAX_UNREAD * 3))) as stream:
+                    await anext(stream)
+                    await until(lambda: client._streams["r"].error is not None, "it is ended")
+                    if not leaves_early:
+                        with pytest.raises(InvalidRequestError, match="tokens unread"):
+                            await anext(stream)
+                            await anext(stream)
+                assert client.num_requests == 0
+            await until(lambda: client.stats.num_finished == {"abort": 2}, "the engine let go of both")
 
     asyncio.run(scenario())
 
