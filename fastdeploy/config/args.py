@@ -95,7 +95,8 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
         ConfigError: an unknown, refused or wrong argument, or one that only a server has.
     """
     for name in kwargs:
-        _check_known(name, LLM_ARGUMENT)
+        if name not in FLAG_BY_NAME:
+            raise ConfigError(name, f"unknown {LLM_ARGUMENT}{_nearest(name)}")
         if FLAG_BY_NAME[name].is_server:
             raise ConfigError(name, "is a flag of the server, not an argument of LLM")
     given = {name: value for name, value in kwargs.items() if value is not None}
@@ -129,7 +130,9 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="docs/flags.md lists, too, what is accepted without effect or refused, and why.",
     )
     parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help="YAML file whose keys are the flags in snake_case")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="YAML file whose keys are the flags in snake_case"
+    )
     for flag in FLAGS:
         names = [flag.option, flag.short] if flag.short else [flag.option]
         text = argparse.SUPPRESS if flag.flag_class is not FlagClass.HONOURED else flag.help.replace("%", "%%")
@@ -153,15 +156,28 @@ def hyphenate(token: str) -> str:
 def _read_sources(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what the command line and the YAML file give, unconverted, and where each value came from."""
     given = _read_command_line(argv)
-    config_file = given.pop("config", None)
+    files = given.pop("config", [])
     provenance = dict.fromkeys(given, COMMAND_LINE)
-    if config_file is not None:
-        content = read_yaml_mapping(config_file)
-        for name in content:
-            _check_known(name, f"key of {config_file}")
+    if len(files) > 1:
+        raise ConfigError("--config", f"given twice: {files[0]!r} and {files[1]!r}")
+    for file in files:
+        content = _known_keys(file)
         for name in [name for name in content if name not in given]:
-            given[name], provenance[name] = content[name], config_file
+            given[name], provenance[name] = content[name], file
     return given, provenance
+
+
+def _known_keys(file: str) -> dict[str, Any]:
+    """Return the values of a YAML file by flag name; its keys may have hyphens, as other engines' files have."""
+    values: dict[str, Any] = {}
+    for key, value in read_yaml_mapping(file).items():
+        name = key.replace("-", "_")
+        if name not in FLAG_BY_NAME:
+            raise ConfigError(key, f"unknown key of {file}{_nearest(name)}")
+        if name in values:
+            raise ConfigError(key, f"stands twice in {file}, with hyphens and with underscores")
+        values[name] = value
+    return values
 
 
 def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
@@ -178,11 +194,6 @@ def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
             raise ConfigError("--model", f"given twice: {positional!r} and {given['model']!r}")
         given["model"] = positional
     return given
-
-
-def _check_known(name: str, what: str) -> None:
-    if name not in FLAG_BY_NAME:
-        raise ConfigError(name, f"unknown {what}{_nearest(name)}")
 
 
 def _nearest(name: str, option: bool = False) -> str:

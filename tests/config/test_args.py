@@ -108,6 +108,12 @@ def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> No
         ("max_model_len: long", "max_model_len", r"expected an integer, got 'long' \(.*serve.yaml\)"),
         ("port: 1\nseed: 2\nport: 3", "port", r"stands twice, the second time in line 3 of .*serve.yaml"),
         ("speculative_config: {method: ngram, method: naive}", "method", "stands twice"),
+        ("max-model-len: 5\nmax_model_len: 6", "max_model_len", "with hyphens and with underscores"),
+        (
+            'speculative_config: \'{"method": "ngram", "method": "naive"}\'',
+            "speculative_config",
+            "'method' stands twice",
+        ),
         ("port: 70000", "port", r"\[0, 65535\], got 70000 \(.*serve.yaml\)"),
         ("speculative_config: {method: ngram, max_ngram_size: 0}", "speculative_config.max_ngram_size", "serve.yaml"),
         ("speculative_config: ngram", "speculative_config", "expected a JSON mapping"),
@@ -140,6 +146,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --workers 0", "workers", "expected"),
         ("demo other", "command line", "what is 'other'"),
         ("demo --model other", "--model", "given twice"),
+        ("demo --config a.yaml --config b.yaml", "--config", "given twice: 'a.yaml' and 'b.yaml'"),
         ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
         ("demo --quantization wint4", "--quantization", "not available yet"),
         ("demo --splitwise-role prefill", "--splitwise-role", "'prefill' belongs to prefill/decode separation"),
@@ -227,6 +234,13 @@ def test_commands_that_vllm_users_type_run_with_a_line_for_what_has_no_effect() 
 
 def test_key_of_the_environment_is_known_to_come_from_there() -> None:
     assert parse_serve_args(["demo"], Env(api_keys=("k",))).provenance["api_key"] == "FD_API_KEY"
+
+
+def test_keys_of_a_file_may_have_hyphens(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: demo\nmax-model-len: 99\n")
+    args = parse_serve_args(["--config", str(file)])
+    assert (args.engine.max_model_len, args.provenance["max_model_len"]) == (99, str(file))
 
 
 def test_mapping_may_be_json_in_a_string_and_replaces_the_file_s_as_a_whole(tmp_path: Path) -> None:

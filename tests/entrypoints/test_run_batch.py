@@ -23,7 +23,7 @@ def line(custom_id: str, **changes: Any) -> dict[str, Any]:
 
 def write(folder: Path, *lines: Any) -> list[str]:
     """Write the input and return the flags that name it and its output."""
-    texts = [entry if isinstance(entry, str) else json.dumps(entry) for entry in lines]
+    texts = [entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False) for entry in lines]
     (folder / "in.jsonl").write_text("\n".join(texts) + "\n")
     return ["-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl")]
 
@@ -46,7 +46,7 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
         line("verb", method="GET"),
         line("route", url="/v1/embeddings"),
         line("stream", body={**GREEDY, "prompt": PROMPT, "stream": True}),
-        line("last"),
+        line("last", body={**GREEDY, "prompt": PROMPT + "\u2028 is no end of a line"}),
     )
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
     assert done.returncode == 1, "some requests failed"

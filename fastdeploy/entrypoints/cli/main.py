@@ -37,6 +37,7 @@ COMMANDS = {
     "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",
 }
 """Command -> module:function; a command imports what it needs only when it runs."""
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"fastdeploy: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def version_line() -> str:

@@ -71,7 +71,7 @@ def read_lines(path: str) -> list[BatchLine]:
         ConfigError: no such file, or a custom_id that stands twice or is missing, without which an answer has no name.
     """
     try:
-        texts = Path(path).read_text(encoding="utf-8").splitlines()
+        texts = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--input-file", f"cannot read {path!r}: {getattr(error, 'strerror', error)}") from None
     lines, seen = [], dict[str, int]()
