@@ -96,7 +96,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
         answer = json.dumps(_answer(line)).encode()
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)  # reading the next line is not a template's work
         sys.stdout.buffer.write(answer + b"\n")
         sys.stdout.buffer.flush()
 
