@@ -13,8 +13,6 @@ import msgspec
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.errors import ApiError
 
-NOT_YET = "is not available yet"
-
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a streamed answer.
