@@ -23,7 +23,8 @@ from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.detokenize.chat_template import check_source
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -180,9 +181,11 @@ def _chat_template(given: str) -> str | None:
     """Return the template's source: given itself, or in a file."""
     if not given:
         return None
-    if "{" in given:
-        return given
     try:
-        return Path(given).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("--chat-template", f"cannot read {given!r}: {error.strerror}") from None
+        source = given if "{" in given else Path(given).read_text(encoding="utf-8")
+        check_source(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--chat-template", f"cannot read {given!r}: {error}") from None
+    except InvalidRequestError as error:
+        raise ConfigError("--chat-template", error.message) from None
+    return source
