@@ -216,6 +216,13 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_decoding_backend": ("one backend per server; see --guided-decoding-backend", ("auto",)),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
     "return_tokens_as_token_ids": ("see return_token_ids", (False,)),
+    "structured_outputs": ("use response_format or the guided_ fields", ({},)),
+    "logits_processors": ("see logits_processors_args", ([],)),
+    "vllm_xargs": ("there are no plug-ins that read it", ({},)),
+    "documents": ("put them into chat_template_kwargs", ([],)),
+    "enable_thinking": ("put it into chat_template_kwargs", ()),
+    "thinking_token_budget": ("use reasoning_max_tokens", ()),
+    "include_reasoning": ("reasoning stands apart, in reasoning_content", (True,)),
     "allowed_token_ids": ("see guided_choice and guided_regex", ([],)),
 }
 """Field -> (why it is refused, values that ask for nothing)."""
