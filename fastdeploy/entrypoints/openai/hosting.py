@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import logging
+import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
     Raises:
         ConfigError: naming the flag or file at fault.
     """
+    _check_certificate(args.server)
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
     folder = resolve_model_path(engine.model, engine.revision)
@@ -175,6 +177,19 @@ def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
             timeout_graceful_shutdown=2,
         )
     )
+
+
+def _check_certificate(config: ServerConfig) -> None:
+    """Read the certificate and its key as uvicorn will; a key that asks for a password is refused, not waited for."""
+    if not config.ssl_certfile:
+        return
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+    except OSError as error:
+        raise ConfigError(
+            "--ssl-certfile", f"cannot use {config.ssl_certfile!r} with the key {config.ssl_keyfile!r}: {error}"
+        ) from None
 
 
 def _chat_template(given: str) -> str | None:
