@@ -153,6 +153,21 @@ def hyphenate(token: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+def _plain_switches(tokens: Sequence[str]) -> list[str]:
+    """Write `--switch=false` and `--switch false` as `--no-switch`, and with true as `--switch`."""
+    switches = {flag.option for flag in FLAGS if flag.kind == "bool"}
+    plain: list[str] = []
+    for token in tokens:
+        name, equals, value = token.partition("=")
+        if not equals and plain and plain[-1] in switches and token.lower() in ("true", "false"):
+            name, equals, value = plain.pop(), "=", token
+        if equals and name in switches and value.lower() in ("true", "false"):
+            plain.append(name if value.lower() == "true" else f"--no-{name.removeprefix('--')}")
+        else:
+            plain.append(token)
+    return plain
+
+
 def _read_sources(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what the command line and the YAML file give, unconverted, and where each value came from."""
     given = _read_command_line(argv)
@@ -181,7 +196,7 @@ def _known_keys(file: str) -> dict[str, Any]:
 
 
 def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
-    namespace, unknown = make_parser().parse_known_args([hyphenate(token) for token in argv])
+    namespace, unknown = make_parser().parse_known_args(_plain_switches([hyphenate(token) for token in argv]))
     given = vars(namespace)
     for token in unknown:
         name = token.split("=")[0]

@@ -87,6 +87,14 @@ def test_switches_have_a_no_form() -> None:
     assert not args.engine.scheduler.enable_chunked_prefill
 
 
+def test_switches_take_true_and_false_too() -> None:
+    flags = ["--enable-chunked-prefill", "False", "--enable_prefix_caching=false", "--enforce-eager=True", "demo"]
+    args = parse_serve_args(flags)
+    assert args.engine.model == "demo"
+    assert not args.engine.cache.enable_prefix_caching and not args.engine.scheduler.enable_chunked_prefill
+    assert args.notes[0].startswith("--enforce-eager True has no effect")
+
+
 def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max_model_len: 512\nmax_num_seqs: 3\nspeculative_config:\n  method: ngram\n  max_ngram_size: 4\n")
