@@ -18,7 +18,13 @@ COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens":
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 TOOL = {"type": "function", "function": {"name": "f"}}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-VALID = {COMPLETIONS: COMPLETION, CHATS: CHAT, "/tokenize": {"prompt": "a"}, "/detokenize": {"tokens": [5]}}
+VALID = {
+    COMPLETIONS: COMPLETION,
+    CHATS: CHAT,
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/v1/abort_requests": {},
+}
 MODELS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHATS: ChatCompletionRequest}
 
 
@@ -93,6 +99,9 @@ BOTH: list[tuple[Any, ...]] = [
     ("logit_bias", {"5": 101}, "expected a number in [-100, 100], got 101"),
     ("logit_bias", {"5": 1, "05": 2}, "token id 5 is given twice"),
     ("bad_words", [""], "expected non-empty strings"),
+    ("stop_token_ids", [5] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words", ["a"] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words_token_ids", [5] * 4097, "at most 4096 entries, got 4097"),
     ("bad_words_token_ids", [[]], "expected non-empty lists"),
     ("bad_words_token_ids", [[3], "a"], "expected lists of token ids"),
     ("bad_words_token_ids", [["a"]], "expected an integer"),
@@ -207,6 +216,7 @@ ONE: list[Row] = [
     Row("/v1/abort_requests", "neither req_ids nor abort_all", 400, "or abort_all: true", "req_ids", body={}),
     Row("/v1/abort_requests", "both of them", 400, "or abort_all: true", "req_ids",
         body={"req_ids": ["a"], "abort_all": True}),
+    wrong("/v1/abort_requests", "req_ids", ["a"] * 4097, "at most 4096 ids, got 4097"),
     Row("/v1/abort_requests", 'request_ids: ["a"]', 400, "unknown field; did you mean 'req_ids'?", "request_ids",
         "unknown_parameter", {"request_ids": ["a"]}),
 ]  # fmt: skip
@@ -252,6 +262,7 @@ ROUTES: list[Row] = [
     Row(path, f"model: {shown(name)}", 404, f"{name!r} is not served here", "model", "model_not_found",
         {**VALID[path], "model": name})
     for path in VALID
+    if path != "/v1/abort_requests"
     for name in ("gpt-4", "")
 ] + [
     Row("/v1/models/gpt-4", "an unknown model", 404, "'gpt-4' is not served here", "model", "model_not_found",

@@ -46,8 +46,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         max_tokens: most tokens of the output; the end of the context is a limit of its own
         min_tokens: no end before so many tokens
         stop: a string or up to 16 at which the text ends
-        stop_token_ids: token ids at which it ends
-        bad_words, bad_words_token_ids: texts and token sequences that are never written
+        stop_token_ids: up to 4096 token ids at which it ends
+        bad_words, bad_words_token_ids: texts and token sequences that are never written, up to 4096 each
         ignore_eos: go on after the model's end tokens
         logit_bias: token id to a number from -100 to 100, added to its logit
         prompt_logprobs: 0 to 20 alternatives per prompt token, in streams with the first chunk
