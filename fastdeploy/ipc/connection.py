@@ -128,6 +128,8 @@ class EngineConnection:
             ConfigError: the engine refuses its configuration.
             EngineDeadError: it died while starting.
         """
+        if self.death is not None:
+            raise self.death
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()

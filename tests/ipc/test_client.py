@@ -140,6 +140,17 @@ def test_request_that_nobody_reads_is_ended_and_its_id_freed(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+def test_connection_that_hears_of_the_death_before_it_starts_does_not_wait() -> None:
+    async def scenario() -> None:
+        connection = EngineConnection("ipc:///nowhere")
+        connection.die("it ended")
+        with pytest.raises(EngineDeadError, match="it ended"):
+            await asyncio.wait_for(connection.start(), 30)
+        await connection.close()
+
+    asyncio.run(scenario())
+
+
 def test_answer_that_waits_is_read_although_something_was_sent_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, step_s=0.002) as client:
