@@ -62,7 +62,8 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
     folder = resolve_model_path(engine.model, engine.revision)
     generation_config = "none" if engine.generation_config == "none" else "auto"
     model_config = ModelConfig.from_pretrained(folder, dtype=engine.dtype, generation_config=generation_config)
-    tokenizer = Tokenizer.from_pretrained(resolve_model_path(engine.tokenizer) if engine.tokenizer else folder)
+    tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
+    tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
     return ApiServer(
         config=args.server,
         engine_config=engine,
