@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/flags.md from `fastdeploy.config.flags`: python scripts/make_flag_table.py"""
+"""Writes the tables of docs/flags.md from `fastdeploy.config`: python scripts/make_flag_table.py"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from fastdeploy.config.env import VARIABLES
 from fastdeploy.config.flags import FLAGS, Flag, FlagClass
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
@@ -17,11 +18,13 @@ TITLES = {
 
 
 def flag_tables() -> str:
-    """Return one table per class of flags."""
+    """Return one table per class of flags, and one of the environment."""
     tables = []
     for flag_class, (title, column) in TITLES.items():
         rows = [_row(flag) for flag in FLAGS if flag.flag_class is flag_class]
         tables.append("\n".join([f"## {title}", "", f"| flag | value | {column} |", "| --- | --- | --- |", *rows]))
+    variables = [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
+    tables.append("\n".join(["## Environment", "", "| variable | what it does |", "| --- | --- |", *variables]))
     return "\n\n".join(tables)
 
 

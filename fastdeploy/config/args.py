@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.env import API_KEY_VARIABLE, Env
+from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, Flag, FlagClass
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.server_config import ServerConfig
@@ -67,7 +67,8 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
         server = _server_config(values)
     except ConfigError as error:
         raise _with_origin(error, provenance) from None
-    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes))
+    unread = [f"{name} has no effect: nothing reads this variable{_nearest_variable(name)}" for name in env.unread]
+    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *unread))
 
 
 def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
@@ -95,7 +96,8 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
         ConfigError: an unknown, refused or wrong argument, or one that only a server has.
     """
     for name in kwargs:
-        _check_known(name, LLM_ARGUMENT)
+        if name not in FLAG_BY_NAME:
+            raise ConfigError(name, f"unknown {LLM_ARGUMENT}{_nearest(name)}")
         if FLAG_BY_NAME[name].is_server:
             raise ConfigError(name, "is a flag of the server, not an argument of LLM")
     given = {name: value for name, value in kwargs.items() if value is not None}
@@ -131,7 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="docs/flags.md lists, too, what is accepted without effect or refused, and why.",
     )
     parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help="YAML file whose keys are the flags in snake_case")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="YAML file whose keys are the flags in snake_case"
+    )
     for flag in FLAGS:
         names = [flag.option, flag.short] if flag.short else [flag.option]
         text = argparse.SUPPRESS if flag.flag_class is not FlagClass.HONOURED else flag.help.replace("%", "%%")
@@ -152,22 +156,50 @@ def hyphenate(token: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
+def _plain_switches(tokens: Sequence[str]) -> list[str]:
+    """Write `--switch=false` and `--switch false` as `--no-switch`, and with true as `--switch`."""
+    switches = {flag.option for flag in FLAGS if flag.kind == "bool"}
+    plain: list[str] = []
+    for token in tokens:
+        name, equals, value = token.partition("=")
+        if not equals and plain and plain[-1] in switches and token.lower() in ("true", "false"):
+            name, equals, value = plain.pop(), "=", token
+        if equals and name in switches and value.lower() in ("true", "false"):
+            plain.append(name if value.lower() == "true" else f"--no-{name.removeprefix('--')}")
+        else:
+            plain.append(token)
+    return plain
+
+
 def _read_sources(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what the command line and the YAML file give, unconverted, and where each value came from."""
     given = _read_command_line(argv)
-    config_file = given.pop("config", None)
+    files = given.pop("config", [])
     provenance = dict.fromkeys(given, COMMAND_LINE)
-    if config_file is not None:
-        content = read_yaml_mapping(config_file)
-        for name in content:
-            _check_known(name, f"key of {config_file}")
+    if len(files) > 1:
+        raise ConfigError("--config", f"given twice: {files[0]!r} and {files[1]!r}")
+    for file in files:
+        content = _known_keys(file)
         for name in [name for name in content if name not in given]:
-            given[name], provenance[name] = content[name], config_file
+            given[name], provenance[name] = content[name], file
     return given, provenance
 
 
+def _known_keys(file: str) -> dict[str, Any]:
+    """Return the values of a YAML file by flag name; its keys may have hyphens, as other engines' files have."""
+    values: dict[str, Any] = {}
+    for key, value in read_yaml_mapping(file).items():
+        name = key.replace("-", "_")
+        if name not in FLAG_BY_NAME:
+            raise ConfigError(key, f"unknown key of {file}{_nearest(name)}")
+        if name in values:
+            raise ConfigError(key, f"stands twice in {file}, with hyphens and with underscores")
+        values[name] = value
+    return values
+
+
 def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
-    namespace, unknown = make_parser().parse_known_args([hyphenate(token) for token in argv])
+    namespace, unknown = make_parser().parse_known_args(_plain_switches([hyphenate(token) for token in argv]))
     given = vars(namespace)
     for token in unknown:
         name = token.split("=")[0]
@@ -182,16 +214,16 @@ def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _check_known(name: str, what: str) -> None:
-    if name not in FLAG_BY_NAME:
-        raise ConfigError(name, f"unknown {what}{_nearest(name)}")
-
-
 def _nearest(name: str, option: bool = False) -> str:
     known = difflib.get_close_matches(name, FLAG_BY_NAME, n=1)
     if not known:
         return ""
     return f"; did you mean {FLAG_BY_NAME[known[0]].option if option else known[0]!r}?"
+
+
+def _nearest_variable(name: str) -> str:
+    known = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+    return f"; did you mean {known[0]}?" if known else ""
 
 
 def _judge(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:

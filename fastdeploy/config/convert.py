@@ -70,7 +70,7 @@ def _to_bytes(raw: Any) -> int:
 
 
 def _to_json(raw: Any) -> Any:
-    value = json.loads(raw) if isinstance(raw, str) else raw
+    value = json.loads(raw, object_pairs_hook=_without_repeats) if isinstance(raw, str) else raw
     if not isinstance(value, Mapping):
         raise TypeError(f"a JSON {type(value).__name__} is no mapping")
     return value
@@ -81,6 +81,15 @@ def _to_str_or_json(raw: Any) -> Any:
     if isinstance(raw, Mapping) or (isinstance(raw, str) and raw.lstrip().startswith("{")):
         return _to_json(raw)
     return _to_str(raw)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object's mapping; of a key that stands twice, JSON itself would keep the last value."""
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} stands twice")
+    return dict(pairs)
 
 
 def _to_list(raw: Any) -> list[str]:

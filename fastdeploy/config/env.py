@@ -9,6 +9,20 @@ from dataclasses import dataclass, field
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 API_KEY_VARIABLE = "FD_API_KEY"
+VARIABLES = {
+    "FD_API_KEY": "keys that clients must send, comma-separated; `--api-key` replaces them",
+    "FD_CPU_ISA": "path of the operators: avx512, avx2 or portable (default: the best that the processor has)",
+    "FD_DEBUG": "1 shows tracebacks where one line would do",
+    "FD_FOR_TORCH_MODEL_FORMAT": "1 reads checkpoints in torch layout, whatever they say themselves",
+    "FD_LOG_DIR": "folder for log files",
+    "FD_LOG_FORMAT": "text or json (default: text)",
+    "FD_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR (default: INFO)",
+    "FD_LOG_REQUESTS": "0 leaves out the line per request",
+    "FD_MODEL_SOURCE": "hub asked for models that are no folder: HUGGINGFACE, AISTUDIO, MODELSCOPE",
+    "FD_NUM_THREADS": "threads of the operators (default: the cores that the process may use)",
+    "FD_PADDLENLP_PYTHON": "interpreter with PaddleNLP, for tokenizers that nothing else reads",
+}
+"""What is read, here and in the operators; others that begin with FD_ are named at start-up."""
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
@@ -29,6 +43,7 @@ class Env:
         cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for what is made once and kept.
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
         openai_api_key: OPENAI_API_KEY, the key that this package's own clients send.
+        unread: names of FD_* variables that are set and that nothing reads.
     """
 
     debug: bool = False
@@ -42,6 +57,7 @@ class Env:
     cache_dir: str = ""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     openai_api_key: str = field(default="", repr=False)
+    unread: tuple[str, ...] = ()
 
 
 def read_env() -> Env:
@@ -67,6 +83,7 @@ def read_env() -> Env:
         cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
         openai_api_key=os.environ.get("OPENAI_API_KEY", ""),
+        unread=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
     )
 
 

@@ -47,13 +47,14 @@ HUBS = {
 }
 
 
-def download(name: str, revision: str, source: str) -> str:
+def download(name: str, revision: str, source: str, field: str = "model") -> str:
     """Return the local folder of a hub's repository, fetching what is missing.
 
     Args:
         name: of the repository, such as `owner/model`.
         revision: branch, tag or commit; empty for the hub's default branch.
         source: key of HUBS.
+        field: the flag that gave the name, for errors.
 
     Raises:
         ConfigError: an unknown source, a client that is not installed, or whatever the client could not do.
@@ -65,7 +66,7 @@ def download(name: str, revision: str, source: str) -> str:
         snapshot_download = hub.client()
     except ImportError:
         raise ConfigError(
-            "model",
+            field,
             f"{name} is not a local directory, and to look for it at {hub.title} (FD_MODEL_SOURCE={source}) "
             f"install its client: pip install '{hub.package}'",
         ) from None
@@ -75,7 +76,7 @@ def download(name: str, revision: str, source: str) -> str:
     except Exception as error:  # clients raise many kinds: bad name, no network, no such repository
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            "model",
+            field,
             f"{name} is not a local directory, and {hub.title} (FD_MODEL_SOURCE={source}) "
             f"did not deliver its revision {branch}: {reason}",
         ) from None

@@ -306,11 +306,12 @@ def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def resolve_model_path(name: str, revision: str = "") -> str:
+def resolve_model_path(name: str, revision: str = "", field: str = "model") -> str:
     """Find the directory of a model: a local directory, `demo`, or a name on the hub that FD_MODEL_SOURCE names.
 
     Args:
         revision: branch, tag or commit on the hub; empty for its default branch.
+        field: the flag that gave the name, for errors.
 
     Raises:
         ConfigError: nothing of that name, a revision of what has none, or the hub cannot be reached.
@@ -321,7 +322,7 @@ def resolve_model_path(name: str, revision: str = "") -> str:
             raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is a local directory")
         return str(path)
     if path.suffix == ".gguf":
-        raise ConfigError("model", f"{name}: GGUF checkpoints are not supported")
+        raise ConfigError(field, f"{name}: GGUF checkpoints are not supported")
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError("model", f"{name} is not a directory")
-    return download(name, revision, read_env().model_source)
+        raise ConfigError(field, f"{name} is not a directory")
+    return download(name, revision, read_env().model_source, field)

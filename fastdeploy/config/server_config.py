@@ -75,6 +75,10 @@ class ServerConfig:
             raise ConfigError(
                 "uvicorn_log_level", f"expected one of {', '.join(UVICORN_LOG_LEVELS)}, got {self.uvicorn_log_level!r}"
             )
+        if not all(self.api_keys):
+            raise ConfigError("api_key", "expected keys that are not empty")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError("root_path", f"expected a path that begins with /, got {self.root_path!r}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_certfile", "ssl_keyfile and ssl_certfile belong together")
 

@@ -113,6 +113,11 @@ def render_source(source: str, messages: Messages, names: Mapping[str, Any]) -> 
         raise InvalidRequestError("messages", f"the chat template fails on them: {error}") from error
 
 
+def check_source(source: str) -> None:
+    """Raise InvalidRequestError unless `source` can be compiled."""
+    _compile(source)
+
+
 class Arguments(dict[str, Any]):
     """A call's arguments: a mapping for templates that read one, the JSON text for templates that append it."""
 

@@ -146,6 +146,9 @@ def _check_parameters(where: str, schema: Any) -> None:
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         raise InvalidRequestError(where, "expected a JSON schema of type object")
     _check_type(f"{where}.properties", schema.get("properties"), Mapping, "an object")
+    for name, value in (schema.get("properties") or {}).items():
+        if not isinstance(value, (Mapping, bool)):
+            raise InvalidRequestError(f"{where}.properties", f"expected a schema for {name!r:.64}, got {value!r:.64}")
     _check_type(f"{where}.required", schema.get("required"), list, "a list of names")
 
 

@@ -63,7 +63,7 @@ def _python(folder: Path, tokenizer_class: str) -> str:
     if not python:
         raise ConfigError(
             "tokenizer",
-            f"{str(folder)!r}: a {tokenizer_class} without tokenizer.json is read by PaddleNLP only: set "
+            f"{str(folder)!r}: {tokenizer_class} without tokenizer.json is read by PaddleNLP only: set "
             "FD_PADDLENLP_PYTHON to the Python of an environment with paddlenlp==3.0.0b4 (requirements-paddlenlp.txt) "
             "and paddlepaddle, or use a folder with tokenizer.json",
         )

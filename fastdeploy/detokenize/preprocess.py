@@ -11,6 +11,8 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
+LENGTH_SLACK = 4
+
 
 @dataclass(frozen=True)
 class RequestLimits:
@@ -40,6 +42,8 @@ def build_request(
         InvalidRequestError: an empty or too long prompt, or a token id outside the vocabulary; names the field.
     """
     if isinstance(prompt, str):
+        if params.truncate_prompt_tokens is None:
+            check_text_length(field, prompt, tokenizer, limits.max_model_len)
         token_ids = tokenizer.encode(prompt, add_special_tokens)
     else:
         token_ids = list(prompt)
@@ -61,6 +65,18 @@ def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len:
         return token_ids
     room = max(1, max_model_len - (params.max_tokens or 1))
     return token_ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
+
+
+def check_text_length(field: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Raise ContextLengthError for a text that no tokens of this vocabulary could shorten to the context.
+
+    Megabytes would take seconds to encode. A normaliser, or a token that takes the white space around it, may shorten a
+    text a little: hence the slack. Only byte-level vocabularies are sure to have no token for any length.
+    """
+    if tokenizer.is_byte_level and len(text) > LENGTH_SLACK * tokenizer.longest_token * max_model_len:
+        raise ContextLengthError(
+            field, f"expected 1 to {max_model_len - 1} tokens, got a text of {len(text)} characters"
+        )
 
 
 def check_prompt_length(field: str, token_ids: Sequence[int], max_model_len: int) -> None:

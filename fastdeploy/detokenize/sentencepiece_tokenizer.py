@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.sentencepiece_model import Algorithm, PieceKind, SentencePieceModel, read_sentencepiece
@@ -36,9 +37,7 @@ def build_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokenize
         raise ConfigError("tokenizer", f"{str(file)!r}: SentencePiece models of type '{name}' are not supported")
     backend = tokenizers.Tokenizer(_bpe(model) if model.algorithm is Algorithm.BPE else _unigram(model))
     backend.add_special_tokens([piece.text for piece in model.pieces if piece.kind in _SPECIAL_KINDS])
-    user_defined = _user_defined(model)
-    backend.add_tokens([AddedToken(text, normalized=False) for text in user_defined])
-    _set_spaces(backend, model, config, has_user_defined=bool(user_defined))
+    _set_spaces(backend, model, config)
     return backend, model
 
 
@@ -46,8 +45,9 @@ _SPECIAL_KINDS = (PieceKind.CONTROL, PieceKind.UNKNOWN)
 
 
 def _user_defined(model: SentencePieceModel) -> list[str]:
-    """Return pieces that are cut out of the text before anything else; the model keeps those with spaces in them."""
-    return [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED and SPACE not in piece.text]
+    """Return pieces that are cut out of the text before anything else, the longest first."""
+    texts = [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED]
+    return sorted(texts, key=len, reverse=True)
 
 
 def _has_bytes(model: SentencePieceModel) -> bool:
@@ -62,6 +62,7 @@ def _bpe(model: SentencePieceModel) -> models.BPE:
         unk_token=model.text_of(model.unk_id),
         fuse_unk=True,
         byte_fallback=_has_bytes(model),
+        ignore_merges=bool(_user_defined(model)),  # a stretch that is a piece is that piece
     )
 
 
@@ -86,27 +87,28 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
     return models.Unigram(vocab, model.unk_id, byte_fallback=_has_bytes(model))
 
 
-def _set_spaces(
-    backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, Any], has_user_defined: bool
-) -> None:
-    """Set what happens to spaces on the way in and on the way out.
+def _set_spaces(backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, Any]) -> None:
+    """Set what happens to spaces on the way in and on the way out, and cut user-defined pieces out.
 
     A prefix space comes before every stretch of text between special tokens, as tokenizers of SentencePiece models have
-    it; with `legacy: false`, or where pieces are cut out of running text, only at the very beginning (and not before a
-    space: no rule of `tokenizers` says more).
+    it; with `legacy: false` only at the very beginning, and not before a space: no rule of `tokenizers` says more.
     """
     has_prefix = model.add_dummy_prefix and config.get("add_prefix_space") is not False
-    only_first = config.get("legacy") is False or (has_user_defined and not model.remove_extra_whitespaces)
     steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     if model.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
-    if has_prefix and only_first:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+    cuts: list[Any] = []
+    if has_prefix and config.get("legacy") is False:
+        cuts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
     else:
         steps += [normalizers.Prepend(SPACE)] if has_prefix else []
         steps.append(normalizers.Replace(" ", SPACE))
+    if user_defined := _user_defined(model):
+        cuts.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, user_defined))), "isolated"))
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
+    if cuts:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     num_stripped = _MANY if model.remove_extra_whitespaces else int(has_prefix)
     strip = [decoders.Strip(" ", num_stripped, 0)] if num_stripped else []
     backend.decoder = decoders.Sequence(

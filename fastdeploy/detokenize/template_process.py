@@ -23,7 +23,8 @@ from fastdeploy.detokenize.chat_template import Messages, render_source
 
 MAX_CPU_S = 2.0
 MAX_MEMORY_BYTES = 512 * 2**20
-MAX_TEXT_BYTES = 16 * 2**20
+MAX_TEXT_LENGTH = 16 * 2**20
+MAX_SOURCE_LENGTH = 2**20
 MAX_WAIT_S = 10.0
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")  # keys and passwords stay out of a template's reach
 
@@ -42,6 +43,8 @@ class TemplateProcess:
             InvalidRequestError: as `render_source`, or a limit was met.
             QueueFullError: other templates have kept the process busy for `MAX_WAIT_S` seconds.
         """
+        if len(source) > MAX_SOURCE_LENGTH:
+            raise InvalidRequestError("chat_template", f"expected at most {MAX_SOURCE_LENGTH} characters")
         line = json.dumps([source, messages, names]).encode() + b"\n"
         if not self._lock.acquire(timeout=MAX_WAIT_S):
             raise QueueFullError("too many templates are being rendered")
@@ -91,12 +94,15 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def main() -> None:
-    """Answer lines of standard input until it is closed; the timer ends the process in any state that Python is in."""
+    """Answer lines of standard input until it is closed.
+
+    The timer ends the process whatever Python is doing; a MemoryError ends it too, and what it has kept with it.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
         answer = json.dumps(_answer(line)).encode()
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)  # reading the next line is not a template's work
         sys.stdout.buffer.write(answer + b"\n")
         sys.stdout.buffer.flush()
 
@@ -106,10 +112,8 @@ def _answer(line: bytes) -> dict[str, str]:
         text = render_source(*json.loads(line))
     except InvalidRequestError as error:
         return {"field": error.field, "message": error.message}
-    except MemoryError:
-        return {"field": "chat_template", "message": f"takes more than {MAX_MEMORY_BYTES >> 20} MiB"}
-    if len(text) > MAX_TEXT_BYTES:
-        return {"field": "chat_template", "message": f"renders more than {MAX_TEXT_BYTES >> 20} Mi characters"}
+    if len(text) > MAX_TEXT_LENGTH:
+        return {"field": "chat_template", "message": f"renders more than {MAX_TEXT_LENGTH >> 20} Mi characters"}
     return {"text": text}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,11 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Length of the longest token, in bytes if `is_byte_level`, else in characters."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; ids that the tokenizer does not know are left out."""

@@ -117,7 +117,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
     """Read the tokenizer; None where the model's folder has none and none was asked for (token ids only)."""
     if config.tokenizer:
-        return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer))
+        return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer, field="tokenizer"))
     return Tokenizer.from_pretrained(model_path) if has_tokenizer(Path(model_path)) else None
 
 

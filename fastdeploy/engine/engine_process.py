@@ -157,7 +157,7 @@ class EngineServer:
         if has_end or time.monotonic() - self._stats_sent_s > STATS_INTERVAL_S:
             self._send_stats()
         for client, own in by_client.items():
-            self._send(client, messages.Deltas(own))
+            self._send(client, messages.split_deltas(own))
 
     def _send_stats(self) -> None:
         self._stats_sent_s = time.monotonic()

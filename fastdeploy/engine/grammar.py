@@ -21,6 +21,7 @@ from fastdeploy.engine.structural_tag import JSON_OPTIONS, structural_tag_to_lar
 MAX_CACHED_GRAMMARS = 64
 MAX_GBNF_CHARS = 1 << 16  # it is read in Python
 MAX_MESSAGE_CHARS = 400
+MAX_PROPERTIES = 1000  # of one object: about 0.2 s
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms
     step_lexer_fuel=200_000,  # about 15 ms for one mask at the very most
@@ -185,8 +186,24 @@ def _json_schema(field: str, text: str) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequestError(field, "expected a JSON schema, which is an object or true")
+    _check_size(field, schema)
     defaults: Any = JSON_OPTIONS  # a type of the library that only its stubs have
     return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults, {"lenient": False})
+
+
+def _check_size(field: str, schema: Any) -> None:
+    """Refuse objects of so many properties that compiling them, which is quadratic, would hold up every step."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            properties = part.get("properties")
+            if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
+                found = f"an object has {len(properties)}"
+                raise InvalidRequestError(field, f"expected at most {MAX_PROPERTIES} properties; {found}")
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
 
 
 def _context_free(field: str, text: str) -> str:

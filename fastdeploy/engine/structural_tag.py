@@ -13,7 +13,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 
-JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,64})?"}
+JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})?"}
 """Between the tokens of JSON: a space, or a new line and its indentation; without end it could fill the context."""
 
 _TEXT = "TEXT"

@@ -55,8 +55,9 @@ class LLM:
         for note in notes:
             logger.warning("%s", note)
         folder = resolve_model_path(config.model, config.revision)
+        tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
+        self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
         self.engine = Engine.from_config(config)
-        self.tokenizer = Tokenizer.from_pretrained(resolve_model_path(config.tokenizer) if config.tokenizer else folder)
         self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
         self._defaults = _generation_defaults(folder, config.generation_config)
         self._chat_template = chat_template

@@ -10,18 +10,28 @@ def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
     """Append `delta` to `waiting`, or join it to an earlier delta of the same choice, which it changes then."""
     for earlier in waiting:
         if (earlier.request_id, earlier.index) == (delta.request_id, delta.index):
-            _join(earlier, delta)
+            join_delta(earlier, delta)
             return
     waiting.append(delta)
 
 
-def _join(earlier: TokenDelta, later: TokenDelta) -> None:
-    """Extend `earlier` in place: a copy per step would make a long text cost its square."""
+def join_tokens(earlier: TokenDelta, token_ids: list[int], num_accepted_drafts: int) -> None:
+    """Append the tokens of a step to `earlier`, in place: a copy per step would make a long text cost its square."""
     if earlier.steps is None:
         earlier.steps = earlier.step_counts()
-    earlier.steps.extend(later.step_counts())
-    earlier.token_ids.extend(later.token_ids)
-    earlier.num_accepted_drafts += later.num_accepted_drafts
+    earlier.steps.append((len(token_ids), num_accepted_drafts))
+    earlier.token_ids.extend(token_ids)
+    earlier.num_accepted_drafts += num_accepted_drafts
+
+
+def join_delta(earlier: TokenDelta, later: TokenDelta) -> None:
+    """Append all of `later` to `earlier`, in place."""
+    if later.steps is None:
+        join_tokens(earlier, later.token_ids, later.num_accepted_drafts)
+    else:
+        earlier.steps = [*earlier.step_counts(), *later.steps]
+        earlier.token_ids.extend(later.token_ids)
+        earlier.num_accepted_drafts += later.num_accepted_drafts
     if later.logprobs is not None:
         if earlier.logprobs is None:
             earlier.logprobs = []

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import fastdeploy
 from fastdeploy.config.args import engine_config_from_kwargs, parse_serve_args
-from fastdeploy.config.env import Env
+from fastdeploy.config.env import VARIABLES, Env, read_env
 from fastdeploy.config.flags import FLAGS, FlagClass
 from fastdeploy.core.errors import ConfigError
 
@@ -85,6 +87,14 @@ def test_switches_have_a_no_form() -> None:
     assert not args.engine.scheduler.enable_chunked_prefill
 
 
+def test_switches_take_true_and_false_too() -> None:
+    flags = ["--enable-chunked-prefill", "False", "--enable_prefix_caching=false", "--enforce-eager=True", "demo"]
+    args = parse_serve_args(flags)
+    assert args.engine.model == "demo"
+    assert not args.engine.cache.enable_prefix_caching and not args.engine.scheduler.enable_chunked_prefill
+    assert args.notes[0].startswith("--enforce-eager True has no effect")
+
+
 def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max_model_len: 512\nmax_num_seqs: 3\nspeculative_config:\n  method: ngram\n  max_ngram_size: 4\n")
@@ -106,6 +116,12 @@ def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> No
         ("max_model_len: long", "max_model_len", r"expected an integer, got 'long' \(.*serve.yaml\)"),
         ("port: 1\nseed: 2\nport: 3", "port", r"stands twice, the second time in line 3 of .*serve.yaml"),
         ("speculative_config: {method: ngram, method: naive}", "method", "stands twice"),
+        ("max-model-len: 5\nmax_model_len: 6", "max_model_len", "with hyphens and with underscores"),
+        (
+            'speculative_config: \'{"method": "ngram", "method": "naive"}\'',
+            "speculative_config",
+            "'method' stands twice",
+        ),
         ("port: 70000", "port", r"\[0, 65535\], got 70000 \(.*serve.yaml\)"),
         ("speculative_config: {method: ngram, max_ngram_size: 0}", "speculative_config.max_ngram_size", "serve.yaml"),
         ("speculative_config: ngram", "speculative_config", "expected a JSON mapping"),
@@ -139,6 +155,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --workers 0", "workers", "expected"),
         ("demo other", "command line", "what is 'other'"),
         ("demo --model other", "--model", "given twice"),
+        ("demo --config a.yaml --config b.yaml", "--config", "given twice: 'a.yaml' and 'b.yaml'"),
         ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
         ("demo --quantization awq", "quantization", "expected one of none, wint8, wint4, w8a8, w4a8, .* got 'awq'"),
         ("demo --quantization {", "--quantization", "expected a name or a JSON mapping"),
@@ -163,6 +180,8 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --speculative-config 3", "--speculative-config", "expected a JSON mapping"),
         ('demo --speculative-config \'{"method": "mtp"}\'', "speculative_config.method", "not available yet"),
         ("demo --num-speculative-tokens 3", "speculative_model", "is missing"),
+        ("demo --api-key=", "api_key", "not empty"),
+        ("demo --root-path api", "root_path", "begins with /, got 'api'"),
         ("demo --ssl-keyfile k", "ssl_certfile", "belong together"),
     ],
 )
@@ -227,6 +246,13 @@ def test_commands_that_vllm_users_type_run_with_a_line_for_what_has_no_effect() 
 
 def test_key_of_the_environment_is_known_to_come_from_there() -> None:
     assert parse_serve_args(["demo"], Env(api_keys=("k",))).provenance["api_key"] == "FD_API_KEY"
+
+
+def test_keys_of_a_file_may_have_hyphens(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: demo\nmax-model-len: 99\n")
+    args = parse_serve_args(["--config", str(file)])
+    assert (args.engine.max_model_len, args.provenance["max_model_len"]) == (99, str(file))
 
 
 def test_mapping_may_be_json_in_a_string_and_replaces_the_file_s_as_a_whole(tmp_path: Path) -> None:
@@ -307,3 +333,20 @@ def test_llm_arguments_of_other_engines_are_accepted_where_they_change_nothing()
         "max_seq_len_to_capture",
         "graph_optimization_config",
     ]
+
+
+def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_ATTENTION_BACKEND", "APPEND_ATTN")
+    monkeypatch.setenv("FD_LOG_DIRS", "log")
+    assert [note for note in parse_serve_args(["demo"], read_env()).notes if "FD_" in note] == [
+        "FD_ATTENTION_BACKEND has no effect: nothing reads this variable",
+        "FD_LOG_DIRS has no effect: nothing reads this variable; did you mean FD_LOG_DIR?",
+    ]
+
+
+def test_table_of_variables_holds_what_the_sources_read() -> None:
+    root = Path(fastdeploy.__file__).parents[1]
+    python = (root / "fastdeploy" / "config" / "env.py").read_text().partition("def read_env")[2]
+    native = "".join(file.read_text() for file in (root / "custom_ops" / "common").glob("*.cc"))
+    read = {*re.findall(r'environ.get\("(FD_\w+)"', python), *re.findall(r'getenv\("(FD_\w+)"', native), "FD_API_KEY"}
+    assert read == set(VARIABLES)

@@ -117,6 +117,7 @@ HOSTILE = {
     "a text that doubles": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x~n.x %}{% endfor %}",
     "padding": "{{ 'x' | center(10 ** 10) }}",
     "much output": "{% for i in range(9999) %}{% for j in range(99) %}{{ 'x' * 99 }}{% endfor %}{% endfor %}",
+    "a long source": "x" * (2**20 + 1),
     "endless recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "deep nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "a change of the messages": "{{ messages.append(1) }}",

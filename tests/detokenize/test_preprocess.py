@@ -86,3 +86,14 @@ def test_bad_word_spelling_that_ends_in_a_shorter_one_is_left_out() -> None:
     tokenizer = make_tokenizer("byte_level")
     assert tokenizer.encode(" 龍")[-3:] == tokenizer.encode("龍")
     assert tokenize_bad_words(tokenizer, ["龍"]) == [tokenizer.encode("龍")]
+
+
+def test_text_beyond_all_measure_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("byte_level")
+    longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+    assert tokenizer.longest_token == longest
+    with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens"):
+        build("a" * (4 * 16 * longest))
+    monkeypatch.setattr(tokenizer, "encode", None)  # not even looked at
+    with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens, got a text of"):
+        build("a" * (4 * 16 * longest + 1))

@@ -29,12 +29,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "add_dummy_prefix": False,
         "user_defined_symbols": ["<sep>", "\n\n"],
     },
+    "bpe_user_defined": {
+        "model_type": "bpe",
+        **LLAMA,
+        "user_defined_symbols": ["<sep>", "<sep>\n", "\u2581\u2581", "é*"],
+    },
+    "unigram_user_defined": {"model_type": "unigram", "user_defined_symbols": ["<sep>", "<sep>>"]},
     "bpe_without_bytes": {"model_type": "bpe", **LLAMA, "byte_fallback": False},
     "unigram": {"model_type": "unigram", **LLAMA},
     "unigram_nfkc": {"model_type": "unigram"},
     "char": {"model_type": "char"},
 }
-MATCHED = ("bpe", "bpe_without_prefix", "bpe_without_bytes", "unigram", "unigram_nfkc")
+MATCHED = (
+    "bpe",
+    "bpe_without_prefix",
+    "bpe_user_defined",
+    "unigram_user_defined",
+    "bpe_without_bytes",
+    "unigram",
+    "unigram_nfkc",
+)
 
 
 @cache
@@ -59,7 +73,7 @@ def random_texts(seed: int, number: int) -> list[str]:
     """Return cuts of the corpus, strings of few characters with many spaces, and strings of any characters."""
     generator = random.Random(seed)
     corpus = "".join(CORPUS)
-    few = "abc the<sep>  \n\n\téüñ你好世界🙂\u00a0\u3000ßﬁ①한글ابج\x00\x7f"
+    few = ["<sep>", ">", "*", "the ", *"abc  \n\n\téüñ你好世界🙂\u00a0\u3000ßﬁ①한글ابج\x00\x7f"]
     ranges = ((32, 127), (0xA0, 0x2FF), (0x4E00, 0x9FFF), (0x1F300, 0x1F6FF))
 
     def any_character() -> str:

@@ -16,8 +16,15 @@ from fastdeploy.entrypoints.openai.routes import ABSENT
 MAX_MODEL_LEN = 200
 COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens": 3}
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+TOOL = {"type": "function", "function": {"name": "f"}}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-VALID = {COMPLETIONS: COMPLETION, CHATS: CHAT, "/tokenize": {"prompt": "a"}, "/detokenize": {"tokens": [5]}}
+VALID = {
+    COMPLETIONS: COMPLETION,
+    CHATS: CHAT,
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/v1/abort_requests": {},
+}
 MODELS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHATS: ChatCompletionRequest}
 
 
@@ -92,6 +99,9 @@ BOTH: list[tuple[Any, ...]] = [
     ("logit_bias", {"5": 101}, "expected a number in [-100, 100], got 101"),
     ("logit_bias", {"5": 1, "05": 2}, "token id 5 is given twice"),
     ("bad_words", [""], "expected non-empty strings"),
+    ("stop_token_ids", [5] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words", ["a"] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words_token_ids", [5] * 4097, "at most 4096 entries, got 4097"),
     ("bad_words_token_ids", [[]], "expected non-empty lists"),
     ("bad_words_token_ids", [[3], "a"], "expected lists of token ids"),
     ("bad_words_token_ids", [["a"]], "expected an integer"),
@@ -104,6 +114,17 @@ BOTH: list[tuple[Any, ...]] = [
     ("logits_processors_args", {"x": 1}, "unknown key 'x'; known keys: logit_bias, thinking_budget"),
     ("logits_processors_args", {"logit_bias": 3}, "expected a mapping of token ids"),
     ("logits_processors_args", {"logit_bias": {"x": 1}}, "expected token ids as keys"),
+    ("response_format", {"type": "yaml"}, "expected one of text, json_object, json_schema, structural_tag",
+     "response_format.type"),
+    ("response_format", {"type": "json_schema"}, "expected an object with name and schema",
+     "response_format.json_schema"),
+    ("response_format", {"type": "json_object", "schema": {}}, "unknown key; known keys: type",
+     "response_format.schema"),
+    ("guided_json", "{", "is not valid JSON"),
+    ("guided_regex", "", "expected a text that is not empty"),
+    ("guided_choice", [], "expected a list of texts, not empty"),
+    ("guided_grammar", "", "expected a text that is not empty"),
+    ("structural_tag", "x", "is not valid JSON"),
     ("request_id", "", "expected 1 to 128 printable ASCII"),
     ("request_id", "a\nb", "expected 1 to 128 printable ASCII"),
     ("request_id", "a" * 129, "expected 1 to 128 printable ASCII"),
@@ -113,7 +134,7 @@ BOTH: list[tuple[Any, ...]] = [
     ("metadata", {"enable_thinking": False}, "expected a mapping to texts; settings are fields of their own"),
     ("metadata", "x", "expected a mapping to texts"),
     ("max_streaming_response_tokens", 0, "expected at least 1, got 0"),
-]
+]  # fmt: skip
 
 ONE: list[Row] = [
     wrong(COMPLETIONS, "prompt", None, "is missing"),
@@ -150,6 +171,30 @@ ONE: list[Row] = [
     wrong(CHATS, "messages", [{"role": "user"}], "expected text", "messages[0].content"),
     wrong(CHATS, "messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
           "this server reads text only", "messages[0].content"),
+    wrong(CHATS, "messages", [{"role": "function", "content": "x"}], "is OpenAI's older spelling; use tool",
+          "messages[0].role"),
+    wrong(CHATS, "messages", [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
+          "belongs to role assistant, not to user", "messages[0].tool_calls"),
+    wrong(CHATS, "tools", [{"type": "retrieval"}], "expected function", "tools[0].type"),
+    wrong(CHATS, "tools", [{"type": "function", "function": {"name": "a b"}}], "expected 1 to 64 of the characters",
+          "tools[0].function.name"),
+    wrong(CHATS, "tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
+          "expected a JSON schema of type object", "tools[0].function.parameters"),
+    wrong(CHATS, "tools", [TOOL, TOOL], "'f' is given twice", "tools[1].function.name"),
+    wrong(CHATS, "tools", [TOOL], "auto needs a server with --tool-call-parser; required does not", "tool_choice"),
+    wrong(CHATS, "tool_choice", "required", "needs tools"),
+    Row(CHATS, "tool_choice names another tool", 400, "'g' is none of the tools: f", "tool_choice.function.name",
+        body={**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+    wrong(CHATS, "parallel_tool_calls", False, "needs tools"),
+    wrong(CHATS, "reasoning_effort", "huge", "expected one of none, minimal, low, medium, high, xhigh, got 'huge'"),
+    wrong(CHATS, "continue_final_message", True, "expected the last message to be the assistant's, with content"),
+    wrong(CHATS, "reasoning_max_tokens", -1, "expected an integer in [0, "),
+    wrong(CHATS, "response_max_tokens", 0, "expected an integer in [1, "),
+    wrong(CHATS, "chat_template", "{% for %}", "cannot be compiled"),
+    Row(CHATS, "disable_chat_template with tools", 400, "has no meaning with disable_chat_template", "tools",
+        body={**CHAT, "disable_chat_template": True, "tools": [TOOL], "tool_choice": "none"}),
+    Row(CHATS, "guided_json and guided_regex", 400, "a request has one form at most", "guided_regex",
+        body={**CHAT, "guided_json": {}, "guided_regex": "a"}),
     wrong(CHATS, "prompt_token_ids", [99999], "expected token ids in [0, 382], got 99999"),
     wrong(CHATS, "top_logprobs", 2, "needs logprobs: true"),
     Row(CHATS, "logprobs: true, top_logprobs: 21", 400, "expected an integer in [0, 20], got 21", "top_logprobs",
@@ -171,6 +216,7 @@ ONE: list[Row] = [
     Row("/v1/abort_requests", "neither req_ids nor abort_all", 400, "or abort_all: true", "req_ids", body={}),
     Row("/v1/abort_requests", "both of them", 400, "or abort_all: true", "req_ids",
         body={"req_ids": ["a"], "abort_all": True}),
+    wrong("/v1/abort_requests", "req_ids", ["a"] * 4097, "at most 4096 ids, got 4097"),
     Row("/v1/abort_requests", 'request_ids: ["a"]', 400, "unknown field; did you mean 'req_ids'?", "request_ids",
         "unknown_parameter", {"request_ids": ["a"]}),
 ]  # fmt: skip
@@ -216,6 +262,7 @@ ROUTES: list[Row] = [
     Row(path, f"model: {shown(name)}", 404, f"{name!r} is not served here", "model", "model_not_found",
         {**VALID[path], "model": name})
     for path in VALID
+    if path != "/v1/abort_requests"
     for name in ("gpt-4", "")
 ] + [
     Row("/v1/models/gpt-4", "an unknown model", 404, "'gpt-4' is not served here", "model", "model_not_found",

@@ -130,11 +130,13 @@ def test_bench_serve_reports_what_the_server_counted(server: ServerProcess, tmp_
     assert (figures["completed"], figures["failed"], figures["total_output_tokens"]) == (8, 0, 48)
     assert figures["output_throughput"] == pytest.approx(48 / figures["duration"])
     assert (figures["request_rate"], figures["max_concurrency"], figures["commit"]) == (500, 3, "abc")
-    for name in ("ttft", "tpot", "itl", "e2el"):
+    for name in ("ttft", "tpot", "e2el"):  # itl only where an answer came in several pieces
         assert figures[f"mean_{name}_ms"] > 0
         assert figures[f"p50_{name}_ms"] <= figures[f"p99_{name}_ms"]
     assert figures["mean_ttft_ms"] < figures["mean_e2el_ms"]
     written = json.loads((tmp_path / "r.json").read_text())
+    for request in written["requests"]:
+        assert request["ttft_s"] + sum(request["gaps_s"]) <= request["e2e_s"]
     assert sum(request["input_tokens"] for request in written["requests"]) == figures["total_input_tokens"]
     assert figures == {key: value for key, value in written.items() if key != "requests"}
 
@@ -181,6 +183,10 @@ def test_bench_latency_and_throughput_run_the_engine(capsys: pytest.CaptureFixtu
         assert throughput["total_output_tokens"] == 20 * throughput["n"]
         tokens = throughput["output_tokens_per_second"] * throughput["elapsed_time"]
         assert tokens == pytest.approx(20 * throughput["n"])
+    for length, message in (("12", "--output-len: the context of 16 tokens ends before it"), ("40", "prompt")):
+        flags = ["--input-len", length, "--output-len", "5", "--max-model-len", "16"]
+        assert main(["bench", "latency", "demo", *batches, *flags]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"fastdeploy: error: {message}")
 
 
 def test_random_prompts_have_their_length_and_follow_the_seed() -> None:

@@ -14,8 +14,9 @@ from tests.entrypoints.fuzzing import Outcome, find_fault, make_request, send_al
 from tests.entrypoints.server_process import ServerProcess, mock_server, real_server
 
 BATCH = 2000
-REAL = ["--max-num-seqs", "8", "--max-model-len", "256", "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"]
+REAL = ["demo", "--max-num-seqs", "8", "--max-model-len", "256", "--tool-call-parser", "hermes"]
 DRAFTS = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+REASONING = ["--reasoning-parser", "qwen3"]
 
 
 def fuzz(server: ServerProcess, seed: int, count: int) -> Outcome:
@@ -53,7 +54,7 @@ def test_requests_are_answered_and_leave_nothing(mock: ServerProcess) -> None:
 
 
 def test_real_engine_answers_and_leaves_nothing() -> None:
-    with real_server("demo", *REAL, *DRAFTS) as running:
+    with real_server(*REAL, *DRAFTS) as running:
         outcome = fuzz(running, 21, 150)
         assert outcome.statuses[200] > 20
         check_nothing_is_left(running)
@@ -74,6 +75,7 @@ def test_twenty_thousand_requests(tmp_path: Path) -> None:
         for seed in range(9):
             fuzz(running, 100 + seed, BATCH)
             check_nothing_is_left(running)
-    with real_server("demo", *REAL, *DRAFTS) as running:
-        fuzz(running, 200, BATCH)
-        check_nothing_is_left(running)
+    for flags in (DRAFTS, REASONING, []):
+        with real_server(*REAL, *flags) as running:
+            fuzz(running, 200, BATCH)
+            check_nothing_is_left(running)

@@ -18,7 +18,7 @@ from fastdeploy.entrypoints.cli.collect_env import QUESTIONS, collect
 from fastdeploy.entrypoints.cli.main import COMMANDS
 from fastdeploy.version import __version__
 from tests.entrypoints.server_process import ServerProcess, mock_server
-from tests.entrypoints.test_openai_client import CHAT_PROMPT, PROMPT, engine_text
+from tests.entrypoints.test_openai_client import CHAT_PROMPT, PROMPT, TOKENIZER, engine_text
 
 
 def run(*arguments: str, stdin: str = "", env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -70,6 +70,12 @@ def test_help_lists_every_command_and_each_has_its_own() -> None:
     assert "--request-rate" in run("bench", "serve", "--help").stdout
 
 
+def num_prompt_tokens(server: ServerProcess) -> int:
+    found = re.search(r"^fastdeploy:prompt_tokens_total (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    assert found
+    return int(float(found.group(1)))
+
+
 def test_complete_prints_the_continuation(server: ServerProcess) -> None:
     done = run("complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "9")
     assert (done.returncode, done.stdout) == (0, engine_text(PROMPT, 0, 9) + "\n")
@@ -77,10 +83,14 @@ def test_complete_prints_the_continuation(server: ServerProcess) -> None:
 
 def test_chat_keeps_the_conversation_until_the_input_ends(server: ServerProcess) -> None:
     flags = ["--url", server.url + "/v1", "--temperature", "0", "--max-tokens", "5", "--system-prompt", "be brief"]
+    before = num_prompt_tokens(server)
     done = run("chat", *flags, stdin="hi\nmore\n")
     first = engine_text(CHAT_PROMPT, 0, 5)
-    second = engine_text(f"{CHAT_PROMPT[:-10]}assistant: {first}\nuser: more\nassistant:", 0, 5)
+    history = f"{CHAT_PROMPT[:-10]}assistant: {first}\nuser: more\nassistant:"
+    second = engine_text(history, 0, 5)
     assert (done.returncode, done.stdout) == (0, f"> {first}\n> {second}\n> \n")
+    sent = sum(len(TOKENIZER.encode(text, add_special_tokens=False)) for text in (CHAT_PROMPT, history))
+    assert num_prompt_tokens(server) - before == sent, "the second prompt holds the first answer"
 
 
 def test_reasoning_is_marked_and_not_repeated_to_the_model(tmp_path: Path) -> None:

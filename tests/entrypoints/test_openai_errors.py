@@ -187,3 +187,9 @@ def test_cut_prompt_is_what_the_engine_reads(client: openai.OpenAI) -> None:
     whole = client.completions.create(**{**PROMPT, "prompt": cut.choices[0].prompt_token_ids}, extra_body=extra)  # type: ignore
     assert cut.choices[0].prompt_tokens == " the quick" and cut.usage.prompt_tokens == 2  # type: ignore
     assert cut.choices[0].text == whole.choices[0].text
+
+
+def test_max_tokens_beyond_the_context_end_with_it(client: openai.OpenAI) -> None:
+    answer = client.completions.create(**{**PROMPT, "max_tokens": 5000})
+    assert answer.usage is not None and answer.usage.total_tokens == 200
+    assert answer.choices[0].finish_reason == "length"

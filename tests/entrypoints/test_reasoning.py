@@ -28,7 +28,7 @@ OPEN, CLOSED, UNDECIDED = ReasoningState.OPEN, ReasoningState.CLOSED, ReasoningS
         ("qwen3", UNDECIDED, "<think>\nhm\n</think>\n\nyes \n", Message("hm", "yes \n")),
         ("qwen3", UNDECIDED, "yes <think>", Message("", "yes <think>")),
         ("qwen3", UNDECIDED, " <th", Message("", " <th")),
-        ("qwen3", OPEN, "hm </think>yes", Message("hm", "yes")),
+        ("qwen3", OPEN, "\nhm </think>yes", Message("hm", "yes")),
         ("qwen3", CLOSED, "yes</think>", Message("", "yes</think>")),
         ("qwen3", UNDECIDED, "<think></think>yes", Message("", "yes")),
         ("deepseek-r1", OPEN, "<think>hm</think>yes", Message("hm", "yes")),

@@ -23,7 +23,7 @@ def line(custom_id: str, **changes: Any) -> dict[str, Any]:
 
 def write(folder: Path, *lines: Any) -> list[str]:
     """Write the input and return the flags that name it and its output."""
-    texts = [entry if isinstance(entry, str) else json.dumps(entry) for entry in lines]
+    texts = [entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False) for entry in lines]
     (folder / "in.jsonl").write_text("\n".join(texts) + "\n")
     return ["-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl")]
 
@@ -46,7 +46,7 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
         line("verb", method="GET"),
         line("route", url="/v1/embeddings"),
         line("stream", body={**GREEDY, "prompt": PROMPT, "stream": True}),
-        line("last"),
+        line("last", body={**GREEDY, "prompt": PROMPT + "\u2028 is no end of a line"}),
     )
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
     assert done.returncode == 1, "some requests failed"
@@ -119,13 +119,16 @@ def test_full_server_is_asked_again(tmp_path: Path) -> None:
     assert [entry["response"]["status_code"] for entry in answers(tmp_path)] == [200] * 4
 
 
-def test_server_that_dies_ends_the_run_and_no_half_line_is_left(tmp_path: Path) -> None:
+def test_server_that_dies_ends_the_run_in_one_line_and_no_half_line_is_left(tmp_path: Path) -> None:
     with mock_server(tmp_path, die_at_token=300, step_s=0.001) as one:
-        poisoned = line("poison", body={**GREEDY, "prompt": [300]})
-        flags = write(tmp_path, line("a"), poisoned, line("b"))
-        done = run("run-batch", *flags, "--url", one.url + "/v1", "--concurrency", "1")
+        first = run("run-batch", *write(tmp_path, line("a")), "--url", one.url + "/v1")
+        assert first.returncode == 0
+        (tmp_path / "out.jsonl").rename(tmp_path / "out.jsonl.part")
+        flags = write(tmp_path, line("a"), *(line(str(i), body={**GREEDY, "prompt": [300]}) for i in range(6)))
+        done = run("run-batch", *flags, "--url", one.url + "/v1", "--resume")
     assert done.returncode == 1
-    assert "--resume goes on with what is done" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("--resume goes on with what is done")
+    assert "never retrieved" not in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
     text = (tmp_path / "out.jsonl.part").read_text()
     assert text.endswith("\n") and json.loads(text)["custom_id"] == "a"

@@ -87,6 +87,14 @@ def test_every_line_that_a_command_ends_with_stands_in_the_documentation() -> No
         assert reason in promised, f"docs/serving.md does not promise {reason!r}"
 
 
+def test_every_promised_line_comes_of_its_flag() -> None:
+    rows = re.findall(r"^\| `(--[^`]+)`.* \| `(.+)` \|$", PAGE, re.MULTILINE)
+    assert len(rows) >= 5
+    for flags, line in rows:
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            parse_serve_args(["demo", *flags.split()])
+
+
 @pytest.mark.parametrize("command", [one for one in COMMANDS if not one.outcome], ids=by_name)
 def test_command_that_can_run_serves_the_official_client(command: Command, plain_text: str) -> None:
     text, summary = serve_and_complete(flags_of(command.text))

@@ -46,6 +46,19 @@ def test_tls_is_served_and_the_client_checks_the_certificate(tmp_path: Path) -> 
     assert "CERTIFICATE_VERIFY_FAILED" in stranger.stderr and stranger.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_certificate_that_cannot_be_used_is_one_line_before_the_model_loads(
+    tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "certificate.pem"
+    if content is not None:
+        file.write_text(content)
+    done = run("serve", "demo", "--port", "0", "--ssl-keyfile", str(file), "--ssl-certfile", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"fastdeploy: error: --ssl-certfile: cannot use {str(file)!r}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_request_lines_are_logged_unless_switched_off(
     flagged: ServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

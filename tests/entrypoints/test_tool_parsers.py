@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdeploy.core.reasoning import ReasoningState
+from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 from fastdeploy.entrypoints.openai.parsers.json_calls import JsonArrayParser, NamedCallParser
 from fastdeploy.entrypoints.openai.parsers.json_scan import JsonScanner
@@ -18,11 +19,17 @@ from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
 from fastdeploy.entrypoints.openai.parsers.tagged import convert
 from tests.entrypoints.message_texts import CALL, CALL_END, CALLS, LIST, LIST_END, SEP, TWO_CALLS, make_parser, read
 
+ROOT = Path(__file__).parents[2]
 F = Call("f", '{"a": 1}')
 
 
 def test_every_name_has_a_format_and_every_format_a_name() -> None:
     assert set(TOOL_CALL_FORMATS.values()) == set(FORMATS) == set(TWO_CALLS)
+
+
+def test_docs_name_every_format() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    assert [name for name in (*TOOL_CALL_FORMATS, *REASONING_FORMATS) if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("form", FORMATS)

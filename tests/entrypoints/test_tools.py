@@ -253,6 +253,11 @@ def test_async_client_streams_calls_of_many_requests_at_once(tool_server: Server
             "tools[0].function.strict",
             "true or false",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": 3}}}}]},
+            "tools[0].function.parameters.properties",
+            "expected a schema for 'a', got 3",
+        ),
         ({"tool_choice": "any"}, "tool_choice", "expected none, auto, required"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "expected none, auto, required"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name", "none of the"),

@@ -16,7 +16,6 @@ from fastdeploy.entrypoints.cli.parser import CommandParser, positive_int
 
 DEFAULT_URL = "http://localhost:8000/v1"
 DIM, PLAIN = "\033[2m", "\033[0m"
-INTERRUPTED = 130
 
 
 class Printer:
@@ -138,8 +137,6 @@ def _converse(args: argparse.Namespace, conversation: Conversation, turn: Callab
             return 0
     except (ServerError, UnreachableError) as error:
         return _failed(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return _take_turns(turn)
 
 

@@ -104,7 +104,8 @@ class HttpClient:
         """Return the JSON that a path holds.
 
         Raises:
-            ServerError, UnreachableError: it holds none.
+            ServerError: it holds none.
+            UnreachableError: there is no answer.
         """
         async with self._exchange("GET", path, None) as answer:
             body = await answer.whole()
@@ -113,7 +114,7 @@ class HttpClient:
             try:
                 return json.loads(body)
             except ValueError:
-                raise UnreachableError(f"{self.url}{path} is no JSON") from None
+                raise ServerError(f"{self.url}{path} is no JSON") from None
 
     async def post(self, path: str, body: Any) -> tuple[int, dict[str, str], bytes]:
         """Send a JSON body; return status, headers and body of the answer, whatever they are.
@@ -139,14 +140,22 @@ class HttpClient:
             async for data in _event_data(answer.pieces()):
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
+                event = _event(data)
                 if "error" in event:
-                    raise ServerError(event["error"]["message"])
+                    raise ServerError(error_message(data) or str(event["error"]))
                 yield event
 
     async def first_model(self) -> str:
-        """Return the name of the first model that the server has."""
-        return str((await self.get("/models"))["data"][0]["id"])
+        """Return the name of the first model that the server has.
+
+        Raises:
+            ServerError, UnreachableError: it names none.
+        """
+        answer = await self.get("/models")
+        try:
+            return str(answer["data"][0]["id"])
+        except (LookupError, TypeError):
+            raise ServerError(f"{self.url}/models names no model") from None
 
     @contextlib.asynccontextmanager
     async def _exchange(self, method: str, path: str, body: Any) -> AsyncIterator[_Answer]:
@@ -174,6 +183,17 @@ def error_message(body: bytes) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    """Return an event of a stream: `choices` are a list, whatever else is there."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict) or not ("error" in event or isinstance(event.get("choices"), list)):
+        raise ServerError(f"an event of the stream is none of the OpenAI protocol: {data[:80]!r}")
+    return event
 
 
 def _request(method: str, path: str, host: str, api_key: str, body: Any) -> bytes:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdeploy.config.env import Env, read_env
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, FastDeployError
 from fastdeploy.version import __version__
 
 USAGE = """usage: fastdeploy COMMAND [flags]
@@ -37,6 +37,7 @@ COMMANDS = {
     "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",
 }
 """Command -> module:function; a command imports what it needs only when it runs."""
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         env = read_env()
         return _run(command, arguments)
-    except ConfigError as error:
+    except FastDeployError as error:
         if env.debug:
             raise
         print(f"fastdeploy: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def version_line() -> str:

@@ -54,10 +54,10 @@ def main(arguments: list[str]) -> int:
                 raise ConfigError(flags[0], "is no flag for a server that runs already (--url)")
             client = HttpClient(args.url.rstrip("/"), server_key(args))
             return asyncio.run(_run(client, lines, done, args))
-        provenance = parse_serve_args(flags, read_env()).provenance
-        refuse_network_flags([name for name in provenance if provenance[name] != API_KEY_VARIABLE])
-        limit = [] if "max_concurrency" in provenance else ["--max-concurrency", str(args.concurrency)]
-        with local_server([*flags, *limit]) as client:
+        parsed = parse_serve_args(flags, read_env())
+        refuse_network_flags([name for name, origin in parsed.provenance.items() if origin != API_KEY_VARIABLE])
+        args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
+        with local_server(flags) as client:
             return asyncio.run(_run(client, lines, done, args))
     except (UnreachableError, ServerEndedError) as error:
         print(f"fastdeploy: error: {error}; --resume goes on with what is done", file=sys.stderr)
@@ -71,7 +71,7 @@ def read_lines(path: str) -> list[BatchLine]:
         ConfigError: no such file, or a custom_id that stands twice or is missing, without which an answer has no name.
     """
     try:
-        texts = Path(path).read_text(encoding="utf-8").splitlines()
+        texts = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--input-file", f"cannot read {path!r}: {getattr(error, 'strerror', error)}") from None
     lines, seen = [], dict[str, int]()
@@ -180,6 +180,7 @@ async def _answers(client: HttpClient, lines: Sequence[BatchLine], concurrency: 
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _answer(client: HttpClient, line: BatchLine) -> dict[str, Any]:

@@ -98,7 +98,7 @@ async def _start(request: Request, model: type[Any], make_job: Callable[[ApiServ
 
     is_small = len(body) < LARGE_BODY_BYTES
     asked = parse() if is_small else await asyncio.to_thread(parse)
-    is_quick = is_small and not getattr(asked, "chat_template", None)  # a client's template may take seconds
+    is_quick = is_small and getattr(asked, "chat_template", None) is None  # a client's template may take seconds
     job = make_job(server, asked) if is_quick else await asyncio.to_thread(make_job, server, asked)
     for one in job.requests:  # cached prefixes are shared within one key only
         one.cache_salt = f"{key_salt(request.scope)}{one.cache_salt}"

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from fastdeploy.entrypoints.openai.errors import ApiError
 
 MAX_BODY_BYTES = 32 * 2**20
-LARGE_BODY_BYTES = 64 * 2**10  # from here on the work on a body is done beside the event loop
+LARGE_BODY_BYTES = 8 * 2**10  # from here on the work on a body is done beside the event loop
 
 
 async def read_body(request: Request) -> bytes:

@@ -21,6 +21,7 @@ from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, parse_
 from fastdeploy.entrypoints.openai.server import ApiServer
 
 ID_PREFIXES = ("", "cmpl-", "chatcmpl-")  # clients know a request by its own name or by its answer's
+MAX_IDS = 4096
 TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
@@ -77,19 +78,17 @@ async def abort_requests(request: Request) -> Response:
     if asked.abort_all == (asked.req_ids is not None):
         raise InvalidRequestError("req_ids", "expected a list of request ids, or abort_all: true")
     names = asked.req_ids or []
+    if len(names) > MAX_IDS:
+        raise InvalidRequestError("req_ids", f"at most {MAX_IDS} ids, got {len(names)}")
     wanted = None if asked.abort_all else [prefix + name for name in names for prefix in ID_PREFIXES]
     ended = await server.client.abort_requests(wanted, key_salt(request.scope))
+    known = {known for request_id, _ in ended for known in (request_id, request_id.rpartition("-")[0])}
     return json_response(
         {
             "aborted": [{"request_id": name, "num_generated_tokens": count} for name, count in ended],
-            "not_found": [name for name in names if not _is_among(name, [ended_id for ended_id, _ in ended])],
+            "not_found": [name for name in names if not any(prefix + name in known for prefix in ID_PREFIXES)],
         }
     )
-
-
-def _is_among(name: str, ended: list[str]) -> bool:
-    full = [prefix + name for prefix in ID_PREFIXES]
-    return any(request_id in full or request_id.rpartition("-")[0] in full for request_id in ended)
 
 
 async def _answer(request: Request, work: Any) -> Response:

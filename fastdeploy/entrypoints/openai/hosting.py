@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
 import logging
+import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.detokenize.chat_template import check_source
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -54,12 +56,14 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
     Raises:
         ConfigError: naming the flag or file at fault.
     """
+    _check_certificate(args.server)
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
     engine = args.engine
     folder = resolve_model_path(engine.model, engine.revision)
     generation_config = "none" if engine.generation_config == "none" else "auto"
     model_config = ModelConfig.from_pretrained(folder, dtype=engine.dtype, generation_config=generation_config)
-    tokenizer = Tokenizer.from_pretrained(resolve_model_path(engine.tokenizer) if engine.tokenizer else folder)
+    tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
+    tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
     return ApiServer(
         config=args.server,
         engine_config=engine,
@@ -176,13 +180,28 @@ def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
     )
 
 
+def _check_certificate(config: ServerConfig) -> None:
+    """Read the certificate and its key as uvicorn will; a key that asks for a password is refused, not waited for."""
+    if not config.ssl_certfile:
+        return
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
+    except OSError as error:
+        raise ConfigError(
+            "--ssl-certfile", f"cannot use {config.ssl_certfile!r} with the key {config.ssl_keyfile!r}: {error}"
+        ) from None
+
+
 def _chat_template(given: str) -> str | None:
     """Return the template's source: given itself, or in a file."""
     if not given:
         return None
-    if "{" in given:
-        return given
     try:
-        return Path(given).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError("--chat-template", f"cannot read {given!r}: {error.strerror}") from None
+        source = given if "{" in given else Path(given).read_text(encoding="utf-8")
+        check_source(source)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--chat-template", f"cannot read {given!r}: {error}") from None
+    except InvalidRequestError as error:
+        raise ConfigError("--chat-template", error.message) from None
+    return source

@@ -13,8 +13,6 @@ import msgspec
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.errors import ApiError
 
-NOT_YET = "is not available yet"
-
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """Options of a streamed answer.
@@ -48,8 +46,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         max_tokens: most tokens of the output; the end of the context is a limit of its own
         min_tokens: no end before so many tokens
         stop: a string or up to 16 at which the text ends
-        stop_token_ids: token ids at which it ends
-        bad_words, bad_words_token_ids: texts and token sequences that are never written
+        stop_token_ids: up to 4096 token ids at which it ends
+        bad_words, bad_words_token_ids: texts and token sequences that are never written, up to 4096 each
         ignore_eos: go on after the model's end tokens
         logit_bias: token id to a number from -100 to 100, added to its logit
         prompt_logprobs: 0 to 20 alternatives per prompt token, in streams with the first chunk
@@ -218,6 +216,13 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_decoding_backend": ("one backend per server; see --guided-decoding-backend", ("auto",)),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
     "return_tokens_as_token_ids": ("see return_token_ids", (False,)),
+    "structured_outputs": ("use response_format or the guided_ fields", ({},)),
+    "logits_processors": ("see logits_processors_args", ([],)),
+    "vllm_xargs": ("there are no plug-ins that read it", ({},)),
+    "documents": ("put them into chat_template_kwargs", ([],)),
+    "enable_thinking": ("put it into chat_template_kwargs", ()),
+    "thinking_token_budget": ("use reasoning_max_tokens", ()),
+    "include_reasoning": ("reasoning stands apart, in reasoning_content", (True,)),
     "allowed_token_ids": ("see guided_choice and guided_regex", ([],)),
 }
 """Field -> (why it is refused, values that ask for nothing)."""

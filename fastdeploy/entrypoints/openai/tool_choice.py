@@ -20,6 +20,7 @@ from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 
 MODES = ("none", "auto", "required")
 ANY_ARGUMENTS = {"type": "object"}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ToolUse:
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Function -> the schema of its arguments."""
-        return {name: function.get("parameters") or ANY_ARGUMENTS for name, function in self.functions.items()}
+        return {name: function.get("parameters") or NO_ARGUMENTS for name, function in self.functions.items()}
 
     @property
     def markers(self) -> tuple[str, ...]:

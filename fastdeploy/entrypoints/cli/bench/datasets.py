@@ -114,7 +114,7 @@ def _sharegpt(text: str, args: argparse.Namespace, tokenizer: Tokenizer) -> Iter
 
 
 def _custom(text: str, args: argparse.Namespace, tokenizer: Tokenizer) -> Iterator[Sample]:
-    for line in filter(str.strip, text.splitlines()):
+    for line in filter(str.strip, text.split("\n")):
         entry: dict[str, Any] = json.loads(line)
         output_len = int(entry.get("output_tokens", args.custom_output_len))
         yield Sample(tokenizer.encode(entry["prompt"]), entry["prompt"], output_len)

@@ -31,7 +31,10 @@ def main(arguments: list[str]) -> int:
     seconds = []
     for i in range(args.num_iters_warmup + args.num_iters):
         batch = random_samples(llm.tokenizer, args.batch_size, args.input_len, args.output_len, 0.0, 0, seed=i)
-        seconds.append(run(llm, args, batch, show_progress=False)[0])
+        took_s, num_tokens = run(llm, args, batch, show_progress=False)
+        if num_tokens != args.batch_size * args.output_len * args.n:
+            raise ConfigError("--output-len", f"the context of {llm.engine.max_model_len} tokens ends before it")
+        seconds.append(took_s)
     measured = seconds[args.num_iters_warmup :]
     figures = spread("latency", "_s", measured, PERCENTS)
     figures["median_s_per_token"] = figures["median_latency_s"] / args.output_len

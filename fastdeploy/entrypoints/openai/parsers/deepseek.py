@@ -24,11 +24,10 @@ class DeepSeekParser(ToolCallParser):
 
     def _head(self) -> bool:
         head = self._buffer[self._at : self._at + MAX_HEAD_LENGTH]
-        end = len(head) if CALL_END not in head else head.index(CALL_END)
-        brace = head.find("{", 0, end)
+        brace = head.find("{")
         if brace >= 0 and (found := _HEAD.match(head[:brace])):
             return self._begin_call(found.group(1) or found.group(2), self._at + brace, self._arguments)
-        is_settled = brace >= 0 or end < len(head) or len(head) == MAX_HEAD_LENGTH or self._is_over
+        is_settled = brace >= 0 or CALL_END in head or len(head) == MAX_HEAD_LENGTH or self._is_over
         return self._reject() if is_settled else False
 
     def _after_arguments(self) -> bool:

@@ -14,6 +14,7 @@ from fastdeploy.entrypoints.openai.parsers.tagged import schema_kinds
 
 ANY_TEXT = r"/(.|\n)*/"
 TAG_END = "\n</parameter>\n"
+JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
 NO_OBJECT = r"/([^{\s](.|\n)*)?/"
 
 
@@ -92,8 +93,9 @@ class CallGrammar:
 
 
 def json_expression(schema: Any) -> str:
-    """Return the Lark expression of a JSON value."""
-    return f"%json {json.dumps(schema)}"
+    """Return the Lark expression of a JSON value, spaced as templates write it; free spacing might never end."""
+    schema = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
 def _json_arguments(at: int, schema: Mapping[str, Any]) -> list[str]:
@@ -103,15 +105,16 @@ def _json_arguments(at: int, schema: Mapping[str, Any]) -> list[str]:
 def _tagged_arguments(at: int, schema: Mapping[str, Any]) -> list[str]:
     """Return the rules of parameters as tags, in the schema's order; a text may be any text."""
     lines, rules = [], []
-    for number, (key, value) in enumerate(schema.get("properties", {}).items()):
+    for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
         rule = f"parameter_{at}_{number}"
         begin = _quote(f"<parameter={key}>\n")
         if "string" in schema_kinds(value):
             lines += [f"{rule}: {begin} {rule}_text", f"{rule}_text[suffix={_quote(TAG_END)}]: {ANY_TEXT}"]
         else:
             definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-            lines.append(f"{rule}: {begin} {json_expression({**definitions, **value})} {_quote(TAG_END)}")
-        rules.append(rule if key in schema.get("required", ()) else f"{rule}?")
+            value = value if isinstance(value, bool) else {**definitions, **value}
+            lines.append(f"{rule}: {begin} {json_expression(value)} {_quote(TAG_END)}")
+        rules.append(rule if key in (schema.get("required") or ()) else f"{rule}?")
     return [f"arguments_{at}: {' '.join(rules) or _quote('')}", *lines]
 
 

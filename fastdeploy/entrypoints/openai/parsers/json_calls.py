@@ -69,10 +69,6 @@ class JsonCallParser(ToolCallParser):
         self._give_arguments(arguments)
         return True
 
-    def _reject(self) -> bool:
-        self._at = max(self._at, 1)  # a bare object has nothing before it
-        return super()._reject()
-
     def _after_arguments(self) -> bool:
         found = self._expect("}", ",")
         if found is None:

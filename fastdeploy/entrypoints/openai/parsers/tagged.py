@@ -10,7 +10,8 @@ from typing import Any
 from fastdeploy.entrypoints.openai.parsers.tool_calls import ToolCallParser
 
 MAX_TAG_LENGTH = 400  # characters: a longer one names no function
-_FUNCTION, _PARAMETER = "<function=", "<parameter="
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
 class TaggedCallParser(ToolCallParser):
@@ -41,17 +42,18 @@ class TaggedCallParser(ToolCallParser):
         return self._reject() if is_settled else False
 
     def _begin_function(self, name: str, num_consumed: int) -> bool:
-        self._properties = self._schemas.get(name, {}).get("properties", {})
+        self._properties = self._schemas.get(name, {}).get("properties") or {}
         self._num_values = 0
         self._begin_call(name, num_consumed, self._between_parameters)
         self._give_arguments("{")
         return True
 
     def _between_parameters(self) -> bool:
-        found = self._expect(_PARAMETER, "</function>")
+        found = self._expect(_PARAMETER, _FUNCTION_END)
         if found is None:
             return False
         if found == _PARAMETER:
+            self._scanned = 0
             self._state = self._parameter
             return True
         if self._is_over and not self._buffer.strip():  # the model was cut off here
@@ -61,15 +63,16 @@ class TaggedCallParser(ToolCallParser):
         return True
 
     def _parameter(self) -> bool:
-        end = self._buffer.find("</parameter>")
+        end = self._buffer.find(_PARAMETER_END, self._scanned)
         if end < 0 and not self._is_over:
+            self._scanned = max(0, len(self._buffer) - len(_PARAMETER_END) + 1)
             return False
         key, found, value = self._buffer[: end if end >= 0 else None].partition(">")
         text = self._argument(key.strip(), value) if found else json.dumps(key)
         separator = ", " if self._num_values else ""
         self._num_values += 1
         self._give_arguments(separator + text)
-        self._buffer = self._buffer[end + len("</parameter>") :] if end >= 0 else ""
+        self._buffer = self._buffer[end + len(_PARAMETER_END) :] if end >= 0 else ""
         self._state = self._between_parameters
         return True
 
@@ -100,9 +103,10 @@ def schema_kinds(schema: Any) -> set[str]:
     """Return the types that a schema allows, as far as it names them."""
     if not isinstance(schema, Mapping):
         return set()
-    given = schema.get("type", [])
-    kinds = {given} if isinstance(given, str) else {kind for kind in given if isinstance(kind, str)}
+    given = schema.get("type")
+    kinds = {kind for kind in (given if isinstance(given, list) else [given]) if isinstance(kind, str)}
     for key in ("anyOf", "oneOf"):
-        for option in schema.get(key, ()):
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else []:
             kinds |= schema_kinds(option)
     return kinds
