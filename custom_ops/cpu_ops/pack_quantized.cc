@@ -18,20 +18,28 @@ namespace {
 // -8, the end of the range that has no counterpart.
 constexpr float kExtremeCodes[] = {-8.0f, -7.5f, -7.0f, -6.5f, -6.0f, -8.5f, -9.0f};
 
-FD_INLINE bool is_finite(uint16_t x) { return (x & 0x7fff) < 0x7f80; }
 FD_INLINE float magnitude(float x) { return x < 0 ? -x : x; }
+FD_INLINE uint32_t magnitude_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits & 0x7fffffffu;
+}
 FD_INLINE float nearest_bf16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   return bf16_to_float(static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16));
 }
 
-// The first weight of the largest magnitude.
+// The first weight of the largest magnitude. Magnitudes compare as their bits do.
 float extreme_of(const float* w, int64_t count) {
-  float extreme = 0;
-  for (int64_t i = 0; i < count; ++i)
-    if (magnitude(w[i]) > magnitude(extreme)) extreme = w[i];
-  return extreme;
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = magnitude_bits(w[i]);
+    largest = bits > largest ? bits : largest;
+  }
+  int64_t first = 0;
+  while (first + 1 < count && magnitude_bits(w[first]) != largest) ++first;
+  return w[first];
 }
 
 FD_INLINE F16 codes_of(F16 w, float inverse, float least, float most) {
@@ -69,32 +77,49 @@ void write_codes(const float* w, int64_t count, float scale, float least, float 
   }
 }
 
-// Where the code of (lane, k) goes in its panel, and the bits that it gets there.
+// Where the code of (lane, i-th k) goes in its block, and by how many bits it is shifted there.
 struct Place {
   int64_t byte;
   int shift;
 };
 
-FD_INLINE Place place_of(Quantization q, int64_t lane, int64_t k) {
-  const int64_t block = k / block_k(q) * 64, i = k % block_k(q);
+template <Quantization q>
+FD_INLINE Place place_of(int64_t lane, int64_t i) {
   switch (q) {
     case Quantization::kWint8:
-      return {block + i * kPanel + lane, 0};
+      return {i * kPanel + lane, 0};
     case Quantization::kW8a8:
-      return {block + lane * 4 + i, 0};
+      return {lane * 4 + i, 0};
     case Quantization::kWint4:  // bits 4 * (i / 2) of the low half for even k, of the high half for odd k
-      return {block + lane * 4 + i % 2 * 2 + i / 4, static_cast<int>(i / 2 % 2 * 4)};
-    default:  // w4a8
-      return {block + lane * 4 + i % 4, static_cast<int>(i / 4 * 4)};
+      return {lane * 4 + i % 2 * 2 + i / 4, static_cast<int>(i / 2 % 2 * 4)};
+    case Quantization::kW4a8:
+      return {lane * 4 + i % 4, static_cast<int>(i / 4 * 4)};
+  }
+  __builtin_unreachable();
+}
+
+// Writes the codes of sixteen outputs, [16][padded_k], as blocks.
+template <Quantization q>
+void write_blocks(const int8_t* codes, int64_t k, int64_t padded_k, uint8_t* blocks) {
+  constexpr int offset = q == Quantization::kWint8 ? 0 : q == Quantization::kW8a8 ? 128 : 8;
+  constexpr int mask = has_four_bits(q) ? 15 : 255;
+  for (int64_t first = 0; first < k; first += block_k(q), blocks += 64) {
+    uint8_t block[64] = {};
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      for (int64_t i = 0; i < block_k(q); ++i) {
+        const Place place = place_of<q>(lane, i);
+        const int code = (codes[lane * padded_k + first + i] + offset) & mask;
+        block[place.byte] = static_cast<uint8_t>(block[place.byte] | code << place.shift);
+      }
+    }
+    std::memcpy(blocks, block, 64);
   }
 }
 
-FD_INLINE int code_offset(Quantization q) { return q == Quantization::kWint8 ? 0 : q == Quantization::kW8a8 ? 128 : 8; }
-
-// Quantizes one output's weights [padded_k] and writes its scales and codes into its panel.
-void pack_output(Quantization q, const float* w, int64_t k, int64_t padded_k, int64_t lane, int8_t* codes,
-                 uint8_t* panel) {
-  if (has_four_bits(q)) {
+// Quantizes one output's weights [padded_k]: its scales go to the panel, its codes to `codes`.
+template <Quantization q>
+void quantize_output(const float* w, int64_t k, int64_t padded_k, int64_t lane, int8_t* codes, uint8_t* panel) {
+  if constexpr (has_four_bits(q)) {
     auto* scales = reinterpret_cast<uint16_t*>(panel);
     for (int64_t first = 0; first < k; first += kGroup) {
       const float scale = best_group_scale(w + first);
@@ -109,42 +134,55 @@ void pack_output(Quantization q, const float* w, int64_t k, int64_t padded_k, in
     write_codes(w, padded_k, scale, -127.0f, 127.0f, codes);
     std::memcpy(panel + 4 * lane, &scale, 4);
   }
-  uint8_t* blocks = panel + scale_bytes(q, k);
-  for (int64_t i = 0; i < (k + block_k(q) - 1) / block_k(q) * block_k(q); ++i) {
-    const Place place = place_of(q, lane, i);
-    const int mask = has_four_bits(q) ? 15 : 255;
-    blocks[place.byte] = static_cast<uint8_t>(blocks[place.byte] | ((codes[i] + code_offset(q)) & mask) << place.shift);
-  }
 }
 
-}  // namespace
+// Widens one output's weights into wide[padded_k], zeros behind them; returns whether all are finite.
+bool widen_output(const uint16_t* w, int64_t k, int64_t padded_k, float* wide) {
+  uint16_t largest = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    wide[i] = bf16_to_float(w[i]);
+    const uint16_t bits = w[i] & 0x7fff;
+    largest = bits > largest ? bits : largest;
+  }
+  std::memset(wide + k, 0, static_cast<size_t>(padded_k - k) * 4);
+  return largest < 0x7f80;
+}
 
-bool pack_quantized(const PackQuantizedArgs& a) {
-  const Quantization q = a.quantization;
+template <Quantization q>
+bool pack_as(const PackQuantizedArgs& a) {
   const int64_t panel_bytes = quantized_panel_bytes(q, a.k), num_panels = (a.n + kPanel - 1) / kPanel;
   const int64_t padded_k = (a.k + kGroup - 1) / kGroup * kGroup;
   bool all_finite = true;
   parallel_for(num_panels, a.n * a.k >= kMinParallelWork, [&](int64_t index) {
     uint8_t* panel = a.packed + index * panel_bytes;
-    std::memset(panel, 0, static_cast<size_t>(panel_bytes));
-    auto* wide = static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k) * 5, Scratch::kTile));
+    auto* wide = static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k * (4 + kPanel)), Scratch::kTile));
     auto* codes = reinterpret_cast<int8_t*>(wide + padded_k);
+    std::memset(codes, 0, static_cast<size_t>(padded_k * kPanel));
+    std::memset(panel, 0, static_cast<size_t>(scale_bytes(q, a.k)));
     for (int64_t lane = 0; lane < kPanel && index * kPanel + lane < a.n; ++lane) {
-      const uint16_t* row = a.weight + (index * kPanel + lane) * a.k;
-      bool finite = true;
-      for (int64_t i = 0; i < a.k; ++i) {
-        wide[i] = bf16_to_float(row[i]);
-        finite &= is_finite(row[i]);
-      }
-      if (!finite) {
-        __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
-        return;
-      }
-      std::memset(wide + a.k, 0, static_cast<size_t>(padded_k - a.k) * 4);
-      pack_output(q, wide, a.k, padded_k, lane, codes, panel);
+      if (!widen_output(a.weight + (index * kPanel + lane) * a.k, a.k, padded_k, wide))
+        return __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
+      quantize_output<q>(wide, a.k, padded_k, lane, codes + lane * padded_k, panel);
     }
+    write_blocks<q>(codes, a.k, padded_k, panel + scale_bytes(q, a.k));
   });
   return all_finite;
+}
+
+}  // namespace
+
+bool pack_quantized(const PackQuantizedArgs& a) {
+  switch (a.quantization) {
+    case Quantization::kWint8:
+      return pack_as<Quantization::kWint8>(a);
+    case Quantization::kWint4:
+      return pack_as<Quantization::kWint4>(a);
+    case Quantization::kW8a8:
+      return pack_as<Quantization::kW8a8>(a);
+    case Quantization::kW4a8:
+      return pack_as<Quantization::kW4a8>(a);
+  }
+  __builtin_unreachable();
 }
 
 }  // namespace FD_ISA

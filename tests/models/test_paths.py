@@ -39,7 +39,7 @@ def test_reference_operators_reproduce_transformers(name: str) -> None:
 def test_every_path_is_right_and_row_independent(path: str) -> None:
     if path == isa() or PATHS.index(path) > PATHS.index(isa()):
         pytest.skip(f"this process runs {isa()}: {path} is covered by the other tests or not there")
-    suites = [str(HERE / name) for name in ("test_parity.py", "test_row_independence.py")]
+    suites = [str(HERE / name) for name in ("test_parity.py", "test_row_independence.py", "test_quantization.py")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "ernie4_5 or qwen3", *suites]
     environment = {**os.environ, "FD_CPU_ISA": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=HERE.parent.parent)
