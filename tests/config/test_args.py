@@ -110,6 +110,25 @@ def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("text", "formats"),
+    [
+        ("wint8", ("wint8", "wint8", "wint8")),
+        ("wint4", ("wint4", "wint4", "wint8")),
+        ("w4a8", ("w4a8", "w4a8", "w8a8")),
+        ('{"mlp": "wint4", "head": "w8a8"}', ("none", "wint4", "w8a8")),
+    ],
+)
+def test_quantization_is_a_name_or_a_mapping_of_parts(text: str, formats: tuple[str, str, str], tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"quantization: {text}\n")
+    for args in (["demo", "--quantization", text], ["demo", "--config", str(file)]):
+        found = parse_serve_args(args).engine.quantization
+        assert (found.attention, found.mlp, found.head) == formats
+    offline, _ = engine_config_from_kwargs({"model": "demo", "quantization": text})
+    assert (offline.quantization.attention, offline.quantization.mlp, offline.quantization.head) == formats
+
+
+@pytest.mark.parametrize(
     ("content", "field", "message"),
     [
         ("max_modle_len: 5", "max_modle_len", r"unknown key of .*serve.yaml; did you mean 'max_model_len'"),

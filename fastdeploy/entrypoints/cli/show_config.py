@@ -48,6 +48,8 @@ def _value(flag: Flag, args: ServeArgs) -> Any:
     }
     if flag.name == "speculative_config":
         return {key: value for key, value in asdict(args.engine.speculative).items() if key != "notes"}
+    if flag.name == "quantization":
+        return asdict(args.engine.quantization)
     value = getattr(parts[flag.section], flag.field or flag.name)
     value = list(value) if isinstance(value, tuple) else value
     return [MASK] * len(value) if flag.is_secret else value
