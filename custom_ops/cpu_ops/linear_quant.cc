@@ -67,6 +67,7 @@ struct Format<Quantization::kW4a8> : QuadFormat {
 template <Quantization kQuantization>
 struct Stored : Format<kQuantization> {
   static constexpr int kBlockBytes = 64;
+  static constexpr bool kIsFetched = true;
 };
 
 // Units that a tile has made from its weights, in bf16, because several blocks of rows need them.
@@ -74,6 +75,7 @@ template <Quantization kQuantization>
 struct Expanded : Format<kQuantization> {
   using Unit = typename Format<kQuantization>::Unit;
   static constexpr int kUnits = Format<kQuantization>::kUnits, kBlockBytes = kUnits * 64;
+  static constexpr bool kIsFetched = false;  // they are in the cache
   FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) {
     for (int u = 0; u < kUnits; ++u) units[u] = widen_unit(load_pairs(block + 64 * u));
   }
@@ -142,7 +144,7 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
       if (block + ahead >= p.num_blocks) fetched += NV * stride - p.num_blocks * Source::kBlockBytes;
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) {
-        __builtin_prefetch(fetched + v * stride);
+        if (Source::kIsFetched) __builtin_prefetch(fetched + v * stride);
         const uint8_t* weights = codes + v * stride + block * Source::kBlockBytes;
         typename Source::Unit units[Source::kUnits];
         Source::load(weights, units);

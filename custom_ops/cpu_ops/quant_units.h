@@ -31,7 +31,7 @@ FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
 using PairUnit = Pairs;
 FD_INLINE Pairs narrow_unit(PairUnit w) { return w; }
 FD_INLINE PairUnit widen_unit(Pairs w) { return w; }
-FD_INLINE F16 dot_unit(F16 acc, PairElement x, PairUnit w) { return dot_pairs(acc, splat_pair(x.bits), w); }
+FD_INLINE F16 dot_unit(F16 acc, PairElement x, PairUnit w) { return dot_pairs(acc, w, splat_pair(x.bits)); }
 
 struct QuadElement {
   uint32_t bits;  // four signed bytes
