@@ -37,7 +37,10 @@ class TextAssembler:
         by_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not delta.is_complete
         if by_token and not self._keep_stop:
             token_ids = token_ids[:-1]  # an end token or a stop token id: it ends the text and is no part of it
-        text = "".join([self._push_token(token_id) for token_id in token_ids])
+        if self._matcher.stops:
+            text = "".join([self._push_token(token_id) for token_id in token_ids])
+        else:
+            text = self._detokenizer.push(token_ids)
         if delta.finish_reason is not None and not self._done:
             text += self._finish()
         return text
@@ -47,8 +50,6 @@ class TextAssembler:
             return ""
         self._num_tokens += 1
         text = self._detokenizer.push([token_id])
-        if not self._matcher.stops:
-            return text
         found = self._matcher.find(text)
         if found is not None and self._num_tokens > self._min_tokens:
             return self._cut(text, found[1], found[2])

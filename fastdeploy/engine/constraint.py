@@ -7,6 +7,7 @@ remembers its mask and its last successor: what the filter of drafts has compute
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.grammar import GrammarCompiler, GrammarState, num_mask_words
 
 NO_TOKENS: TokenArray = np.empty(0, np.int32)
+COMPILER_STACK_BYTES = 256 << 20  # a chain of references takes 3 kB a link, and the longest has about 10,000
 
 
 @dataclass(frozen=True)
@@ -204,8 +206,23 @@ class OutputConstraint(TokenConstraint):
         return self._step.place.ending
 
 
+def thread_with_stack(num_bytes: int) -> ThreadPoolExecutor:
+    """Return a thread with a stack of this size, of which only what is used costs memory."""
+    before = threading.stack_size(num_bytes)
+    try:
+        executor = ThreadPoolExecutor(1, "grammar")
+        executor.submit(int).result()  # starts it
+    finally:
+        threading.stack_size(before)
+    return executor
+
+
 class ConstraintFactory:
-    """Gives each choice of a request its automaton, if the request asks for any."""
+    """Gives each choice of a request its automaton, if the request asks for any.
+
+    Grammars are compiled in a thread that reads the vocabulary while the weights are loaded, which takes seconds if it
+    is large, and whose stack holds the deepest grammar.
+    """
 
     def __init__(
         self,
@@ -231,9 +248,8 @@ class ConstraintFactory:
         self._backend = backend
         self._compiler: Future[GrammarCompiler] | None = None
         if tokenizer is not None and backend != "off":
-            with_thread = ThreadPoolExecutor(1, "grammar")  # a large vocabulary takes seconds, as do the weights
-            self._compiler = with_thread.submit(GrammarCompiler, tokenizer, vocab_size)
-            with_thread.shutdown(wait=False)
+            self._thread = thread_with_stack(COMPILER_STACK_BYTES)
+            self._compiler = self._thread.submit(GrammarCompiler, tokenizer, vocab_size)
 
     def make(self, request: GenerationRequest) -> list[OutputConstraint | None]:
         """Return one automaton per choice; None where nothing is asked for.
@@ -257,7 +273,7 @@ class ConstraintFactory:
         if self._compiler is None:
             why = "has no tokenizer" if self._tokenizer is None else "runs with --guided-decoding-backend off"
             raise InvalidRequestError(spec.field, f"structured output is not available: this server {why}")
-        return self._compiler.result().start(spec)
+        return self._thread.submit(self._compiler.result().start, spec).result()
 
     def _rules(self, request: GenerationRequest, field: str) -> ConstraintRules:
         params = request.params

@@ -21,6 +21,7 @@ from fastdeploy.engine.structural_tag import JSON_OPTIONS, structural_tag_to_lar
 MAX_CACHED_GRAMMARS = 64
 MAX_GBNF_CHARS = 1 << 16  # it is read in Python
 MAX_MESSAGE_CHARS = 400
+MAX_RULES = 1000  # terminals that repeat one another are expanded for minutes beyond
 MAX_PROPERTIES = 1000  # of one object: about 0.2 s
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms
@@ -30,6 +31,7 @@ LIMITS = llguidance.LLParserLimits(
     max_grammar_size=30_000,
     verbose_errors=False,
 )
+_RULE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*(?:\[[^\]\n]*\])?[ \t]*(?:\.[ \t]*-?\d+)?[ \t]*:", re.MULTILINE)
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]\n]*\btemperature\b[ \t]*=", re.MULTILINE)
 
 
@@ -153,7 +155,7 @@ class GrammarCompiler:
         try:
             source = self._source(spec)
             state = GrammarState(llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequestError(spec.field, _one_line(str(error))) from None
         words = np.zeros(num_mask_words(self._vocabulary.eos_token_id), np.int32)
         if not state.error:
@@ -175,6 +177,7 @@ class GrammarCompiler:
             case "choice":
                 return llguidance.LLMatcher.grammar_from_regex("|".join(map(_escaped, spec.choice or ())))
             case "structural_tag":
+                _check_size(spec.field, json.loads(spec.structural_tag))
                 lark = structural_tag_to_lark(spec.field, spec.structural_tag, self._vocabulary.special_ids)
                 return llguidance.grammar_from("lark", lark)
         return _context_free(spec.field, spec.grammar or "")
@@ -211,7 +214,11 @@ def _context_free(field: str, text: str) -> str:
         raise InvalidRequestError(field, f"expected at most {MAX_GBNF_CHARS} characters of GBNF, got {len(text)}")
     if _TEMPERATURE.search(text):
         raise InvalidRequestError(field, "the rule attribute temperature is not supported; it is the request's field")
-    return llguidance.grammar_from("grammar", text)
+    lark = llguidance.grammar_from("grammar", text)
+    num_rules = len(_RULE.findall(lark))
+    if num_rules > MAX_RULES:
+        raise InvalidRequestError(field, f"expected at most {MAX_RULES} rules, got {num_rules}")
+    return lark
 
 
 def _escaped(text: str) -> str:

@@ -225,9 +225,9 @@ def test_local_directories_and_the_demo_resolve_without_a_network(tmp_path: Path
     assert resolve_model_path(str(tmp_path)) == str(tmp_path)
     assert Path(resolve_model_path("demo")).parts[-2:] == ("assets", "demo_model")
     for name in (str(tmp_path / "nothing"), "./nothing", "a/b/c", str(tmp_path / "model.gguf")):
-        with pytest.raises(ConfigError, match="^model: "):
+        with pytest.raises(ConfigError, match=r"^model: "):
             resolve_model_path(name)
-        with pytest.raises(ConfigError, match="^tokenizer: "):
+        with pytest.raises(ConfigError, match=r"^tokenizer: "):
             resolve_model_path(name, field="tokenizer")
 
 

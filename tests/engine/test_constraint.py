@@ -19,6 +19,7 @@ from fastdeploy.engine.constraint import ConstraintFactory, OutputConstraint
 from fastdeploy.engine.grammar import GrammarState, Vocabulary
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
+DEEP = '{"format":' + '{"type":"sequence","elements":[' * 240 + '{"type":"regex","pattern":"a"}' + "]}" * 240 + "}"
 KINDS = ("byte_level", "metaspace", "byte_fallback")
 PRINT = r"print\([a-z]{2,9}, [a-z]{2,5}=.{1,5}\)"
 
@@ -188,6 +189,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("guided_regex", {"regex": "("}, "unclosed group"),
     ("guided_grammar", {"grammar": "start: other"}, "unknown name"),
     ("guided_grammar", {"grammar": "root ::= [a"}, "GBNF"),
+    (
+        "guided_grammar",
+        {"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(1001))},
+        "at most 1000 rules",
+    ),
+    ("structural_tag", {"structural_tag": DEEP}, "deeply nested"),
     ("guided_grammar", {"grammar": "root ::= " + '"a" ' * 20000}, "65536 characters of GBNF"),
     ("guided_grammar", {"grammar": "start: a\na[temperature=0.5]: /b/"}, "temperature"),
 ]
@@ -200,6 +207,13 @@ def test_a_grammar_that_cannot_be_followed_is_refused_by_name(field: str, spec: 
     assert caught.value.field == field
     assert reason in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_long_chain_of_references_is_compiled_like_any_other() -> None:
+    chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(3000)}  # overflows a stack of the usual size
+    schema = {"$ref": "#/$defs/a0", "$defs": {**chain, "a3000": {"type": "integer"}}}
+    automaton = constraint(guided_decoding=guided(json=schema))
+    assert set(spell("byte_level", "7")) <= allowed(automaton)
 
 
 def test_budgets_need_what_they_count() -> None:

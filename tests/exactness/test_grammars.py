@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.request import GenerationRequest
@@ -262,6 +263,15 @@ def test_relaxed_acceptance_keeps_the_form(
     for name, check in CHECKS.items():
         if texts[name, 0].finish_reason == "stop":
             assert check(as_text(tokenizer, texts[name, 0])), name
+
+
+def test_forms_are_refused_where_drafts_are_accepted_unread(folder: Path, requests: list[GenerationRequest]) -> None:
+    engine = build(thinking(folder, "ngram", 3, accept_policy="accept_all"))
+    for request, field in ((requests[0], "guided_json"), (requests[-2], "response_max_tokens")):
+        with pytest.raises(InvalidRequestError, match="accept_all") as caught:
+            engine.add_request(request)
+        assert caught.value.field == field
+    assert not engine.has_unfinished()
 
 
 def check_cuts(engine: Engine, method: str, num_drafts: int) -> None:
