@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ast
 import random
+import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -39,6 +41,19 @@ def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed:
         if len(prompts) == count:
             return prompts
     raise ValueError(f"the library holds {len(prompts)} fitting functions, {count} are wanted")
+
+
+def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
+    """Yield the tokens of this Python's own source files and of its packages', `count` tokens in all."""
+    paths = sysconfig.get_paths()
+    folders = [Path(paths["stdlib"]), *(Path(folder) for folder in sys.path if folder.endswith("site-packages"))]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        tokens = tokenizer.encode(path.read_text(errors="replace"))[:count]
+        count -= len(tokens)
+        yield tokens
+        if count == 0:
+            return
+    raise ValueError(f"this Python's sources are {count} tokens too short")
 
 
 def _functions() -> list[str]:

@@ -15,7 +15,7 @@ from fastdeploy.ops.host import IntArray, load_library
 
 MAX_TREE_DEPTH = 255
 MAX_REACH = 64
-MIN_CACHE_BYTES = 1 << 20
+MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1 << 20, 1 << 34  # the last so that tokens can be numbered in 32 bits
 _MESSAGE_BYTES = 256
 _ALL = 2**62
 
@@ -30,7 +30,7 @@ class SuffixRules:
         max_spec_factor: a match of m tokens drafts at most m * factor.
         min_token_prob: a path whose probability falls below is not followed.
         max_cached_requests: finished outputs kept; -1 bounded by bytes only, 0 none.
-        max_cache_bytes: memory of the finished outputs, at least 1 MiB.
+        max_cache_bytes: memory of the finished outputs, 1 MiB .. 16 GiB.
     """
 
     max_tree_depth: int = 64
@@ -47,8 +47,8 @@ class SuffixRules:
             raise ValueError(f"max_drafts: expected 1 .. {MAX_REACH}, got {self.max_drafts}")
         if self.max_cached_requests < -1:
             raise ValueError(f"max_cached_requests: expected -1 or more, got {self.max_cached_requests}")
-        if self.max_cached_requests and self.max_cache_bytes < MIN_CACHE_BYTES:
-            raise ValueError(f"max_cache_bytes: expected at least {MIN_CACHE_BYTES}, got {self.max_cache_bytes}")
+        if self.max_cached_requests and not MIN_CACHE_BYTES <= self.max_cache_bytes <= MAX_CACHE_BYTES:
+            raise ValueError(f"max_cache_bytes: expected {MIN_CACHE_BYTES} .. {MAX_CACHE_BYTES}, got {self.max_cache_bytes}")
 
     @property
     def reach(self) -> int:
