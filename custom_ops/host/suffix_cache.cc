@@ -179,8 +179,8 @@ bool SuffixCache::propose(int64_t slot, int cap, Found* best, bool* is_shared) c
   if (found == nullptr) return false;
   *best = found->text->propose(rules_, cap);
   *is_shared = false;
-  if (found->tree == nullptr) return true;
   const int max_match = std::min(rules_.max_match(), found->text->context_size());
+  if (found->tree == nullptr || max_match == 0) return true;
   const Found other = shared_.propose(*found->tree, found->text->context_end(), max_match, rules_, cap);
   *is_shared = other.score > best->score;
   if (*is_shared) *best = other;
