@@ -3,8 +3,8 @@
 
     python -m benchmarks.bench_suffix_cache [--shared-tokens 20000000] [--history 32000] [--batch 1 16]
 
-The texts are Python sources. `known` requests repeat a text that is shared, `new` ones do not; a step proposes, compares
-with the text and observes. The call to propose is timed from Python, its arrays included.
+The texts are Python sources. `known` requests repeat a text that is shared, `new` ones do not; a step proposes, is held
+against the text and observes. The call to propose is timed from Python, its arrays included.
 """
 
 from __future__ import annotations

@@ -76,8 +76,12 @@ FD_API int64_t fd_suffix_work(void* cache, int64_t num_suffixes) {
 // Writes bytes of live texts; bytes, outputs, tokens, waiting tokens and nodes of the shared outputs.
 FD_API void fd_suffix_usage(void* cache, int64_t* values) {
   const fd::SharedOutputs& shared = cache_of(cache)->shared();
-  const int64_t usage[] = {cache_of(cache)->num_live_bytes(), shared.num_bytes(),   shared.num_outputs(),
-                           shared.num_tokens(),               shared.num_waiting(), shared.num_nodes()};
+  const int64_t usage[] = {cache_of(cache)->num_live_bytes(),
+                           shared.num_bytes(),
+                           shared.num_outputs(),
+                           shared.num_tokens(),
+                           shared.num_waiting(),
+                           shared.num_nodes()};
   std::copy(std::begin(usage), std::end(usage), values);
 }
 

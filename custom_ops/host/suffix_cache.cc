@@ -5,11 +5,11 @@ namespace fd {
 namespace {
 
 constexpr int kLog2LiveChunk = 10, kLog2SharedChunk = 12;
-constexpr int64_t kBytesPerHead = 40;        // of the limit: about one hash head per node when it is full
-constexpr int64_t kMaxBytesPerToken = 96;    // two nodes, the token, what chunks and pages leave unused
-constexpr int64_t kBytesPerSalt = 256;       // map entry, strings' headers, root
-constexpr int64_t kWorkPerRequest = 1024;    // about a millisecond when a request starts or ends
-constexpr int64_t kWorkPerToken = 2;         // the one that enters and the one that must leave for it
+constexpr int64_t kBytesPerHead = 40;      // of the limit: about one hash head per node when it is full
+constexpr int64_t kMaxBytesPerToken = 96;  // two nodes, the token, what chunks and pages leave unused
+constexpr int64_t kBytesPerSalt = 256;     // map entry, strings' headers, root
+constexpr int64_t kWorkPerRequest = 256;   // when one starts or ends
+constexpr int64_t kWorkPerToken = 2;       // the one that enters and the one that must leave for it
 
 }  // namespace
 
@@ -32,7 +32,7 @@ const int32_t* LiveText::context_end() const {
 Found LiveText::propose(const DraftRules& rules, int cap) const {
   if (window() == 0) return {};
   OwnMatcher matcher(forest_, root_, window(), rules.max_match());
-  return best_draft(matcher, std::min(rules.max_match(), window()), rules, cap);
+  return best_draft(matcher, std::min(rules.max_match(), window()), rules, cap, 0);
 }
 
 std::string LiveText::check_integrity() const {
@@ -114,11 +114,12 @@ int64_t SharedOutputs::work(int64_t num_suffixes) {
   return num_suffixes;
 }
 
-Found SharedOutputs::propose(const SaltTree& tree, const int32_t* text_end, int max_match, const DraftRules& rules,
-                             int cap) const {
-  if (forest_.node(tree.root).count == 0) return {};
-  SharedMatcher matcher(forest_, tree.root, text_end, max_match);
-  return best_draft(matcher, max_match, rules, cap);
+Found SharedOutputs::propose(const SaltTree& tree, const LiveText& text, const DraftRules& rules, int cap,
+                             double bar) const {
+  const int max_match = std::min(rules.max_match(), text.context_size());
+  if (forest_.node(tree.root).count == 0 || max_match == 0) return {};
+  SharedMatcher matcher(forest_, tree.root, text.context_end(), max_match);
+  return best_draft(matcher, max_match, rules, cap, bar);
 }
 
 int64_t SharedOutputs::num_bytes() const {
@@ -179,10 +180,9 @@ bool SuffixCache::propose(int64_t slot, int cap, Found* best, bool* is_shared) c
   if (found == nullptr) return false;
   *best = found->text->propose(rules_, cap);
   *is_shared = false;
-  const int max_match = std::min(rules_.max_match(), found->text->context_size());
-  if (found->tree == nullptr || max_match == 0) return true;
-  const Found other = shared_.propose(*found->tree, found->text->context_end(), max_match, rules_, cap);
-  *is_shared = other.score > best->score;
+  if (found->tree == nullptr) return true;
+  const Found other = shared_.propose(*found->tree, *found->text, rules_, cap, best->score);
+  *is_shared = other.num_tokens > 0;
   if (*is_shared) *best = other;
   return true;
 }

@@ -60,10 +60,12 @@ class SharedOutputs {
 
   // Queues an output; one that could not fit beside nothing else is left out.
   void add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens);
-  void evict(int64_t num_outputs) { num_unwanted_ += num_outputs; }
+  // Marks the oldest as unwanted.
+  void evict(int64_t num) { num_unwanted_ = std::min(num_unwanted_ + num, num_outputs()); }
   // Removes and inserts up to this many suffixes; returns how many.
   int64_t work(int64_t num_suffixes);
-  Found propose(const SaltTree& tree, const int32_t* text_end, int max_match, const DraftRules& rules, int cap) const;
+  // Only what scores above `bar`.
+  Found propose(const SaltTree& tree, const LiveText& text, const DraftRules& rules, int cap, double bar) const;
 
   int64_t num_outputs() const { return static_cast<int64_t>(outputs_.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(tape_.end() - evicted_); }
@@ -104,7 +106,7 @@ class SuffixCache {
  public:
   SuffixCache(const DraftRules& rules, const SuffixLimits& limits);
   bool start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens);  // false: in use
-  bool extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);                         // false: not in use
+  bool extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);                          // false: not in use
   bool propose(int64_t slot, int cap, Found* best, bool* is_shared) const;
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
   SharedOutputs& shared() { return shared_; }

@@ -2,8 +2,8 @@
 // Suffix trees of bounded depth that count, over the text of one tape. Roots are separate trees that share the memory:
 // nothing is ever reached from one root that was inserted under another.
 //
-//   node       a string of `depth` tokens, tape[pos .. pos + depth): the most recent inserted suffix that begins with it
-//   count      inserted suffixes that begin with the string; those that end exactly there are in no child's count
+//   node       a string of `depth` tokens, tape[pos .. pos + depth): the most recent inserted suffix that begins with
+//   it count      inserted suffixes that begin with the string; those that end exactly there are in no child's count
 //   canonical  a node that is not a root has two children, or a suffix ends at it
 //   children   a list, found one by one through a hash of (parent, first token of the edge). Of a node that is not a
 //              root, the front child is the best: of the largest count, among those the one seen last. No other child

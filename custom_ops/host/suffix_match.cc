@@ -36,9 +36,7 @@ void SharedMatcher::walk(int match_len, int budget, double min_prob, Found* out)
 }
 
 OwnMatcher::OwnMatcher(const SuffixForest& forest, uint32_t root, int window, int max_match)
-    : forest_(forest),
-      window_(window),
-      points_(forest, root, text_ + window, max_match) {
+    : forest_(forest), window_(window), points_(forest, root, text_ + window, max_match) {
   std::copy_n(forest.tape().at(static_cast<uint32_t>(forest.tape().end() - window)), window, text_);
   const int32_t* last = text_ + window - 1;
   for (int end = window - 1; end > 0; --end) {
@@ -112,8 +110,8 @@ void OwnMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
     out->score += prob;
     id = step(id, depth, next.token);
     num_ends = static_cast<int>(
-        std::copy_if(ends, ends + num_ends, ends,
-                     [&](uint8_t end) { return text_[end + drafted] == next.token; }) - ends);
+        std::copy_if(ends, ends + num_ends, ends, [&](uint8_t end) { return text_[end + drafted] == next.token; }) -
+        ends);
   }
 }
 

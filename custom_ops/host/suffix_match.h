@@ -18,10 +18,10 @@ namespace fd {
 constexpr int kMaxReach = 64;
 
 struct DraftRules {
-  int max_depth;         // D
-  int reach;             // most draft tokens, at most D / 2
-  double factor;         // a match of m tokens drafts at most m * factor
-  double min_prob;       // of the path
+  int max_depth;    // D
+  int reach;        // most draft tokens, at most D / 2
+  double factor;    // a match of m tokens drafts at most m * factor
+  double min_prob;  // of the path
   int max_match() const { return max_depth - reach; }
   int budget(int match_len, int cap) const {
     const int by_factor = static_cast<int>(std::min(match_len * factor + 1e-9, static_cast<double>(reach)));
@@ -101,10 +101,11 @@ int longest_above(Matcher& matcher, int low, int high, uint32_t floor) {
 }
 
 // Tries matches from the longest down and leaves out those that cannot win: a match as frequent as a longer one has the
-// same continuations, and no score exceeds its budget.
+// same continuations, and no score exceeds its budget. A draft that does not score above `bar` is none.
 template <class Matcher>
-Found best_draft(Matcher& matcher, int max_match, const DraftRules& rules, int cap) {
+Found best_draft(Matcher& matcher, int max_match, const DraftRules& rules, int cap, double bar) {
   Found best;
+  best.score = bar;
   for (int m = longest_above(matcher, 1, max_match, 0); m > 0;) {
     if (rules.budget(m, cap) <= best.score) break;
     Found found;

@@ -48,7 +48,9 @@ class SuffixRules:
         if self.max_cached_requests < -1:
             raise ValueError(f"max_cached_requests: expected -1 or more, got {self.max_cached_requests}")
         if self.max_cached_requests and not MIN_CACHE_BYTES <= self.max_cache_bytes <= MAX_CACHE_BYTES:
-            raise ValueError(f"max_cache_bytes: expected {MIN_CACHE_BYTES} .. {MAX_CACHE_BYTES}, got {self.max_cache_bytes}")
+            raise ValueError(
+                f"max_cache_bytes: expected {MIN_CACHE_BYTES} .. {MAX_CACHE_BYTES}, got {self.max_cache_bytes}"
+            )
 
     @property
     def reach(self) -> int:
@@ -150,15 +152,16 @@ class SuffixCache:
         if len(slots) != len(caps):
             raise ValueError(f"SuffixCache.propose_batch: caps: expected {len(slots)}, got {len(caps)}")
         stride = max(int(caps.max(initial=0)), 0)
+        fields = np.zeros((4, len(slots)), np.int32)  # one array: its address costs as much as half a proposal
         tokens = np.zeros((len(slots), stride), np.int32)
-        counts, match_lens, is_shared = np.zeros((3, len(slots)), np.int32)
-        scores = np.zeros(len(slots), np.float32)
-        outputs = (array.ctypes.data for array in (tokens, counts, match_lens, scores, is_shared))
+        first = fields.ctypes.data
+        addresses = (first + i * fields.strides[0] for i in range(4))
         wrong = self._library.fd_suffix_propose_batch(
-            self._cache, slots.ctypes.data, caps.ctypes.data, len(slots), stride, *outputs
+            self._cache, slots.ctypes.data, caps.ctypes.data, len(slots), stride, tokens.ctypes.data, *addresses
         )
         _check("propose_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
-        return SuffixDrafts(tokens, counts, match_lens, scores, is_shared)
+        counts, match_lens, scores, is_shared = fields
+        return SuffixDrafts(tokens, counts, match_lens, scores.view(np.float32), is_shared)
 
     def finish(self, slot: int, output: IntArray | Sequence[int]) -> None:
         """Forget a text and share its output.
