@@ -29,18 +29,28 @@ def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed:
 
     What follows overlaps the prompt as far as the model edits little: the work of an editor that rewrites a function.
     """
+    return [prompts[0] for prompts in agent_loops(tokenizer, count, 1, max_prompt_tokens, seed)]
+
+
+def agent_loops(
+    tokenizer: Tokenizer, count: int, num_turns: int, max_prompt_tokens: int, seed: int = 0
+) -> list[list[list[int]]]:
+    """Return [count][num_turns] prompts: an agent that asks for one function turn after turn, each time a line later.
+
+    What follows overlaps the prompt, and beyond it what the model said in earlier turns.
+    """
     functions = [source for source in _functions() if 20 <= len(source.splitlines()) <= 60]
     random.Random(seed).shuffle(functions)
-    prompts = []
+    loops = []
     for source in functions:
         lines = source.splitlines(keepends=True)
-        text = source + "\n\n" + "".join(lines[: len(lines) // 3])
-        tokens = tokenizer.encode(text)
-        if len(tokens) <= max_prompt_tokens:
-            prompts.append(tokens)
-        if len(prompts) == count:
-            return prompts
-    raise ValueError(f"the library holds {len(prompts)} fitting functions, {count} are wanted")
+        starts = range(len(lines) // 3, len(lines) // 3 + num_turns)
+        prompts = [tokenizer.encode(source + "\n\n" + "".join(lines[:start])) for start in starts]
+        if all(len(prompt) <= max_prompt_tokens for prompt in prompts):
+            loops.append(prompts)
+        if len(loops) == count:
+            return loops
+    raise ValueError(f"the library holds {len(loops)} fitting functions, {count} are wanted")
 
 
 def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
