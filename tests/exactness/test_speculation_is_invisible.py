@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
@@ -145,6 +146,19 @@ def test_forced_preemption(
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == stats.num_blocks
     check_bite(engine, method, num_drafts)
+
+
+def test_suffix_drafts_from_finished_requests_of_the_same_salt_only(
+    requests: list[GenerationRequest], plain: Texts
+) -> None:
+    engine = build(config("suffix", 8))
+    accepted = [0]
+    for salt in ("one", "one", "two"):
+        assert run_all(engine, [replace(r, cache_salt=salt) for r in requests]) == plain
+        accepted.append(engine.stats().num_accepted_tokens)
+    first, again, other = np.diff(accepted)
+    assert again > 1.5 * first
+    assert other == first
 
 
 @pytest.mark.parametrize("strategy", ["topp", "target_match"])
