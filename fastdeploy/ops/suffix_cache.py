@@ -151,17 +151,21 @@ class SuffixCache:
         slots, caps = _int32_array(slots), _int32_array(caps)
         if len(slots) != len(caps):
             raise ValueError(f"SuffixCache.propose_batch: caps: expected {len(slots)}, got {len(caps)}")
-        stride = max(int(caps.max(initial=0)), 0)
-        fields = np.zeros((4, len(slots)), np.int32)  # one array: its address costs as much as half a proposal
-        tokens = np.zeros((len(slots), stride), np.int32)
-        first = fields.ctypes.data
-        addresses = (first + i * fields.strides[0] for i in range(4))
+        n, stride = len(slots), max([0, *caps.tolist()])
+        block = np.zeros((4 + stride) * n, np.int32)  # one block: an address costs as much as half a proposal
+        first, row_bytes = block.ctypes.data, 4 * n
         wrong = self._library.fd_suffix_propose_batch(
-            self._cache, slots.ctypes.data, caps.ctypes.data, len(slots), stride, tokens.ctypes.data, *addresses
+            self._cache,
+            slots.ctypes.data,
+            caps.ctypes.data,
+            n,
+            stride,
+            first + 4 * row_bytes,
+            *(first + i * row_bytes for i in range(4)),
         )
         _check("propose_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
-        counts, match_lens, scores, is_shared = fields
-        return SuffixDrafts(tokens, counts, match_lens, scores.view(np.float32), is_shared)
+        counts, match_lens, scores, is_shared = block[: 4 * n].reshape(4, n)
+        return SuffixDrafts(block[4 * n :].reshape(n, stride), counts, match_lens, scores.view(np.float32), is_shared)
 
     def finish(self, slot: int, output: IntArray | Sequence[int]) -> None:
         """Forget a text and share its output.

@@ -216,6 +216,8 @@ def test_one_draft_at_a_time_works() -> None:
     cache.start(0, "", [1, 2, 3, 1, 2])
     assert draft(cache, 0, 1) == [3]
     assert draft(cache, 0, 0) == []
+    assert draft(cache, 0, -1) == []
+    assert cache.propose_batch([], []).tokens.shape == (0, 0)
 
 
 def test_nothing_is_shared_when_no_requests_are_kept() -> None:
