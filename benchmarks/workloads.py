@@ -39,8 +39,7 @@ def agent_loops(
 
     What follows overlaps the prompt, and beyond it what the model said in earlier turns.
     """
-    functions = [source for source in _functions() if 20 <= len(source.splitlines()) <= 60]
-    random.Random(seed).shuffle(functions)
+    functions = library_functions(20, 60, seed)
     loops = []
     for source in functions:
         lines = source.splitlines(keepends=True)
@@ -66,11 +65,14 @@ def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
     raise ValueError(f"this Python's sources are {count} tokens too short")
 
 
-def _functions() -> list[str]:
+def library_functions(min_lines: int, max_lines: int, seed: int) -> list[str]:
+    """Return the source of the library's functions of so many lines, shuffled."""
     found = []
     for name in FILES:
         text = (Path(sysconfig.get_paths()["stdlib"]) / name).read_text()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and node.col_offset == 0:
                 found.append((ast.get_source_segment(text, node) or "") + "\n")
-    return found
+    fitting = [source for source in found if min_lines <= len(source.splitlines()) <= max_lines]
+    random.Random(seed).shuffle(fitting)
+    return fitting
