@@ -21,7 +21,7 @@
 
 namespace fd {
 
-constexpr int64_t kWorkPerStep = 64;  // suffixes, below a tenth of a millisecond
+constexpr int64_t kWorkPerStep = 64;  // suffixes: 0.06 ms, up to 0.3 ms among 20 million tokens
 
 // One request's prompt and output.
 class LiveText {
