@@ -79,7 +79,7 @@ uint32_t SuffixForest::child(uint32_t parent, int32_t token) const {
 }
 
 void SuffixForest::enter(uint32_t id) {
-  if (!fixed_heads_ && num_nodes_ > num_heads_) grow_heads();
+  if (!fixed_heads_ && num_nodes_ > 2 * num_heads_) grow_heads();
   uint32_t& first = head(at(id).parent, at(id).token);
   at(id).chain = first;
   first = id;
