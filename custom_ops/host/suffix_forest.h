@@ -17,8 +17,8 @@
 // Why not a suffix automaton or array: neither forgets its oldest text at the price of that text, and the tree answers
 // "how often, and what mostly follows" in one read per branching.
 //
-// Memory: 32 bytes per node and 4 per hash head, of which a growing table has one for one or two nodes; at most two nodes
-// per inserted suffix, in text 1.2 to 1.5. Tokens are in [0, 2^24), depths up to 255. Not thread-safe.
+// Memory: 32 bytes per node and 4 per hash head, of which a growing table has one for one or two nodes; at most two
+// nodes per inserted suffix, in text 1.2 to 1.5. Tokens are in [0, 2^24), depths up to 255. Not thread-safe.
 #pragma once
 
 #include <cstdint>
