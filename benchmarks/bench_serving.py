@@ -5,14 +5,16 @@
 
 For each method a server and an engine of the same configuration are loaded; the engine steps in this process, the
 server's client runs in one of its own (benchmarks/stream_client.py) and takes its share of the same cores. Rounds take
-turns; the ratio is the median over rounds of HTTP tokens/s to engine tokens/s. Both texts must be equal, and at the
-end no block may be in use.
+turns; the ratio is the median over rounds of HTTP tokens/s to engine tokens/s. On a machine that others use too, look
+at `engine_share_of_cpu`: what is left for the engine of the processor time that serving takes. Both texts must be
+equal, and at the end no block may be in use.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -24,6 +26,8 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.report import print_json, print_table
 from benchmarks.workloads import code_editing
@@ -69,14 +73,28 @@ class Server:
             return str(answer.read().decode())
 
     def rss_mib(self) -> float:
-        """Return the resident memory of the API process."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1024
+        """Return the resident memory of the largest API process."""
+        found = [re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0] for pid in self._api()]
+        return max(map(int, found)) / 1024
 
-    def cpu_s(self) -> float:
-        """Return the processor time that the API process has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / 100
+    def cpu_s(self) -> tuple[float, float, float]:
+        """Return the processor time that the API, the engine and the client have used."""
+        engine = sum(_cpu_s(pid) for pid in self._children() if pid not in self._api())
+        return sum(map(_cpu_s, self._api())), engine, _cpu_s(self._client.pid)
+
+    def _children(self) -> list[int]:
+        listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        return [int(line) for line in listed.stdout.split()]
+
+    def _api(self) -> list[int]:
+        """Return the API processes: the server's own process, and its workers."""
+        workers = [pid for pid in self._children() if "openai.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        return [self.process.pid, *workers]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -154,18 +172,19 @@ def compare(args: argparse.Namespace, tokenizer: Tokenizer, method: str) -> dict
     engine = Engine.from_config(engine_config(args, method))
     num_tokens = args.streams * args.max_tokens
     ratios, rates, results = [], [], []
+    cpu = np.zeros(3)  # seconds of API, engine, client
     with serving(server_flags(args, method)) as server:
-        cpu_begin = server.cpu_s()
         for _ in range(args.rounds):
             engine_s, token_ids = run_engine(engine, prompts, args.max_tokens)
+            cpu_begin = server.cpu_s()
             answers = server.run(bodies(prompts, args.max_tokens))
+            cpu += [end - begin for begin, end in zip(cpu_begin, server.cpu_s(), strict=True)]
             check_texts(tokenizer, prompts, token_ids, answers)
             http_s = max(answer["end"] for answer in answers)
             ratios.append(engine_s / http_s)
             rates.append((num_tokens / engine_s, num_tokens / http_s))
             results += answers
         check_load(server)
-        cpu_us = (server.cpu_s() - cpu_begin) / (args.rounds * num_tokens) * 1e6
         rss_mib = server.rss_mib()
     return {
         "method": method,
@@ -174,7 +193,9 @@ def compare(args: argparse.Namespace, tokenizer: Tokenizer, method: str) -> dict
         "ratio": statistics.median(ratios),
         **percentiles("ttft_ms", [answer["times"][0] for answer in results]),
         **percentiles("itl_ms", [b - a for answer in results for a, b in zip(answer["times"], answer["times"][1:])]),
-        "api_us_per_token": cpu_us,
+        "api_us_per_token": cpu[0] / (args.rounds * num_tokens) * 1e6,
+        "client_us_per_token": cpu[2] / (args.rounds * num_tokens) * 1e6,
+        "engine_share_of_cpu": cpu[1] / cpu.sum(),
         "api_rss_mib": rss_mib,
     }
 

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy.version import __version__
 
 if TYPE_CHECKING:
+    from fastdeploy.core.guided_decoding import GuidedDecodingParams
     from fastdeploy.core.sampling_params import SamplingParams
     from fastdeploy.entrypoints.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "__version__"]
 
 warnings.filterwarnings("ignore", message="No ccache found")  # importing Paddle says so; nothing here compiles with it
 
-_HOMES = {"LLM": "fastdeploy.entrypoints.llm", "SamplingParams": "fastdeploy.core.sampling_params"}
+_HOMES = {
+    "GuidedDecodingParams": "fastdeploy.core.guided_decoding",
+    "LLM": "fastdeploy.entrypoints.llm",
+    "SamplingParams": "fastdeploy.core.sampling_params",
+}
 
 
 def __getattr__(name: str) -> Any:

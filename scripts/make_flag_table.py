@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of flags in docs/serving.md from `fastdeploy.config.flags`: python scripts/make_flag_table.py"""
+"""Writes the tables of docs/flags.md from `fastdeploy.config`: python scripts/make_flag_table.py"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from fastdeploy.config.env import VARIABLES
 from fastdeploy.config.flags import FLAGS, Flag, FlagClass
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 BEGIN, END = "<!-- flags: made by scripts/make_flag_table.py -->", "<!-- end of flags -->"
 TITLES = {
     FlagClass.HONOURED: ("Honoured", "what it does"),
@@ -17,11 +18,13 @@ TITLES = {
 
 
 def flag_tables() -> str:
-    """Return one table per class of flags."""
+    """Return one table per class of flags, and one of the environment."""
     tables = []
     for flag_class, (title, column) in TITLES.items():
         rows = [_row(flag) for flag in FLAGS if flag.flag_class is flag_class]
-        tables.append("\n".join([f"**{title}**", "", f"| flag | value | {column} |", "| --- | --- | --- |", *rows]))
+        tables.append("\n".join([f"## {title}", "", f"| flag | value | {column} |", "| --- | --- | --- |", *rows]))
+    variables = [f"| `{name}` | {text} |" for name, text in VARIABLES.items()]
+    tables.append("\n".join(["## Environment", "", "| variable | what it does |", "| --- | --- |", *variables]))
     return "\n\n".join(tables)
 
 
@@ -29,14 +32,15 @@ def with_tables(page: str) -> str:
     """Return the page with fresh tables between its marks."""
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{flag_tables()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{flag_tables()}\n\n{END}{after}"
 
 
 def _row(flag: Flag) -> str:
     names = f"`{flag.option}`" + (f" `{flag.short}`" if flag.short else "")
     text = flag.help or flag.reason
-    if flag.neutral:
-        text += f"; accepted: {', '.join(f'`{value}`' for value in flag.neutral)}"
+    neutral = [str(value).lower() if isinstance(value, bool) else str(value) for value in flag.neutral if value != ""]
+    if neutral:
+        text += f"; accepted: {', '.join(f'`{value}`' for value in neutral)}"
     return f"| {names} | {flag.kind} | {text.replace('|', chr(92) + '|')} |"
 
 

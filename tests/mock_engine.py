@@ -2,7 +2,8 @@
 """An engine of a few lines for tests of what stands around it: its tokens are a function of the context.
 
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
-(the process kills itself when a request's prompt holds that id), `config_error`, `load_s`.
+(the process kills itself when a request's prompt holds that id), `config_error`, `load_s`, `script` (the output is what
+the prompt holds between the last `[[` and `]]`, then the end token).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,20 @@ class _Choice:
         self._num_emitted = 0
         room = engine.max_model_len - len(self._tokens)
         self._budget = min(request.params.max_tokens or room, room)
+        self._script = self._read_script() if engine._options.get("script") else None
         self._scanner = StopStringScanner(engine._tokenizer, self._tokens, request.params)
+
+    def _read_script(self) -> list[int]:
+        tokenizer = self._engine._tokenizer
+        prompt = tokenizer.decode(self._tokens, skip_special_tokens=False)
+        text = prompt.rpartition("[[")[2].partition("]]")[0]
+        return [*tokenizer.encode(text, add_special_tokens=False), self._engine.eos_token_ids[0]]
+
+    def _next_token(self) -> int:
+        if self._script is not None:
+            return self._script[self._num_emitted]
+        seed = 0 if self.request.params.is_greedy else self.seed
+        return next_token(self._tokens, seed, self._engine.vocab_size)
 
     def emit(self, count: int) -> TokenDelta:
         params = self.request.params
@@ -136,7 +150,7 @@ class _Choice:
         if params.prompt_logprobs is not None and self._num_emitted == 0:
             delta.prompt_logprobs = [None, *map(_logprobs, self.request.prompt_token_ids[1:])]
         while delta.finish_reason is None and len(delta.token_ids) < count:
-            token_id = next_token(self._tokens, 0 if params.is_greedy else self.seed, self._engine.vocab_size)
+            token_id = self._next_token()
             if token_id in params.logit_bias and params.logit_bias[token_id] == -100:
                 delta.finish_reason = "error"
                 break
@@ -146,7 +160,9 @@ class _Choice:
             if delta.logprobs is not None:
                 delta.logprobs.append(_logprobs(token_id))
             stop = self._scanner.push(token_id)
-            if token_id in params.stop_token_ids:
+            if self._script is not None and token_id in self._engine.eos_token_ids:
+                delta.finish_reason = "stop"
+            elif token_id in params.stop_token_ids:
                 delta.finish_reason, delta.stop_reason = "stop", token_id
             elif stop is not None:
                 delta.finish_reason, delta.stop_reason = "stop", stop
@@ -175,11 +191,11 @@ def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] 
     return MockEngine(config, options)
 
 
-def save_mock_model(folder: Path, **options: Any) -> Path:
+def save_mock_model(folder: Path, special_tokens: Sequence[str] = (), **options: Any) -> Path:
     """Write what a server needs of a model whose engine is the mock: tokenizer, config.json, options."""
     from tests.detokenize.tokenizers_for_tests import save_tokenizer
 
-    save_tokenizer(folder)
+    save_tokenizer(folder, special_tokens=special_tokens)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,

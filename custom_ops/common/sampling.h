@@ -31,8 +31,10 @@ enum IntParam {
   kBannedEnd,
   kDraftId,
   kVocabLimit,
+  kMaskBegin,
   kNumIntParams
 };
+constexpr int64_t kNoMask = -1;
 enum RowStatus { kRowOk, kRowNan, kRowEmpty };
 
 // exp(x) for x in [-80, 0]; at most 1 ulp from the true value. Minimax fit of (exp(r) - 1 - r) / r^2.

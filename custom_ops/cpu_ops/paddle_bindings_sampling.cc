@@ -64,8 +64,9 @@ void virtual_padding(const Tensor& num_scheduled, const Tensor& num_computed, co
 }
 
 void sample(const Tensor& logits, const Tensor& float_params, const Tensor& int_params, const Tensor& history,
-            const Tensor& bias_ids, const Tensor& bias_values, const Tensor& banned_ids, Tensor& token_ids,
-            const Tensor& status, const Tensor& draft_survives, int64_t num_rows, bool keep_processed) {
+            const Tensor& bias_ids, const Tensor& bias_values, const Tensor& banned_ids, const Tensor& mask_words,
+            Tensor& token_ids, const Tensor& status, const Tensor& draft_survives, int64_t num_rows,
+            bool keep_processed) {
   constexpr const char* op = "sample";
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
   Argument{op, "logits", logits}.is(kFloat).holds({num_rows, -1});
@@ -78,10 +79,12 @@ void sample(const Tensor& logits, const Tensor& float_params, const Tensor& int_
                                  column<int32_t>(op, "bias_ids", bias_ids, kInt32, 0),
                                  column<float>(op, "bias_values", bias_values, kFloat, num_bias),
                                  column<int32_t>(op, "banned_ids", banned_ids, kInt32, 0),
+                                 column<int32_t>(op, "mask_words", mask_words, kInt32, 0),
                                  history.dims()[0],
                                  num_bias,
-                                 banned_ids.dims()[0]};
-  raise_if_wrong(op, fd::check_sampling_inputs(in, num_rows));
+                                 banned_ids.dims()[0],
+                                 mask_words.dims()[0]};
+  raise_if_wrong(op, fd::check_sampling_inputs(in, num_rows, logits.dims()[1]));
   const fd::SamplingOutputs out = {column<int32_t>(op, "token_ids", token_ids, kInt32, num_rows),
                                    column<int32_t>(op, "status", status, kInt32, num_rows),
                                    column<uint8_t>(op, "draft_survives", draft_survives, kUint8, num_rows)};
@@ -188,8 +191,8 @@ PD_BUILD_OP(fd_virtual_padding)
     .SetKernelFn(PD_KERNEL(virtual_padding));
 
 PD_BUILD_OP(fd_sample)
-    .Inputs({"logits", "float_params", "int_params", "history", "bias_ids", "bias_values", "banned_ids", "token_ids",
-             "status", "draft_survives"})
+    .Inputs({"logits", "float_params", "int_params", "history", "bias_ids", "bias_values", "banned_ids", "mask_words",
+             "token_ids", "status", "draft_survives"})
     .Outputs({"token_ids_"})
     .Attrs({"num_rows: int64_t", "keep_processed: bool"})
     .SetInplaceMap({{"token_ids", "token_ids_"}})

@@ -32,6 +32,7 @@ struct Scratch {
   std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if seen at all); all zero between rows
   std::vector<int32_t> seen;
   std::vector<Change> changes;
+  std::vector<float> masked;  // a masked row: single edits are taken back, a mask is applied to a copy
 
   void fit(int64_t vocab_size) {
     if (static_cast<int64_t>(counts.size()) >= vocab_size) return;
@@ -197,6 +198,10 @@ Cut cut_of(const RowParams& params, const Row& row, Scratch& s) {
   return cut;
 }
 
+int32_t num_ids_of(const int64_t* int_params, int64_t vocab_size) {
+  return static_cast<int32_t>(std::clamp<int64_t>(int_params[kVocabLimit], 0, vocab_size));
+}
+
 struct Choice {
   int32_t token_id;
   int32_t status;
@@ -224,7 +229,7 @@ Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratc
 }
 
 Choice choose(float* logits, int64_t vocab_size, const RowParams& params, bool keep_processed, Scratch& s) {
-  const int32_t num_ids = static_cast<int32_t>(std::clamp<int64_t>(params.i[kVocabLimit], 0, vocab_size));
+  const int32_t num_ids = num_ids_of(params.i, vocab_size);
   const float largest = sampling_kernels().block_maxima(logits, num_ids, s.block_max.data());
   if (!(largest < kInfinity)) return {-1, kRowNan, false};
   if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, -kInfinity);
@@ -232,6 +237,17 @@ Choice choose(float* logits, int64_t vocab_size, const RowParams& params, bool k
   const Row row = {logits, num_ids, s.block_max.data(), largest, 1.0f};
   return params.greedy() ? choose_greedy(params, row)
                          : choose_sampled(params, row, keep_processed ? logits : nullptr, s);
+}
+
+// The row that the filters read: the logits, or, where the row has a mask, masked ones: in place or in the scratch.
+float* masked_row(float* logits, int64_t vocab_size, const RowParams& params, const SamplingInputs& in, bool in_place,
+                  Scratch& s) {
+  const int64_t begin = params.i[kMaskBegin];
+  if (begin == kNoMask) return logits;
+  if (!in_place && static_cast<int64_t>(s.masked.size()) < vocab_size) s.masked.resize(vocab_size);
+  float* out = in_place ? logits : s.masked.data();
+  sampling_kernels().apply_mask(logits, in.mask_words + begin, num_ids_of(params.i, vocab_size), out);
+  return out;
 }
 
 // True if the rows are worth more than one thread.
@@ -251,14 +267,21 @@ std::string range_complaint(const char* list, int64_t begin, int64_t end, int64_
          std::to_string(begin) + ", " + std::to_string(end) + ") at row " + std::to_string(row);
 }
 
+std::string mask_complaint(const int64_t* p, int64_t num_words, int64_t vocab_size, int64_t row) {
+  if (p[kMaskBegin] == kNoMask) return "";
+  return range_complaint("mask_words", p[kMaskBegin], p[kMaskBegin] + (num_ids_of(p, vocab_size) + 31) / 32, num_words,
+                         row);
+}
+
 }  // namespace
 
-std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows) {
+std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, int64_t vocab_size) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t* p = in.int_params + row * kNumIntParams;
     const std::string wrong = range_complaint("history", p[kHistoryBegin], p[kHistoryEnd], in.num_history, row) +
                               range_complaint("bias_ids", p[kBiasBegin], p[kBiasEnd], in.num_bias, row) +
-                              range_complaint("banned_ids", p[kBannedBegin], p[kBannedEnd], in.num_banned, row);
+                              range_complaint("banned_ids", p[kBannedBegin], p[kBannedEnd], in.num_banned, row) +
+                              mask_complaint(p, in.num_mask_words, vocab_size, row);
     if (!wrong.empty()) return wrong;
   }
   return "";
@@ -273,6 +296,7 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
     const RowParams params = {in.float_params + row * kNumFloatParams, in.int_params + row * kNumIntParams};
     RowEditor editor(x, vocab_size, s);
     editor.apply(params, in);
+    x = masked_row(x, vocab_size, params, in, keep_processed, s);
     const Choice choice = choose(x, vocab_size, params, keep_processed, s);
     if (!keep_processed) editor.undo();
     out.token_ids[row] = choice.token_id;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Choosing tokens from rows of fp32 logits by one rule: logit_bias, then repetition, presence and frequency penalties,
-// then banned ids, temperature, top_k, top_p, min_p, then argmax(logit + noise) over the ids that survive.
+// then banned ids and the mask, temperature, top_k, top_p, min_p, then argmax(logit + noise) over the ids that survive.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct SamplingInputs {
   const int32_t* bias_ids;    // [num_bias]
   const float* bias_values;   // [num_bias]
   const int32_t* banned_ids;  // [num_banned]
-  int64_t num_history, num_bias, num_banned;
+  const int32_t* mask_words;  // [num_mask_words] masks of 32 ids a word, lowest bit first: 1 for ids that may survive
+  int64_t num_history, num_bias, num_banned, num_mask_words;
 };
 
 struct SamplingOutputs {
@@ -36,7 +37,7 @@ struct LogprobOutputs {
 };
 
 // Returns what is wrong with a row's ranges, or "".
-std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows);
+std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, int64_t vocab_size);
 
 // Samples every row of logits [num_rows, vocab_size]. Logits come back as they were, or, with keep_processed, as the
 // rule left them: biases, penalties and masks applied, divided by the temperature, -inf for ids that do not survive.

@@ -278,6 +278,18 @@ void write_scaled(const Row& row, Cut cut, float* out) {
   }
 }
 
+void apply_mask(const float* logits, const int32_t* mask, int32_t num_ids, float* out) {
+  const F gone = Lanes::set(kMinusInfinity);
+  int32_t i = 0;
+  for (; i + 32 <= num_ids; i += 32) {
+    uint32_t bits = static_cast<uint32_t>(mask[i / 32]);
+    for (int k = 0; k < 32; k += kWidth, bits >>= kWidth) {
+      Lanes::store(out + i + k, Lanes::select(Lanes::lanes_of(bits), Lanes::load(logits + i + k), gone));
+    }
+  }
+  for (; i < num_ids; ++i) out[i] = (mask[i / 32] >> (i % 32)) & 1 ? logits[i] : kMinusInfinity;
+}
+
 int64_t count_before(const float* logits, int32_t num_ids, float logit, int32_t id) {
   Block storage;
   const WideCut wide(Cut{logit, id - 1});
@@ -304,8 +316,9 @@ void gumbel_noise(uint64_t seed, uint64_t position, int32_t num_ids, float* nois
 }  // namespace
 
 extern const SamplingKernels kSamplingKernels;
-const SamplingKernels kSamplingKernels = {block_maxima, mass_above, mass_of_keys, histogram,    gather_above,
-                                          gather_bin,   draw,       write_scaled, count_before, gumbel_noise};
+const SamplingKernels kSamplingKernels = {block_maxima, mass_above,   mass_of_keys, histogram,
+                                          gather_above, gather_bin,   draw,         write_scaled,
+                                          apply_mask,   count_before, gumbel_noise};
 
 }  // namespace FD_ISA
 }  // namespace fd

@@ -38,6 +38,8 @@ struct SamplingKernels {
   int32_t (*draw)(const Row& row, Cut cut, uint64_t seed, uint64_t position);
   // Writes scaled logits to out, -inf for ids that do not survive; out may be row.logits.
   void (*write_scaled)(const Row& row, Cut cut, float* out);
+  // Writes logits to out, -inf for ids whose bit in the mask is 0; out may be logits.
+  void (*apply_mask)(const float* logits, const int32_t* mask, int32_t num_ids, float* out);
   // Returns the number of ids in front of (logit, id) in the order of ids.
   int64_t (*count_before)(const float* logits, int32_t num_ids, float logit, int32_t id);
   // noise[v] = gumbel noise of id v.

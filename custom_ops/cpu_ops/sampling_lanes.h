@@ -60,6 +60,7 @@ struct Lanes {
   static FD_RULE M both(M a, M b) { return a & b; }
   static FD_RULE M either(M a, M b) { return a | b; }
   static FD_RULE uint32_t mask_bits(M m) { return m; }
+  static FD_RULE M lanes_of(uint32_t bits) { return static_cast<M>(bits); }
   static FD_RULE F select(M m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
   static FD_RULE U select(M m, U yes, U no) { return _mm512_mask_blend_epi32(m, no, yes); }
   static FD_RULE float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
@@ -137,6 +138,10 @@ struct Lanes {
   static FD_RULE M both(M a, M b) { return _mm256_and_ps(a, b); }
   static FD_RULE M either(M a, M b) { return _mm256_or_ps(a, b); }
   static FD_RULE uint32_t mask_bits(M m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
+  static FD_RULE M lanes_of(uint32_t bits) {
+    const U bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return equal(bit_and(set(bits), bit), bit);
+  }
   static FD_RULE F select(M m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
   static FD_RULE U select(M m, U yes, U no) { return bits(select(m, from_bits(yes), from_bits(no))); }
   static FD_RULE float reduce_max(F a) {
@@ -192,6 +197,7 @@ struct Lanes : ScalarLanes {
   static FD_RULE M both(M a, M b) { return a && b; }
   static FD_RULE M either(M a, M b) { return a || b; }
   static FD_RULE uint32_t mask_bits(M m) { return m ? 1u : 0u; }
+  static FD_RULE M lanes_of(uint32_t bits) { return bits & 1; }
   using ScalarLanes::select;
   static FD_RULE U select(M m, U yes, U no) { return m ? yes : no; }
   static FD_RULE float reduce_max(F a) { return a; }

@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
+from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.env import Env
+from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, Flag, FlagClass
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.yaml_file import read_yaml_mapping
 from fastdeploy.core.errors import ConfigError
 
 COMMAND_LINE = "command line"
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+LLM_ARGUMENT = "LLM argument"
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,8 @@ class ServeArgs:
 
     Attributes:
         engine, server: the configuration.
-        provenance: name of each value that is not a default -> where it came from.
+        provenance: name of each value that is not a default -> where it came from: the command line, the path of the
+            YAML file, or a variable of the environment.
         notes: lines to show at start-up about what was accepted without effect.
     """
 
@@ -56,18 +54,38 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     Raises:
         ConfigError: an unknown, refused or wrong flag or key; names it, its origin and the nearest known one.
     """
-    given = _read_command_line(argv)
-    provenance = dict.fromkeys(given, COMMAND_LINE)
-    config_file = given.pop("config", None)
-    provenance.pop("config", None)
-    if config_file is not None:
-        for name, value in _read_yaml(config_file).items():
-            if name not in given:
-                given[name], provenance[name] = value, config_file
+    given, provenance = _read_sources(argv)
+    env = env or Env()
+    if env.api_keys and "api_key" not in given:
+        given["api_key"], provenance["api_key"] = env.api_keys, API_KEY_VARIABLE
     values, notes = _judge(given, provenance)
-    server = _server_config(values, env or Env())
-    engine = build_engine_config({name: value for name, value in values.items() if not FLAG_BY_NAME[name].is_server})
-    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes))
+    try:
+        engine = build_engine_config(
+            {name: value for name, value in values.items() if not FLAG_BY_NAME[name].is_server}
+        )
+        server = _server_config(values)
+    except ConfigError as error:
+        raise _with_origin(error, provenance) from None
+    unread = [f"{name} has no effect: nothing reads this variable{_nearest_variable(name)}" for name in env.unread]
+    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *unread))
+
+
+def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
+    """Parse the engine's flags for a command that runs the engine itself; return keyword arguments for `LLM`.
+
+    Raises:
+        ConfigError: as `parse_serve_args`, and for a flag that only a server has.
+    """
+    given, provenance = _read_sources(argv)
+    for name in given:
+        if FLAG_BY_NAME[name].is_server:
+            raise ConfigError(_shown(name, provenance), "is a flag of the server; this command runs none")
+    values, _ = _judge(given, provenance)
+    try:
+        build_engine_config(values)
+    except ConfigError as error:
+        raise _with_origin(error, provenance) from None
+    return given
 
 
 def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, tuple[str, ...]]:
@@ -77,11 +95,12 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
         ConfigError: an unknown, refused or wrong argument, or one that only a server has.
     """
     for name in kwargs:
-        _check_known(name, "LLM argument", name)
+        if name not in FLAG_BY_NAME:
+            raise ConfigError(name, f"unknown {LLM_ARGUMENT}{_nearest(name)}")
         if FLAG_BY_NAME[name].is_server:
             raise ConfigError(name, "is a flag of the server, not an argument of LLM")
     given = {name: value for name, value in kwargs.items() if value is not None}
-    values, notes = _judge(given, dict.fromkeys(given, "LLM argument"))
+    values, notes = _judge(given, dict.fromkeys(given, LLM_ARGUMENT))
     engine = build_engine_config(values)
     return engine, (*notes, *engine.speculative.notes)
 
@@ -90,35 +109,13 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     """Build the engine's configuration from converted values by flag name; what is missing takes its default."""
     if not values.get("model"):
         raise ConfigError("model", "no model given; name a directory, or `demo` for the demonstration model")
-    plain = (
-        "model",
-        "tokenizer",
-        "dtype",
-        "load_choices",
-        "max_model_len",
-        "seed",
-        "logprobs_mode",
-        "generation_config",
-        "reasoning_parser",
-        "guided_decoding_backend",
-    )
-    cache = _pick(values, "block_size", "kv_cache_memory", "enable_prefix_caching")
-    if "num_gpu_blocks_override" in values:
-        cache["num_blocks"] = values["num_gpu_blocks_override"]
-    device = values.get("device", "auto")
+    engine = _section("engine", values)
+    if engine.get("device") == "auto":
+        engine["device"] = "cpu"
     return EngineConfig(
-        **_pick(values, *plain),
-        device="cpu" if device == "auto" else device,
-        cache=CacheConfig(**cache),
-        scheduler=SchedulerConfig(
-            **_pick(
-                values,
-                "max_num_seqs",
-                "max_num_batched_tokens",
-                "enable_chunked_prefill",
-                "long_prefill_token_threshold",
-            )
-        ),
+        **engine,
+        cache=CacheConfig(**_section("cache", values)),
+        scheduler=SchedulerConfig(**_section("scheduler", values)),
         speculative=SpeculativeConfig.from_mapping(_speculative_mapping(values)),
     )
 
@@ -130,9 +127,12 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Serve a model over the OpenAI API. Underscores in flags may stand for hyphens.",
+        epilog="docs/flags.md lists, too, what is accepted without effect or refused, and why.",
     )
     parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help="YAML file whose keys are the flags in snake_case")
+    parser.add_argument(
+        "--config", metavar="FILE", action="append", help="YAML file whose keys are the flags in snake_case"
+    )
     for flag in FLAGS:
         names = [flag.option, flag.short] if flag.short else [flag.option]
         text = argparse.SUPPRESS if flag.flag_class is not FlagClass.HONOURED else flag.help.replace("%", "%%")
@@ -145,8 +145,58 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def hyphenate(token: str) -> str:
+    """Write a long flag with hyphens, whatever its value contains."""
+    if not token.startswith("--"):
+        return token
+    name, equals, value = token.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _plain_switches(tokens: Sequence[str]) -> list[str]:
+    """Write `--switch=false` and `--switch false` as `--no-switch`, and with true as `--switch`."""
+    switches = {flag.option for flag in FLAGS if flag.kind == "bool"}
+    plain: list[str] = []
+    for token in tokens:
+        name, equals, value = token.partition("=")
+        if not equals and plain and plain[-1] in switches and token.lower() in ("true", "false"):
+            name, equals, value = plain.pop(), "=", token
+        if equals and name in switches and value.lower() in ("true", "false"):
+            plain.append(name if value.lower() == "true" else f"--no-{name.removeprefix('--')}")
+        else:
+            plain.append(token)
+    return plain
+
+
+def _read_sources(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what the command line and the YAML file give, unconverted, and where each value came from."""
+    given = _read_command_line(argv)
+    files = given.pop("config", [])
+    provenance = dict.fromkeys(given, COMMAND_LINE)
+    if len(files) > 1:
+        raise ConfigError("--config", f"given twice: {files[0]!r} and {files[1]!r}")
+    for file in files:
+        content = _known_keys(file)
+        for name in [name for name in content if name not in given]:
+            given[name], provenance[name] = content[name], file
+    return given, provenance
+
+
+def _known_keys(file: str) -> dict[str, Any]:
+    """Return the values of a YAML file by flag name; its keys may have hyphens, as other engines' files have."""
+    values: dict[str, Any] = {}
+    for key, value in read_yaml_mapping(file).items():
+        name = key.replace("-", "_")
+        if name not in FLAG_BY_NAME:
+            raise ConfigError(key, f"unknown key of {file}{_nearest(name)}")
+        if name in values:
+            raise ConfigError(key, f"stands twice in {file}, with hyphens and with underscores")
+        values[name] = value
+    return values
+
+
 def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
-    namespace, unknown = make_parser().parse_known_args([_hyphenate(token) for token in argv])
+    namespace, unknown = make_parser().parse_known_args(_plain_switches([hyphenate(token) for token in argv]))
     given = vars(namespace)
     for token in unknown:
         name = token.split("=")[0]
@@ -161,35 +211,6 @@ def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _hyphenate(token: str) -> str:
-    """Write a long flag with hyphens, whatever its value contains."""
-    if not token.startswith("--"):
-        return token
-    name, equals, value = token.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
-def _read_yaml(path: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("--config", f"cannot read {path!r}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError("--config", f"{path!r} is not YAML: {' '.join(str(error).split())}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError("--config", f"{path!r} holds no mapping of flags")
-    for name in content:
-        _check_known(str(name), f"key of {path}", str(name))
-    return {str(name): value for name, value in content.items() if value is not None}
-
-
-def _check_known(name: str, what: str, shown: str) -> None:
-    if name not in FLAG_BY_NAME:
-        raise ConfigError(shown, f"unknown {what}{_nearest(name)}")
-
-
 def _nearest(name: str, option: bool = False) -> str:
     known = difflib.get_close_matches(name, FLAG_BY_NAME, n=1)
     if not known:
@@ -197,101 +218,64 @@ def _nearest(name: str, option: bool = False) -> str:
     return f"; did you mean {FLAG_BY_NAME[known[0]].option if option else known[0]!r}?"
 
 
+def _nearest_variable(name: str) -> str:
+    known = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
+    return f"; did you mean {known[0]}?" if known else ""
+
+
 def _judge(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Convert the values; refuse what is refused; return what is honoured, and a note for what has no effect."""
     values: dict[str, Any] = {}
-    notes = []
+    notes, refused = [], []
     for name, raw in given.items():
         flag = FLAG_BY_NAME[name]
-        shown = flag.option if provenance[name] == COMMAND_LINE else name
+        shown = _shown(name, provenance)
         value = _convert(flag, raw, shown, provenance[name])
         if flag.flag_class is FlagClass.HONOURED:
             values[name] = value
         elif flag.flag_class is FlagClass.NO_EFFECT:
             notes.append(f"{shown} {value} has no effect: {flag.reason}")
         elif value not in flag.neutral:
-            raise ConfigError(shown, f"{value!r} {flag.reason}" if flag.neutral else flag.reason)
+            reason = f"{value!r} {flag.reason}" if _says_value(flag) else flag.reason
+            refused.append(_with_origin(ConfigError(shown, reason), provenance))
+    if refused:
+        raise _as_one(refused)
     return values, tuple(notes)
 
 
+def _says_value(flag: Flag) -> bool:
+    return bool(flag.neutral) and flag.kind != "bool" and not flag.is_secret
+
+
+def _as_one(refused: Sequence[ConfigError]) -> ConfigError:
+    """Return the first refusal, and the names of the others, so that one start shows them all."""
+    first, others = refused[0], ", ".join(error.field for error in refused[1:])
+    return ConfigError(first.field, f"{first.message} (refused as well: {others})") if others else first
+
+
 def _convert(flag: Flag, raw: Any, shown: str, origin: str) -> Any:
-    """Return the value in the flag's type; YAML and LLM bring typed values, the command line brings strings."""
     try:
-        return _CONVERTERS[flag.kind](raw)
-    except (ValueError, TypeError) as error:
+        return convert(flag, raw)
+    except ValueError as error:
         where = "" if origin == COMMAND_LINE else f" ({origin})"
-        detail = f": {error}" if flag.kind == "json" else ""
-        raise ConfigError(shown, f"expected {_EXPECTED[flag.kind]}, got {raw!r}{detail}{where}") from None
+        raise ConfigError(shown, f"{error}{where}") from None
 
 
-def _to_int(raw: Any) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
-        raise TypeError
-    return int(raw)
+def _shown(name: str, provenance: Mapping[str, str]) -> str:
+    """Return a flag's name as its user typed it."""
+    return FLAG_BY_NAME[name].option if provenance[name] == COMMAND_LINE else name
 
 
-def _to_float(raw: Any) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
-        raise TypeError
-    value = float(raw)
-    if value != value:
-        raise ValueError
-    return value
+def _with_origin(error: ConfigError, provenance: Mapping[str, str]) -> ConfigError:
+    """Name the file or variable that a wrong value came from."""
+    origin = provenance.get(error.field.split(".")[0], COMMAND_LINE)
+    return error if origin in (COMMAND_LINE, LLM_ARGUMENT) else ConfigError(error.field, f"{error.message} ({origin})")
 
 
-def _to_bool(raw: Any) -> bool:
-    text = str(raw).lower()
-    if isinstance(raw, (bool, str)) and text in _TRUE + _FALSE:
-        return text in _TRUE
-    raise ValueError
-
-
-def _to_str(raw: Any) -> str:
-    if isinstance(raw, bool) or not isinstance(raw, (str, int, float, Path)):
-        raise TypeError
-    return str(raw)
-
-
-def _to_bytes(raw: Any) -> int:
-    found = re.fullmatch(r"(\d+)([kmg]?i?)b?", str(raw).strip().lower())
-    if isinstance(raw, (bool, float)) or not found or found.group(2) not in _UNITS:
-        raise ValueError
-    return int(found.group(1)) * _UNITS[found.group(2)]
-
-
-def _to_json(raw: Any) -> Any:
-    value = json.loads(raw) if isinstance(raw, str) else raw
-    if not isinstance(value, Mapping):
-        raise TypeError(f"a JSON {type(value).__name__} is no mapping")
-    return value
-
-
-def _to_list(raw: Any) -> list[str]:
-    return [_to_str(item) for item in (raw if isinstance(raw, (list, tuple)) else [raw])]
-
-
-_CONVERTERS: dict[str, Any] = {
-    "str": _to_str,
-    "int": _to_int,
-    "float": _to_float,
-    "bool": _to_bool,
-    "bytes": _to_bytes,
-    "json": _to_json,
-    "list": _to_list,
-}
-_EXPECTED = {
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "bytes": "a number of bytes such as 536870912 or 512Mi",
-    "json": "a JSON mapping",
-    "list": "strings",
-}
-
-
-def _pick(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: values[name] for name in names if name in values}
+def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of one part of the configuration that are given."""
+    flags: Iterable[Flag] = (FLAG_BY_NAME[name] for name in values)
+    return {flag.field or flag.name: values[flag.name] for flag in flags if flag.section == section}
 
 
 def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -318,8 +302,9 @@ def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return older
 
 
-def _server_config(values: Mapping[str, Any], env: Env) -> ServerConfig:
-    given = {name: value for name, value in values.items() if FLAG_BY_NAME[name].is_server}
-    api_keys = tuple(given.pop("api_key", ())) or env.api_keys
-    config = ServerConfig(**given, api_keys=api_keys)
+def _server_config(values: Mapping[str, Any]) -> ServerConfig:
+    given = _section("server", values)
+    for name, value in given.items():
+        given[name] = tuple(value) if isinstance(value, list) else value
+    config = ServerConfig(**given)
     return config if config.served_model_name else replace(config, served_model_name=str(values.get("model", "")))

@@ -67,6 +67,7 @@ class EngineConfig:
     Attributes:
         model: local directory, `demo`, or a hub name.
         tokenizer: directory of the tokenizer; empty takes the model's.
+        revision: branch, tag or commit of a model on a hub; empty for the hub's default branch.
         max_model_len: most tokens of prompt and output together, capped by the model.
         seed: the server's seed, from which requests without one draw theirs; None draws at random.
         logprobs_mode: raw_logprobs (before any processing) or processed_logprobs.
@@ -77,6 +78,7 @@ class EngineConfig:
 
     model: str
     tokenizer: str = ""
+    revision: str = ""
     dtype: str = "auto"
     device: str = "cpu"
     load_choices: str = "default_v1"
@@ -92,7 +94,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("device", self.device, ("cpu",))
+        if self.device != "cpu":
+            raise ConfigError("device", f"{self.device!r} is not available yet; expected cpu or auto")
         _check_choice("load_choices", self.load_choices, LOAD_CHOICES)
         _check_choice("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         _check_choice("generation_config", self.generation_config, ("auto", "none"))

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from fastdeploy.config.env import read_env
+from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
+from fastdeploy.config.hub import DEFAULT_REVISIONS, download
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
 DType = Literal["bfloat16", "float32"]
+_DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
@@ -40,6 +43,7 @@ ARCHITECTURE_DEFAULTS: dict[str, ArchitectureDefaults] = {
     "Qwen3ForCausalLM": ArchitectureDefaults(max_position_embeddings=32768, head_dim=128, may_slide=True),
     "Ernie4_5ForCausalLM": _ERNIE,
 }
+_LAYOUT_MARKS = ("paddlenlp_version", "transformers_version", "torch_dtype")  # PaddleNLP keeps the keys of others
 _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
 
@@ -81,6 +85,8 @@ class ModelConfig:
         checkpoint_dtype: type that config.json names.
         eos_token_ids: generation_config.json, else config.json, else empty (the tokenizer's turn).
         num_nextn_predict_layers: multi-token-prediction layers in the checkpoint.
+        layout_mark: key of config.json that only one kind of checkpoint has: paddlenlp_version, or (torch layout)
+            transformers_version or torch_dtype.
     """
 
     path: str
@@ -107,6 +113,7 @@ class ModelConfig:
     pad_token_id: int | None
     generation: GenerationDefaults
     num_nextn_predict_layers: int = 0
+    layout_mark: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def max_context_len(self) -> int:
@@ -148,9 +155,10 @@ class ModelConfig:
         if generation_config not in ("auto", "none"):
             raise ConfigError("generation_config", f"expected auto or none, got '{generation_config}'")
         directory = Path(path)
+        refuse_foreign_folder(directory)
         raw = _read_json(directory / "config.json")
         if raw is None:
-            raise ConfigError("model", f"{directory} has no config.json{_hint_without_config(directory)}")
+            raise ConfigError("model", f"{directory} has no config.json")
         generation = _read_json(directory / "generation_config.json") if generation_config == "auto" else None
         return parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
 
@@ -163,7 +171,9 @@ def parse_model_config(
     Raises:
         ConfigError: an unsupported architecture or feature, by name; a missing or impossible value.
     """
-    architecture = _architecture(raw)
+    where = f"{path}/config.json: " if path else ""
+    architecture = _architecture(raw, where)
+    refuse_quantization(raw, where)
     _refuse_unsupported(raw)
     defaults = ARCHITECTURE_DEFAULTS[architecture]
     num_heads = _count(raw, "num_attention_heads")
@@ -203,6 +213,7 @@ def parse_model_config(
         pad_token_id=raw.get("pad_token_id"),
         generation=_generation_defaults(generation),
         num_nextn_predict_layers=int(raw.get("num_nextn_predict_layers") or 0),
+        layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
     )
 
 
@@ -219,28 +230,19 @@ def _read_json(path: Path) -> Mapping[str, Any] | None:
     return value
 
 
-def _hint_without_config(directory: Path) -> str:
-    if any(directory.glob("*.gguf")):
-        return ": GGUF checkpoints are not supported"
-    return ""
-
-
-def _architecture(raw: Mapping[str, Any]) -> str:
+def _architecture(raw: Mapping[str, Any], where: str) -> str:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     name = _ARCHITECTURE_ALIASES.get(str(name), name)
     if name not in ARCHITECTURE_DEFAULTS:
         supported = ", ".join(ARCHITECTURE_DEFAULTS)
-        raise ConfigError("architectures", f"{name!r} is not supported (supported: {supported})")
+        problem = describe_foreign_architecture(raw, name)
+        raise ConfigError("architectures", f"{where}{problem} (supported: {supported})")
     return cast(str, name)
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     """Refuse by name whatever changes the arithmetic and is not built."""
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method") or quantization.get("quantization") or "unknown"
-        raise ConfigError("quantization_config", f"checkpoints quantized with '{method}' are not supported")
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
@@ -248,6 +250,9 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         ("compression_ratio", 1.0),
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
+        ("alibi", False),
+        ("use_rmsnorm", True),
+        ("use_long_sequence_strategies", False),
     ):
         if raw.get(key, neutral) not in (neutral, None):
             raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r}")
@@ -295,43 +300,29 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
-    return GenerationDefaults(**{name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__})
+    values = {name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__}
+    if values["do_sample"] is None:  # PaddleNLP names the strategy instead
+        values["do_sample"] = {"greedy_search": False, "sampling": True}.get(str(raw.get("decode_strategy")))
+    return GenerationDefaults(**values)
 
 
-def resolve_model_path(name: str, revision: str | None = None) -> str:
-    """Find the directory of a model: a local directory, `demo`, or a name on the Hugging Face hub.
+def resolve_model_path(name: str, revision: str = "", field: str = "model") -> str:
+    """Find the directory of a model: a local directory, `demo`, or a name on the hub that FD_MODEL_SOURCE names.
+
+    Args:
+        revision: branch, tag or commit on the hub; empty for its default branch.
+        field: the flag that gave the name, for errors.
 
     Raises:
-        ConfigError: nothing of that name, or the hub cannot be reached.
+        ConfigError: nothing of that name, a revision of what has none, or the hub cannot be reached.
     """
-    if name == "demo":
-        return str(Path(__file__).resolve().parent.parent / "assets" / "demo_model")
-    path = Path(name).expanduser()
+    path = _DEMO_MODEL if name == "demo" else Path(name).expanduser()
     if path.is_dir():
+        if revision not in DEFAULT_REVISIONS:
+            raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is a local directory")
         return str(path)
     if path.suffix == ".gguf":
-        raise ConfigError("model", f"{name}: GGUF checkpoints are not supported")
+        raise ConfigError(field, f"{name}: GGUF checkpoints are not supported")
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError("model", f"{name} is not a directory")
-    return _download(name, revision)
-
-
-def _download(name: str, revision: str | None) -> str:
-    """Return the local snapshot of a hub repository, fetching what is missing."""
-    source = read_env().model_source
-    if source != "HUGGINGFACE":
-        raise ConfigError("FD_MODEL_SOURCE", f"{source} is not available yet; {name} can come from HUGGINGFACE only")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(
-            "model", f"{name} is not a local directory, and huggingface_hub is not installed to look for it on the hub"
-        ) from None
-    try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-        return str(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the client raises many kinds: bad name, no network, no such repository
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(
-            "model", f"{name} is not a local directory, and the hub did not deliver it: {reason}"
-        ) from None
+        raise ConfigError(field, f"{name} is not a directory")
+    return download(name, revision, read_env().model_source, field)

@@ -12,6 +12,7 @@ from fastdeploy.core.errors import ConfigError
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 SUPPORTED_ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
 _SCALED = ("linear", "dynamic", "llama3", "yarn")
+_PADDLENLP_KINDS = {"dynamic_ntk": "dynamic", "ntk": "default"}  # ntk: with a larger base
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RopeConfig:
 
 
 def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, theta: float) -> RopeConfig:
-    """Read the rotary settings of a config.json in the spelling of transformers 4 or 5.
+    """Read the rotary settings of a config.json in the spelling of transformers 4 or 5, or of PaddleNLP.
 
     Args:
         raw: the whole config.json.
@@ -77,6 +78,8 @@ def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings
     base = float(_first(params.get("rope_theta"), raw.get("rope_theta"), theta))
     if base <= 1.0:
         raise ConfigError("rope_theta", f"expected a base above 1, got {base}")
+    if kind == "default" and raw.get("rope_scaling_type") == "ntk":
+        return _ntk_rope(base, rotary_dim, max_position_embeddings, _factor(params, "ntk", 1.0))
     if kind not in _SCALED:
         return RopeConfig(kind, base, rotary_dim, max_position_embeddings)
     original = _first(
@@ -107,8 +110,11 @@ def _first(*values: Any) -> Any:
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `rope_parameters` (transformers 5) or `rope_scaling` (transformers 4), flat."""
+    """Return `rope_parameters` (transformers 5), `rope_scaling` (4) or the pair of keys of PaddleNLP, flat."""
     params = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not params and raw.get("rope_scaling_type") is not None:
+        kind = raw["rope_scaling_type"]
+        return {"rope_type": _PADDLENLP_KINDS.get(kind, kind), "factor": raw.get("rope_scaling_factor")}
     if not isinstance(params, Mapping):
         raise ConfigError("rope_scaling", f"expected an object, got {type(params).__name__}")
     nested = {key: value for key, value in params.items() if isinstance(value, Mapping)}
@@ -117,6 +123,12 @@ def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if set(nested) != {"full_attention"}:
         raise ConfigError("rope_parameters", f"different rotary settings per layer type ({', '.join(sorted(nested))})")
     return cast(Mapping[str, Any], nested["full_attention"])
+
+
+def _ntk_rope(base: float, rotary_dim: int, max_position_embeddings: int, factor: float) -> RopeConfig:
+    """Return PaddleNLP's `ntk`: a larger base whatever the context, as the dynamic rule has it at the longest one."""
+    theta = base * factor ** (rotary_dim / (rotary_dim - 2))
+    return RopeConfig("default", theta, rotary_dim, int(max_position_embeddings * factor))
 
 
 def _rope_kind(params: Mapping[str, Any]) -> RopeKind:

@@ -107,8 +107,8 @@ class SpeculativeConfig:
             return cls()
         if not isinstance(mapping, Mapping):
             raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
+        method = _resolve_method(mapping)  # before the keys, most of which belong to a method
         given = _resolve_keys(mapping)
-        method = _resolve_method(given)
         _check_belongs(given, method)
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
@@ -146,7 +146,7 @@ def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_method(given: Mapping[str, Any]) -> str:
-    method = given.get("method")
+    method = given.get("method", "draft_model" if given.get("model") else None)  # vLLM's meaning of a model alone
     if not isinstance(method, str):
         raise ConfigError(f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {method!r}")
     method = METHOD_ALIASES.get(method.lower(), method.lower())

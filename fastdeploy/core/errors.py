@@ -42,6 +42,10 @@ class InvalidRequestError(FastDeployError):
         return type(self), (self.field, self.message)
 
 
+class ContextLengthError(InvalidRequestError):
+    """A prompt that the context cannot hold (HTTP 400, code context_length_exceeded)."""
+
+
 class QueueFullError(FastDeployError):
     """The engine holds as many requests as it may (HTTP 429)."""
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 
-MAX_SPEC_BYTES = 1 << 20
+MAX_SPEC_BYTES = 1 << 17  # so that compiling one takes a second at the very worst
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass
@@ -23,6 +24,7 @@ class GuidedDecodingParams:
         grammar: a context-free grammar in Lark or GBNF notation.
         json_object: True asks for any JSON object.
         structural_tag: tags whose content follows a schema, as mapping or text, in the shape of the field of that name.
+        source: the request's field that this comes from, for errors; empty: the field of that kind.
     """
 
     json: Any = None
@@ -31,6 +33,7 @@ class GuidedDecodingParams:
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Any = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         """Check that one kind is given and has the right type; mappings become their JSON text.
@@ -38,52 +41,66 @@ class GuidedDecodingParams:
         Raises:
             InvalidRequestError: naming the kind.
         """
-        given = [spec.name for spec in fields(self) if getattr(self, spec.name) not in (None, False)]
+        given = [name for name in KINDS if _is_given(getattr(self, name))]
         if len(given) != 1:
             raise InvalidRequestError(
                 "guided_decoding", f"expected exactly one kind of constraint, got {given or 'none'}"
             )
-        for name in ("json", "structural_tag"):
-            setattr(self, name, _json_text(name, getattr(self, name)))
-        for name in ("regex", "grammar"):
-            _check_text(name, getattr(self, name))
+        self.json = _json_text(self.field, self.json)
+        self.structural_tag = _json_text(self.field, self.structural_tag)
+        _check_text(self.field, self.regex)
+        _check_text(self.field, self.grammar)
         if self.choice is not None:
-            _check_choice(self.choice)
+            _check_choice(self.field, self.choice)
+        if self.json_object is not None and not isinstance(self.json_object, bool):
+            raise InvalidRequestError(self.field, f"expected true or false, got {self.json_object!r}")
 
     @property
     def kind(self) -> str:
         """The attribute that is set."""
-        return next(spec.name for spec in fields(self) if getattr(self, spec.name) not in (None, False))
+        return next(name for name in KINDS if _is_given(getattr(self, name)))
+
+    @property
+    def field(self) -> str:
+        """The request's field that an error about this names."""
+        return self.source or ("structural_tag" if self.kind == "structural_tag" else f"guided_{self.kind}")
 
 
-def _json_text(name: str, value: Any) -> str | None:
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+def _json_text(field: str, value: Any) -> str | None:
     """Return a mapping (or a JSON schema's True) as text, and check a text to be JSON."""
     if value is None:
         return None
     if isinstance(value, str):
-        _check_text(name, value)
+        _check_text(field, value)
         try:
             json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"guided_{name}", f"is not valid JSON: {error}") from None
+            raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
         return value
     if not isinstance(value, (dict, bool)):
-        raise InvalidRequestError(f"guided_{name}", f"expected a JSON object or its text, got {type(value).__name__}")
-    text = json.dumps(value, ensure_ascii=False)
-    _check_text(name, text)
+        raise InvalidRequestError(field, f"expected a JSON object or its text, got {type(value).__name__}")
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
+    _check_text(field, text)
     return text
 
 
-def _check_text(name: str, value: Any) -> None:
+def _check_text(field: str, value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"guided_{name}", "expected a text that is not empty")
-    if len(value.encode()) > MAX_SPEC_BYTES:
-        raise InvalidRequestError(f"guided_{name}", f"expected at most {MAX_SPEC_BYTES} bytes")
+        raise InvalidRequestError(field, "expected a text that is not empty")
+    if len(value.encode(errors="replace")) > MAX_SPEC_BYTES:
+        raise InvalidRequestError(field, f"expected at most {MAX_SPEC_BYTES} bytes")
 
 
-def _check_choice(choice: Any) -> None:
+def _check_choice(field: str, choice: Any) -> None:
     if not isinstance(choice, list) or not choice or any(not isinstance(text, str) or not text for text in choice):
-        raise InvalidRequestError("guided_choice", "expected a list of texts, not empty")
-    _check_text("choice", "".join(choice))
+        raise InvalidRequestError(field, "expected a list of texts, not empty")
+    _check_text(field, "".join(choice))

@@ -64,7 +64,7 @@ class RequestMetrics:
 
 @dataclass
 class ErrorInfo:
-    """Why a request ended without its whole text; `type` is numerics, timeout, engine_dead or internal."""
+    """Why a request ended without its whole text; `type` is numerics, no_token, timeout, engine_dead or internal."""
 
     type: str
     message: str
@@ -77,14 +77,16 @@ class TokenDelta:
     Attributes:
         request_id, index: the request and which of its n choices.
         token_ids: the tokens emitted in this step, in order, cut after a stop.
-        num_accepted_drafts: how many of them were drafts (the first ones).
+        num_accepted_drafts: how many of them were drafts (the first ones of their step).
         logprobs: one entry per token, if the request asked.
         prompt_logprobs: one entry per prompt token (None for the first), once, if the request asked.
         finish_reason: None while running; stop, length, abort or error.
         stop_reason: the stop string or token id that ended it; None for the model's end token.
+        is_complete: with `stop`: no token ended it but its form; the last token is part of the text.
         seed: the seed of this choice.
         metrics, speculate_metrics: set with finish_reason.
         error: set when finish_reason is error.
+        steps: (tokens, accepted drafts) of each step, when deltas of several steps were joined.
     """
 
     request_id: str
@@ -95,10 +97,20 @@ class TokenDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    is_complete: bool = False
     seed: int = 0
     metrics: RequestMetrics | None = None
     speculate_metrics: SpeculateMetrics | None = None
     error: ErrorInfo | None = None
+    steps: list[tuple[int, int]] | None = None
+
+    def step_counts(self) -> list[tuple[int, int]]:
+        """Return (tokens, accepted drafts) of each step that emitted these tokens."""
+        return [(len(self.token_ids), self.num_accepted_drafts)] if self.steps is None else self.steps
+
+    def are_drafts(self) -> list[bool]:
+        """Return for each token whether it was an accepted draft; the others come from the target itself."""
+        return [at < accepted for count, accepted in self.step_counts() for at in range(count)]
 
 
 @dataclass

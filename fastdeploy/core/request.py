@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
+from fastdeploy.core.constraint import TokenArray as TokenArray
+from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
-
-TokenArray = npt.NDArray[np.int32]
 
 
 @dataclass
@@ -103,8 +102,9 @@ class Request:
 
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
-    Set at admission: request_id, index, params, seed, cache_salt, arrival_s, deadline_s, num_prompt_tokens,
-        max_total_tokens, max_drafts.
+    Set at admission: request_id, index, params, seed, cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens,
+        max_total_tokens, max_drafts, constraint.
+    Set by the scheduler: arrival_number, its place among all requests that were queued.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache).
     Set by the proposer, cut or dropped by the scheduler: draft.
     Set by the KV manager: block_ids, block_hashes, num_published_blocks.
@@ -119,6 +119,7 @@ class Request:
         max_total_tokens: int,
         max_drafts: int,
         arrival_s: float = 0.0,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         """Make the ledger of choice `index`.
 
@@ -126,17 +127,21 @@ class Request:
             max_total_tokens: prompt + most emitted tokens, at most the context length.
             max_drafts: most drafts of a step (room behind the last token).
             arrival_s: the engine's clock at arrival.
+            constraint: what may be emitted, for this choice alone.
         """
         self.request_id = source.request_id
         self.index = index
         self.params = source.params
         self.seed = seed
         self.cache_salt = source.cache_salt
+        self.priority = source.priority
+        self.arrival_number = 0
         self.arrival_s = arrival_s
         self.deadline_s = None if source.timeout_s is None else arrival_s + source.timeout_s
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.max_total_tokens = max_total_tokens
         self.max_drafts = max_drafts
+        self.constraint = constraint
 
         self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
         self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids

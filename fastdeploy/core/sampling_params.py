@@ -11,6 +11,7 @@ from fastdeploy.core.guided_decoding import GuidedDecodingParams
 
 GREEDY_TEMPERATURE = 1e-5  # below it the choice is the argmax
 MAX_STOP_STRINGS = 16
+MAX_LISTED = 4096  # every step looks at them, in which all requests share
 MAX_LOGPROBS_LIMIT = 20
 SEED_MODULUS = 1 << 64
 
@@ -50,14 +51,15 @@ class SamplingParams:
         max_tokens: most tokens emitted; None = until the context is full.
         min_tokens: no end token and no stop before so many tokens.
         stop: strings at which the text ends; the string itself is cut unless include_stop_str_in_output.
-        stop_token_ids: token ids that end the output, beside the model's end tokens.
-        bad_words: strings that are never emitted (tokenised by the front end into bad_words_token_ids).
-        bad_words_token_ids: token sequences that are never completed.
+        stop_token_ids: up to 4096 token ids that end the output, beside the model's end tokens.
+        bad_words: up to 4096 strings that are never emitted (tokenised by the front end into bad_words_token_ids).
+        bad_words_token_ids: up to 4096 token sequences that are never completed.
         ignore_eos: do not end at the model's end tokens.
         logit_bias: token id -> value added to its logit, [-100, 100].
         logprobs: number of alternatives reported per emitted token, 0..20; None reports nothing.
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
+        visible_token_ids: special tokens that stay in the text all the same: markers that somebody reads there.
         include_stop_str_in_output: keep the stop string in the text.
         truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1: as many as fit the context.
         reasoning_max_tokens: after so many tokens of reasoning its end marker is forced (needs a reasoning parser).
@@ -86,6 +88,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    visible_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
     reasoning_max_tokens: int | None = None
@@ -137,11 +140,15 @@ class SamplingParams:
     def _check_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}")
+        for name in ("bad_words", "bad_words_token_ids", "stop_token_ids"):
+            if len(getattr(self, name)) > MAX_LISTED:
+                raise InvalidRequestError(name, f"at most {MAX_LISTED} entries, got {len(getattr(self, name))}")
         for name in ("stop", "bad_words"):
             if any(not isinstance(text, str) or not text for text in getattr(self, name)):
                 raise InvalidRequestError(name, "expected non-empty strings")
-        for token_id in self.stop_token_ids:
-            _check_int("stop_token_ids", token_id, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "visible_token_ids"):
+            for token_id in getattr(self, name):
+                _check_int(name, token_id, 0, 2**31 - 1)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words_token_ids", "expected non-empty lists of token ids")
         for sequence in self.bad_words_token_ids:

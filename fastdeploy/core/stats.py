@@ -11,6 +11,7 @@ class EngineStats:
     """What `/metrics`, `/load` and the tests read; totals grow from the engine's start.
 
     `accepted_per_position[i]` counts steps that kept draft i, `drafted_per_position[i]` steps that verified one there.
+    `num_forbidden_draft_tokens` were proposed and never verified, as a grammar or a reasoning budget forbade them.
     """
 
     num_running: int = 0
@@ -26,6 +27,7 @@ class EngineStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forbidden_draft_tokens: int = 0
     num_emitted_tokens: int = 0
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)

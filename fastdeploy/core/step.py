@@ -40,6 +40,7 @@ class RequestResult:
         logprobs: one entry per token if the request asked.
         prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked.
         error: why no token could be chosen ("" if none): the request fails, its neighbours do not.
+        error_type: numerics, or no_token where the request's own filters and masks leave none.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -47,6 +48,7 @@ class RequestResult:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str = ""
+    error_type: str = "numerics"
 
 
 @dataclass(frozen=True)

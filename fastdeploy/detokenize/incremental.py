@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
@@ -23,12 +23,18 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        visible_token_ids: Collection[int] = (),
     ) -> None:
-        """Start after `prompt_token_ids`, of which only the last few are looked at."""
+        """Start after `prompt_token_ids`, of which only the last few are looked at; some special tokens may be kept."""
         make = _ByteStream if tokenizer.is_byte_level else _WindowStream
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if visible_token_ids:
+            self._skipped = self._skipped.difference(visible_token_ids)
         self._stream: _ByteStream | _WindowStream = make(tokenizer, self._context(prompt_token_ids))
 
     def push(self, token_ids: Sequence[int]) -> str:

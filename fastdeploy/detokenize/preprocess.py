@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
+
+LENGTH_SLACK = 4
 
 
 @dataclass(frozen=True)
@@ -27,20 +29,28 @@ def build_request(
     prompt: str | Sequence[int],
     params: SamplingParams,
     add_special_tokens: bool = True,
+    field: str = "prompt",
 ) -> GenerationRequest:
-    """Encode a prompt (text, or token ids taken as they are) and check it and the ids in `params`.
+    """Encode a prompt (text, or token ids taken as they are), cut it if `params` say so, and check it and the ids.
 
     The result has its own copy of `params`, with `bad_words` tokenised into `bad_words_token_ids`.
+
+    Args:
+        field: what errors call the prompt.
 
     Raises:
         InvalidRequestError: an empty or too long prompt, or a token id outside the vocabulary; names the field.
     """
     if isinstance(prompt, str):
+        if params.truncate_prompt_tokens is None:
+            check_text_length(field, prompt, tokenizer, limits.max_model_len)
         token_ids = tokenizer.encode(prompt, add_special_tokens)
     else:
         token_ids = list(prompt)
-        check_token_ids("prompt", token_ids, limits.vocab_size)
-    check_prompt_length(token_ids, limits.max_model_len)
+        check_token_ids(field, token_ids, limits.vocab_size)
+    token_ids = truncate_prompt(token_ids, params, limits.max_model_len)
+    check_prompt_length(field, token_ids, limits.max_model_len)
+    check_min_tokens(len(token_ids), params.min_tokens, limits.max_model_len)
     bad_words = [*params.bad_words_token_ids, *tokenize_bad_words(tokenizer, params.bad_words)]
     check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
@@ -49,13 +59,43 @@ def build_request(
     return GenerationRequest(request_id, token_ids, replace(params, bad_words_token_ids=bad_words))
 
 
-def check_prompt_length(token_ids: Sequence[int], max_model_len: int) -> None:
+def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:
+    """Return the last `truncate_prompt_tokens` tokens; -1 keeps as many as leave room for max_tokens (1 if unset)."""
+    if params.truncate_prompt_tokens is None:
+        return token_ids
+    room = max(1, max_model_len - (params.max_tokens or 1))
+    return token_ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
+
+
+def check_text_length(field: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Raise ContextLengthError for a text that no tokens of this vocabulary could shorten to the context.
+
+    Megabytes would take seconds to encode. A normaliser, or a token that takes the white space around it, may shorten a
+    text a little: hence the slack. Only byte-level vocabularies are sure to have no token for any length.
+    """
+    if tokenizer.is_byte_level and len(text) > LENGTH_SLACK * tokenizer.longest_token * max_model_len:
+        raise ContextLengthError(
+            field, f"expected 1 to {max_model_len - 1} tokens, got a text of {len(text)} characters"
+        )
+
+
+def check_prompt_length(field: str, token_ids: Sequence[int], max_model_len: int) -> None:
     """Raise InvalidRequestError unless 1 <= number of prompt tokens < max_model_len."""
     if not 1 <= len(token_ids) < max_model_len:
-        raise InvalidRequestError(
-            "prompt",
+        error = ContextLengthError if token_ids else InvalidRequestError
+        raise error(
+            field,
             f"expected 1 to {max_model_len - 1} tokens (max_model_len {max_model_len} less one to emit), "
             f"got {len(token_ids)}",
+        )
+
+
+def check_min_tokens(num_prompt: int, min_tokens: int, max_model_len: int) -> None:
+    """Raise InvalidRequestError if the context ends before `min_tokens` tokens are emitted."""
+    if num_prompt + min_tokens > max_model_len:
+        raise InvalidRequestError(
+            "min_tokens",
+            f"expected at most {max_model_len - num_prompt}, the room that the prompt leaves; got {min_tokens}",
         )
 
 

@@ -56,7 +56,9 @@ class StopStringScanner:
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Start after `prompt_token_ids`: stop strings are looked for in generated text only."""
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_token_ids
+        )
         self._matcher = StopMatcher(params.stop)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0

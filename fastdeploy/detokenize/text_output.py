@@ -19,7 +19,9 @@ class TextAssembler:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_token_ids
+        )
         self._matcher = StopMatcher(params.stop)
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -32,9 +34,13 @@ class TextAssembler:
         if self._done:
             return ""
         token_ids = delta.token_ids
-        if delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not self._keep_stop:
+        by_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not delta.is_complete
+        if by_token and not self._keep_stop:
             token_ids = token_ids[:-1]  # an end token or a stop token id: it ends the text and is no part of it
-        text = "".join([self._push_token(token_id) for token_id in token_ids])
+        if self._matcher.stops:
+            text = "".join([self._push_token(token_id) for token_id in token_ids])
+        else:
+            text = self._detokenizer.push(token_ids)
         if delta.finish_reason is not None and not self._done:
             text += self._finish()
         return text
@@ -44,8 +50,6 @@ class TextAssembler:
             return ""
         self._num_tokens += 1
         text = self._detokenizer.push([token_id])
-        if not self._matcher.stops:
-            return text
         found = self._matcher.find(text)
         if found is not None and self._num_tokens > self._min_tokens:
             return self._cut(text, found[1], found[2])

@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from fastdeploy.core.errors import ConfigError
-from fastdeploy.detokenize.chat_template import ChatTemplate
+from fastdeploy.detokenize.chat_template import DEFAULT, ChatTemplates, Conversation
+from fastdeploy.detokenize.json_file import read_json
+from fastdeploy.detokenize.tokenizer_files import load_backend, read_tokenizer_config
 
-TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+MORE_CHAT_TEMPLATES = "additional_chat_templates"
 _BYTE_FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
-SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
@@ -31,15 +30,20 @@ class Tokenizer:
         special_tokens: name (`bos_token`, ...) to text, as far as the folder says.
         eos_token_id: id of the end token, or None.
         is_byte_level: True when every token is a fixed byte string, whatever its neighbours.
+        chat_templates: the chat templates that the folder brought.
     """
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str] | None = None,
-        chat_template: str | None = None,
+        chat_template: str | Mapping[str, str] | None = None,
     ) -> None:
-        """Wrap a loaded `tokenizers.Tokenizer`; truncation and padding stored in its file are switched off."""
+        """Wrap a loaded `tokenizers.Tokenizer`; truncation and padding stored in its file are switched off.
+
+        Args:
+            chat_template: one template, or several by name.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -52,30 +56,30 @@ class Tokenizer:
         eos = self.special_tokens.get("eos_token")
         self.eos_token_id: int | None = backend.token_to_id(eos) if eos is not None else None
         self.is_byte_level = _is_byte_level(json.loads(backend.to_str()).get("decoder"))
-        self._chat_template = chat_template
+        sources = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template or {}
+        self.chat_templates = ChatTemplates(sources, self.special_tokens)
         self._token_bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of the folder `path`.
+        """Read the tokenizer, tokenizer_config.json and the chat templates of the folder `path`.
 
         Raises:
-            ConfigError: the folder has no tokenizer.json, or a file in it cannot be read.
+            ConfigError: the folder has no tokenizer in a form that is read, or a file in it cannot be read.
         """
         folder = Path(path)
-        file = folder / TOKENIZER_FILE
-        if not file.is_file():
-            raise ConfigError("tokenizer", f"no {TOKENIZER_FILE} in {str(folder)!r}")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
-        config = _read_json(folder / TOKENIZER_CONFIG_FILE)
-        return cls(backend, _special_tokens(config), _chat_template(folder, config))
+        config = read_tokenizer_config(folder)
+        backend, special_tokens = load_backend(folder, config)
+        return cls(backend, special_tokens, _chat_templates(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Length of the longest token, in bytes if `is_byte_level`, else in characters."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; ids that the tokenizer does not know are left out."""
@@ -117,21 +121,27 @@ class Tokenizer:
         """Return True for ids that stand for a token; the ids below `vocab_size` may have gaps."""
         return bool(self.token_bytes(token_id)) or self._backend.id_to_token(token_id) is not None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return every token, as the tokenizer's file writes it, with its id."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     def is_byte_fallback(self, token_id: int) -> bool:
         """Return True for tokens that stand for one byte each (`<0xE4>`) in vocabularies with byte fallback."""
         token = self._backend.id_to_token(token_id)
         return not self.is_byte_level and token is not None and _BYTE_FALLBACK.fullmatch(token) is not None
 
-    @property
-    def has_chat_template(self) -> bool:
-        """True when the folder brought a chat template."""
-        return self._chat_template is not None
+    def special_ids_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Return text -> id of those texts that are special tokens."""
+        ids = {text: self._backend.token_to_id(text) for text in texts}
+        return {text: token_id for text, token_id in ids.items() if token_id in self.special_ids}
 
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
         """Render a conversation into the prompt's text.
@@ -139,50 +149,29 @@ class Tokenizer:
         Args:
             messages: mappings with `role` and `content`.
             add_generation_prompt: end with the opening of the assistant's turn.
-            chat_template: a template to use instead of the tokenizer's own.
+            chat_template: a template to use instead of the tokenizer's own, or the name of one of its own.
+            tools: the functions that may be called, in OpenAI's shape.
+            continue_final_message: end within the last message, so that the output goes on with it.
             kwargs: further names that the template may read.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
         """
-        source = chat_template if chat_template is not None else self._chat_template
-        template = ChatTemplate.compile(source)
-        return template.render(messages, add_generation_prompt, {**self.special_tokens, **kwargs})
+        conversation = Conversation(messages, add_generation_prompt, continue_final_message, tools, kwargs)
+        return self.chat_templates.render(conversation, self.chat_templates.source(chat_template, bool(tools)))
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError("tokenizer", f"{str(file)!r} does not hold a mapping")
-    return content
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the named special tokens; older files store a mapping with the text under `content`."""
-    found: dict[str, str] = {}
-    for key in SPECIAL_TOKEN_KEYS:
-        value = config.get(key)
-        text = value.get("content") if isinstance(value, Mapping) else value
-        if isinstance(text, str):
-            found[key] = text
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates' sources by name: those of the configuration, then files of their own, which win."""
+    given = config.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    named = given if isinstance(given, list) else [{"name": DEFAULT, "template": given}]
+    pairs = [(item.get("name"), item.get("template")) for item in named if isinstance(item, Mapping)]
+    found = {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
+    for file in sorted((folder / MORE_CHAT_TEMPLATES).glob("*.jinja")):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if (folder / CHAT_TEMPLATE_FILE).is_file():
+        found[DEFAULT] = (folder / CHAT_TEMPLATE_FILE).read_text(encoding="utf-8")
     return found
-
-
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the template's source: the file of its own wins, then the `default` of the configuration."""
-    file = folder / CHAT_TEMPLATE_FILE
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:

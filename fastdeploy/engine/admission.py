@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
@@ -11,6 +11,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
+from fastdeploy.engine.constraint import ConstraintFactory, OutputConstraint, asking_field
 
 
 class Admission:
@@ -22,6 +23,7 @@ class Admission:
         vocab_size: ids below it exist.
         eos_token_ids: the model's end tokens.
         has_tokenizer: stop strings can be looked for.
+        constraints: makes the automata of structured output and reasoning budgets; None refuses both.
         server_seed: seed from which requests without one draw theirs; None draws at random.
     """
 
@@ -35,6 +37,7 @@ class Admission:
         has_tokenizer: bool,
         speculative: SpeculativeConfig,
         server_seed: int | None = None,
+        constraints: ConstraintFactory | None = None,
     ) -> None:
         self.max_model_len = min(max_model_len, num_cache_tokens)
         self.vocab_size = vocab_size
@@ -42,6 +45,7 @@ class Admission:
         self._has_tokenizer = has_tokenizer
         self._speculative = speculative
         self._server_seed = server_seed
+        self._constraints = constraints or ConstraintFactory(None, vocab_size, eos_token_ids, None)
         self._num_arrivals = 0
 
     def admit(self, request: GenerationRequest, live_ids: Collection[str], now_s: float) -> list[Request]:
@@ -52,6 +56,8 @@ class Admission:
         """
         params = request.params
         self._check(request, live_ids)
+        constraints = self._constraints.make(request)
+        self._check_policy(request, constraints)
         seed = params.seed if params.seed is not None else request_seed(self._server_seed, self._num_arrivals)
         self._num_arrivals += 1
         if self._speculative.verify_strategy == "greedy" and not params.is_greedy:
@@ -60,7 +66,8 @@ class Admission:
         max_total = min(self.max_model_len, num_prompt + (params.max_tokens or self.max_model_len))
         max_drafts = self._max_drafts(params)
         return [
-            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s) for index in range(params.n)
+            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s, constraint)
+            for index, constraint in enumerate(constraints)
         ]
 
     def _check(self, request: GenerationRequest, live_ids: Collection[str]) -> None:
@@ -80,6 +87,12 @@ class Admission:
             raise InvalidRequestError(
                 "stop", "this model has no tokenizer to look for strings with; use stop_token_ids"
             )
+
+    def _check_policy(self, request: GenerationRequest, constraints: Sequence[OutputConstraint | None]) -> None:
+        """Refuse what drafts that are accepted unread would break."""
+        if constraints[0] is not None and self._speculative.accept_policy == "accept_all":
+            field = asking_field(request.params) or ""
+            raise InvalidRequestError(field, "is not available where accept_policy accept_all accepts drafts unread")
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         if ids and max(ids) >= self.vocab_size:

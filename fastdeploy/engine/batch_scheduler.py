@@ -7,6 +7,7 @@ it as the step's token budget and the free blocks allow. Long prompts are cut by
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.kv_cache.manager import KVCacheManager
+
+MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
 
 
 @dataclass
@@ -35,8 +38,11 @@ class _PlanBuilder:
 class BatchScheduler:
     """Holds the waiting and the running requests and plans one step at a time.
 
-    `running` is in order of admission. Requests take blocks in that order, those that decode before those that still
-    read their prompt; when blocks run out, the request admitted last gives its own back and waits again, first in line.
+    `waiting` and `running` are in order of urgency: priority, then arrival. Requests take blocks in that order, those
+    that decode before those that still read their prompt; when blocks run out, the least urgent request that has no
+    rows in this step yet gives its own back and waits again.
+    A step in which some decode reads at most as many prompt rows as it decodes (or `MIN_PROMPT_ROWS`), so that a prompt
+    that arrives makes nobody's next token wait for more than about two steps.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
@@ -45,10 +51,13 @@ class BatchScheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._num_arrivals = 0
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
-        self.waiting.append(request)
+        request.arrival_number = self._num_arrivals
+        self._num_arrivals += 1
+        insort(self.waiting, request, key=_urgency)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands, and free its blocks."""
@@ -63,9 +72,10 @@ class BatchScheduler:
         """Plan the next step; None if there is nothing to compute."""
         builder = _PlanBuilder(self.config.max_num_batched_tokens)
         preempted = self.num_preemptions
-        for request in sorted(self.running, key=lambda r: r.num_pending > 1):
-            if builder.budget > 0 and request.status is RequestStatus.RUNNING:
-                self._plan_running(builder, request)
+        self._plan_all(builder, [r for r in self.running if r.num_pending == 1])
+        if builder.requests and self.config.enable_chunked_prefill:
+            builder.budget = min(builder.budget, max(MIN_PROMPT_ROWS, sum(builder.num_scheduled)))
+        self._plan_all(builder, [r for r in self.running if r.num_pending > 1])
         if self.num_preemptions == preempted:
             self._admit(builder)
         return _freeze(builder) if builder.requests else None
@@ -82,6 +92,11 @@ class BatchScheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is held by exactly the requests that list it."""
         self.kv.check_integrity([*self.running, *self.waiting])
+
+    def _plan_all(self, builder: _PlanBuilder, requests: list[Request]) -> None:
+        for request in requests:
+            if builder.budget > 0 and request.status is RequestStatus.RUNNING:
+                self._plan_running(builder, request)
 
     def _plan_running(self, builder: _PlanBuilder, request: Request) -> None:
         num_rows = self._num_rows(request, builder.budget)
@@ -108,7 +123,7 @@ class BatchScheduler:
             self.waiting.popleft()
             self.kv.count_lookup(request)
             request.status = RequestStatus.RUNNING
-            self.running.append(request)
+            insort(self.running, request, key=_urgency)
             builder.take(request, num_rows)
 
     def _prompt_is_under_way(self, request: Request) -> bool:
@@ -133,8 +148,13 @@ class BatchScheduler:
         request.status = RequestStatus.WAITING
         request.metrics.num_preemptions += 1
         self.kv.free(request)
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=_urgency)
         self.num_preemptions += 1
+
+
+def _urgency(request: Request) -> tuple[int, int]:
+    """Order requests: the most urgent is the least."""
+    return request.priority, request.arrival_number
 
 
 def _freeze(builder: _PlanBuilder) -> StepPlan:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import QueueFullError
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta
-from fastdeploy.core.request import GenerationRequest, Request, RequestStatus
+from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import StepPlan, StepResult
 from fastdeploy.engine.admission import Admission
@@ -18,6 +18,8 @@ from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.engine.statistics import StatsKeeper
 from fastdeploy.spec_decode.base import Proposer
+
+FORCED = "grammar"  # source of drafts that a constraint forces
 
 
 class Runner(Protocol):
@@ -138,7 +140,7 @@ class Engine:
         observed: list[tuple[Request, list[int]]] = []
         for row, (request, outcome) in enumerate(zip(plan.requests, result.results)):
             if outcome.error:
-                deltas.append(self._end(request, "error", ErrorInfo("numerics", outcome.error)))
+                deltas.append(self._end(request, "error", ErrorInfo(outcome.error_type, outcome.error)))
                 continue
             request.prompt_logprobs.extend(outcome.prompt_logprobs or ())
             emission = self.outputs.cut(request, outcome.token_ids)
@@ -163,7 +165,16 @@ class Engine:
         if not ready:
             return
         for request, draft in zip(ready, self.proposer.propose(ready, [r.draft_room for r in ready])):
-            request.set_draft(draft)
+            request.set_draft(self._permitted(request, draft))
+
+    def _permitted(self, request: Request, draft: Draft) -> Draft:
+        """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
+        constraint = request.constraint
+        if constraint is None:
+            return draft
+        kept = draft.cut(constraint.num_allowed(draft.token_ids))
+        self._stats.forbidden(len(draft) - len(kept))
+        return kept if len(kept) else Draft(constraint.forced_tokens(request.draft_room), FORCED)
 
     def _end_expired(self) -> list[TokenDelta]:
         now = self._clock()

@@ -15,11 +15,14 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import Request
 from fastdeploy.detokenize.stop_strings import StopStringScanner
-from fastdeploy.detokenize.tokenizer import TOKENIZER_FILE, Tokenizer
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.constraint import ConstraintFactory
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -60,13 +63,17 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         ops.select_backend(config.device)
     except ops.OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
-    path = resolve_model_path(config.model)
+    path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)
     tokenizer = _load_tokenizer(config, path)
     eos_token_ids = _eos_token_ids(model_config, tokenizer)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
+    reasoning_format = REASONING_FORMATS.get(config.reasoning_parser)
+    constraints = ConstraintFactory(
+        tokenizer, vocab_limit, eos_token_ids, reasoning_format, config.guided_decoding_backend
+    )
 
     model = load_model(
         model_config,
@@ -91,6 +98,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         has_tokenizer=tokenizer is not None,
         speculative=config.speculative,
         server_seed=config.seed,
+        constraints=constraints,
     )
     return Engine(
         admission,
@@ -105,8 +113,8 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
     """Read the tokenizer; None where the model's folder has none and none was asked for (token ids only)."""
     if config.tokenizer:
-        return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer))
-    return Tokenizer.from_pretrained(model_path) if (Path(model_path) / TOKENIZER_FILE).is_file() else None
+        return Tokenizer.from_pretrained(resolve_model_path(config.tokenizer, field="tokenizer"))
+    return Tokenizer.from_pretrained(model_path) if has_tokenizer(Path(model_path)) else None
 
 
 def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> list[int]:

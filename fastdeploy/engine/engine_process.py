@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -21,12 +22,14 @@ import msgspec
 import zmq
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import LOG_MARK
+from fastdeploy.ipc.child import OWNER
+from fastdeploy.metrics.logs import set_up_engine_logging
 
 STATS_INTERVAL_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -70,11 +73,13 @@ class EngineServer:
         self._socket = socket
         self._clients = set(clients)
         self._in_flight: dict[str, _InFlight] = {}
+        self._gone: set[bytes] = set()
         self._stats_sent_s = 0.0
         self._stopping = False
 
     def run(self) -> None:
         """Serve until a client says shutdown. Blocks while there is nothing to do."""
+        logger.info("ready for requests of %d connections", len(self._clients))
         for client in self._clients:
             self._send(client, self._ready())
         while not self._stopping:
@@ -88,7 +93,8 @@ class EngineServer:
             self._socket.poll()
         while not self._stopping and self._socket.poll(0):
             client, payload = self._socket.recv_multipart()
-            self._handle(client, messages.decode_to_engine(payload))
+            if client not in self._gone:  # whose last words may come after the news of its end
+                self._handle(client, messages.decode_to_engine(payload))
 
     def _handle(self, client: bytes, message: messages.ToEngine) -> None:
         match message:
@@ -129,9 +135,12 @@ class EngineServer:
         self._send(client, messages.Aborted(ticket, ended))
 
     def _forget_client(self, client: bytes) -> None:
-        for request_id in [name for name, one in self._in_flight.items() if one.client == client]:
+        lost = [request_id for request_id, one in self._in_flight.items() if one.client == client]
+        logger.warning("connection %s is gone; %d requests are aborted", client.decode(), len(lost))
+        for request_id in lost:
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
+        self._gone.add(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
         by_client: dict[bytes, list[TokenDelta]] = defaultdict(list)
@@ -148,7 +157,7 @@ class EngineServer:
         if has_end or time.monotonic() - self._stats_sent_s > STATS_INTERVAL_S:
             self._send_stats()
         for client, own in by_client.items():
-            self._send(client, messages.Deltas(own))
+            self._send(client, messages.split_deltas(own))
 
     def _send_stats(self) -> None:
         self._stats_sent_s = time.monotonic()
@@ -178,33 +187,43 @@ def main() -> int:
     _die_with_parent(args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server drains, then says shutdown
-    logging.basicConfig(level=logging.INFO, format=f"{LOG_MARK} %(levelname)s %(name)s: %(message)s")
+    set_up_engine_logging(read_env())
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.set_hwm(0)  # a ROUTER drops what a full queue cannot take; a queue without limit loses nothing
         socket.bind(args.address)
-        client = _wait_for_hello(socket)
-        return _serve(config, args.factory, socket, client)
+        clients = _wait_for_owner(socket)
+        return _serve(config, args.factory, socket, clients)
 
 
-def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], client: bytes) -> int:
+def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], clients: set[bytes]) -> int:
     def on_progress(what: str, fraction: float) -> None:
-        socket.send_multipart([client, messages.encode(messages.Progress(what, fraction))])
+        socket.send_multipart([OWNER, messages.encode(messages.Progress(what, fraction))])
 
     try:
         engine = _resolve(factory)(config, on_progress)
     except ConfigError as error:
-        socket.send_multipart([client, messages.encode(messages.StartupFailed(error.field, error.message))])
+        socket.send_multipart([OWNER, messages.encode(messages.StartupFailed(error.field, error.message))])
         return 2
-    EngineServer(engine, socket, {client}).run()
+    settle()
+    EngineServer(engine, socket, clients).run()
     return 0
 
 
-def _wait_for_hello(socket: zmq.Socket[bytes]) -> bytes:
-    while True:
+def settle() -> None:
+    """Take what loading has made out of the garbage collector's sight: its full passes stop every stream."""
+    gc.collect()
+    gc.freeze()
+
+
+def _wait_for_owner(socket: zmq.Socket[bytes]) -> set[bytes]:
+    """Wait until the process that started this one has said hello; return all that have."""
+    clients: set[bytes] = set()
+    while OWNER not in clients:
         client, payload = socket.recv_multipart()
         if isinstance(messages.decode_to_engine(payload), messages.Hello):
-            return bytes(client)
+            clients.add(bytes(client))
+    return clients
 
 
 def _resolve(factory: str) -> Callable[..., EngineLike]:

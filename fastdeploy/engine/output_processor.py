@@ -28,11 +28,12 @@ ScannerFactory = Callable[[Request], StopStringScanner]
 
 @dataclass(frozen=True)
 class Emission:
-    """Tokens of a step that count, and why they are the last, if they are."""
+    """Tokens of a step that count, and why they are the last, if they are: fields as in `TokenDelta`."""
 
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    is_complete: bool = False
 
 
 class OutputProcessor:
@@ -69,6 +70,7 @@ class OutputProcessor:
             num_output = request.num_output_tokens + i + 1
             kept = token_ids[: i + 1]
             stop_string = scanner.push(token_id) if scanner else None
+            ending = request.constraint.push(token_id) if request.constraint else None
             if stop_string is not None:
                 return Emission(kept, "stop", stop_string)
             if num_output > params.min_tokens:
@@ -76,6 +78,8 @@ class OutputProcessor:
                     return Emission(kept, "stop", token_id)
                 if token_id in self._eos and not params.ignore_eos:
                     return Emission(kept, "stop")
+            if ending is not None:
+                return Emission(kept, ending, is_complete=ending == "stop")
             if request.num_prompt_tokens + num_output >= request.max_total_tokens:
                 return Emission(kept, "length")
         return Emission(token_ids)
@@ -91,6 +95,7 @@ class OutputProcessor:
             token_ids=emission.token_ids,
             num_accepted_drafts=min(result.num_accepted, count),
             logprobs=None if result.logprobs is None else result.logprobs[:count],
+            is_complete=emission.is_complete,
             seed=request.seed,
         )
         if count and request.params.prompt_logprobs is not None and request.num_output_tokens == count:

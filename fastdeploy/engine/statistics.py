@@ -44,6 +44,10 @@ class StatsKeeper:
         request.tally.record(num_drafted, num_accepted, count, request.draft.source)
         self._count_drafts(num_drafted, num_accepted, count)
 
+    def forbidden(self, num_tokens: int) -> None:
+        """Count drafts that a request's constraint cut off before they cost a row."""
+        self._stats.num_forbidden_draft_tokens += num_tokens
+
     def snapshot(self, scheduler: BatchScheduler) -> EngineStats:
         """Return a copy of the counters with the scheduler's state filled in."""
         pool = scheduler.kv.pool

@@ -15,8 +15,10 @@ from fastdeploy.config.args import engine_config_from_kwargs
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import CompletionOutput, RequestOutput, TokenDelta
+from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.messages import check_messages, check_tools
 from fastdeploy.detokenize.preprocess import RequestLimits, build_request
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -41,21 +43,25 @@ class LLM:
 
     Args:
         model: local directory, `demo`, or a hub name.
+        chat_template: a template that `chat` uses instead of the tokenizer's.
         kwargs: the server's engine flags with underscores: `speculative_config={...}`, `max_model_len=...`, `seed=...`.
 
     Raises:
         ConfigError: an unknown argument or a value outside its range, by name.
     """
 
-    def __init__(self, model: str, **kwargs: Any) -> None:
+    def __init__(self, model: str, chat_template: str | None = None, **kwargs: Any) -> None:
         config, notes = engine_config_from_kwargs({"model": model, **kwargs})
         for note in notes:
             logger.warning("%s", note)
-        path = resolve_model_path(config.tokenizer or config.model)
+        folder = resolve_model_path(config.model, config.revision)
+        tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
+        self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
         self.engine = Engine.from_config(config)
-        self.tokenizer = Tokenizer.from_pretrained(path)
         self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
-        self._defaults = _generation_defaults(resolve_model_path(config.model), config.generation_config)
+        self._defaults = _generation_defaults(folder, config.generation_config)
+        self._chat_template = chat_template
+        self._reasoning = REASONING_FORMATS.get(config.reasoning_parser)
         self._ids = count()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -83,13 +89,7 @@ class LLM:
         prompt_list = _as_prompt_list(prompts)
         params = self._params_for(prompt_list, sampling_params)
         requests = [self._request(prompt, p) for prompt, p in zip(prompt_list, params)]
-        pending = self._start(requests, [_prompt_text(prompt) for prompt in prompt_list])
-        updates = self._run(pending, use_tqdm and not stream)
-        if stream:
-            return updates
-        for _ in updates:
-            pass
-        return [entry.output for entry in pending.values()]
+        return self._answer(requests, [_prompt_text(prompt) for prompt in prompt_list], use_tqdm, stream)
 
     def chat(
         self,
@@ -97,23 +97,56 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         stream: bool = False,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Generate the next message of one conversation or of a list of them, with the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        """Generate the next message of one conversation or of a list of them, with the model's chat template.
+
+        Args:
+            add_generation_prompt: end prompts with the opening of the assistant's turn; None: unless one is continued.
+            chat_template_kwargs: further names that the template reads.
+            chat_template: a template, or the name of one of the tokenizer's, for this call.
+            tools: functions in OpenAI's shape that the template tells the model of; calls stay text in the result.
+            continue_final_message: the output goes on with the last message.
+
+        Raises:
+            InvalidRequestError: a message, tool or template that cannot be used; no prompt has been started then.
+        """
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         prompts = [
-            {
-                "prompt": self.tokenizer.apply_chat_template(
-                    list(conversation),  # type: ignore[arg-type]
-                    add_generation_prompt=add_generation_prompt,
-                    **(chat_template_kwargs or {}),
-                ),
-                "add_special_tokens": False,
-            }
+            self.tokenizer.apply_chat_template(
+                check_messages(conversation),
+                add_generation_prompt=opens,
+                chat_template=self._chat_template if chat_template is None else chat_template,
+                tools=check_tools(tools) if tools else None,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm, stream)
+        params = self._params_for(prompts, sampling_params)
+        requests = [
+            self._request({"prompt": prompt, "add_special_tokens": False}, p) for prompt, p in zip(prompts, params)
+        ]
+        for request, prompt in zip(requests, prompts):
+            if self._reasoning is not None:
+                request.reasoning = self._reasoning.state_after(prompt, continue_final_message)
+        return self._answer(requests, prompts, use_tqdm, stream)
+
+    def _answer(
+        self, requests: Sequence[GenerationRequest], texts: Sequence[str | None], use_tqdm: bool, stream: bool
+    ) -> list[RequestOutput] | Iterator[RequestOutput]:
+        pending = self._start(requests, texts)
+        updates = self._run(pending, use_tqdm and not stream)
+        if stream:
+            return updates
+        for _ in updates:
+            pass
+        return [entry.output for entry in pending.values()]
 
     def _params_for(
         self, prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.metrics.logs import engine_line
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
+OWNER = b"owner"  # identity of the connection of the process that starts the engine
 NUM_TAIL_LINES = 40
-LOG_MARK = "[fastdeploy]"
-_SHOWN = tuple(f"{LOG_MARK} {level}" for level in ("WARNING", "ERROR", "CRITICAL"))  # the rest is for the log file
 
 
 class EngineChild:
@@ -28,11 +28,14 @@ class EngineChild:
         tail: the last lines it wrote.
     """
 
-    def __init__(self, config: EngineConfig, address: str, factory: str, log_file: Path | None) -> None:
+    def __init__(
+        self, config: EngineConfig, address: str, factory: str, log_file: Path | None, json_log: bool = False
+    ) -> None:
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._config = config
         self._arguments = ["-m", MODULE, "--address", address, "--factory", factory, "--parent", str(os.getpid())]
         self._log_file = log_file
+        self._json_log = json_log
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -84,10 +87,11 @@ class EngineChild:
                     continue
                 if not line:
                     return
-                if file is not None:
-                    file.write(line)
-                    file.flush()
                 text = line.decode("utf-8", errors="replace").rstrip()
                 self.tail.append(text)
-                if text.startswith(_SHOWN):
-                    print(text, file=sys.stderr, flush=True)
+                kept, is_shown = engine_line(text, self._json_log)
+                if file is not None:
+                    file.write(kept.encode() + b"\n")
+                    file.flush()
+                if is_shown:
+                    print(kept, file=sys.stderr, flush=True)

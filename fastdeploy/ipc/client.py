@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import DEFAULT_FACTORY, EngineChild
+from fastdeploy.ipc.child import DEFAULT_FACTORY, OWNER, EngineChild
 from fastdeploy.ipc.connection import EngineConnection, OnProgress
 
 SHUTDOWN_S = 5.0
@@ -20,16 +20,23 @@ LAST_WORDS_S = 0.1  # for messages that a process sent before it ended: a start-
 class EngineClient(EngineConnection):
     """Starts the engine process and speaks with it."""
 
-    def __init__(self, config: EngineConfig, log_file: Path | None = None, factory: str = DEFAULT_FACTORY) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        log_file: Path | None = None,
+        factory: str = DEFAULT_FACTORY,
+        json_log: bool = False,
+    ) -> None:
         """Prepare; nothing runs before `start`.
 
         Args:
             log_file: where the engine's output goes; None keeps its last lines only.
+            json_log: the engine writes its log as JSON documents (FD_LOG_FORMAT).
             factory: `module:function` that makes the engine from its configuration.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="fastdeploy-"))
-        super().__init__(f"ipc://{self._folder}/engine")
-        self._child = EngineChild(config, self._address, factory, log_file)
+        super().__init__(f"ipc://{self._folder}/engine", OWNER)
+        self._child = EngineChild(config, self._address, factory, log_file, json_log)
         self._closing = False
         self._watcher: asyncio.Task[None] | None = None
 

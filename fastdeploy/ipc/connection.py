@@ -15,7 +15,14 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.merge import merge_deltas
+from fastdeploy.ipc.merge import join_delta, join_tokens
+
+MAX_UNREAD = 2**15  # tokens and alternatives that one request may pile up for a client that does not read
+
+CHUNK_S = 0.001  # what a chunk may cost: with 16 streams, each gets one every 16 ms
+MAX_DELAY_S = 0.016  # a frame of a screen
+
+_POLLIN = int(zmq.POLLIN)  # arithmetic on the library's enumeration is slow
 
 logger = logging.getLogger("fastdeploy.server")
 
@@ -23,39 +30,62 @@ OnProgress = Callable[[str, float], None]
 
 
 class _Stream:
-    """What has arrived for one request and was not read yet; holds at most one delta per choice."""
+    """What has arrived for one request and was not read yet; holds at most one delta per choice.
 
-    def __init__(self, num_choices: int) -> None:
+    Attributes:
+        num_unread: tokens and their alternatives in it.
+        is_fresh: the reader has had nothing yet.
+    """
+
+    def __init__(self, request_id: str, num_choices: int) -> None:
+        self.request_id = request_id
         self.num_open = num_choices
+        self.num_unread = 0
+        self.is_fresh = True
         self.is_abandoned = False
-        self.deltas: list[TokenDelta] = []
+        self.deltas: dict[int, TokenDelta] = {}
         self.error: FastDeployError | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for the next thing to arrive
 
     def put(self, delta: TokenDelta) -> None:
         self.num_open -= delta.finish_reason is not None
-        merge_deltas(self.deltas, delta)
-        self._wake()
+        self.num_unread += len(delta.token_ids) * (1 + len(delta.logprobs[0].top) if delta.logprobs else 1)
+        waiting = self.deltas.setdefault(delta.index, delta)
+        if waiting is not delta:
+            join_delta(waiting, delta)
+
+    def put_tokens(self, index: int, token_ids: list[int], num_accepted: int, seed: int) -> None:
+        """Put a delta that is nothing but tokens."""
+        self.num_unread += len(token_ids)
+        waiting = self.deltas.get(index)
+        if waiting is None:
+            self.deltas[index] = TokenDelta(self.request_id, index, token_ids, num_accepted, seed=seed)
+        else:
+            join_tokens(waiting, token_ids, num_accepted)
 
     def fail(self, error: FastDeployError) -> None:
         self.error = error
-        self._wake()
+        self.wake()
 
     async def take(self, loop: asyncio.AbstractEventLoop) -> list[TokenDelta]:
         """Wait for something, then return all of it."""
         while not self.deltas and self.error is None:
             self._reader = loop.create_future()
             await self._reader
-        taken, self.deltas = self.deltas, []
-        return taken
+        taken, self.deltas, self.num_unread, self.is_fresh = self.deltas, {}, 0, False
+        return list(taken.values())
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the reader take what has arrived."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
 
 class EngineConnection:
     """Speaks with an engine process that somebody else started; used from one event loop.
+
+    What arrives is handed to all readers at once, at intervals that grow with their number: waking each of many streams
+    for each token would take from the engine the cores that it computes with. First tokens and ends never wait.
 
     Attributes:
         ready: what the engine said of itself once the model was loaded.
@@ -87,6 +117,9 @@ class EngineConnection:
         self._started: asyncio.Future[messages.Ready] | None = None
         self._on_progress: OnProgress | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived: set[_Stream] = set()
+        self._handed_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Connect and wait until the model is loaded.
@@ -95,6 +128,8 @@ class EngineConnection:
             ConfigError: the engine refuses its configuration.
             EngineDeadError: it died while starting.
         """
+        if self.death is not None:
+            raise self.death
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
@@ -115,18 +150,19 @@ class EngineConnection:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
         """Yield what the engine emitted since the last time, until every choice has ended.
 
-        Deltas of one choice that wait are merged, so that a slow reader costs no memory. Closing the iterator early
-        aborts the request: iterate under `contextlib.aclosing`.
+        Deltas of one choice that wait are merged, and a request of which too much waits is ended, so that a reader who
+        does not read costs little memory. Closing the iterator early aborts the request: iterate under
+        `contextlib.aclosing`.
 
         Raises:
-            InvalidRequestError, QueueFullError: the engine did not take the request.
+            InvalidRequestError, QueueFullError: the engine did not take the request, or nobody reads what it emits.
             EngineDeadError: the engine is dead or dies meanwhile.
         """
         if self.death is not None:
             raise self.death
         if request.request_id in self._streams:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
-        stream = self._streams[request.request_id] = _Stream(request.params.n)
+        stream = self._streams[request.request_id] = _Stream(request.request_id, request.params.n)
         loop = asyncio.get_running_loop()
         finished = False
         try:
@@ -141,7 +177,7 @@ class EngineConnection:
                 if finished:
                     return
         finally:
-            if finished or self.death is not None:
+            if finished or stream.num_open == 0 or stream.error is not None or self.death is not None:
                 del self._streams[request.request_id]
             else:  # the id stays taken until the engine has let go of it
                 stream.is_abandoned = True
@@ -185,6 +221,8 @@ class EngineConnection:
 
     async def close(self) -> None:
         """Leave; requests in flight go on unless they were aborted."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._loop is not None:
             self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
@@ -214,7 +252,7 @@ class EngineConnection:
     def _receive(self) -> None:
         """Handle every message that is there: the socket's descriptor tells of the first one only."""
         try:
-            while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _POLLIN:
                 self._handle(messages.decode_to_client(self._socket.recv(zmq.NOBLOCK)))
         except Exception as error:  # nobody would be told anything any more
             logger.exception("cannot read what the engine says")
@@ -222,9 +260,14 @@ class EngineConnection:
 
     def _handle(self, message: messages.ToClient) -> None:
         match message:
-            case messages.Deltas(deltas):
-                for delta in deltas:
+            case messages.Deltas(plain, others):
+                for request_id, index, token_ids, num_accepted, seed in plain:
+                    if (stream := self._streams.get(request_id)) is not None and stream.error is None:
+                        stream.put_tokens(index, token_ids, num_accepted, seed)
+                        self._note_arrival(stream)
+                for delta in others:
                     self._put(delta)
+                self._hand_out_when_due()
             case messages.Stats(stats):
                 self.stats = stats
             case messages.Rejected(request_id, kind, field, text):
@@ -245,11 +288,42 @@ class EngineConnection:
 
     def _put(self, delta: TokenDelta) -> None:
         stream = self._streams.get(delta.request_id)
-        if stream is None:
+        if stream is None or stream.error is not None:
             return
         stream.put(delta)
+        if delta.finish_reason is not None:
+            stream.wake()
         if stream.num_open == 0:
             self._forget_abandoned(delta.request_id)
+        else:
+            self._note_arrival(stream)
+
+    def _note_arrival(self, stream: _Stream) -> None:
+        """Wake the reader, now or when it is due; end a request that nobody reads."""
+        if stream.is_fresh:
+            stream.wake()
+        else:
+            self._arrived.add(stream)
+        if stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
+            stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
+            self._send(messages.AbortRequest(stream.request_id))
+
+    def _hand_out_when_due(self) -> None:
+        if self._timer is not None or not self._arrived or self._loop is None:
+            return
+        due_s = self._handed_s + min(MAX_DELAY_S, CHUNK_S * len(self._streams))
+        if due_s <= self._loop.time():
+            self._hand_out()
+        else:
+            self._timer = self._loop.call_at(due_s, self._hand_out)
+
+    def _hand_out(self) -> None:
+        assert self._loop is not None
+        self._timer = None
+        self._handed_s = self._loop.time()
+        for stream in self._arrived:
+            stream.wake()
+        self._arrived.clear()
 
     def _forget_abandoned(self, request_id: str) -> None:
         if self._streams[request_id].is_abandoned:

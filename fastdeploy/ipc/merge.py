@@ -7,23 +7,40 @@ from fastdeploy.core.outputs import TokenDelta
 
 
 def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
-    """Append `delta` to `waiting`, joining it to an earlier delta of the same choice if there is one."""
+    """Append `delta` to `waiting`, or join it to an earlier delta of the same choice, which it changes then."""
     for earlier in waiting:
         if (earlier.request_id, earlier.index) == (delta.request_id, delta.index):
-            _join(earlier, delta)
+            join_delta(earlier, delta)
             return
     waiting.append(delta)
 
 
-def _join(earlier: TokenDelta, later: TokenDelta) -> None:
-    earlier.token_ids = earlier.token_ids + later.token_ids
-    earlier.num_accepted_drafts += later.num_accepted_drafts
+def join_tokens(earlier: TokenDelta, token_ids: list[int], num_accepted_drafts: int) -> None:
+    """Append the tokens of a step to `earlier`, in place: a copy per step would make a long text cost its square."""
+    if earlier.steps is None:
+        earlier.steps = earlier.step_counts()
+    earlier.steps.append((len(token_ids), num_accepted_drafts))
+    earlier.token_ids.extend(token_ids)
+    earlier.num_accepted_drafts += num_accepted_drafts
+
+
+def join_delta(earlier: TokenDelta, later: TokenDelta) -> None:
+    """Append all of `later` to `earlier`, in place."""
+    if later.steps is None:
+        join_tokens(earlier, later.token_ids, later.num_accepted_drafts)
+    else:
+        earlier.steps = [*earlier.step_counts(), *later.steps]
+        earlier.token_ids.extend(later.token_ids)
+        earlier.num_accepted_drafts += later.num_accepted_drafts
     if later.logprobs is not None:
-        earlier.logprobs = (earlier.logprobs or []) + later.logprobs
+        if earlier.logprobs is None:
+            earlier.logprobs = []
+        earlier.logprobs.extend(later.logprobs)
     if later.prompt_logprobs is not None:
         earlier.prompt_logprobs = later.prompt_logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
+    earlier.is_complete = later.is_complete
     earlier.seed = later.seed
     earlier.metrics = later.metrics
     earlier.speculate_metrics = later.speculate_metrics

@@ -93,10 +93,15 @@ class Aborted(Message):
     num_tokens: list[tuple[str, int]]
 
 
-class Deltas(Message):
-    """Engine: what a step emitted for this client's requests."""
+PlainDelta = tuple[str, int, list[int], int, int]
+"""What most steps emit: request id, choice, tokens, accepted drafts, seed."""
 
-    deltas: list[TokenDelta]
+
+class Deltas(Message):
+    """Engine: what a step emitted for this client's requests; most of it fits the form that is cheap to read."""
+
+    plain: list[PlainDelta]
+    others: list[TokenDelta]
 
 
 class Stats(Message):
@@ -107,6 +112,19 @@ class Stats(Message):
 
 ToEngine = Hello | AddRequest | AbortRequest | AbortMany | ClientGone | Shutdown
 ToClient = Progress | Ready | StartupFailed | Rejected | Aborted | Deltas | Stats
+
+
+def split_deltas(deltas: list[TokenDelta]) -> Deltas:
+    """Return the message for what a step emitted."""
+    plain: list[PlainDelta] = []
+    others: list[TokenDelta] = []
+    for delta in deltas:
+        if delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None:
+            plain.append((delta.request_id, delta.index, delta.token_ids, delta.num_accepted_drafts, delta.seed))
+        else:
+            others.append(delta)
+    return Deltas(plain, others)
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

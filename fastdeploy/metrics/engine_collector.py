@@ -18,18 +18,19 @@ class EngineCollector(Collector):
     """Reads the latest `EngineStats` whenever /metrics is asked."""
 
     def __init__(
-        self, read_stats: Callable[[], EngineStats], read_speculation: Callable[[], Mapping[str, Any]]
+        self, read_stats: Callable[[], EngineStats], read_description: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Report what the two functions return: counters, and what the engine's description says of speculation."""
+        """Report what the two functions return: counters, and what the engine says of itself (empty while it loads)."""
         self._read_stats = read_stats
-        self._read_speculation = read_speculation
+        self._read_description = read_description
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric."""
-        stats = self._read_stats()
+        stats, description = self._read_stats(), self._read_description()
         yield from _state(stats)
+        yield from _capacity(stats, description)
         yield from _totals(stats)
-        yield from _speculation(stats, self._read_speculation())
+        yield from _speculation(stats, description.get("speculation", {}))
 
 
 def _state(stats: EngineStats) -> Iterator[Metric]:
@@ -38,17 +39,29 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("num_requests_waiting", "Requests that wait for their first or next step", stats.num_waiting)
     yield _gauge("gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
     yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
-    yield _gauge(
-        "hit_token_rate",
-        "Prompt tokens found in the prefix cache / looked up",
-        _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens),
-    )
+    rate = _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens)
+    yield _gauge("hit_token_rate", "Prompt tokens found in the prefix cache / looked up", rate)
+    yield _gauge("gpu_hit_token_rate", "The same: the cache has one level", rate)
+
+
+def _capacity(stats: EngineStats, description: Mapping[str, Any]) -> Iterator[Metric]:
+    most = description.get("max_num_seqs", 0)
+    free = _ratio(stats.num_free_blocks, stats.num_blocks)
+    yield _gauge("batch_size", "Requests in the batch", stats.num_running)
+    yield _gauge("max_batch_size", "Most requests in the batch (--max-num-seqs)", most)
+    yield _gauge("available_batch_size", "Requests that the batch has room for", max(0, most - stats.num_running))
+    yield _gauge("max_gpu_block_num", "KV blocks", stats.num_blocks)
+    yield _gauge("free_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
+    yield _gauge("available_gpu_resource", "Share of KV blocks that are free, 0 to 1", free)
+    cache = {key: str(value) for key, value in description.get("kv_cache", {}).items()}
+    yield _gauge("cache_config_info", "What the KV cache is made of; the value is 1", 1, cache)
 
 
 def _totals(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("prompt_tokens", "Prompt tokens of admitted requests", stats.num_prompt_tokens)
     yield _counter("generation_tokens", "Tokens emitted", stats.num_generated_tokens)
     yield _counter("prefix_cache_token_num", "Prompt tokens found in the prefix cache", stats.num_prefix_hit_tokens)
+    yield _counter("prefix_gpu_cache_token_num", "The same: the cache has one level", stats.num_prefix_hit_tokens)
     yield _counter("num_preemptions", "Times a request lost its KV blocks", stats.num_preemptions)
     finished = CounterMetricFamily(PREFIX + "request_success", "Choices ended, by reason", labels=["finish_reason"])
     for reason, count in stats.num_finished.items():

@@ -7,7 +7,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
 from fastdeploy.metrics.engine_collector import PREFIX
@@ -89,9 +89,20 @@ class RequestRecorder:
         self._e2e = histogram("e2e_request_latency_seconds", "Arrival to end", _LONG_S)
         self._queue = histogram("request_queue_time_seconds", "Arrival to first step", _LONG_S)
         self._prefill = histogram("request_prefill_time_seconds", "First step to first token", _LONG_S)
+        self._inference = histogram("request_inference_time_seconds", "First step to end", _LONG_S)
         self._decode = histogram("request_decode_time_seconds", "First token to end", _LONG_S)
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._generation_tokens = histogram("request_generation_tokens", "Tokens emitted for a choice", _TOKENS)
+        self._max_tokens = histogram("request_params_max_tokens", "max_tokens that requests ask for", _TOKENS)
+        self._requests = Counter(PREFIX + "requests_number", "Requests taken", registry=registry)
+        self._last_ttft = _last(PREFIX + "first_token_latency", "TTFT of the latest request, seconds", registry)
+        self._last_e2e = _last(PREFIX + "infer_latency", "Arrival to end of the latest request, seconds", registry)
+
+    def started(self, max_tokens: int | None) -> None:
+        """Count a request that was taken; `max_tokens` as it asked, None where it did not."""
+        self._requests.inc()
+        if max_tokens is not None:
+            self._max_tokens.observe(max_tokens)
 
     def record(self, record: RequestRecord) -> None:
         """Take the record of a choice that has ended."""
@@ -100,16 +111,23 @@ class RequestRecorder:
 
     def _observe(self, record: RequestRecord) -> None:
         self._e2e.observe(record.e2e_s)
+        self._last_e2e.set(record.e2e_s)
         self._prompt_tokens.observe(record.prompt_tokens)
         self._generation_tokens.observe(record.completion_tokens)
         if record.queue_s is not None:
             self._queue.observe(record.queue_s)
+            self._inference.observe(max(0.0, record.e2e_s - record.queue_s))
         if record.tpot_s is not None:
             self._tpot.observe(record.tpot_s)
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
+            self._last_ttft.set(record.ttft_s)
             self._prefill.observe(max(0.0, record.ttft_s - (record.queue_s or 0.0)))
             self._decode.observe(max(0.0, record.e2e_s - record.ttft_s))
+
+
+def _last(name: str, text: str, registry: CollectorRegistry) -> Gauge:
+    return Gauge(name, text, registry=registry, multiprocess_mode="mostrecent")
 
 
 def _line(record: RequestRecord) -> str:

@@ -80,9 +80,14 @@ class Architecture:
         traits: reads the decoder's switches from a checkpoint's configuration.
         names: the checkpoint's tensor names.
         ignorable: substrings of tensor names that are left unread when present.
+        paddle_prefix: what Paddle checkpoints put where others have `model`.
+        has_grouped_qkv: a fused qkv of a Paddle checkpoint holds, for each key head, its queries, key and value; if
+            not, all queries, all keys, all values (ERNIE, but where every query has its own key).
     """
 
     name: str
     traits: Callable[[ModelConfig], DecoderTraits]
     names: TensorNames = TensorNames()
     ignorable: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    paddle_prefix: str = "model"
+    has_grouped_qkv: bool = True

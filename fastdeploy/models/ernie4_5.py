@@ -13,4 +13,10 @@ def _traits(config: ModelConfig) -> DecoderTraits:
 
 
 # Layers for multi-token prediction travel in the same files; they belong to the proposer, not to the decoder.
-ERNIE4_5 = Architecture("Ernie4_5ForCausalLM", _traits, ignorable=("rotary_emb.inv_freq", "mtp_"))
+ERNIE4_5 = Architecture(
+    "Ernie4_5ForCausalLM",
+    _traits,
+    ignorable=("rotary_emb.inv_freq", "mtp_"),
+    paddle_prefix="ernie",
+    has_grouped_qkv=False,
+)

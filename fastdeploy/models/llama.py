@@ -11,4 +11,4 @@ def _traits(config: ModelConfig) -> DecoderTraits:
     return DecoderTraits(qkv_bias=config.attention_bias, output_bias=config.attention_bias, mlp_bias=config.mlp_bias)
 
 
-LLAMA = Architecture("LlamaForCausalLM", _traits)
+LLAMA = Architecture("LlamaForCausalLM", _traits, paddle_prefix="llama")

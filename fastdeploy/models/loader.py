@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.decoder import CausalLM
+from fastdeploy.models.paddle_layout import PaddleSource, find_layout
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import Progress, expected_shapes, load_weights
@@ -43,11 +46,23 @@ def load_model(
     architecture = find_architecture(config)
     config.check_max_model_len(max_model_len)
     source: WeightSource
+    layout = ""
     if load_choices == "dummy":
         source = DummySource(expected_shapes(config, architecture), seed)
     elif load_choices == "default_v1":
-        source = SafetensorsSource(Path(config.path))
+        source, layout = _open_checkpoint(config, architecture)
     else:
         raise ConfigError("load_choices", f"expected default_v1 or dummy, got '{load_choices}'")
-    weights = load_weights(config, architecture, source, on_progress)
+    weights = load_weights(config, architecture, source, on_progress, layout)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
+
+
+def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:
+    """Return the checkpoint's tensors as torch stores them, and what said how the files do."""
+    source = SafetensorsSource(Path(config.path))
+    if read_env().is_torch_forced:
+        return source, "FD_FOR_TORCH_MODEL_FORMAT=1"
+    layout, reason = find_layout(source, config, architecture)
+    if layout == "torch":
+        return source, reason
+    return PaddleSource(source, config, architecture, f"{reason} (FD_FOR_TORCH_MODEL_FORMAT=1 says torch)"), reason

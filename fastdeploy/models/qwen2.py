@@ -11,4 +11,4 @@ def _traits(_config: ModelConfig) -> DecoderTraits:
     return DecoderTraits(qkv_bias=True)
 
 
-QWEN2 = Architecture("Qwen2ForCausalLM", _traits)
+QWEN2 = Architecture("Qwen2ForCausalLM", _traits, paddle_prefix="qwen2")

@@ -11,4 +11,4 @@ def _traits(config: ModelConfig) -> DecoderTraits:
     return DecoderTraits(qkv_bias=config.attention_bias, output_bias=config.attention_bias, qk_norm=True)
 
 
-QWEN3 = Architecture("Qwen3ForCausalLM", _traits)
+QWEN3 = Architecture("Qwen3ForCausalLM", _traits, paddle_prefix="qwen3")

@@ -16,12 +16,21 @@ from safetensors import SafetensorError, safe_open
 
 from fastdeploy.core.errors import ConfigError
 
-_READABLE_DTYPES = ("BF16", "F16", "F32")
+_READABLE_DTYPES = ("BF16", "F16", "F32", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
+_NAMES_SHOWN = 24
+_INDEX_FILE = "model.safetensors.index.json"
 _FOREIGN_FORMATS = {
     "*.gguf": "GGUF",
     "*.bin": "PyTorch pickle (.bin)",
+    "*.pt": "PyTorch pickle (.pt)",
     "*.pth": "PyTorch pickle (.pth)",
+    "*.ckpt": "PyTorch pickle (.ckpt)",
     "*.pdparams": "Paddle pickle (.pdparams)",
+    "*.pdiparams": "Paddle inference program (.pdiparams)",
+    "*.onnx": "ONNX",
+    "*.h5": "TensorFlow (.h5)",
+    "*.msgpack": "Flax (.msgpack)",
+    "*.engine": "TensorRT engine (.engine)",
 }
 
 
@@ -37,18 +46,29 @@ class WeightSource(Protocol):
 
 
 class SafetensorsSource:
-    """The safetensors files of a checkpoint directory, mapped into memory."""
+    """The safetensors files of a checkpoint directory, mapped into memory.
+
+    Attributes:
+        header_formats: values of `format` in the files' headers: pt, np, ...
+    """
 
     def __init__(self, directory: Path) -> None:
         """Open every file and read its header.
 
         Raises:
-            ConfigError: no safetensors, an incomplete or damaged file, a tensor type that cannot be read.
+            ConfigError: no safetensors, an incomplete or damaged file, a tensor type that cannot be read, an index that
+                names other tensors than the files hold.
         """
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        for path in _weight_files(directory):
+        self._file_names: dict[str, str] = {}
+        self.header_formats: set[str] = set()
+        index = directory / _INDEX_FILE
+        weight_map = _read_index(index) if index.exists() else None
+        for path in _weight_files(directory) if weight_map is None else _shards(index, weight_map):
             self._open(path)
+        if weight_map is not None:
+            _check_index(index, weight_map, self._file_names)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -65,6 +85,7 @@ class SafetensorsSource:
             names = list(file.keys())
         except (OSError, SafetensorError) as error:
             raise ConfigError("model", f"cannot read {path}: {error}") from None
+        self.header_formats.update(filter(None, [(file.metadata() or {}).get("format")]))
         for name in names:
             header = file.get_slice(name)
             if header.get_dtype() not in _READABLE_DTYPES:
@@ -73,7 +94,10 @@ class SafetensorsSource:
                     f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {_READABLE_DTYPES}",
                 )
             self._shapes[name] = tuple(header.get_shape())
+            if name in self._files:
+                raise ConfigError("model", f"{path} holds tensor {name}, and so does {self._file_names[name]}")
             self._files[name] = file
+            self._file_names[name] = path.name
 
 
 class DummySource:
@@ -103,28 +127,52 @@ class DummySource:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Return the checkpoint's files: those of the index, else model.safetensors, else the only one there is."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        return _indexed_files(index)
+    """Return the files of a checkpoint without index: model.safetensors, else the only one there is."""
     single = directory / "model.safetensors"
     found = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
     if len(found) == 1:
         return found
     if found:
-        raise ConfigError("model", f"{directory} holds {len(found)} safetensors files but no {index.name}")
+        raise ConfigError("model", f"{directory} holds {len(found)} safetensors files but no {_INDEX_FILE}")
     for pattern, name in _FOREIGN_FORMATS.items():
         if any(directory.glob(pattern)):
             raise ConfigError("model", f"{directory}: {name} checkpoints are not supported, only safetensors")
     raise ConfigError("model", f"{directory} holds no *.safetensors")
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def _read_index(index: Path) -> dict[str, str]:
+    """Return tensor name -> file name."""
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError("model", f"cannot read {index}: {error!r}") from None
+
+
+def _shards(index: Path, weight_map: Mapping[str, str]) -> list[Path]:
+    names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (index.parent / name).exists()]
     if missing:
-        raise ConfigError("model", f"{index} names files that are not there: {', '.join(missing)}")
+        raise ConfigError("model", f"{index} names files that are not there: {listed(missing)}")
     return [index.parent / name for name in names]
+
+
+def _check_index(index: Path, weight_map: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Compare tensor name -> file name of the index with what the files hold."""
+    complaints = [
+        f"{len(names)} {kind} ({listed(names)})"
+        for kind, names in (
+            ("not in the files", [name for name in weight_map if name not in found]),
+            ("not in the index", [name for name in found if name not in weight_map]),
+            ("in another file", [name for name, file in weight_map.items() if found.get(name, file) != file]),
+        )
+        if names
+    ]
+    if complaints:
+        raise ConfigError("model", f"{index} does not match its shards: {'; '.join(complaints)}")
+
+
+def listed(names: list[str]) -> str:
+    """Return the names for a message, of many only the first ones and how many more there are."""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown}, and {len(names) - _NAMES_SHOWN} more"

@@ -13,12 +13,11 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames
-from fastdeploy.models.weight_source import WeightSource
+from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 
 Shapes = dict[str, tuple[int, ...]]
 Progress = Callable[[str, float], None]  # (what is being done, fraction done)
-_NAMES_SHOWN = 24
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,18 @@ def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
     return shapes
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Shapes, ignorable: tuple[str, ...]) -> None:
-    """Compare a checkpoint with what its configuration implies.
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]], expected: Shapes, config: ModelConfig, architecture: Architecture, layout: str
+) -> None:
+    """Compare the tensors of a checkpoint with those that its configuration implies.
+
+    Args:
+        layout: what said how linear layers are stored, for the message if they are not.
 
     Raises:
         ConfigError: tensors are missing, surplus or misshapen; the message lists their names.
     """
+    ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
     missing = [name for name in expected if name not in found]
     surplus = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
     misshapen = [
@@ -104,27 +109,23 @@ def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Shapes, ignorab
         if name in found and found[name] != shape
     ]
     complaints = [
-        f"{len(names)} {kind} ({_listed(names)})"
+        f"{len(names)} {kind} ({listed(names)})"
         for kind, names in (("missing", missing), ("surplus", sorted(surplus)), ("misshapen", misshapen))
         if names
     ]
     if complaints:
-        raise ConfigError("model", f"tensors do not match config.json: {'; '.join(complaints)}{_hint(found, expected)}")
+        hint = _hint(found, expected, layout)
+        raise ConfigError("model", f"{config.path}: tensors do not match config.json: {'; '.join(complaints)}{hint}")
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown}, and {len(names) - _NAMES_SHOWN} more"
-
-
-def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes) -> str:
+def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes, layout: str) -> str:
     """Return a likely reason, if the pattern of names or shapes betrays one."""
     if any(name.endswith((".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")) for name in found):
         return "; this looks like a quantized checkpoint, which is not supported"
     matrices = [(found[name], shape) for name, shape in expected.items() if len(shape) == 2 and name in found]
     transposed = [have for have, want in matrices if have != want and have == want[::-1]]
     if transposed and len(transposed) == sum(have != want for have, want in matrices):
-        return "; the linear layers are transposed (Paddle layout), which is not supported yet"
+        return f"; the linear layers are transposed, against what says their layout: {layout or 'nothing'}"
     return ""
 
 
@@ -133,6 +134,7 @@ def load_weights(
     architecture: Architecture,
     source: WeightSource,
     on_progress: Progress | None = None,
+    layout: str = "",
 ) -> DecoderWeights:
     """Read, convert and pack every tensor of a checkpoint.
 
@@ -143,14 +145,13 @@ def load_weights(
         architecture: names and switches.
         source: the tensors.
         on_progress: called with (what is being done, fraction done) after each tensor.
+        layout: what said how linear layers are stored, for messages.
 
     Raises:
         ConfigError: tensors are missing, surplus or misshapen.
     """
     expected = expected_shapes(config, architecture)
-    head = f"{architecture.names.head}.weight"
-    ignorable = architecture.ignorable + ((head,) if config.tie_word_embeddings else ())
-    check_shapes(source.shapes, expected, ignorable)
+    check_shapes(source.shapes, expected, config, architecture, layout)
     return _Loader(config, architecture, source, expected, on_progress).load()
 
 

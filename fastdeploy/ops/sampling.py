@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choosing tokens: one rule over rows of float32 logits, the same on every backend.
 
-logit_bias -> repetition, presence, frequency penalties -> banned ids -> temperature -> top_k -> top_p -> min_p ->
+logit_bias -> repetition, presence, frequency penalties -> banned ids, mask -> temperature -> top_k -> top_p -> min_p ->
 argmax(logit + noise) over the ids that survive. Noise is a function of (seed, position, token id) alone, so a row's
 token does not depend on its batch.
 """
@@ -21,6 +21,7 @@ from fastdeploy.ops.reference import sampling as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 
 MAX_TOP_LOGPROBS = 20
+NO_MASK = -1
 
 
 class FloatColumn(IntEnum):
@@ -49,6 +50,7 @@ class IntColumn(IntEnum):
     BANNED_END = 9
     DRAFT_ID = 10  # -1: none
     VOCAB_LIMIT = 11  # ids from here on never survive
+    MASK_BEGIN = 12  # mask_words[begin:] say which ids may survive; -1: all
 
 
 class RowStatus(IntEnum):
@@ -82,7 +84,7 @@ class SamplingBatch:
 
     Attributes:
         float_params: [max_rows, 6] float32, columns FloatColumn.
-        int_params: [max_rows, 12] int64, columns IntColumn.
+        int_params: [max_rows, 13] int64, columns IntColumn.
         token_ids: [max_rows] int32, the chosen ids; -1 where the status is not OK.
         status: [max_rows] int32, RowStatus.
         draft_survives: [max_rows] uint8, 1 where the row's draft is in its surviving set.
@@ -96,9 +98,11 @@ class SamplingBatch:
         self.draft_survives = HostBuffer(max_rows, "uint8")
         self._history, self._banned_ids = _RaggedList("int32"), _RaggedList("int32")
         self._bias_ids, self._bias_values = _RaggedList("int32"), _RaggedList("float32")
+        self._mask_words = _RaggedList("int32")
         self.float_params.array[:] = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
         self.int_params.array[:, IntColumn.DRAFT_ID] = -1
         self.int_params.array[:, IntColumn.VOCAB_LIMIT] = 2**31 - 1
+        self.int_params.array[:, IntColumn.MASK_BEGIN] = NO_MASK
 
     @property
     def history(self) -> HostBuffer:
@@ -120,9 +124,14 @@ class SamplingBatch:
         """Ids that may not be chosen, int32."""
         return self._banned_ids.buffer
 
+    @property
+    def mask_words(self) -> HostBuffer:
+        """Masks of ceil(V / 32) words each, int32: bit v % 32 of word v // 32 is 1 where id v may survive."""
+        return self._mask_words.buffer
+
     def clear(self) -> None:
         """Empty the lists; parameter rows stay as they are."""
-        for ragged in (self._history, self._bias_ids, self._bias_values, self._banned_ids):
+        for ragged in (self._history, self._bias_ids, self._bias_values, self._banned_ids, self._mask_words):
             ragged.size = 0
 
     def append_history(self, token_ids: NDArray | Sequence[int]) -> int:
@@ -137,6 +146,10 @@ class SamplingBatch:
     def append_banned(self, ids: NDArray | Sequence[int]) -> int:
         """Append banned ids; return where they begin."""
         return self._banned_ids.append(ids)
+
+    def append_mask(self, words: NDArray) -> int:
+        """Append one mask or several, int32 words in a row; return where they begin."""
+        return self._mask_words.append(words.reshape(-1))
 
 
 class LogprobBuffers:
@@ -210,6 +223,7 @@ def _sample_cpu(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_proces
         batch.bias_ids.tensor,
         batch.bias_values.tensor,
         batch.banned_ids.tensor,
+        batch.mask_words.tensor,
         batch.token_ids.tensor,
         batch.status.tensor,
         batch.draft_survives.tensor,
@@ -273,6 +287,8 @@ def _example_batch(num_rows: int, vocab_size: int) -> tuple[Tensor, SamplingBatc
             *(row * 7919, 100 + row, 20 * (row % 3), begin, begin + 30, begin + 40),
             *(bias, bias + 2 * (row % 2), banned, banned + row % 3, row),
         ]
+        if row % 4 == 1:
+            ints[row, IntColumn.MASK_BEGIN] = batch.append_mask(rng.integers(-(2**31), 2**31, (vocab_size + 31) // 32))
     return logits.tensor, batch
 
 

@@ -16,7 +16,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.core.outputs import TokenLogprobs
-from fastdeploy.core.request import TokenArray
+from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
 from fastdeploy.core.step import RequestResult, StepPlan, StepResult
 from fastdeploy.ops.attention import KVCache
@@ -99,10 +99,11 @@ class _Outcome:
         self.logprobs: list[TokenLogprobs] | None = None
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.error = ""
+        self.error_type = "numerics"
 
     def freeze(self) -> RequestResult:
         prompt = self.prompt_logprobs or None
-        return RequestResult(self.token_ids, self.num_accepted, self.logprobs, prompt, self.error)
+        return RequestResult(self.token_ids, self.num_accepted, self.logprobs, prompt, self.error, self.error_type)
 
 
 class ModelRunner:
@@ -187,7 +188,7 @@ class ModelRunner:
             outcome, first, count = outcomes[segment.plan_row], firsts[i], int(accepted[i])
             bad = status[first : first + count + 1]
             if bad.any():
-                outcome.error = ROW_ERRORS[RowStatus(int(bad[bad != 0][0]))]
+                _fail(outcome, plan.requests[segment.plan_row], RowStatus(int(bad[bad != 0][0])))
                 continue
             outcome.num_accepted = count
             outcome.token_ids = emitted[first : first + count + 1].tolist()
@@ -223,6 +224,15 @@ class ModelRunner:
                 top_values.tolist(),
             )
         ]
+
+
+def _fail(outcome: _Outcome, request: Request, status: RowStatus) -> None:
+    """Enter why a row has no token; a constraint that cannot go on knows better."""
+    outcome.error = ROW_ERRORS[status]
+    if status is RowStatus.EMPTY:
+        outcome.error_type = "no_token"
+        if request.constraint is not None and request.constraint.error:
+            outcome.error = f"{outcome.error}: {request.constraint.error}"
 
 
 def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:

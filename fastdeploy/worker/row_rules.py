@@ -2,7 +2,7 @@
 """What the sampling rule needs to know of each row: the parameters of its request, at its position.
 
 Row i of a request's verification is processed as if drafts 1..i had been emitted: its position, its history, its
-min_tokens mask and its bad-word mask all count them.
+min_tokens mask, its bad-word mask and the mask of its constraint all count them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
+from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
 
 NO_DRAFT_ID = -1
 
@@ -46,6 +47,7 @@ class RowRules:
         self.batch = batch
         self._eos = list(eos_token_ids)
         self._vocab_limit = vocab_limit
+        self._num_mask_words = (vocab_limit + 31) // 32
         self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
 
     def begin(self) -> None:
@@ -69,6 +71,8 @@ class RowRules:
         ints[: count - 1, IntColumn.DRAFT_ID] = request.draft.token_ids
         if template.needs_lists:
             self._write_lists(request, template, ints, count)
+        if request.constraint is not None:
+            self._write_masks(request.constraint, request.draft.token_ids, ints)
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)
@@ -106,6 +110,12 @@ class RowRules:
             ints[i, IntColumn.BANNED_BEGIN] = begin
             ints[i, IntColumn.BANNED_END] = begin + len(banned)
 
+    def _write_masks(self, constraint: TokenConstraint, draft: TokenArray, ints: npt.NDArray[np.int64]) -> None:
+        masks = np.empty((len(ints), self._num_mask_words), np.int32)
+        constrained = constraint.fill_masks(draft, masks)
+        begins = self.batch.append_mask(masks) + np.arange(len(ints)) * self._num_mask_words
+        ints[:, IntColumn.MASK_BEGIN] = np.where(constrained, begins, NO_MASK)
+
     def _banned(
         self, request: Request, template: _Template, context: TokenArray, num_output: int
     ) -> npt.NDArray[np.int32]:
@@ -136,4 +146,5 @@ def _int_row(seed: int, params: SamplingParams, vocab_limit: int) -> npt.NDArray
     row[IntColumn.TOP_K] = params.top_k
     row[IntColumn.DRAFT_ID] = NO_DRAFT_ID
     row[IntColumn.VOCAB_LIMIT] = vocab_limit
+    row[IntColumn.MASK_BEGIN] = NO_MASK
     return row

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import fastdeploy
 from fastdeploy.config.args import engine_config_from_kwargs, parse_serve_args
-from fastdeploy.config.env import Env
+from fastdeploy.config.env import VARIABLES, Env, read_env
 from fastdeploy.config.flags import FLAGS, FlagClass
 from fastdeploy.core.errors import ConfigError
 
@@ -26,11 +28,33 @@ scheduler-expire-period kv-cache-memory logprobs-mode generation-config trust-re
 compilation-config async-scheduling distributed-executor-backend enforce-eager disable-padded-drafter-batch
 root-path ssl-keyfile ssl-certfile
 """
+FASTDEPLOY_FLAGS = """
+controller-port enable-mm-output timeout model-config-name tokenizer-base-url task runner convert model-impl
+override-pooler-config use-warmup limit-mm-per-prompt mm-processor-kwargs max-encoder-cache max-processor-cache
+enable-mm tool-parser-plugin plas-attention-config early-stop-config enable-early-stop
+guided-decoding-disable-any-whitespace
+logprobs-mode enable-keep-sampling-mask enable-entropy lm-head-fp32 logits-processors dynamic-load-weight load-strategy
+rsync-config local-data-parallel-id enable-eplb eplb-config routing-replay-config enable-chunked-moe chunked-moe-size
+disable-custom-all-reduce enable-flashinfer-allreduce-fusion use-internode-ll-two-stage disable-sequence-parallel-moe
+shutdown-comm-group-if-worker-idle prealloc-dec-block-slot-num-threshold static-decode-blocks kvcache-storage-backend
+write-policy ips enable-output-caching max-num-partial-prefills max-long-partial-prefills long-prefill-token-threshold
+disable-chunked-mm-input enable-overlap-schedule router scheduler-release-load-expire-period scheduler-reader-parallel
+scheduler-writer-parallel scheduler-reader-batch-size scheduler-writer-batch-size
+"""
+VLLM_FLAGS = """
+disable-log-requests enable-log-requests disable-log-stats max-log-len uvicorn-log-level max-seq-len-to-capture
+kv-cache-dtype cpu-offload-gb pipeline-parallel-size enable-auto-tool-choice enable-reasoning allowed-origins
+allowed-methods allowed-headers allow-credentials load-format download-dir hf-token hf-overrides tokenizer-mode
+tokenizer-revision code-revision skip-tokenizer-init rope-scaling rope-theta enable-lora lora-modules kv-transfer-config
+scheduling-policy preemption-mode num-scheduler-steps api-server-count middleware response-role
+return-tokens-as-token-ids enable-prompt-tokens-details enable-server-load-tracking disable-frontend-multiprocessing
+override-generation-config chat-template-content-format otlp-traces-endpoint ssl-ca-certs
+"""
 
 
 def test_every_flag_of_the_contract_has_a_class_and_a_reason_where_it_needs_one() -> None:
     known = {flag.option.removeprefix("--"): flag for flag in FLAGS}
-    assert set(SERVING_FLAGS.split()) <= set(known)
+    assert set((SERVING_FLAGS + FASTDEPLOY_FLAGS + VLLM_FLAGS).split()) <= set(known)
     assert len(known) == len(FLAGS), "no flag stands in the table twice"
     for flag in FLAGS:
         assert (flag.flag_class is FlagClass.HONOURED) == (not flag.reason)
@@ -63,6 +87,14 @@ def test_switches_have_a_no_form() -> None:
     assert not args.engine.scheduler.enable_chunked_prefill
 
 
+def test_switches_take_true_and_false_too() -> None:
+    flags = ["--enable-chunked-prefill", "False", "--enable_prefix_caching=false", "--enforce-eager=True", "demo"]
+    args = parse_serve_args(flags)
+    assert args.engine.model == "demo"
+    assert not args.engine.cache.enable_prefix_caching and not args.engine.scheduler.enable_chunked_prefill
+    assert args.notes[0].startswith("--enforce-eager True has no effect")
+
+
 def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max_model_len: 512\nmax_num_seqs: 3\nspeculative_config:\n  method: ngram\n  max_ngram_size: 4\n")
@@ -82,6 +114,19 @@ def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> No
     [
         ("max_modle_len: 5", "max_modle_len", r"unknown key of .*serve.yaml; did you mean 'max_model_len'"),
         ("max_model_len: long", "max_model_len", r"expected an integer, got 'long' \(.*serve.yaml\)"),
+        ("port: 1\nseed: 2\nport: 3", "port", r"stands twice, the second time in line 3 of .*serve.yaml"),
+        ("speculative_config: {method: ngram, method: naive}", "method", "stands twice"),
+        ("max-model-len: 5\nmax_model_len: 6", "max_model_len", "with hyphens and with underscores"),
+        (
+            'speculative_config: \'{"method": "ngram", "method": "naive"}\'',
+            "speculative_config",
+            "'method' stands twice",
+        ),
+        ("port: 70000", "port", r"\[0, 65535\], got 70000 \(.*serve.yaml\)"),
+        ("speculative_config: {method: ngram, max_ngram_size: 0}", "speculative_config.max_ngram_size", "serve.yaml"),
+        ("speculative_config: ngram", "speculative_config", "expected a JSON mapping"),
+        ("tensor_parallel_size: 0", "tensor_parallel_size", r"at least 1, got 0 \(.*serve.yaml\)"),
+        ("api_key: {a: sesame}", "api_key", "expected strings"),
         ("max_model_len: [1]", "max_model_len", "expected an integer"),
         ("enable_prefix_caching: 7", "enable_prefix_caching", "expected true or false, got 7"),
         ("- a", "--config", "holds no mapping"),
@@ -106,21 +151,35 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --port", "--port", "expected one argument"),
         ("demo --port eighty", "--port", "expected an integer, got 'eighty'"),
         ("demo --port 70000", "port", r"\[0, 65535\], got 70000"),
-        ("demo --workers 2", "workers", "not available yet"),
+        ("demo --workers 0", "workers", "expected"),
         ("demo other", "command line", "what is 'other'"),
         ("demo --model other", "--model", "given twice"),
+        ("demo --config a.yaml --config b.yaml", "--config", "given twice: 'a.yaml' and 'b.yaml'"),
         ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
         ("demo --quantization wint4", "--quantization", "not available yet"),
         ("demo --splitwise-role prefill", "--splitwise-role", "'prefill' belongs to prefill/decode separation"),
         ("demo --scheduler-name splitwise", "--scheduler-name", "Redis"),
         ("demo --data-parallel-size 2", "--data-parallel-size", "2 is not available yet"),
-        ("demo --device gpu", "device", "expected one of"),
+        ("demo --device gpu --tensor-parallel-size 4", "device", "'gpu' is not available yet.*expected cpu or auto"),
+        ("demo --gpu-memory-utilization 1.5", "--gpu-memory-utilization", "at most 1.0, got '1.5'"),
+        ("demo --swap-space -1", "--swap-space", "at least 0.0"),
+        ("demo --uvicorn-log-level loud", "uvicorn_log_level", "expected one of critical"),
+        ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size", "not supported"),
+        ("demo --kv-cache-dtype fp8", "--kv-cache-dtype", "'fp8' is not available yet"),
+        (
+            "demo --enable-lora --router a:1 -dp 2",
+            "--enable-lora",
+            r"\(refused as well: --router, --data-parallel-size\)",
+        ),
+        ("demo --allowed-origins '[1, {}]'", "--allowed-origins", "expected strings"),
         ("demo --dtype int3", "dtype", "expected one of"),
         ("demo --kv-cache-memory 5x", "--kv-cache-memory", "number of bytes"),
         ("demo --speculative-config '{'", "--speculative-config", "expected a JSON mapping"),
         ("demo --speculative-config 3", "--speculative-config", "expected a JSON mapping"),
         ('demo --speculative-config \'{"method": "mtp"}\'', "speculative_config.method", "not available yet"),
         ("demo --num-speculative-tokens 3", "speculative_model", "is missing"),
+        ("demo --api-key=", "api_key", "not empty"),
+        ("demo --root-path api", "root_path", "begins with /, got 'api'"),
         ("demo --ssl-keyfile k", "ssl_certfile", "belong together"),
     ],
 )
@@ -151,6 +210,55 @@ def test_keys_come_from_the_flags_and_else_from_the_environment() -> None:
     args = parse_serve_args(["demo", "--api-key", "a", "--api-key", "b"], env)
     assert args.server.api_keys == ("a", "b")
     assert "a" not in repr(args.server.api_keys[1:]) and "api_keys" not in repr(args.server)
+
+
+@pytest.mark.parametrize(
+    "flags", ["--api-key [sesame", "--hf-token sesame", "--scheduler-password sesame", "--ssl-keyfile-password sesame"]
+)
+def test_secrets_are_in_no_message(flags: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_args(["demo", *flags.split(maxsplit=1)])
+    assert "sesame" not in str(caught.value)
+
+
+def test_commands_that_vllm_users_type_run_with_a_line_for_what_has_no_effect() -> None:
+    flags = """demo --served-model-name m --max-num-seqs 4 --swap-space 16 --enforce-eager --disable-log-requests
+        --uvicorn-log-level info --max-seq-len-to-capture 8192 --distributed-executor-backend mp --kv-cache-dtype auto
+        --cpu-offload-gb 0 --pipeline-parallel-size 1 --enable-auto-tool-choice --tool-call-parser hermes
+        --allowed-origins ["http://a","http://b"] --allowed-origins http://c --load-format auto
+        --no-enable-prefix-caching --disable-log-stats --trust-remote-code --guided-decoding-backend auto"""
+    args = parse_serve_args(flags.split())
+    assert args.server.allowed_origins == ("http://a", "http://b", "http://c")
+    assert args.server.disable_log_requests and args.server.uvicorn_log_level == "info"
+    assert [note.split()[0] for note in args.notes] == [
+        "--swap-space",
+        "--enforce-eager",
+        "--max-seq-len-to-capture",
+        "--distributed-executor-backend",
+        "--cpu-offload-gb",
+        "--enable-auto-tool-choice",
+        "--disable-log-stats",
+        "--trust-remote-code",
+    ]
+
+
+def test_key_of_the_environment_is_known_to_come_from_there() -> None:
+    assert parse_serve_args(["demo"], Env(api_keys=("k",))).provenance["api_key"] == "FD_API_KEY"
+
+
+def test_keys_of_a_file_may_have_hyphens(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: demo\nmax-model-len: 99\n")
+    args = parse_serve_args(["--config", str(file)])
+    assert (args.engine.max_model_len, args.provenance["max_model_len"]) == (99, str(file))
+
+
+def test_mapping_may_be_json_in_a_string_and_replaces_the_file_s_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text('speculative_config: \'{"method": "ngram", "max_ngram_size": 4}\'\n')
+    assert parse_serve_args(["demo", "--config", str(file)]).engine.speculative.max_ngram_size == 4
+    flags = ["demo", "--config", str(file), "--speculative-config", '{"method": "ngram"}']
+    assert parse_serve_args(flags).engine.speculative.max_ngram_size == 5
 
 
 @pytest.mark.parametrize(("text", "expected"), [("5", 5), ("2k", 2000), ("3Mi", 3 * 2**20), ("1GiB", 2**30)])
@@ -185,11 +293,58 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
     [
         ({"modle": "demo"}, "modle", "unknown LLM argument; did you mean 'model'"),
         ({"model": "demo", "port": 1}, "port", "flag of the server"),
+        ({"model": "demo", "disable_log_requests": True}, "disable_log_requests", "flag of the server"),
+        ({"model": "demo", "quantization": "awq"}, "quantization", "'awq' is not available yet$"),
         ({"model": "demo", "max_num_seqs": "many"}, "max_num_seqs", r"got 'many' \(LLM argument\)"),
-        ({"model": "demo", "speculative_model": "facebook/opt"}, "speculative_config.model", "not available yet"),
+        (
+            {"model": "demo", "speculative_model": "facebook/opt"},
+            "speculative_config.method",
+            "'draft_model' is not available yet",
+        ),
     ],
 )
 def test_llm_argument_mistakes_name_the_argument(kwargs: dict[str, object], field: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         engine_config_from_kwargs(kwargs)
     assert caught.value.field == field
+
+
+def test_llm_arguments_of_other_engines_are_accepted_where_they_change_nothing() -> None:
+    config, notes = engine_config_from_kwargs(
+        {
+            "model": "demo",
+            "enable_logprob": True,
+            "swap_space": 4,
+            "disable_log_stats": True,
+            "max_seq_len_to_capture": 8192,
+            "graph_optimization_config": {"use_cudagraph": True},
+            "quantization": None,
+            "data_parallel_size": 1,
+            "enable_expert_parallel": False,
+        }
+    )
+    assert config.model == "demo"
+    assert [note.split()[0] for note in notes] == [
+        "enable_logprob",
+        "swap_space",
+        "disable_log_stats",
+        "max_seq_len_to_capture",
+        "graph_optimization_config",
+    ]
+
+
+def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_ATTENTION_BACKEND", "APPEND_ATTN")
+    monkeypatch.setenv("FD_LOG_DIRS", "log")
+    assert [note for note in parse_serve_args(["demo"], read_env()).notes if "FD_" in note] == [
+        "FD_ATTENTION_BACKEND has no effect: nothing reads this variable",
+        "FD_LOG_DIRS has no effect: nothing reads this variable; did you mean FD_LOG_DIR?",
+    ]
+
+
+def test_table_of_variables_holds_what_the_sources_read() -> None:
+    root = Path(fastdeploy.__file__).parents[1]
+    python = (root / "fastdeploy" / "config" / "env.py").read_text().partition("def read_env")[2]
+    native = "".join(file.read_text() for file in (root / "custom_ops" / "common").glob("*.cc"))
+    read = {*re.findall(r'environ.get\("(FD_\w+)"', python), *re.findall(r'getenv\("(FD_\w+)"', native), "FD_API_KEY"}
+    assert read == set(VARIABLES)

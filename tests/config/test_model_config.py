@@ -101,6 +101,22 @@ def test_sampling_defaults_are_read_and_can_be_ignored(tmp_path: Path) -> None:
     assert ignored.generation.temperature is None and ignored.eos_token_ids == ()
 
 
+@pytest.mark.parametrize(
+    ("generation", "temperature"),
+    [
+        ({"decode_strategy": "greedy_search", "temperature": 0.6}, 0.0),
+        ({"decode_strategy": "sampling", "temperature": 0.6}, 0.6),
+        ({"decode_strategy": "greedy_search", "do_sample": True, "temperature": 0.6}, 0.6),
+        ({"temperature": 0.6}, 0.6),
+    ],
+)
+def test_the_strategy_that_paddlenlp_names_decides_whether_to_sample(
+    generation: dict[str, Any], temperature: float
+) -> None:
+    values = parse_model_config(MINIMAL, generation).generation.sampling_values()
+    assert values["temperature"] == temperature
+
+
 def test_unknown_architectures_are_refused_with_the_supported_ones() -> None:
     error = refusal(architectures=["GPT2LMHeadModel"])
     assert error.field == "architectures" and "GPT2LMHeadModel" in error.message and "Qwen3ForCausalLM" in error.message
@@ -209,15 +225,10 @@ def test_local_directories_and_the_demo_resolve_without_a_network(tmp_path: Path
     assert resolve_model_path(str(tmp_path)) == str(tmp_path)
     assert Path(resolve_model_path("demo")).parts[-2:] == ("assets", "demo_model")
     for name in (str(tmp_path / "nothing"), "./nothing", "a/b/c", str(tmp_path / "model.gguf")):
-        with pytest.raises(ConfigError, match="model"):
+        with pytest.raises(ConfigError, match="^model: "):
             resolve_model_path(name)
-
-
-def test_a_hub_name_without_a_hub_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError) as caught:
-        resolve_model_path("owner/name")
-    assert "owner/name" in str(caught.value) and "\n" not in str(caught.value)
+        with pytest.raises(ConfigError, match="^tokenizer: "):
+            resolve_model_path(name, field="tokenizer")
 
 
 def test_reading_a_configuration_does_not_import_paddle() -> None:
@@ -225,8 +236,21 @@ def test_reading_a_configuration_does_not_import_paddle() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_hub_that_is_not_available_is_refused_and_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FD_MODEL_SOURCE", "AISTUDIO")
-    with pytest.raises(ConfigError, match="AISTUDIO is not available yet") as caught:
-        resolve_model_path("someone/some-model")
-    assert caught.value.field == "FD_MODEL_SOURCE"
+@pytest.mark.parametrize(
+    ("spelled", "meant"),
+    [
+        ({"rope_scaling_type": None, "rope_scaling_factor": 1.0}, {}),
+        ({"rope_scaling_type": "linear", "rope_scaling_factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope_scaling_type": "dynamic_ntk", "rope_scaling_factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}),
+    ],
+)
+def test_rope_in_the_spelling_of_paddlenlp(spelled: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert parse(**spelled).rope == parse(rope_scaling=meant).rope
+
+
+def test_ntk_rope_of_paddlenlp_is_a_larger_base_and_a_longer_context() -> None:
+    rope = parse(rope_scaling_type="ntk", rope_scaling_factor=8.0, max_position_embeddings=1024).rope
+    assert (rope.kind, rope.max_context_len) == ("default", 8192)
+    assert rope.theta == pytest.approx(10000.0 * 8.0 ** (16 / 14))
+    assert "'ntk'" in refusal(rope_scaling={"rope_type": "ntk", "factor": 8.0}).message, "nobody else has it"
+    assert "'yarn2'" in refusal(rope_scaling_type="yarn2", rope_scaling_factor=8.0).message

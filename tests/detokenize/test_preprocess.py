@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import RequestLimits, build_request, tokenize_bad_words
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
@@ -38,6 +38,7 @@ def test_shortest_and_longest_prompts_pass(num_tokens: int) -> None:
         ([7, 401], {}, "prompt", r"token ids in \[0, 400\], got 401"),
         ([7, -1], {}, "prompt", r"token ids in \[0, 400\], got -1"),
         ([7, True], {}, "prompt", "got True"),
+        ([7] * 12, {"min_tokens": 5}, "min_tokens", "expected at most 4, the room that the prompt leaves; got 5"),
         ("a", {"stop_token_ids": [401]}, "stop_token_ids", "got 401"),
         ("a", {"logit_bias": {401: 1.0}}, "logit_bias", "got 401"),
         ("a", {"bad_words_token_ids": [[3, 999]]}, "bad_words_token_ids", "got 999"),
@@ -47,6 +48,30 @@ def test_bad_requests_name_the_field_and_its_limits(prompt: Any, params: Any, fi
     with pytest.raises(InvalidRequestError, match=message) as caught:
         build(prompt, **params)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, 3),
+        ({"truncate_prompt_tokens": 30}, 20),
+        ({"truncate_prompt_tokens": -1}, 15),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 6}, 10),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 60}, 1),
+    ],
+)
+def test_truncated_prompts_keep_their_last_tokens(params: Any, kept: int) -> None:
+    prompt = list(range(10, 30))
+    if kept > 15:
+        with pytest.raises(ContextLengthError, match="got 20"):
+            build(prompt, **params)
+    else:
+        assert build(prompt, **params).prompt_token_ids == prompt[-kept:]
+
+
+def test_truncation_counts_the_tokens_of_a_text() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    assert build("the quick brown fox", truncate_prompt_tokens=2).prompt_token_ids == tokenizer.encode(" brown fox")
 
 
 def test_bad_words_are_tokenised_with_and_without_a_leading_space() -> None:
@@ -61,3 +86,14 @@ def test_bad_word_spelling_that_ends_in_a_shorter_one_is_left_out() -> None:
     tokenizer = make_tokenizer("byte_level")
     assert tokenizer.encode(" 龍")[-3:] == tokenizer.encode("龍")
     assert tokenize_bad_words(tokenizer, ["龍"]) == [tokenizer.encode("龍")]
+
+
+def test_text_beyond_all_measure_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("byte_level")
+    longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+    assert tokenizer.longest_token == longest
+    with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens"):
+        build("a" * (4 * 16 * longest))
+    monkeypatch.setattr(tokenizer, "encode", None)  # not even looked at
+    with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens, got a text of"):
+        build("a" * (4 * 16 * longest + 1))

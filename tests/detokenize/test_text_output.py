@@ -68,6 +68,12 @@ def test_text_of_a_stop_token_id_is_left_out_unless_asked_for(keep: bool) -> Non
     assert kept.startswith("fox") and (kept == "fox jumps") == keep
 
 
+def test_the_last_token_of_a_complete_form_is_part_of_the_text() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    last = TokenDelta("r", 0, tokenizer.encode("fox jumps"), finish_reason="stop", is_complete=True)
+    assert TextAssembler(tokenizer, [], SamplingParams()).push(last) == "fox jumps"
+
+
 def test_stop_string_in_the_prompt_or_across_its_end_does_not_count() -> None:
     deltas, reason = run_engine("byte_level", "the text", SamplingParams(stop=["END", "of the"]))
     assert ("".join(deltas), reason) == ("the text", None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -80,9 +81,11 @@ def make_tokenizer(kind: str) -> Tokenizer:
     return Tokenizer(BACKENDS[kind](), NAMED, CHAT_TEMPLATE)
 
 
-def save_tokenizer(folder: Path, kind: str = "byte_level") -> Path:
-    """Write tokenizer.json and tokenizer_config.json into `folder`."""
-    BACKENDS[kind]().save(str(folder / "tokenizer.json"))
+def save_tokenizer(folder: Path, kind: str = "byte_level", special_tokens: Sequence[str] = ()) -> Path:
+    """Write tokenizer.json, with further special tokens, and tokenizer_config.json into `folder`."""
+    backend = BACKENDS[kind]()
+    backend.add_special_tokens(list(special_tokens))
+    backend.save(str(folder / "tokenizer.json"))
     config = {**NAMED, "eos_token": {"content": "</s>", "special": True}, "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

@@ -9,7 +9,7 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.batch_scheduler import MIN_PROMPT_ROWS, BatchScheduler
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 
@@ -17,8 +17,9 @@ def make(num_blocks: int = 32, **config: int) -> BatchScheduler:
     return BatchScheduler(SchedulerConfig(**config), KVCacheManager(num_blocks, 4, True))  # type: ignore[arg-type]
 
 
-def request(name: str, num_prompt: int, **params: int) -> Request:
-    source = GenerationRequest(name, [hash(name) % 97] * num_prompt, SamplingParams(**params))  # type: ignore[arg-type]
+def request(name: str, num_prompt: int, priority: int = 0, **params: int) -> Request:
+    sampling = SamplingParams(**params)  # type: ignore[arg-type]
+    source = GenerationRequest(name, [hash(name) % 97] * num_prompt, sampling, priority=priority)
     return Request(source, 0, seed=0, max_total_tokens=120, max_drafts=8)
 
 
@@ -123,8 +124,69 @@ def test_prompt_rows_are_those_whose_next_token_is_a_prompt_token() -> None:
     assert (int(plan.num_prompt_rows[0]), int(plan.num_verify_rows[0])) == (1, 1)
 
 
+def test_lower_priorities_start_earlier_and_equals_in_order_of_arrival() -> None:
+    scheduler = make(max_num_seqs=2)
+    for name, priority in (("a", 1), ("b", 0), ("c", -3), ("d", 0), ("e", 1)):
+        scheduler.add(request(name, 2, priority))
+    assert [r.request_id for r in scheduler.waiting] == ["c", "b", "d", "a", "e"]
+    assert list(planned(scheduler)[1]) == ["c", "b"]
+
+
+def test_the_least_urgent_is_preempted_though_it_was_admitted_first() -> None:
+    scheduler = make(num_blocks=4)
+    low, high = request("low", 7, priority=5), request("high", 8)
+    scheduler.add(low)
+    finish_step(scheduler, planned(scheduler)[0])
+    scheduler.add(high)
+    finish_step(scheduler, planned(scheduler)[0])
+    assert scheduler.running == [high, low]
+    _, counts = planned(scheduler)
+    assert counts == {"high": 1}
+    assert list(scheduler.waiting) == [low]
+    scheduler.check_integrity()
+
+
+def test_a_preempted_request_waits_before_later_equals_and_behind_more_urgent_ones() -> None:
+    scheduler = make(num_blocks=4)
+    a, b = request("a", 8), request("b", 7)
+    for r in (a, b):
+        scheduler.add(r)
+    finish_step(scheduler, planned(scheduler)[0])
+    late, urgent = request("late", 20), request("urgent", 20, priority=-1)
+    scheduler.add(late)
+    scheduler.add(urgent)
+    planned(scheduler)
+    assert list(scheduler.waiting) == [urgent, b, late]
+
+
 def test_no_more_requests_run_than_allowed() -> None:
     scheduler = make(max_num_seqs=2)
     for name in "abc":
         scheduler.add(request(name, 2))
     assert list(planned(scheduler)[1]) == ["a", "b"]
+
+
+def test_prompts_take_few_rows_of_a_step_in_which_others_decode() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000, max_num_seqs=100)
+    for i in range(MIN_PROMPT_ROWS + 6):
+        scheduler.add(request(f"decodes-{i}", 3))
+    plan, _ = planned(scheduler)
+    finish_step(scheduler, plan)
+    for name in ("first", "second"):
+        scheduler.add(request(name, 100))
+    plan, counts = planned(scheduler)
+    assert counts["first"] == MIN_PROMPT_ROWS + 6 == 70 and "second" not in counts
+    finish_step(scheduler, plan)
+    for one in scheduler.running[3:-1]:
+        scheduler.remove(one)
+    _, counts = planned(scheduler)
+    assert (counts["first"], counts["second"]) == (30, MIN_PROMPT_ROWS - 30)
+
+
+def test_prompts_that_may_not_be_cut_are_not_limited_by_those_that_decode() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000, enable_chunked_prefill=False)
+    scheduler.add(request("decodes", 3))
+    plan, _ = planned(scheduler)
+    finish_step(scheduler, plan)
+    scheduler.add(request("long", 110))
+    assert planned(scheduler)[1] == {"decodes": 1, "long": 110}

@@ -35,7 +35,8 @@ def random_request(random: np.random.Generator, name: str) -> GenerationRequest:
         stop_token_ids=[int(random.integers(1, VOCAB))] if random.random() < 0.2 else [],
         speculative=speculative,
     )
-    return GenerationRequest(name, prompt, params, cache_salt=str(random.integers(2)))
+    salt, priority = str(random.integers(2)), int(random.integers(-1, 2))
+    return GenerationRequest(name, prompt, params, cache_salt=salt, priority=priority)
 
 
 def expected_texts(requests: list[GenerationRequest]) -> dict[tuple[str, int], list[int]]:

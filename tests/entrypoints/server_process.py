@@ -23,7 +23,7 @@ LAUNCHER = (
     "import sys; from fastdeploy.entrypoints.openai.api_server import main; "
     "sys.exit(main(sys.argv[2:], factory=sys.argv[1]))"
 )
-READY = re.compile(r"^Ready: (http://\S+)/v1 ", re.MULTILINE)
+READY = re.compile(r"^Ready: (https?://\S+)/v1 ", re.MULTILINE)
 START_S = 120
 
 

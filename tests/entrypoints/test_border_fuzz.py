@@ -1,57 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random bodies made of known fields and odd values: the server answers each of them, and never by its own fault."""
+"""Random requests: the server answers each of them, never by its own fault, and keeps nothing of any."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
-import httpx
-import msgspec
+import pytest
 
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from tests.entrypoints.server_process import ServerProcess
+from tests.entrypoints.fuzzing import Outcome, find_fault, make_request, send_all
+from tests.entrypoints.server_process import ServerProcess, mock_server, real_server
 
-NUM_REQUESTS = 500
-NUMBERS = [0, 1, -1, 2, 20, 21, 2**31, 2**63, 2**64, -(2**63), 2**70, 0.0, 0.5, -1.5, 1e308, 1e-300]
-TEXTS = ["", "a", "the", "\x00", "é🙂", "</s>", "x" * 500]
-KEYS = ["type", "role", "content", "text", "method", "include_usage", "5", "999"]
-PATHS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
-    "/v1/completions": (CompletionRequest, {"prompt": "the"}),
-    "/v1/chat/completions": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "hi"}]}),
-}
+BATCH = 2000
+REAL = ["demo", "--max-num-seqs", "8", "--max-model-len", "256", "--tool-call-parser", "hermes"]
+DRAFTS = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+REASONING = ["--reasoning-parser", "qwen3"]
 
 
-def odd_value(rng: random.Random, depth: int = 0) -> Any:
-    kinds = [
-        lambda: None,
-        lambda: rng.random() < 0.5,
-        lambda: rng.choice(NUMBERS),
-        lambda: rng.choice(TEXTS),
-        lambda: [rng.randrange(400) for _ in range(rng.randrange(4))],
-        lambda: {str(rng.randrange(500)): rng.choice([1, -5.5, 200, None, "x"])},
-    ]
-    if depth < 3:
-        kinds.append(lambda: [odd_value(rng, depth + 1) for _ in range(rng.randrange(4))])
-        kinds.append(lambda: {rng.choice(KEYS): odd_value(rng, depth + 1) for _ in range(rng.randrange(4))})
-    return rng.choice(kinds)()
+def fuzz(server: ServerProcess, seed: int, count: int) -> Outcome:
+    rng = random.Random(seed)
+    outcome = asyncio.run(send_all(server.url, [make_request(rng) for _ in range(count)]))
+    assert outcome.faults == []
+    assert sum(outcome.statuses.values()) + outcome.num_left == count
+    return outcome
 
 
-def test_no_body_is_answered_by_an_error_of_our_own(server: ServerProcess) -> None:
-    rng = random.Random(20)
-    statuses = set()
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        for _ in range(NUM_REQUESTS):
-            path = rng.choice(list(PATHS))
-            model, valid = PATHS[path]
-            body = {**valid, "max_tokens": 3}
-            for _ in range(rng.choice([1, 1, 2])):
-                body[rng.choice(msgspec.structs.fields(model)).name] = odd_value(rng)
-            answer = client.post(path, json=body)
-            statuses.add(answer.status_code)
-            assert answer.status_code in (200, 400, 404), (body, answer.text)
-            if answer.status_code != 200:
-                assert answer.json()["error"]["message"], body
-    assert statuses == {200, 400, 404}
-    assert server.get("/load").json()["num_requests"] == 0
+def check_nothing_is_left(server: ServerProcess) -> None:
+    """A last request brings the newest counters; after it, every block is free."""
+    assert server.post("/v1/completions", {"prompt": "the", "max_tokens": 1}).status_code == 200
+    load = server.get("/load").json()
+    for _ in range(200):
+        if load["num_running"] + load["num_waiting"] + load["num_requests"] == 0:
+            break
+        server.post("/v1/completions", {"prompt": "the", "max_tokens": 1})
+        load = server.get("/load").json()
+    assert (load["num_requests"], load["num_running"], load["num_waiting"]) == (0, 0, 0)
+    assert load["num_free_blocks"] == load["num_blocks"]
     assert "Traceback" not in server.stderr
+
+
+@pytest.fixture(scope="module")
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with mock_server(tmp_path_factory.mktemp("fuzz"), "--max-model-len", "200", tokens_per_step=2) as running:
+        yield running
+
+
+def test_requests_are_answered_and_leave_nothing(mock: ServerProcess) -> None:
+    outcome = fuzz(mock, 20, 600)
+    assert {200, 400, 404} <= set(outcome.statuses) and outcome.num_left > 10
+    check_nothing_is_left(mock)
+
+
+def test_real_engine_answers_and_leaves_nothing() -> None:
+    with real_server(*REAL, *DRAFTS) as running:
+        outcome = fuzz(running, 21, 150)
+        assert outcome.statuses[200] > 20
+        check_nothing_is_left(running)
+
+
+def test_checks_of_the_fuzz_can_fail() -> None:
+    error = '{"error": {"message": "x", "type": "t", "param": null, "code": "internal_error"}}'
+    assert find_fault(500, "application/json", error) and find_fault(422, "application/json", error)
+    assert find_fault(400, "application/json", '{"error": {"message": "x"}}')
+    assert find_fault(200, "text/event-stream", "data: {}\n\n")
+    assert find_fault(200, "text/event-stream", f"data: {error}\n\ndata: [DONE]\n\n")
+    assert find_fault(400, "application/json", error) is None
+
+
+@pytest.mark.nightly
+def test_twenty_thousand_requests(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--max-model-len", "200", tokens_per_step=2) as running:
+        for seed in range(9):
+            fuzz(running, 100 + seed, BATCH)
+            check_nothing_is_left(running)
+    for flags in (DRAFTS, REASONING, []):
+        with real_server(*REAL, *flags) as running:
+            fuzz(running, 200, BATCH)
+            check_nothing_is_left(running)

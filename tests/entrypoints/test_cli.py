@@ -3,20 +3,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from fastdeploy.entrypoints.cli.collect_env import QUESTIONS, collect
+from fastdeploy.entrypoints.cli.main import COMMANDS
 from fastdeploy.version import __version__
-from tests.entrypoints.server_process import ServerProcess
-from tests.entrypoints.test_openai_client import CHAT_PROMPT, PROMPT, engine_text
+from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.entrypoints.test_openai_client import CHAT_PROMPT, PROMPT, TOKENIZER, engine_text
 
 
-def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, stdin: str = "", env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
     command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
 
 
 def test_version_names_the_operator_library() -> None:
@@ -28,20 +39,41 @@ def test_version_names_the_operator_library() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "serve"], "bench is not available yet"),
-        (["dance"], "dance is no command; see fastdeploy --help"),
-        (["serve", "demo", "--device", "gpu"], "device: expected one of cpu, got 'gpu'"),
+        (["sreve"], "sreve: is no command; did you mean 'serve'?"),
+        (["dance"], "dance: is no command; see fastdeploy --help"),
+        (["serve", "demo", "--device", "gpu"], "device: 'gpu' is not available yet; expected cpu or auto"),
+        (["bench", "swerve"], "fastdeploy bench: expected one of serve, latency, throughput, got 'swerve'"),
+        (["chat", "--max-token", "3"], "--max-token: unknown flag; did you mean '--max-tokens'?"),
+        (["chat", "--max-tokens", "0"], "--max-tokens: expected at least 1, got 0"),
+        (["bench", "serve", "--request-rate", "0"], "--request-rate: expected requests per second, or inf, got 0"),
+        (["bench", "latency", "--use-beam-search"], "--use-beam-search: is not available"),
+        (["bench", "latency", "demo", "--port", "1"], "--port: is a flag of the server; this command runs none"),
+        (["bench", "throughput", "demo", "--sead", "5"], "--sead: unknown flag; did you mean '--seed'?"),
+        (["complete", "--quick"], "--quick: expected one argument"),
+        (["tokenizer", "-i"], "fastdeploy tokenizer: the following arguments are required: -m/--model"),
+        (["tokenizer", "-m", "demo"], "fastdeploy tokenizer: nothing to do; see fastdeploy tokenizer --help"),
+        (["tokenizer", "-m", "demo", "-d", "1 99999"], "--decode: the tokenizer has no id 99999"),
     ],
-)
-def test_what_is_not_there_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
+)  # fmt: skip
+def test_what_cannot_be_used_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"fastdeploy: error: {message}\n"
 
 
-def test_help_lists_the_commands() -> None:
-    assert "serve MODEL" in run().stdout
+def test_help_lists_every_command_and_each_has_its_own() -> None:
+    usage = run().stdout
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", usage, re.MULTILINE)
     assert "--max-model-len" in run("serve", "--help").stdout
+    assert "--system-prompt" in run("chat", "--help").stdout
+    assert "--request-rate" in run("bench", "serve", "--help").stdout
+
+
+def num_prompt_tokens(server: ServerProcess) -> int:
+    found = re.search(r"^fastdeploy:prompt_tokens_total (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    assert found
+    return int(float(found.group(1)))
 
 
 def test_complete_prints_the_continuation(server: ServerProcess) -> None:
@@ -51,10 +83,54 @@ def test_complete_prints_the_continuation(server: ServerProcess) -> None:
 
 def test_chat_keeps_the_conversation_until_the_input_ends(server: ServerProcess) -> None:
     flags = ["--url", server.url + "/v1", "--temperature", "0", "--max-tokens", "5", "--system-prompt", "be brief"]
+    before = num_prompt_tokens(server)
     done = run("chat", *flags, stdin="hi\nmore\n")
     first = engine_text(CHAT_PROMPT, 0, 5)
-    second = engine_text(f"{CHAT_PROMPT[:-10]}assistant: {first}\nuser: more\nassistant:", 0, 5)
+    history = f"{CHAT_PROMPT[:-10]}assistant: {first}\nuser: more\nassistant:"
+    second = engine_text(history, 0, 5)
     assert (done.returncode, done.stdout) == (0, f"> {first}\n> {second}\n> \n")
+    sent = sum(len(TOKENIZER.encode(text, add_special_tokens=False)) for text in (CHAT_PROMPT, history))
+    assert num_prompt_tokens(server) - before == sent, "the second prompt holds the first answer"
+
+
+def test_reasoning_is_marked_and_not_repeated_to_the_model(tmp_path: Path) -> None:
+    with mock_server(
+        tmp_path, "--reasoning-parser", "qwen3", special_tokens=("<think>", "</think>"), script=True
+    ) as one:
+        told = "[[<think>twice two</think>four]]"
+        done = run("chat", "--url", one.url + "/v1", "--max-tokens", "40", stdin=told + "\n")
+    assert done.stdout == "> [reasoning] twice two\n[answer] four\n> \n"
+
+
+def test_error_answer_does_not_end_the_conversation(server: ServerProcess) -> None:
+    flags = ["--url", server.url + "/v1", "--temperature", "0", "--max-tokens", "5", "--system-prompt", "be brief"]
+    done = run("chat", *flags, stdin="the " * 900 + "\nhi\n")
+    assert done.returncode == 1
+    assert done.stderr.count("fastdeploy: error: ") == 1
+    assert f"> {engine_text(CHAT_PROMPT, 0, 5)}\n> \n" in done.stdout
+
+
+def test_interrupt_stops_the_answer_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--max-model-len", "100000", step_s=0.02) as one:
+        command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", "chat", "--url", one.url + "/v1"]
+        chat = subprocess.Popen(
+            [*command, "--max-tokens", "50000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert chat.stdin is not None and chat.stdout is not None
+        chat.stdin.write("hi\n")
+        assert chat.stdout.read(3) != "> \n", "the answer has begun"
+        chat.send_signal(signal.SIGINT)
+        rest, _ = chat.communicate("", timeout=60)
+    assert chat.returncode == 0
+    assert rest.endswith("(stopped)\n> \n")
+
+
+def test_key_comes_from_the_flag_or_the_environment(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--api-key", "sesame") as one:
+        ask = ["complete", "--url", one.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
+        assert run(*ask).returncode == 1
+        assert run(*ask, "--api-key", "sesame").stdout == engine_text(PROMPT, 0, 3) + "\n"
+        assert run(*ask, env={"OPENAI_API_KEY": "sesame"}).stdout == engine_text(PROMPT, 0, 3) + "\n"
 
 
 def test_server_that_is_not_there_or_refuses_is_one_line(server: ServerProcess) -> None:
@@ -64,3 +140,28 @@ def test_server_that_is_not_there_or_refuses_is_one_line(server: ServerProcess) 
     refused = run("complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "-1")
     assert refused.returncode == 1
     assert refused.stderr.startswith("fastdeploy: error: temperature: expected a number")
+
+
+def test_tokenizer_encodes_decodes_and_exports(tmp_path: Path) -> None:
+    file = tmp_path / "vocab.json"
+    done = run("tokenizer", "-m", "demo", "-vs", "-e", "def f", "-d", "[298, 302]", "-ve", str(file))
+    assert done.stdout == f'4096\n[1, 298, 302]\n"def f"\n4096 tokens written to {file}\n'
+    assert json.loads(file.read_text())["def"] == 298
+
+
+def test_collect_env_reports_the_machine_and_masks_secrets() -> None:
+    secret = {"FD_API_KEY": "sesame", "FD_LOG_LEVEL": "ERROR"}
+    text = run("collect-env", env=secret).stdout
+    assert f"fastdeploy: {__version__}\n" in text
+    assert "sesame" not in text and "FD_API_KEY: ***" in text and "FD_LOG_LEVEL: ERROR" in text
+    facts = json.loads(run("collect-env", "--json", env=secret).stdout)
+    assert re.search(r"usable of \d+", facts["cpu"]["cores"])
+    assert facts["memory"]["total"].endswith(" GiB")
+    assert "runs the" in facts["operator library"]
+
+
+def test_collect_env_says_what_it_cannot_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(QUESTIONS, "memory", lambda: 1 // 0)
+    facts = collect()
+    assert facts["memory"] == "not available: ZeroDivisionError: integer division or modulo by zero"
+    assert facts["fastdeploy"] == __version__

@@ -93,7 +93,7 @@ def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Pa
         (["--max-modle-len", "5"], {}, "--max-modle-len: unknown flag; did you mean '--max-model-len'?"),
         (["--max-model-len", "0"], {}, "max_model_len: expected an integer of at least 1, got 0"),
         (["--splitwise-role", "decode"], {}, "--splitwise-role: 'decode' belongs to prefill/decode separation"),
-        (["--workers", "3"], {}, "workers: several API processes are not available yet"),
+        (["--workers", "0"], {}, "workers: expected an integer in [1, 256], got 0"),
         ([], {"config_error": "no weights in it"}, "model: no weights in it"),
     ],
 )

@@ -157,6 +157,35 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     assert len(outputs[0].outputs[0].token_ids) > 0
 
 
+def prompts_of(llm: LLM, messages: Any, **kwargs: Any) -> list[str | None]:
+    outputs = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False, **kwargs)
+    assert isinstance(outputs, list)
+    return [output.prompt for output in outputs]
+
+
+def test_chat_takes_templates_tools_and_names(llm: LLM) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    source = "{{ tools[0].function.name if tools else '-' }} {{ kind }} {{ messages[0].role }}"
+    conversations = [[{"role": "developer", "content": "x"}], [{"role": "user", "content": "x"}]]
+    options: dict[str, Any] = {"chat_template": source, "chat_template_kwargs": {"kind": "a"}}
+    assert prompts_of(llm, conversations, tools=tools, **options) == ["now a system", "now a user"]
+    assert prompts_of(llm, conversations[0], **options) == ["- a system"]
+
+
+def test_chat_continues_the_last_message(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]
+    source = "{% for m in messages %}{{ m.content }};{% endfor %}{{ add_generation_prompt }}"
+    assert prompts_of(llm, messages, chat_template=source, continue_final_message=True) == ["a;b "]
+    assert prompts_of(llm, messages, chat_template=source) == ["a;b ;True"]
+
+
+def test_chat_refuses_wrong_messages_and_tools_by_name(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].role: expected one of"):
+        prompts_of(llm, [{"role": "robot", "content": "x"}])
+    with pytest.raises(InvalidRequestError, match=r"tools\[0\].type: expected function"):
+        prompts_of(llm, [{"role": "user", "content": "x"}], tools=[{"name": "f"}])
+
+
 def test_speculation_is_reported(llm: LLM) -> None:
     metrics = one(llm, prompt="x = 1\nx = 1\nx = 1\nx = 1\nx = ", logit_bias={}, max_tokens=40).speculate_metrics
     assert metrics is not None and metrics.num_steps > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.client import EngineClient
-from fastdeploy.ipc.connection import EngineConnection
+from fastdeploy.ipc.connection import MAX_UNREAD, EngineConnection, _Stream
 from fastdeploy.ipc.merge import merge_deltas
 from tests.mock_engine import FACTORY, next_token, save_mock_model
 
@@ -33,8 +35,8 @@ Scenario = Callable[[EngineClient], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, **options: Any) -> AsyncIterator[EngineClient]:
-    config = EngineConfig(model=str(save_mock_model(folder, **options)), max_model_len=400, seed=7)
+async def running(folder: Path, max_model_len: int = 400, **options: Any) -> AsyncIterator[EngineClient]:
+    config = EngineConfig(model=str(save_mock_model(folder, **options)), max_model_len=max_model_len, seed=7)
     client = EngineClient(config, factory=FACTORY)
     try:
         await client.start()
@@ -106,6 +108,45 @@ def test_leaving_a_stream_early_aborts_the_request_and_its_id_may_be_used_again(
             assert client.stats.num_running == 0
             again = await collect(client, request("r", seed=1, max_tokens=3))
             assert len(tokens(again[0])) == 3
+
+    asyncio.run(scenario())
+
+
+def test_leaving_a_stream_whose_end_waits_unread_frees_its_id(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            async with contextlib.aclosing(client.generate(request("r", max_tokens=30))) as stream:
+                await anext(stream)
+                await until(lambda: client._streams["r"].num_open == 0, "its end has arrived")
+            assert client.num_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_request_that_nobody_reads_is_ended_and_its_id_freed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, tokens_per_step=MAX_UNREAD // 8, max_model_len=MAX_UNREAD * 4) as client:
+            for leaves_early in (True, False):
+                async with contextlib.aclosing(client.generate(request("r", max_tokens=MAX_UNREAD * 3))) as stream:
+                    await anext(stream)
+                    await until(lambda: client._streams["r"].error is not None, "it is ended")
+                    if not leaves_early:
+                        with pytest.raises(InvalidRequestError, match="tokens unread"):
+                            await anext(stream)
+                            await anext(stream)
+                assert client.num_requests == 0
+            await until(lambda: client.stats.num_finished == {"abort": 2}, "the engine let go of both")
+
+    asyncio.run(scenario())
+
+
+def test_connection_that_hears_of_the_death_before_it_starts_does_not_wait() -> None:
+    async def scenario() -> None:
+        connection = EngineConnection("ipc:///nowhere")
+        connection.die("it ended")
+        with pytest.raises(EngineDeadError, match="it ended"):
+            await asyncio.wait_for(connection.start(), 30)
+        await connection.close()
 
     asyncio.run(scenario())
 
@@ -261,21 +302,23 @@ def test_messages_survive_the_wire_with_every_field() -> None:
     decoded = messages.decode_to_engine(messages.encode(messages.AddRequest(asked)))
     assert decoded == messages.AddRequest(asked)
     delta = TokenDelta("id", 1, [3], logprobs=[TokenLogprobs(3, -0.1, 1, [(3, -0.1)])], stop_reason="x")
-    assert messages.decode_to_client(messages.encode(messages.Deltas([delta]))) == messages.Deltas([delta])
+    assert messages.decode_to_client(messages.encode(messages.Deltas([], [delta]))) == messages.Deltas([], [delta])
 
 
 def test_deltas_of_one_choice_that_wait_are_joined() -> None:
     first = TokenDelta("r", 0, [1], num_accepted_drafts=0, logprobs=[TokenLogprobs(1, -1.0, 1)], prompt_logprobs=[None])
     second = TokenDelta("r", 0, [2, 3], num_accepted_drafts=1, logprobs=[TokenLogprobs(2, -1.0, 1)] * 2)
     last = TokenDelta("r", 0, [4], logprobs=[TokenLogprobs(4, -1.0, 1)], finish_reason="stop", stop_reason=4, seed=9)
+    last.is_complete = True
     waiting: list[TokenDelta] = []
     for delta in (first, TokenDelta("r", 1, [7]), second, last):
         merge_deltas(waiting, delta)
     assert [delta.index for delta in waiting] == [0, 1]
     joined = waiting[0]
     assert (joined.token_ids, joined.num_accepted_drafts, joined.finish_reason) == ([1, 2, 3, 4], 1, "stop")
-    assert (joined.stop_reason, joined.seed, joined.prompt_logprobs) == (4, 9, [None])
+    assert (joined.stop_reason, joined.is_complete, joined.seed, joined.prompt_logprobs) == (4, True, 9, [None])
     assert joined.logprobs is not None and [entry.token_id for entry in joined.logprobs] == [1, 2, 2, 4]
+    assert joined.are_drafts() == [False, True, False, False], "the first tokens of each step are its accepted drafts"
 
 
 @contextlib.asynccontextmanager
@@ -352,3 +395,49 @@ def test_death_of_the_engine_ends_a_wait_for_aborts(tmp_path: Path) -> None:
                 await client.abort_requests(None)
 
     asyncio.run(scenario())
+
+
+class ManualLoop:
+    """The part of an event loop that handing out needs, with a clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Any:
+        self.calls.append((when_s, call))
+        return SimpleNamespace(cancel=lambda: None)
+
+
+def test_tokens_of_many_streams_wait_for_a_common_hand_out_but_first_tokens_and_ends_do_not() -> None:
+    connection, loop = EngineConnection("ipc:///nowhere"), ManualLoop()
+    connection._loop = loop  # type: ignore[assignment]
+    woken: list[str] = []
+    for name in ("old", "fresh", *(f"idle-{i}" for i in range(6))):
+        stream = connection._streams[name] = _Stream(name, 1)
+        stream.is_fresh = name == "fresh"
+        stream.wake = functools.partial(woken.append, name)  # type: ignore[method-assign]
+
+    def emit(now_s: float, name: str, finish_reason: str | None = None) -> None:
+        loop.now_s = now_s
+        delta = TokenDelta(name, 0, [1], finish_reason=finish_reason)
+        connection._handle(messages.split_deltas([delta]))
+
+    emit(1.0, "old")
+    assert (woken, loop.calls) == (["old"], []), "the last hand-out is long ago"
+    emit(1.004, "old")
+    emit(1.006, "fresh")
+    assert woken == ["old", "fresh"]
+    [(due_s, call)] = loop.calls
+    assert due_s == pytest.approx(1.008), "one millisecond for each of the eight streams"
+    loop.now_s = due_s
+    call()
+    assert woken == ["old", "fresh", "old"]
+    assert connection._streams["old"].deltas[0].token_ids == [1, 1]
+    emit(1.009, "old", "length")
+    assert woken[3:] == ["old"]
+    connection._loop = None
+    asyncio.run(connection.close())

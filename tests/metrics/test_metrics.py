@@ -38,12 +38,17 @@ STATS = EngineStats(
     num_finished={"stop": 2, "length": 1},
 )
 SPECULATION = {"method": "ngram", "verify_strategy": "topp", "accept_policy": "normal"}
+DESCRIPTION = {
+    "speculation": SPECULATION,
+    "max_num_seqs": 8,
+    "kv_cache": {"num_blocks": 10, "block_size": 64, "num_tokens": 640, "bytes": 4096},
+}
 LABELS = '{accept_policy="normal",method="ngram",verify_strategy="topp"}'
 
 
 def exposition() -> dict[str, float]:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(lambda: STATS, lambda: SPECULATION))
+    registry.register(EngineCollector(lambda: STATS, lambda: DESCRIPTION))
     lines = generate_latest(registry).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
@@ -56,6 +61,13 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:gpu_cache_usage_perc", 0.6),
         ("fastdeploy:available_gpu_block_num", 4),
         ("fastdeploy:hit_token_rate", 0.25),
+        ("fastdeploy:batch_size", 3),
+        ("fastdeploy:max_batch_size", 8),
+        ("fastdeploy:available_batch_size", 5),
+        ("fastdeploy:max_gpu_block_num", 10),
+        ("fastdeploy:free_gpu_block_num", 4),
+        ("fastdeploy:available_gpu_resource", 0.4),
+        ('fastdeploy:cache_config_info{block_size="64",bytes="4096",num_blocks="10",num_tokens="640"}', 1),
         ("fastdeploy:prompt_tokens_total", 100),
         ("fastdeploy:generation_tokens_total", 19),
         ("fastdeploy:prefix_cache_token_num_total", 20),
@@ -86,7 +98,10 @@ def record_one(recorder: RequestRecorder, drafted: int = 4) -> None:
 
 def test_request_times_go_into_their_histograms() -> None:
     registry = CollectorRegistry()
-    record_one(RequestRecorder(registry))
+    recorder = RequestRecorder(registry)
+    recorder.started(128)
+    recorder.started(None)
+    record_one(recorder)
     sums = {
         sample.name.removeprefix("fastdeploy:").removesuffix("_sum"): sample.value
         for family in registry.collect()
@@ -100,9 +115,14 @@ def test_request_times_go_into_their_histograms() -> None:
         "request_queue_time_seconds": 0.25,
         "request_prefill_time_seconds": 0.5,
         "request_decode_time_seconds": 2.0,
+        "request_inference_time_seconds": 2.5,
         "request_prompt_tokens": 20,
         "request_generation_tokens": 5,
+        "request_params_max_tokens": 128,
     }
+    assert registry.get_sample_value("fastdeploy:requests_number_total") == 2
+    assert registry.get_sample_value("fastdeploy:first_token_latency") == 0.75
+    assert registry.get_sample_value("fastdeploy:infer_latency") == 2.75
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-GOLDEN_NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 64
 MAX_ROWS = 256

@@ -66,13 +66,16 @@ def test_misshapen_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
     assert "1 misshapen (model.layers.0.mlp.up_proj.weight is [39, 40], expected [40, 40])" in message
 
 
-def test_transposed_linears_are_recognised(tmp_path: Path) -> None:
+def test_transposed_linears_are_recognised_against_what_says_otherwise(tmp_path: Path) -> None:
     def transpose(tensors: Tensors) -> None:
         for name, tensor in tensors.items():
             if tensor.ndim == 2 and "embed" not in name:
                 tensors[name] = tensor.t().contiguous()
 
-    assert "transposed (Paddle layout)" in refusal(copy_of("qwen3", tmp_path, transpose))
+    message = refusal(copy_of("qwen3", tmp_path, transpose))
+    assert message.endswith(
+        "the linear layers are transposed, against what says their layout: config.json has transformers_version"
+    )
 
 
 def test_quantized_tensors_are_recognised_without_a_quantization_config(tmp_path: Path) -> None:
@@ -116,27 +119,6 @@ def test_one_file_and_shards_are_the_same_model(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "weights.safetensors")
     tokens = list(range(20))
     np.testing.assert_array_equal(Driver(load(tmp_path)).run_alone(tokens), Driver(load(sharded)).run_alone(tokens))
-
-
-def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "llama_rope_llama3", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    assert "model-00002-of-00003.safetensors" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "format_name"),
-    [("model.gguf", "GGUF"), ("pytorch_model.bin", "PyTorch"), ("model_state.pdparams", "Paddle")],
-)
-def test_other_formats_are_refused_by_name(tmp_path: Path, file: str, format_name: str) -> None:
-    shutil.copy(GOLDEN / "qwen3" / "config.json", tmp_path)
-    (tmp_path / file).touch()
-    assert format_name in refusal(tmp_path)
-
-
-def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
-    shutil.copy(GOLDEN / "qwen3" / "config.json", tmp_path)
-    assert "holds no *.safetensors" in refusal(tmp_path)
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ class RowRule:
     position: int = 0
     draft_id: int = -1
     vocab_limit: int = 2**31 - 1
+    mask: list[int] | None = None  # words
 
 
 def batch_of(rules: list[RowRule]) -> SamplingBatch:
@@ -44,11 +46,12 @@ def batch_of(rules: list[RowRule]) -> SamplingBatch:
         history = batch.append_history(rule.prompt + rule.output)
         bias = batch.append_bias(list(rule.bias), list(rule.bias.values()))
         banned = batch.append_banned(rule.banned)
+        mask = -1 if rule.mask is None else batch.append_mask(np.array(rule.mask, np.int32))
         output = history + len(rule.prompt)
         batch.int_params.array[row] = [
             *(np.uint64(rule.seed).astype(np.int64), rule.position, rule.top_k),
             *(history, output, output + len(rule.output), bias, bias + len(rule.bias)),
-            *(banned, banned + len(rule.banned), rule.draft_id, rule.vocab_limit),
+            *(banned, banned + len(rule.banned), rule.draft_id, rule.vocab_limit, mask),
         ]
     assert batch.float_params.array.shape[1] == len(FloatColumn)
     assert batch.int_params.array.shape[1] == len(IntColumn)
@@ -88,6 +91,7 @@ def random_rule(rng: np.random.Generator, vocab_size: int) -> RowRule:
         position=int(rng.integers(0, 2**20)),
         draft_id=int(rng.integers(-1, vocab_size)),
         vocab_limit=int(rng.integers(vocab_size // 2 + 1, vocab_size + 10)),
+        mask=rng.integers(-(2**31), 2**31, (vocab_size + 31) // 32).tolist() if rng.random() < 0.3 else None,
     )
 
 
@@ -96,6 +100,14 @@ def random_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> NDArr
     values = rng.standard_normal((rows, vocab_size)) * rng.uniform(0.2, 6, (rows, 1))
     values[::3] = np.round(values[::3])
     return values.astype(np.float32)
+
+
+def mask_of(ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Return the words of a mask that lets these ids survive."""
+    words = np.zeros((vocab_size + 31) // 32, np.uint32)
+    for token_id in ids:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return words.view(np.int32).tolist()
 
 
 def results_of(batch: SamplingBatch, rows: int) -> tuple[list[int], list[int], list[int]]:

@@ -7,8 +7,17 @@ import pytest
 
 from fastdeploy.ops import registry
 from fastdeploy.ops.reference import sampling as reference
-from fastdeploy.ops.sampling import LogprobBuffers, RowStatus, SamplingBatch, gumbel_noise, logprobs, sample
-from tests.ops.sampling_rows import RowRule, batch_of, logits_of, random_logits, random_rule, results_of, tensor
+from fastdeploy.ops.sampling import IntColumn, LogprobBuffers, RowStatus, SamplingBatch, gumbel_noise, logprobs, sample
+from tests.ops.sampling_rows import (
+    RowRule,
+    batch_of,
+    logits_of,
+    mask_of,
+    random_logits,
+    random_rule,
+    results_of,
+    tensor,
+)
 
 INF = float("inf")
 
@@ -69,6 +78,39 @@ def test_banned_ids_and_ids_beyond_the_tokenizer_never_survive(backend: str) -> 
 @both
 def test_bias_cannot_bring_a_banned_id_back(backend: str) -> None:
     assert survivors([0.0, 0.0], RowRule(banned=[0], bias={0: 100.0}), backend) == [1]
+
+
+@both
+def test_only_ids_of_the_mask_survive_whatever_their_bias(backend: str) -> None:
+    logits = [5.0, 1.0, 2.0, 3.0]
+    assert survivors(logits, RowRule(mask=mask_of([1, 3], 4), bias={0: 100.0}), backend) == [1, 3]
+    assert survivors(logits, RowRule(mask=mask_of([0, 1, 3], 4), banned=[0], vocab_limit=3), backend) == [1]
+
+
+@both
+def test_mask_comes_before_top_k_and_top_p(backend: str) -> None:
+    assert survivors(TENTHS, RowRule(mask=mask_of([1, 2, 3], 4), top_k=2), backend) == [1, 2]
+    assert survivors(TENTHS, RowRule(mask=mask_of([1, 2, 3], 4), top_p=0.5), backend) == [1]  # 0.3 of 0.6 reaches 0.5
+
+
+@both
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_that_leaves_one_id_chooses_it(backend: str, temperature: float) -> None:
+    vocab_size = 151_936
+    values = np.random.default_rng(4).standard_normal((3, vocab_size))
+    ids = [0, 70_001, vocab_size - 1]
+    rules = [RowRule(mask=mask_of([i], vocab_size), temperature=temperature, draft_id=i) for i in ids]
+    batch, buffer = batch_of(rules), logits_of(values)
+    registry.lookup(backend)("sample")(buffer.tensor, batch, 3, False)
+    assert results_of(batch, 3) == (ids, [0, 0, 0], [1, 1, 1])
+
+
+@both
+def test_an_empty_mask_fails_its_row_and_no_neighbour(backend: str) -> None:
+    rules = [RowRule(temperature=0.0), RowRule(mask=[0], temperature=0.0), RowRule(temperature=0.0)]
+    batch, buffer = batch_of(rules), logits_of([[1.0, 2.0]] * 3)
+    registry.lookup(backend)("sample")(buffer.tensor, batch, 3, False)
+    assert results_of(batch, 3)[:2] == ([1, -1, 1], [RowStatus.OK, RowStatus.EMPTY, RowStatus.OK])
 
 
 @both
@@ -210,6 +252,17 @@ def test_ranges_outside_their_list_are_refused_by_row() -> None:
         sample(logits, batch, 2)
     with pytest.raises(ValueError, match="sample: logits"):
         sample(logits, batch, 3)
+
+
+@pytest.mark.parametrize("begin", [-2, 1023])
+def test_a_mask_outside_the_words_is_refused_by_row(begin: int) -> None:
+    batch, logits = batch_of([RowRule(), RowRule()]), logits_of([[0.0] * 33] * 2).tensor
+    batch.int_params.array[1, IntColumn.MASK_BEGIN] = begin
+    with pytest.raises(ValueError, match=r"sample: mask_words: expected a range within 1024 entries, got .* row 1"):
+        sample(logits, batch, 2)
+    batch.int_params.array[1, IntColumn.VOCAB_LIMIT] = 0  # needs no word
+    batch.int_params.array[1, IntColumn.MASK_BEGIN] = 1024
+    sample(logits, batch, 2)
 
 
 # Log-probabilities

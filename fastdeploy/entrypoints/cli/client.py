@@ -4,127 +4,161 @@
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from fastdeploy.config.env import read_env
+from fastdeploy.entrypoints.cli.http_client import HttpClient, ServerError, UnreachableError
+from fastdeploy.entrypoints.cli.parser import CommandParser, positive_int
+
 DEFAULT_URL = "http://localhost:8000/v1"
+DIM, PLAIN = "\033[2m", "\033[0m"
 
 
-class ServerError(Exception):
-    """The server cannot be reached, or has answered with an error."""
+class Printer:
+    """Writes an answer as it comes; reasoning stands dim on a terminal, between marks elsewhere."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = (DIM, PLAIN + "\n") if sys.stdout.isatty() else ("[reasoning] ", "\n[answer] ")
+        self._is_reasoning = False
+
+    def write(self, text: str, is_reasoning: bool = False) -> None:
+        """Write a piece."""
+        if not text:
+            return
+        if is_reasoning != self._is_reasoning:
+            print(self._begin if is_reasoning else self._end, end="")
+            self._is_reasoning = is_reasoning
+        print(text, end="", flush=True)
+
+    def end(self) -> None:
+        """End the answer with a new line."""
+        print(PLAIN if self._is_reasoning and self._begin == DIM else "")
+        self._is_reasoning = False
 
 
 @dataclass
-class Client:
-    """A server, and the parameters of every request to it."""
+class Conversation:
+    """The server, what every request carries, and the messages so far."""
 
-    url: str
-    api_key: str
+    client: HttpClient
     parameters: dict[str, Any]
+    messages: list[dict[str, str]] = field(default_factory=list)
 
-    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the choices of a streamed answer.
-
-        Raises:
-            ServerError: no connection, or an error answer or event.
-        """
-        with self._open(path, {**self.parameters, **body, "stream": True}) as answer:
-            for line in answer:
-                data = line.decode().removeprefix("data: ").strip()
-                if not data or data == "[DONE]":
-                    continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise ServerError(event["error"]["message"])
-                yield from event["choices"]
-
-    def first_model(self) -> str:
-        """Return the name of the model that the server has."""
-        with self._open("/models") as answer:
-            return str(json.load(answer)["data"][0]["id"])
-
-    def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        headers = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
+    async def say(self, text: str) -> None:
+        """Send a message and print the answer; both are remembered if there was one, as far as it came."""
+        self.messages.append({"role": "user", "content": text})
+        printer, answer = Printer(), ""
+        body = {**self.parameters, "messages": self.messages, "stream": True}
         try:
-            return urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers))
-        except urllib.error.HTTPError as error:
-            raise ServerError(_message(error.read()) or str(error)) from None
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            raise ServerError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
+            async for event in self.client.stream("/chat/completions", body):
+                for choice in event["choices"]:
+                    printer.write(choice["delta"].get("reasoning_content") or "", is_reasoning=True)
+                    piece = choice["delta"].get("content") or ""
+                    printer.write(piece)
+                    answer += piece
+        except (ServerError, UnreachableError):
+            answer = ""
+            raise
+        finally:
+            printer.end()
+            if answer:
+                self.messages.append({"role": "assistant", "content": answer})
+            else:
+                self.messages.pop()
+
+    async def complete(self, text: str) -> None:
+        """Print the continuation of a text."""
+        printer = Printer()
+        try:
+            async for event in self.client.stream("/completions", {**self.parameters, "prompt": text, "stream": True}):
+                for choice in event["choices"]:
+                    printer.write(choice["text"])
+        finally:
+            printer.end()
 
 
 def chat(arguments: list[str]) -> int:
     """Talk to the model; with --quick one message, else a conversation until the input ends."""
-    parser = _parser("chat", "MESSAGE", "send one message and exit")
+    parser = _parser("chat", "Talk to a running server. Ctrl-C stops an answer, Ctrl-D ends the conversation.")
+    parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message and exit")
     parser.add_argument("--system-prompt", help="first message of the conversation")
-    args = parser.parse_args(arguments)
-    messages: list[dict[str, str]] = []
+    args = parser.parse_own(arguments)
+    conversation = _conversation(args)
     if args.system_prompt:
-        messages.append({"role": "system", "content": args.system_prompt})
-
-    def turn(client: Client, text: str) -> None:
-        messages.append({"role": "user", "content": text})
-        pieces = []
-        for choice in client.stream("/chat/completions", {"messages": messages}):
-            pieces.append(choice["delta"].get("content") or "")
-            print(pieces[-1], end="", flush=True)
-        print()
-        messages.append({"role": "assistant", "content": "".join(pieces)})
-
-    return _converse(args, turn)
+        conversation.messages.append({"role": "system", "content": args.system_prompt})
+    return _converse(args, conversation, conversation.say)
 
 
 def complete(arguments: list[str]) -> int:
     """Let the model continue texts; with --quick one, else one per line until the input ends."""
-    args = _parser("complete", "PROMPT", "continue one text and exit").parse_args(arguments)
-
-    def turn(client: Client, text: str) -> None:
-        for choice in client.stream("/completions", {"prompt": text}):
-            print(choice["text"], end="", flush=True)
-        print()
-
-    return _converse(args, turn)
+    parser = _parser("complete", "Let a running server continue texts, one per line.")
+    parser.add_argument("-q", "--quick", metavar="PROMPT", help="continue one text and exit")
+    args = parser.parse_own(arguments)
+    conversation = _conversation(args)
+    return _converse(args, conversation, conversation.complete)
 
 
-def _parser(command: str, quick: str, help_quick: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"fastdeploy {command}")
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"address of the server (default: {DEFAULT_URL})")
-    parser.add_argument("--model-name", help="model to ask for (default: the first that the server has)")
-    parser.add_argument("--api-key", default="EMPTY", help="key of the server")
-    parser.add_argument("-q", "--quick", metavar=quick, help=help_quick)
-    parser.add_argument("--max-tokens", type=int, default=512, help="most tokens of an answer (default: 512)")
-    parser.add_argument("--temperature", type=float, help="0 is greedy (default: the server's)")
+def add_key_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that brings the key of a server."""
+    parser.add_argument("--api-key", help="key of the server; else OPENAI_API_KEY of the environment")
+
+
+def server_key(args: argparse.Namespace) -> str:
+    """Return the key to send."""
+    return str(args.api_key or read_env().openai_api_key or "EMPTY")
+
+
+def _parser(command: str, description: str) -> CommandParser:
+    parser = CommandParser(command, description)
+    parser.add_argument("--url", default=DEFAULT_URL, help="address of the server")
+    parser.add_argument("--model-name", help="model to ask for; else the first that the server has")
+    add_key_flag(parser)
+    parser.add_argument("--max-tokens", type=positive_int, default=512, help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, help="0 is greedy; else the server's")
     return parser
 
 
-def _converse(args: argparse.Namespace, turn: Any) -> int:
+def _conversation(args: argparse.Namespace) -> Conversation:
     parameters = {"max_tokens": args.max_tokens}
     if args.temperature is not None:
         parameters["temperature"] = args.temperature
-    client = Client(args.url.rstrip("/"), args.api_key, parameters)
+    return Conversation(HttpClient(args.url.rstrip("/"), server_key(args)), parameters)
+
+
+def _converse(args: argparse.Namespace, conversation: Conversation, turn: Callable[[str], Any]) -> int:
     try:
-        client.parameters["model"] = args.model_name or client.first_model()
+        conversation.parameters["model"] = args.model_name or asyncio.run(conversation.client.first_model())
         if args.quick is not None:
-            turn(client, args.quick)
+            asyncio.run(turn(args.quick))
             return 0
-        while True:
-            turn(client, input("> "))
-    except ServerError as error:
-        print(f"fastdeploy: error: {error}", file=sys.stderr)
-        return 1
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return 0
+    except (ServerError, UnreachableError) as error:
+        return _failed(error)
+    return _take_turns(turn)
 
 
-def _message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+def _take_turns(turn: Callable[[str], Any]) -> int:
+    """Ask for lines until the input ends; an error answer is said, and the next line asked for."""
+    status = 0
+    while True:
+        try:
+            text = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return status
+        try:
+            asyncio.run(turn(text))
+        except KeyboardInterrupt:
+            print("(stopped)")
+        except ServerError as error:
+            status = _failed(error)
+        except UnreachableError as error:
+            return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    print(f"fastdeploy: error: {error}", file=sys.stderr)
+    return 1

@@ -3,36 +3,64 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from fastdeploy.config.env import Env, read_env
+from fastdeploy.core.errors import ConfigError, FastDeployError
 from fastdeploy.version import __version__
 
 USAGE = """usage: fastdeploy COMMAND [flags]
 
-  serve MODEL     serve a model over the OpenAI API (fastdeploy serve --help)
+  serve MODEL     serve a model over the OpenAI API
   chat            talk to a running server
-  complete        let a running server continue a text
+  complete        let a running server continue texts
+  run-batch       answer a file of requests (OpenAI batch JSONL)
+  bench           measure: bench serve, bench latency, bench throughput
+  config          print the configuration that flags and a YAML file make, and where each value comes from
+  tokenizer       encode, decode, export the vocabulary
+  collect-env     print what a bug report needs: versions, machine, limits
   --version       versions of the package and of its operator library
+
+fastdeploy COMMAND --help lists the flags of a command.
 """
-NOT_YET = ("bench", "run-batch", "collect-env", "config", "tokenizer")
+COMMANDS = {
+    "serve": "fastdeploy.entrypoints.openai.api_server:main",
+    "chat": "fastdeploy.entrypoints.cli.client:chat",
+    "complete": "fastdeploy.entrypoints.cli.client:complete",
+    "run-batch": "fastdeploy.entrypoints.cli.run_batch:main",
+    "bench": "fastdeploy.entrypoints.cli.bench.command:main",
+    "config": "fastdeploy.entrypoints.cli.show_config:main",
+    "tokenizer": "fastdeploy.entrypoints.cli.tokenizer:main",
+    "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",
+}
+"""Command -> module:function; a command imports what it needs only when it runs."""
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status."""
+    """Run a command; return the exit status: 2 for what cannot be used as given."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = arguments.pop(0) if arguments else "--help"
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
     if command in ("-v", "--version"):
         print(version_line())
         return 0
-    if command in _COMMANDS:
-        return _COMMANDS[command](arguments)
-    reason = "is not available yet" if command in NOT_YET else "is no command; see fastdeploy --help"
-    print(f"fastdeploy: error: {command} {reason}", file=sys.stderr)
-    return 2
+    env = Env()
+    try:
+        env = read_env()
+        return _run(command, arguments)
+    except FastDeployError as error:
+        if env.debug:
+            raise
+        print(f"fastdeploy: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def version_line() -> str:
@@ -46,25 +74,14 @@ def version_line() -> str:
     return f"fastdeploy {__version__}, operator library {library}"
 
 
-def _serve(arguments: list[str]) -> int:
-    from fastdeploy.entrypoints.openai.api_server import main as serve
+def _run(command: str, arguments: list[str]) -> int:
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see fastdeploy --help"
+        raise ConfigError(command, f"is no command; {hint}")
+    module, _, function = COMMANDS[command].partition(":")
+    return int(getattr(importlib.import_module(module), function)(arguments))
 
-    return serve(arguments)
-
-
-def _chat(arguments: list[str]) -> int:
-    from fastdeploy.entrypoints.cli.client import chat
-
-    return chat(arguments)
-
-
-def _complete(arguments: list[str]) -> int:
-    from fastdeploy.entrypoints.cli.client import complete
-
-    return complete(arguments)
-
-
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"serve": _serve, "chat": _chat, "complete": _complete}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,207 +1,137 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes of the HTTP server."""
+"""The HTTP application: its routes, and the two that generate."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
-import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.entrypoints.openai import control, info
+from fastdeploy.entrypoints.openai.auth import KeyCheck, key_salt
+from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, read_body
 from fastdeploy.entrypoints.openai.chat import ChatJob
 from fastdeploy.entrypoints.openai.completions import CompletionJob
 from fastdeploy.entrypoints.openai.errors import ApiError, error_response, to_api_error
+from fastdeploy.entrypoints.openai.info import server_of
 from fastdeploy.entrypoints.openai.job import Job, JobResponse
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, T, parse_body
+from fastdeploy.entrypoints.openai.params import check_request_fields
+from fastdeploy.entrypoints.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+    parse_body,
+)
+from fastdeploy.entrypoints.openai.routes import no_route, wrong_method
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.version import __version__
 
-MAX_BODY_BYTES = 32 * 2**20
-LARGE_BODY_BYTES = 64 * 2**10  # from here on the work on a body is done beside the event loop
-KEY_SALT = "fastdeploy.key_salt"
-OPEN_PATHS = ("/health", "/metrics", "/version")  # probes and dashboards bring no key
+REQUEST_ID_HEADER = "X-Request-Id"
+MAX_HEADER_ID_LENGTH = 96
 
 
 def make_app(server: ApiServer) -> Starlette:
     """Return the application; `server` is its state."""
     app = Starlette(
         routes=[
-            Route("/v1/completions", _completions, methods=["POST"]),
-            Route("/v1/chat/completions", _chat, methods=["POST"]),
-            Route("/v1/models", _models),
-            Route("/v1/models/{name:path}", _model),
-            Route("/health", _health),
-            Route("/metrics", _metrics),
-            Route("/version", _version),
-            Route("/load", _load),
-            Route("/config-info", _config_info),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            *control.ROUTES,
+            *info.ROUTES,
         ],
         exception_handlers={
             ApiError: _on_error,
             InvalidRequestError: _on_error,
-            HTTPException: _on_error,
+            HTTPException: _on_wrong_route,
             ClientDisconnect: _on_leaving,
             Exception: _on_error,
         },
     )
     app.state.server = server
-    if server.config.api_keys:
-        app.add_middleware(_KeyCheck, keys=server.config.api_keys)
+    config = server.config
+    if config.api_keys:
+        app.add_middleware(KeyCheck, keys=config.api_keys)
+    if config.allowed_origins:  # outermost: a browser's first question brings no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=[REQUEST_ID_HEADER],
+        )
     return app
 
 
-class _KeyCheck:
-    """Lets in who brings one of the keys as `Authorization: Bearer KEY`."""
-
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self._app = app
-        self._keys = [key.encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        key = self._known_key(scope)
-        if key is None:
-            error = ApiError(
-                401,
-                "a valid API key is needed: Authorization: Bearer KEY",
-                type="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-            await error_response(error)(scope, receive, send)
-            return
-        scope[KEY_SALT] = hashlib.blake2b(key, digest_size=16).hexdigest()
-        await self._app(scope, receive, send)
-
-    def _known_key(self, scope: Scope) -> bytes | None:
-        brought = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, key = brought.partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]  # all, so that time tells nothing
-        return key.strip() if kind.lower() == b"bearer" and any(matches) else None
-
-
-async def _completions(request: Request) -> Any:
+async def completions(request: Request) -> Any:
+    """POST /v1/completions."""
     return await _start(request, CompletionRequest, CompletionJob)
 
 
-async def _chat(request: Request) -> Any:
+async def chat_completions(request: Request) -> Any:
+    """POST /v1/chat/completions."""
     return await _start(request, ChatCompletionRequest, ChatJob)
 
 
-async def _start(request: Request, model: type[T], make_job: Callable[[ApiServer, T], Job]) -> JobResponse:
+async def _start(request: Request, model: type[Any], make_job: Callable[[ApiServer, Any], Job]) -> JobResponse:
     """Parse, check, and return the answer that will run the job."""
-    server = _server(request)
+    server = server_of(request)
     server.check_available()
-    body = await _read_body(request)
+    header_id = _header_id(request)
+    body = await read_body(request)
 
-    def prepare() -> Job:
-        asked = parse_body(body, model)
+    def parse() -> GenerationFields:
+        asked: GenerationFields = parse_body(body, model)
         server.check_model(asked.model)
-        return make_job(server, asked)
+        check_request_fields(asked)
+        if asked.request_id is None and header_id is not None:
+            asked.request_id = f"{header_id}-{uuid.uuid4().hex[:8]}"  # one header may come with several requests
+        return asked
 
-    job = prepare() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(prepare)
+    is_small = len(body) < LARGE_BODY_BYTES
+    asked = parse() if is_small else await asyncio.to_thread(parse)
+    is_quick = is_small and getattr(asked, "chat_template", None) is None  # a client's template may take seconds
+    job = make_job(server, asked) if is_quick else await asyncio.to_thread(make_job, server, asked)
     for one in job.requests:  # cached prefixes are shared within one key only
-        one.cache_salt = f"{request.scope.get(KEY_SALT, '')}{one.cache_salt}"
-    return JobResponse(job)
+        one.cache_salt = f"{key_salt(request.scope)}{one.cache_salt}"
+        one.priority = job.asked.priority
+    return JobResponse(job, header_id)
 
 
-async def _read_body(request: Request) -> bytes:
-    too_large = ApiError(413, f"the body may hold {MAX_BODY_BYTES} bytes", code="request_too_large")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise too_large
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise too_large
-    return bytes(body)
+def _header_id(request: Request) -> str | None:
+    """Return the client's name for this request.
 
-
-async def _models(request: Request) -> Response:
-    return _json({"object": "list", "data": [_model_card(_server(request))]})
-
-
-async def _model(request: Request) -> Response:
-    server = _server(request)
-    server.check_model(request.path_params["name"])
-    return _json(_model_card(server))
-
-
-def _model_card(server: ApiServer) -> dict[str, Any]:
-    return {
-        "id": server.model_name,
-        "object": "model",
-        "created": server.created_s,
-        "owned_by": "FastDeploy",
-        "root": server.engine_config.model,
-        "parent": None,
-        "max_model_len": server.description().get("max_model_len", server.engine_config.max_model_len),
-    }
-
-
-async def _health(request: Request) -> Response:
-    status = _server(request).status
-    return _json({"status": status}, 200 if status == "ready" else 503)
-
-
-async def _metrics(request: Request) -> Response:
-    return Response(generate_latest(_server(request).registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-
-async def _version(request: Request) -> Response:
-    library = _server(request).description().get("fingerprint", {}).get("operator_library")
-    return _json({"version": __version__, "operator_library": library})
-
-
-async def _load(request: Request) -> Response:
-    server = _server(request)
-    stats = server.client.stats
-    return _json(
-        {
-            "num_requests": server.gate.num_inside,
-            "max_concurrency": server.config.max_concurrency,
-            "num_running": stats.num_running,
-            "num_waiting": stats.num_waiting,
-            "num_free_blocks": stats.num_free_blocks,
-            "num_blocks": stats.num_blocks,
-        }
-    )
-
-
-async def _config_info(request: Request) -> Response:
-    server = _server(request)
-    masked = {**asdict(server.config), "api_keys": ["***"] * len(server.config.api_keys)}
-    return _json({"engine": server.description(), "engine_config": asdict(server.engine_config), "server": masked})
+    Raises:
+        ApiError: 400, it is empty, too long, or no printable ASCII.
+    """
+    given = request.headers.get(REQUEST_ID_HEADER)
+    if given is not None and not (1 <= len(given) <= MAX_HEADER_ID_LENGTH and given.isascii() and given.isprintable()):
+        message = f"{REQUEST_ID_HEADER}: expected 1 to {MAX_HEADER_ID_LENGTH} printable ASCII characters"
+        raise ApiError(400, message, param=REQUEST_ID_HEADER, code="invalid_value")
+    return given
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return error_response(to_api_error(error, request.headers.get("x-request-id") or uuid.uuid4().hex))
+    return error_response(to_api_error(error, request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex))
+
+
+async def _on_wrong_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        return error_response(no_route(path, [route.path for route in request.app.routes if "{" not in route.path]))
+    if error.status_code == 405:
+        return error_response(wrong_method(request.method, path, (error.headers or {}).get("Allow", "")))
+    return await _on_error(request, error)
 
 
 async def _on_leaving(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
-
-
-def _server(request: Request) -> ApiServer:
-    server: ApiServer = request.app.state.server
-    return server
-
-
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")

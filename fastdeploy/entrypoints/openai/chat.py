@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.reasoning import ReasoningState
+from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import build_request
-from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.job import Job, make_request_id
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params
-from fastdeploy.entrypoints.openai.protocol import NOT_YET, ChatCompletionRequest
+from fastdeploy.entrypoints.openai.parsers.machine import Part
+from fastdeploy.entrypoints.openai.parsers.message import Call, Message, MessageParser
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningSplitter
+from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
-
-ROLES = ("system", "developer", "user", "assistant")
-REFUSED_KEYS = ("tool_calls", "tool_call_id", "function_call", "audio")
+from fastdeploy.entrypoints.openai.tool_choice import tool_use
 
 
 class ChatJob(Job):
@@ -34,79 +38,115 @@ class ChatJob(Job):
         request_id = make_request_id(asked.request_id)
         super().__init__(server, asked, f"chatcmpl-{request_id}")
         self._asked = asked
+        self._reasoning = reasoning_format(server)
+        self._tools = tool_use(asked, server.config.tool_call_parser)
         params = chat_params(asked, server.defaults, server.config.max_logprobs)
-        prompt = _prompt(server, asked)
-        add_special = asked.add_special_tokens is True  # the template writes its own
-        request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special)
+        prompt = render_prompt(server, asked)
+        state = reasoning_state(server, asked, prompt)
+        self._add_form(params)
+        add_special = asked.add_special_tokens is True or (  # a template writes its own
+            asked.disable_chat_template and asked.add_special_tokens is None
+        )
+        field = "messages" if asked.prompt_token_ids is None else "prompt_token_ids"
+        request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special, field)
         request.cache_salt = asked.cache_salt or ""
+        request.reasoning = state
         self.requests = [request]
+        is_plain = self._reasoning is None and self._tools is None
+        self._parsers = None if is_plain else [self._make_parser(state) for _ in range(params.n)]
 
     def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
         """Return the choice with its message."""
-        return {
-            "index": update.index,
-            "message": {"role": "assistant", "content": update.text, "refusal": None},
-            **self._rest(update),
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": update.text, "refusal": None}
+        if self._parsers is not None:
+            read = Message()
+            read.add(self._parsers[update.index].push(update.text, True))
+            message.update(self._read_fields(read))
+        return {"index": update.index, "message": message, **self._rest(update)}
 
     def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
-        """Yield a choice that opens the message, then one with what is new."""
+        """Yield a choice that opens the message, then what is new: one choice, or one per part of the message."""
         if update.is_first:
             delta = {"role": "assistant", "content": ""}
             yield {"index": update.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        *before, last = self._deltas(update) or [{}]
+        for delta in before:
+            yield {"index": update.index, "delta": delta, "logprobs": None, "finish_reason": None}
         rest = self._rest(update)
-        if update.text or rest["finish_reason"] or rest["logprobs"] or self._asked.return_token_ids:
-            yield {"index": update.index, "delta": {"content": update.text} if update.text else {}, **rest}
+        if last or rest["finish_reason"] or rest["logprobs"] or self._asked.return_token_ids:
+            yield {"index": update.index, "delta": last, **rest}
+
+    def _add_form(self, params: SamplingParams) -> None:
+        """Let the output have the form that the tools ask for, and keep the markers in its text."""
+        markers = self._reasoning.markers if self._reasoning is not None else ()
+        if self._tools is not None:
+            params.guided_decoding = self._tools.constraint(self.server.tokenizer, params.guided_decoding)
+            markers += self._tools.markers
+        params.visible_token_ids = list(self.server.tokenizer.special_ids_of(markers).values())
+
+    def _make_parser(self, state: ReasoningState) -> MessageParser:
+        splitter = ReasoningSplitter(self._reasoning, state) if self._reasoning is not None else None
+        if self._tools is None:
+            return MessageParser(splitter, None)
+        return MessageParser(splitter, self._tools.make_parser(), self._tools.max_calls)
+
+    def _group(self) -> GenerationGroup:
+        group = super()._group()
+        if self._reasoning is not None:
+            request = self.requests[0]
+            group.usage.reasoning = [
+                ReasoningCounter(self.server.tokenizer, self._reasoning, request.reasoning)
+                for _ in range(request.params.n)
+            ]
+        return group
+
+    def _read_fields(self, read: Message) -> dict[str, Any]:
+        """Return the message's fields after reading it: no content is null beside calls."""
+        fields: dict[str, Any] = {"content": read.content}
+        if self._reasoning is not None:
+            fields["reasoning_content"] = read.reasoning or None
+        if read.calls:
+            fields["content"] = read.content or None
+            fields["tool_calls"] = [_tool_call(call) for call in read.calls]
+        return fields
+
+    def _deltas(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        if self._parsers is None:
+            return [{"content": update.text}] if update.text else []
+        parts = self._parsers[update.index].push(update.text, update.delta.finish_reason is not None)
+        return [_delta(part) for part in parts]
 
     def _rest(self, update: ChoiceUpdate) -> dict[str, Any]:
         delta, tokenizer = update.delta, self.server.tokenizer
         made: dict[str, Any] = {"logprobs": None, "finish_reason": delta.finish_reason}
+        if self._parsers is not None and delta.finish_reason == "stop" and self._parsers[update.index].num_calls:
+            made["finish_reason"] = "tool_calls"
         if self._asked.logprobs:
             made["logprobs"] = chat_logprobs(tokenizer, delta.logprobs or [], self._asked.top_logprobs or 0)
         made.update(self.extensions(update, ("prompt_token_ids", "completion_token_ids")))
         if delta.prompt_logprobs is not None:
-            made["prompt_logprobs"] = prompt_logprobs(tokenizer, delta.prompt_logprobs)
+            has_texts = self._asked.include_logprobs_decode_token
+            made["prompt_logprobs"] = prompt_logprobs(tokenizer, delta.prompt_logprobs, has_texts)
         return made
 
 
-def _prompt(server: ApiServer, asked: ChatCompletionRequest) -> str | list[int]:
-    """Return the prompt: token ids as given, or the rendered conversation."""
-    if asked.prompt_token_ids is not None:
-        return asked.prompt_token_ids
-    if not asked.messages:
-        raise InvalidRequestError("messages", "expected at least one message")
-    messages = [_message(at, message) for at, message in enumerate(asked.messages)]
-    kwargs = dict(asked.chat_template_kwargs or {})
-    for name in ("messages", "add_generation_prompt", "chat_template"):
-        if name in kwargs:
-            raise InvalidRequestError("chat_template_kwargs", f"{name!r} is a field of its own")
-    return server.tokenizer.apply_chat_template(messages, asked.add_generation_prompt, server.chat_template, **kwargs)
+def _tool_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": _call_id(), "type": "function", "function": function}
 
 
-def _message(at: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates want it, its content one text."""
-    where = f"messages[{at}]"
-    role = message.get("role")
-    if role in ("tool", "function"):
-        raise InvalidRequestError(f"{where}.role", f"tool calling {NOT_YET}")
-    if role not in ROLES:
-        raise InvalidRequestError(f"{where}.role", f"expected one of {', '.join(ROLES)}, got {role!r}")
-    for key in REFUSED_KEYS:
-        if message.get(key):
-            raise InvalidRequestError(f"{where}.{key}", NOT_YET)
-    text = _text(f"{where}.content", message.get("content"))
-    return {**message, "role": "system" if role == "developer" else role, "content": text}
+def _delta(part: Part) -> dict[str, Any]:
+    """Return a part as the delta of a chunk: a call's id, type and name come once, its arguments in pieces."""
+    match part.kind:
+        case "reasoning":
+            return {"reasoning_content": part.text}
+        case "content":
+            return {"content": part.text}
+        case "call":
+            function = {"name": part.text, "arguments": ""}
+            return {"tool_calls": [{"index": part.index, "id": _call_id(), "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
-def _text(where: str, content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidRequestError(where, "expected text or a list of text parts")
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequestError(where, f"expected parts of type text, got {kind!r}: this server reads text only")
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -8,11 +8,12 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import TokenLogprobs
+from fastdeploy.detokenize.fill_in import fill_in_prompt
 from fastdeploy.detokenize.preprocess import build_request
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.job import Job, make_request_id
 from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from fastdeploy.entrypoints.openai.params import completion_params
+from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
 
@@ -43,14 +44,16 @@ class CompletionJob(Job):
                 "n", f"prompts times n may reach {MAX_CHOICES}, got {len(self._prompts) * params.n}"
             )
         add_special = asked.add_special_tokens is not False
+        field = "prompt" if asked.prompt_token_ids is None else "prompt_token_ids"
         self.requests = [
-            build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special)
-            for at, prompt in enumerate(self._prompts)
+            build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special, field)
+            for at, prompt in enumerate(self._with_suffix(add_special))
         ]
         for request in self.requests:
             request.cache_salt = asked.cache_salt or ""
         num_choices = len(self._prompts) * params.n
-        self._logprobs = [CompletionLogprobs(server.tokenizer, params.logprobs or 0) for _ in range(num_choices)]
+        self._num_top = completion_logprobs(asked)
+        self._logprobs = [CompletionLogprobs(server.tokenizer, self._num_top or 0) for _ in range(num_choices)]
 
     def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
         """Return the choice, with the prompt before its text if it is to be echoed."""
@@ -63,7 +66,8 @@ class CompletionJob(Job):
             **self.extensions(update, ("prompt_token_ids", "completion_token_ids")),
         }
         if delta.prompt_logprobs is not None and self._asked.prompt_logprobs is not None:
-            made["prompt_logprobs"] = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs)
+            has_texts = self._asked.include_logprobs_decode_token
+            made["prompt_logprobs"] = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs, has_texts)
         return made
 
     def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
@@ -72,6 +76,18 @@ class CompletionJob(Job):
         is_new = choice["text"] or choice["finish_reason"] or choice["logprobs"] or self._asked.return_token_ids
         if is_new or "prompt_logprobs" in choice:
             yield choice
+
+    def _with_suffix(self, add_special: bool) -> list[Prompt]:
+        """Return the prompts as the model reads them: filled into the form that asks for what precedes a suffix."""
+        suffix = self._asked.suffix
+        if not suffix:
+            return self._prompts
+        if self._asked.truncate_prompt_tokens is not None:
+            raise InvalidRequestError("truncate_prompt_tokens", "given beside suffix; a cut prompt has lost its marks")
+        texts = [prompt for prompt in self._prompts if isinstance(prompt, str)]
+        if len(texts) < len(self._prompts):
+            raise InvalidRequestError("suffix", "needs prompts of text, not of token ids")
+        return [fill_in_prompt(self.server.tokenizer, text, suffix, add_special) for text in texts]
 
     def _id(self, at: int) -> str:
         return self.answer_id if len(self._prompts) == 1 else f"{self.answer_id}-{at}"
@@ -83,7 +99,7 @@ class CompletionJob(Job):
         return prompt if isinstance(prompt, str) else self.server.tokenizer.decode(prompt, skip_special_tokens=False)
 
     def _make_logprobs(self, update: ChoiceUpdate) -> dict[str, Any] | None:
-        if self._asked.logprobs is None:
+        if self._num_top is None:
             return None
         delta = update.delta
         token_ids, entries = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs or [])

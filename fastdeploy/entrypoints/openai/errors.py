@@ -11,7 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from fastdeploy.core.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from fastdeploy.core.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
 from fastdeploy.core.outputs import ErrorInfo
 
 RETRY_AFTER_S = 1
@@ -76,17 +76,20 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
         case ApiError():
             return error
         case InvalidRequestError(field=field, message=message):
-            return ApiError(400, f"{field}: {message}", param=field, code="invalid_value")
+            code = "context_length_exceeded" if isinstance(error, ContextLengthError) else "invalid_value"
+            return ApiError(400, f"{field}: {message}", param=field, code=code)
         case QueueFullError():
             return too_many_requests(str(error))
         case EngineDeadError():
             return unavailable(str(error))
         case GenerationFailed(info=ErrorInfo(type="timeout", message=message)):
             return ApiError(504, message, type="timeout_error", code="timeout")
+        case GenerationFailed(info=ErrorInfo(type="no_token", message=message)):
+            return ApiError(400, message, code="no_token")
         case GenerationFailed(info=info):
             return ApiError(500, f"{info.message} (request {request_id})", type="internal_error", code=info.type)
         case HTTPException(status_code=status, detail=detail):
-            return ApiError(status, detail, code="not_found" if status == 404 else None, headers=error.headers)
+            return ApiError(status, detail, headers=error.headers)
     logger.error("request %s failed by our fault", request_id, exc_info=error)
     return ApiError(500, f"internal error (request {request_id})", type="internal_error", code="internal_error")
 

@@ -13,6 +13,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import GenerationFailed
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.ipc.merge import merge_deltas
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -44,14 +45,17 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning: Sequence[ReasoningCounter] = ()  # one per choice, if the model's reasoning is told apart
 
     def as_dict(self) -> dict[str, object]:
         """Return OpenAI's usage object."""
+        details = {"reasoning_tokens": sum(counter.num_tokens for counter in self.reasoning)}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({"completion_tokens_details": details} if self.reasoning else {}),
         }
 
 
@@ -59,7 +63,12 @@ class Generation:
     """One prompt with its n choices."""
 
     def __init__(
-        self, client: EngineConnection, tokenizer: Tokenizer, recorder: RequestRecorder, request: GenerationRequest, at: int
+        self,
+        client: EngineConnection,
+        tokenizer: Tokenizer,
+        recorder: RequestRecorder,
+        request: GenerationRequest,
+        at: int,
     ) -> None:
         """Prepare to run `request`, the prompt number `at` of its HTTP request."""
         self.request = request
@@ -78,6 +87,7 @@ class Generation:
             GenerationFailed: the engine could not finish a choice.
             InvalidRequestError, QueueFullError, EngineDeadError: as `EngineConnection.generate`.
         """
+        self._recorder.started(self.request.params.max_tokens)
         async with contextlib.aclosing(self._client.generate(self.request)) as stream:
             async for deltas in stream:
                 yield [self._update(delta) for delta in deltas]
@@ -147,6 +157,8 @@ class GenerationGroup:
 
     def _count(self, update: ChoiceUpdate) -> None:
         self.usage.completion_tokens += len(update.delta.token_ids)
+        if self.usage.reasoning:
+            self.usage.reasoning[update.index].push(update.delta.token_ids)
         if update.delta.metrics is not None and update.delta.index == 0:
             self.usage.cached_tokens += update.delta.metrics.num_cached_tokens
 

@@ -10,6 +10,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.entrypoints.openai.errors import error_response, to_api_error
+from fastdeploy.entrypoints.openai.gather import ChunkGatherer, describe_tokens
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, Generation, GenerationGroup
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -73,11 +75,12 @@ class Job(ABC):
         """Yield server-sent events, the last one excepted."""
         group = self._group()
         options = self.asked.stream_options or StreamOptions()
+        gatherer = ChunkGatherer(self.asked.max_streaming_response_tokens or 1)
         head = self._chunk_head()
         async with contextlib.aclosing(group.updates()) as stream:
             async for updates in stream:
                 lines = []
-                for update in updates:
+                for update in gatherer.push(updates):
                     usage = _usage(group) if options.continuous_usage_stats else b""
                     for choice in self.chunk_choices(update):
                         lines.append(head + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
@@ -95,9 +98,13 @@ class Job(ABC):
         delta = update.delta
         made: dict[str, Any] = {}
         if self.asked.return_token_ids:
+            decode = partial(self.server.tokenizer.decode, skip_special_tokens=False)
             if update.is_first:
-                made[names[0]] = self.requests[update.prompt_index].prompt_token_ids
-            made[names[1]] = delta.token_ids
+                prompt = self.requests[update.prompt_index].prompt_token_ids
+                made.update({names[0]: prompt, "prompt_tokens": decode(prompt)})
+            made.update({names[1]: delta.token_ids, "completion_tokens": decode(delta.token_ids)})
+            if self.asked.collect_metrics:
+                made["tokens"] = describe_tokens(self.server.tokenizer, delta)
         if delta.finish_reason is not None:
             made["stop_reason"] = delta.stop_reason
             if self.asked.collect_metrics:
@@ -120,6 +127,7 @@ class Job(ABC):
             "object": object_name,
             "created": self._created,
             "model": self.server.model_name,
+            "system_fingerprint": self.server.system_fingerprint,
         }
         note = self.server.lossy_note()
         if note is not None:
@@ -135,9 +143,11 @@ class Job(ABC):
 class JobResponse:
     """Runs a job as an ASGI answer. When the client leaves, the job is cancelled, and so its work on the engine."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, client_id: str | None = None) -> None:
+        """Answer with the `X-Request-Id` that the client sent, else with the answer's own id."""
         self._job = job
-        self._headers = [(b"x-request-id", job.answer_id.encode())]
+        self._id = client_id or job.answer_id
+        self._headers = [(b"x-request-id", self._id.encode())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; return early when the client has left."""
@@ -164,7 +174,7 @@ class JobResponse:
         except Exception as error:
             if isinstance(error, OSError):  # the connection is gone
                 return
-            await error_response(to_api_error(error, self._job.answer_id), self._job.answer_id)(scope, receive, send)
+            await error_response(to_api_error(error, self._job.answer_id), self._id)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         """Send events. An error before the first one is an ordinary error answer; later it is an event of its own."""

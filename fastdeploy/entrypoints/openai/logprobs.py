@@ -62,12 +62,17 @@ class CompletionLogprobs:
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None]
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None], has_texts: bool = True
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """Return one mapping per prompt token, token id -> logprob, rank, decoded_token; None for the first."""
+    """Return one mapping per prompt token, token id -> logprob, rank, decoded_token; None for the first.
+
+    Args:
+        has_texts: False leaves `decoded_token` null.
+    """
 
     def item(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
-        return {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": token_name(tokenizer, token_id)}
+        text = token_name(tokenizer, token_id) if has_texts else None
+        return {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}
 
     made: list[dict[str, dict[str, Any]] | None] = []
     for entry in entries:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import Gauge
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import GenerationDefaults
@@ -19,16 +20,16 @@ from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.detokenize.preprocess import RequestLimits
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import ApiError, too_many_requests, unavailable
-from fastdeploy.ipc.client import EngineClient
-from fastdeploy.metrics.engine_collector import EngineCollector
-from fastdeploy.metrics.request_record import RequestRecorder
+from fastdeploy.ipc.connection import EngineConnection
+from fastdeploy.metrics.server_metrics import ServerMetrics
 
 
 class Gate:
     """Lets at most `limit` requests in; the next ones wait `max_wait_s` seconds (-1: for ever), then get 429."""
 
-    def __init__(self, limit: int, max_wait_s: float) -> None:
+    def __init__(self, limit: int, max_wait_s: float, inside: Gauge) -> None:
         self._limit = limit
+        self._inside = inside
         self._max_wait_s = None if max_wait_s == -1 else max_wait_s
         self._semaphore = asyncio.Semaphore(limit)
         self.num_inside = 0
@@ -47,10 +48,12 @@ class Gate:
         except asyncio.TimeoutError:
             raise self._full() from None
         self.num_inside += 1
+        self._inside.inc()
         try:
             yield
         finally:
             self.num_inside -= 1
+            self._inside.dec()
             self._semaphore.release()
 
     def _full(self) -> ApiError:
@@ -65,24 +68,29 @@ class ApiServer:
         client: the engine.
         chat_template: replaces the tokenizer's; None keeps it.
         defaults: sampling values that the model's generation_config.json proposes.
+        provenance: name of each value that is no default -> where it came from.
+        metrics_folder: where several API processes keep their metrics; empty for one process.
         is_draining: SIGTERM has come; no new requests.
     """
 
     config: ServerConfig
     engine_config: EngineConfig
-    client: EngineClient
+    client: EngineConnection
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     chat_template: str | None = None
     json_log: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    metrics_folder: str = ""
     is_draining: bool = False
 
     def __post_init__(self) -> None:
-        self.gate = Gate(self.config.max_concurrency, self.config.max_waiting_time)
-        self.registry = CollectorRegistry()
-        self.recorder = RequestRecorder(self.registry, self.json_log)
-        self.registry.register(EngineCollector(lambda: self.client.stats, self._speculation))
+        self.metrics = ServerMetrics(lambda: self.client.stats, self.description, self.metrics_folder, self.json_log)
+        limit = -(-self.config.max_concurrency // self.config.workers)  # each API process takes its part
+        self.gate = Gate(limit, self.config.max_waiting_time, self.metrics.inside)
+        self.registry = self.metrics.registry
+        self.recorder = self.metrics.requests
         path = self.engine_config.model
         self._names = {self.config.served_model_name, path, PurePath(path).name, "default"}
 
@@ -125,6 +133,12 @@ class ApiServer:
     def description(self) -> Mapping[str, Any]:
         """Return what the engine says of itself; empty while it starts."""
         return self.client.ready.description if self.client.ready is not None else {}
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What decides the bits of an answer beside its request: equal ones give equal texts."""
+        numerics = repr(self.description().get("fingerprint", {}))
+        return "fp_" + hashlib.blake2b(numerics.encode(), digest_size=6).hexdigest()
 
     def lossy_note(self) -> dict[str, Any] | None:
         """Return what answers must say of speculation that may change the text, or ignores drafts; else None."""

@@ -69,12 +69,15 @@ def sample(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: 
 def _sample_row(raw: Floats, batch: SamplingBatch, row: int) -> tuple[Floats, int, int, bool]:
     """Return (processed logits, token id, status, whether the draft survives)."""
     temperature, top_p, min_p, *penalties = batch.float_params.array[row]
-    seed, position, top_k, *ranges, draft_id, vocab_limit = batch.int_params.array[row].tolist()
+    seed, position, top_k, *ranges, draft_id, vocab_limit, mask_begin = batch.int_params.array[row].tolist()
     x = raw.copy()
     _bias(x, batch, *ranges[3:5])
     _penalise(x, batch.history.array, penalties, *ranges[:3])
-    _mask(x, batch.banned_ids.array[ranges[5] : ranges[6]])
-    x[min(max(vocab_limit, 0), len(x)) :] = -np.inf
+    _ban(x, batch.banned_ids.array[ranges[5] : ranges[6]])
+    num_ids = min(max(vocab_limit, 0), len(x))
+    x[num_ids:] = -np.inf
+    if mask_begin >= 0:
+        _mask(x[:num_ids], batch.mask_words.array[mask_begin:])
     if np.isnan(x).any() or x.max() == np.inf:
         return x, -1, 1, False
     if x.max() == -np.inf:
@@ -111,8 +114,13 @@ def _penalise(
     x[ids] = x[ids] - presence - frequency * counts.astype(np.float32)
 
 
-def _mask(x: Floats, banned: NDArray) -> None:
+def _ban(x: Floats, banned: NDArray) -> None:
     x[banned[_known(banned, len(x))]] = -np.inf
+
+
+def _mask(x: Floats, words: NDArray) -> None:
+    ids = np.arange(len(x))
+    x[(words[ids // 32] >> (ids % 32)) & 1 == 0] = -np.inf
 
 
 def filtered(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How models write their calls of tools, by the names of `--tool-call-parser`."""
+
+from __future__ import annotations
+
+TOOL_CALL_FORMATS = {
+    "hermes": "hermes",
+    "qwen3_coder": "qwen3_coder",
+    "qwen3_xml": "qwen3_coder",
+    "llama3_json": "llama3_json",
+    "llama4_json": "llama3_json",
+    "deepseek_v3": "deepseek_v3",
+    "deepseek_v31": "deepseek_v31",
+    "deepseek": "deepseek_v31",
+    "deepseek-r1": "deepseek_v3",
+    "deepseek-v3-0324": "deepseek_v3",
+    "deepseek-v3.1": "deepseek_v31",
+    "ernie-x1": "ernie",
+    "ernie_x1": "ernie",
+    "ernie-45-vl-thinking": "ernie",
+    "ernie_45-vl-thinking": "ernie",
+    "ernie45": "ernie",
+}
+"""Name -> format; the spellings that users of FastDeploy and vLLM know. `parsers/registry.py` has the formats."""

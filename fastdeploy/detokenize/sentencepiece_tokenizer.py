@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SentencePiece model as a `tokenizers.Tokenizer` that gives the same ids and the same text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.detokenize.sentencepiece_model import Algorithm, PieceKind, SentencePieceModel, read_sentencepiece
+
+SPACE = "\u2581"
+_MANY = 1 << 31  # more spaces than a text begins with
+
+
+def build_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SentencePieceModel]:
+    """Build the tokenizer of a SentencePiece model, without the beginning and end tokens that a model's class adds.
+
+    Control pieces become special tokens, as in every tokenizer for chat models: `<s>` in a prompt is the token.
+
+    Args:
+        config: tokenizer_config.json; `add_prefix_space` and `legacy` decide where a space is put in front.
+
+    Raises:
+        ConfigError: the file cannot be read, or uses what has no counterpart.
+    """
+    model = read_sentencepiece(file)
+    if model.spaces_end_words or not model.escape_whitespaces:
+        raise ConfigError("tokenizer", f"{str(file)!r}: SentencePiece models with spaces after words are not supported")
+    if model.algorithm not in (Algorithm.BPE, Algorithm.UNIGRAM):
+        name = model.algorithm.name.lower()
+        raise ConfigError("tokenizer", f"{str(file)!r}: SentencePiece models of type '{name}' are not supported")
+    backend = tokenizers.Tokenizer(_bpe(model) if model.algorithm is Algorithm.BPE else _unigram(model))
+    backend.add_special_tokens([piece.text for piece in model.pieces if piece.kind in _SPECIAL_KINDS])
+    _set_spaces(backend, model, config)
+    return backend, model
+
+
+_SPECIAL_KINDS = (PieceKind.CONTROL, PieceKind.UNKNOWN)
+
+
+def _user_defined(model: SentencePieceModel) -> list[str]:
+    """Return pieces that are cut out of the text before anything else, the longest first."""
+    texts = [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED]
+    return sorted(texts, key=len, reverse=True)
+
+
+def _has_bytes(model: SentencePieceModel) -> bool:
+    return any(piece.kind is PieceKind.BYTE for piece in model.pieces)
+
+
+def _bpe(model: SentencePieceModel) -> models.BPE:
+    vocab = {piece.text: token_id for token_id, piece in enumerate(model.pieces)}
+    return models.BPE(
+        vocab,
+        _merges(model),
+        unk_token=model.text_of(model.unk_id),
+        fuse_unk=True,
+        byte_fallback=_has_bytes(model),
+        ignore_merges=bool(_user_defined(model)),  # a stretch that is a piece is that piece
+    )
+
+
+def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
+    """Return every pair of pieces that makes a third one, the best third one first.
+
+    SentencePiece merges the pair whose result scores best; a list of merges says the same by its order.
+    """
+    kinds = (PieceKind.NORMAL, PieceKind.USER_DEFINED)
+    ids = {piece.text: token_id for token_id, piece in enumerate(model.pieces) if piece.kind in kinds}
+    ranked = []
+    for text, token_id in ids.items():
+        for cut in range(1, len(text)):
+            left, right = ids.get(text[:cut]), ids.get(text[cut:])
+            if left is not None and right is not None:
+                ranked.append((-model.pieces[token_id].score, token_id, left, right))
+    return [(model.pieces[left].text, model.pieces[right].text) for _, _, left, right in sorted(ranked)]
+
+
+def _unigram(model: SentencePieceModel) -> models.Unigram:
+    vocab = [(piece.text, piece.score) for piece in model.pieces]
+    return models.Unigram(vocab, model.unk_id, byte_fallback=_has_bytes(model))
+
+
+def _set_spaces(backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, Any]) -> None:
+    """Set what happens to spaces on the way in and on the way out, and cut user-defined pieces out.
+
+    A prefix space comes before every stretch of text between special tokens, as tokenizers of SentencePiece models have
+    it; with `legacy: false` only at the very beginning, and not before a space: no rule of `tokenizers` says more.
+    """
+    has_prefix = model.add_dummy_prefix and config.get("add_prefix_space") is not False
+    steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
+    if model.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    cuts: list[Any] = []
+    if has_prefix and config.get("legacy") is False:
+        cuts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
+    else:
+        steps += [normalizers.Prepend(SPACE)] if has_prefix else []
+        steps.append(normalizers.Replace(" ", SPACE))
+    if user_defined := _user_defined(model):
+        cuts.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, user_defined))), "isolated"))
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    if cuts:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    num_stripped = _MANY if model.remove_extra_whitespaces else int(has_prefix)
+    strip = [decoders.Strip(" ", num_stripped, 0)] if num_stripped else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )

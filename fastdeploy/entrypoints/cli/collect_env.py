@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastdeploy collect-env`: what a bug report needs to know of a machine; what cannot be found out says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fastdeploy.config.env import shown_variables
+from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.entrypoints.cli.parser import CommandParser
+from fastdeploy.version import __version__
+
+PACKAGES = (
+    "paddlepaddle",
+    "paddlepaddle-gpu",
+    "paddlenlp",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "llguidance",
+    "msgspec",
+    "pyzmq",
+    "redis",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "huggingface_hub",
+    "openai",
+)
+INSTRUCTION_SETS = (
+    *("avx", "avx2", "fma", "bmi2", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_vnni"),
+    *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "bf16", "sve"),
+)
+VARIABLES = ("OMP_", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_ENDPOINT", "FLAGS_", "NVIDIA_VISIBLE_DEVICES")
+LIBRARY_SCRIPT = (
+    "from fastdeploy import ops; print(f'{ops.library_version()} ({ops.library_hash()}), runs the {ops.isa()} path')"
+)
+CGROUP = Path("/sys/fs/cgroup")
+TIMEOUT_S = 120
+
+
+def main(arguments: list[str]) -> int:
+    """Print one line per fact, or one JSON document."""
+    parser = CommandParser("collect-env", "Print versions, machine and limits, for a bug report. Secrets are masked.")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    args = parser.parse_own(arguments)
+    facts = collect()
+    if args.json:
+        print(json.dumps(facts, indent=2))
+        return 0
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{name}:")
+            print("\n".join(f"  {key}: {item}" for key, item in value.items()) or "  none")
+        else:
+            print(f"{name}: {value}")
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Return name -> what was found, or why nothing was."""
+    return {name: _ask(question) for name, question in QUESTIONS.items()}
+
+
+def _ask(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except Exception as error:  # one fact that is missing must not hide the others
+        return f"not available: {type(error).__name__}: {error}"
+
+
+def _cpu() -> dict[str, Any]:
+    text = Path("/proc/cpuinfo").read_text()
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    have = set((fields.get("flags") or fields.get("Features") or "").split())
+    return {
+        "model": fields.get("model name", platform.machine()),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "instruction sets": " ".join(name for name in INSTRUCTION_SETS if name in have),
+        "cgroup cpu.max": _read(CGROUP / "cpu.max"),
+    }
+
+
+def _memory() -> dict[str, str]:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "total": _gib(total),
+        "available": _gib(available_memory_bytes()),
+        "cgroup memory.max": _read(CGROUP / "memory.max"),
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _operator_library() -> str:
+    """Ask in a process of its own: a library built for another processor ends the one that loads it."""
+    done = subprocess.run([sys.executable, "-c", LIBRARY_SCRIPT], capture_output=True, text=True, timeout=TIMEOUT_S)
+    if done.returncode != 0:
+        return f"not usable, status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _gpus() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except FileNotFoundError:
+        return "none (no nvidia-smi)"
+    return "; ".join(done.stdout.strip().splitlines()) or f"none ({done.stderr.strip()})"
+
+
+def _environment() -> dict[str, str]:
+    others = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
+    return {**shown_variables(), **others}
+
+
+def _os() -> str:
+    release = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    return f"{release}, kernel {platform.release()}, {' '.join(platform.libc_ver())}"
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        return f"not available: {error.strerror}"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+QUESTIONS: dict[str, Callable[[], Any]] = {
+    "fastdeploy": lambda: __version__,
+    "operator library": _operator_library,
+    "python": lambda: f"{platform.python_version()} ({sys.executable})",
+    "os": _os,
+    "cpu": _cpu,
+    "memory": _memory,
+    "gpus": _gpus,
+    "packages": _packages,
+    "environment": _environment,
+}

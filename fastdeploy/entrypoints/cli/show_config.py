@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastdeploy config`: what flags, a YAML file and the environment make, and where each value came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+
+from fastdeploy.config.args import COMMAND_LINE, ServeArgs, parse_serve_args
+from fastdeploy.config.env import API_KEY_VARIABLE, read_env
+from fastdeploy.config.flags import HONOURED_FLAGS, Flag
+from fastdeploy.entrypoints.cli.parser import ENGINE_FLAGS, CommandParser
+
+OLDER_SPELLINGS = ("speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max", "ngram_prompt_lookup_min")
+MASK = "***"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the configuration as YAML that --config reads again, or as JSON; start nothing."""
+    parser = CommandParser(
+        "config",
+        "Print the configuration that these flags of `fastdeploy serve` make, and where each value came from.",
+        ENGINE_FLAGS,
+    )
+    parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="form of the output")
+    own, rest = parser.parse_with_engine_flags(arguments)
+    args = parse_serve_args(rest, read_env())
+    values = resolved_values(args)
+    print(_as_json(values, args.notes) if own.output_format == "json" else _as_yaml(values, args.notes))
+    return 0
+
+
+def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
+    """Return flag -> (value, where it came from), secrets masked."""
+    flags = [flag for flag in HONOURED_FLAGS if flag.section != "speculative" or flag.name == "speculative_config"]
+    return {flag.name: (_value(flag, args), _origin(flag, args)) for flag in flags}
+
+
+def _value(flag: Flag, args: ServeArgs) -> Any:
+    parts = {
+        "engine": args.engine,
+        "cache": args.engine.cache,
+        "scheduler": args.engine.scheduler,
+        "server": args.server,
+    }
+    if flag.name == "speculative_config":
+        return {key: value for key, value in asdict(args.engine.speculative).items() if key != "notes"}
+    value = getattr(parts[flag.section], flag.field or flag.name)
+    value = list(value) if isinstance(value, tuple) else value
+    return [MASK] * len(value) if flag.is_secret else value
+
+
+def _origin(flag: Flag, args: ServeArgs) -> str:
+    names = [flag.name, *(OLDER_SPELLINGS if flag.name == "speculative_config" else ())]
+    for name in names:
+        origin = args.provenance.get(name)
+        if origin in (COMMAND_LINE, API_KEY_VARIABLE):
+            return str(origin)
+        if origin is not None:
+            return f"{origin}:{name}"
+    return "default"
+
+
+def _as_json(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
+    shown = {name: {"value": value, "from": origin} for name, (value, origin) in values.items()}
+    return json.dumps({"values": shown, "notes": list(notes)}, indent=2)
+
+
+def _as_yaml(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
+    """Return one line per value; masked values are comments, so that nobody's key becomes the mask."""
+    lines = []
+    for name, (value, origin) in values.items():
+        flow = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
+        is_masked = isinstance(value, list) and MASK in value
+        lines.append(f"{'# ' if is_masked else ''}{flow.strip()[1:-1]}  # {origin}")
+    return "\n".join([*lines, *(f"# note: {note}" for note in notes)])

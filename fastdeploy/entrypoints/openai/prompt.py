@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the messages of a chat request to its prompt, and where that leaves the model."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
+from fastdeploy.detokenize.chat_template import Conversation
+from fastdeploy.detokenize.messages import check_messages, check_tools
+from fastdeploy.detokenize.template_process import TemplateProcess
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.server import ApiServer
+
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+NO_REASONING = {"enable_thinking": False, "thinking": False}  # names that templates read
+OWN_FIELDS = ("messages", "add_generation_prompt", "chat_template", "tools")
+TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
+NUM_TAIL_TOKENS = 16  # of a prompt of token ids: enough to end in a marker and white space
+
+
+def render_prompt(server: ApiServer, asked: ChatCompletionRequest) -> str | list[int]:
+    """Return the prompt: token ids as given, the first message as it stands, or the rendered conversation.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    if asked.prompt_token_ids is not None:
+        _check_unused(asked, "prompt_token_ids")
+        return asked.prompt_token_ids
+    messages = check_messages(asked.messages or [])
+    if asked.disable_chat_template:
+        return _plain_prompt(asked, messages)
+    tools = check_tools(asked.tools or []) if asked.tool_choice != "none" else []
+    continues = asked.continue_final_message
+    if continues:
+        _check_continued(asked, messages)
+    opens = asked.add_generation_prompt if asked.add_generation_prompt is not None else not continues
+    conversation = Conversation(messages, opens, continues, tools or None, _template_names(asked))
+    templates = server.tokenizer.chat_templates
+    if asked.chat_template is None or asked.chat_template in templates.sources:
+        given = asked.chat_template if asked.chat_template is not None else server.chat_template
+        return templates.render(conversation, templates.source(given, bool(tools)))
+    return templates.render(conversation, asked.chat_template, _template_process().render)
+
+
+def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
+    """Return how this server's model marks its reasoning; None if it is not asked to look for it."""
+    name = server.engine_config.reasoning_parser
+    return REASONING_FORMATS[name] if name else None
+
+
+def reasoning_state(server: ApiServer, asked: ChatCompletionRequest, prompt: str | list[int]) -> ReasoningState:
+    """Return where `prompt` leaves the output."""
+    form = reasoning_format(server)
+    if form is None:
+        return ReasoningState.CLOSED
+    if not isinstance(prompt, str):
+        return form.state_after(server.tokenizer.decode(prompt[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
+    return form.state_after(prompt, asked.continue_final_message)
+
+
+def _plain_prompt(asked: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:
+    _check_unused(asked, "disable_chat_template")
+    if asked.tools:
+        raise InvalidRequestError("tools", "has no meaning with disable_chat_template")
+    if len(messages) > 1:
+        raise InvalidRequestError("messages", "expected one message with disable_chat_template: the prompt")
+    return str(messages[0]["content"] or "")
+
+
+def _check_unused(asked: ChatCompletionRequest, name: str) -> None:
+    for unused in TEMPLATE_FIELDS:
+        if getattr(asked, unused):
+            raise InvalidRequestError(unused, f"has no meaning with {name}: no template is rendered")
+
+
+def _check_continued(asked: ChatCompletionRequest, messages: list[dict[str, Any]]) -> None:
+    if asked.add_generation_prompt:
+        raise InvalidRequestError("add_generation_prompt", "expected false with continue_final_message")
+    last = messages[-1]
+    if last["role"] != "assistant" or not last["content"] or "tool_calls" in last:
+        raise InvalidRequestError(
+            "continue_final_message", "expected the last message to be the assistant's, with content"
+        )
+
+
+def _template_names(asked: ChatCompletionRequest) -> dict[str, Any]:
+    """Return the further names that the template reads.
+
+    Raises:
+        InvalidRequestError: a name has a field of its own, or says otherwise than `reasoning_effort`.
+    """
+    names = dict(asked.chat_template_kwargs or {})
+    for name in OWN_FIELDS:
+        if name in names:
+            raise InvalidRequestError("chat_template_kwargs", f"{name!r} is a field of its own")
+    effort = asked.reasoning_effort
+    if effort is None:
+        return names
+    if effort not in REASONING_EFFORTS:
+        raise InvalidRequestError(
+            "reasoning_effort", f"expected one of {', '.join(REASONING_EFFORTS)}, got {effort!r:.64}"
+        )
+    for name, value in {"reasoning_effort": effort, **(NO_REASONING if effort == "none" else {})}.items():
+        if names.setdefault(name, value) != value:
+            raise InvalidRequestError("chat_template_kwargs", f"{name!r} says otherwise than reasoning_effort")
+    return names
+
+
+@cache
+def _template_process() -> TemplateProcess:
+    return TemplateProcess()

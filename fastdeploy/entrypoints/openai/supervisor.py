@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts, watches, restarts and ends the API processes of `--workers N`; they share one port and one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from types import TracebackType
+
+import msgspec
+
+from fastdeploy.config.args import ServeArgs
+from fastdeploy.entrypoints.openai.hosting import LAST_ANSWERS_S
+from fastdeploy.entrypoints.openai.worker import READY_LINE, WorkerOrder
+from fastdeploy.ipc.client import EngineClient
+from fastdeploy.metrics.server_metrics import FOLDER_VARIABLE, ServerMetrics, forget_process
+
+MODULE = "fastdeploy.entrypoints.openai.worker"
+MAX_FAILED_STARTS = 3
+PATIENCE_S = 5.0  # beyond the graceful time, for a worker to end before it is killed
+
+logger = logging.getLogger("fastdeploy.server")
+
+
+class _Worker:
+    """One API process at a time; `number` names its place, `generation` counts the processes that stood there."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.generation = 0
+        self.num_failed_starts = 0
+        self.process: asyncio.subprocess.Process | None = None
+        self.ready = asyncio.Event()
+
+    @property
+    def identity(self) -> bytes:
+        return b"worker-%d-%d" % (self.number, self.generation)
+
+
+class Supervisor:
+    """The API processes of a server, from entering the block to leaving it.
+
+    Attributes:
+        registry: the metrics of all of them and the engine's.
+    """
+
+    def __init__(self, args: ServeArgs, client: EngineClient, listener: socket.socket) -> None:
+        """Prepare; `listener` is the socket that all of them accept from."""
+        self._args = args
+        self._client = client
+        self._listener = listener
+        self._folder = tempfile.mkdtemp(prefix="fastdeploy-metrics-")
+        self._workers = [_Worker(number) for number in range(args.server.workers)]
+        self._failed = asyncio.Event()
+        self._ending = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.registry = ServerMetrics(lambda: client.stats, self._description, self._folder).registry
+
+    async def __aenter__(self) -> Supervisor:
+        for worker in self._workers:
+            await self._start(worker)
+            self._tasks.append(asyncio.create_task(self._keep_alive(worker)))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending = True
+        for worker in self._workers:
+            if worker.process is not None and worker.process.returncode is None:
+                worker.process.kill()
+        await asyncio.gather(*self._tasks)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def wait_ready(self) -> None:
+        """Return when every API process has met the engine."""
+        await asyncio.gather(*(worker.ready.wait() for worker in self._workers))
+
+    async def wait_failed(self) -> None:
+        """Return when an API process cannot be started."""
+        await self._failed.wait()
+
+    async def drain(self, dying: asyncio.Task[None]) -> None:
+        """Let running requests finish, at most for the graceful time; return when all processes have ended."""
+        self._ending = True
+        for worker in self._workers:
+            if worker.process is not None and worker.process.returncode is None:
+                worker.process.send_signal(signal.SIGTERM)
+        graceful_s = self._args.server.timeout_graceful_shutdown
+        await asyncio.wait(
+            {asyncio.create_task(self._wait_ended()), dying},
+            timeout=graceful_s + PATIENCE_S if graceful_s else None,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+
+    async def tell_death(self, reason: str) -> None:
+        """Tell every API process that the engine is gone; return when they have told their clients and ended."""
+        self._ending = True
+        for worker in self._workers:
+            if worker.process is not None and worker.process.stdin is not None:
+                worker.process.stdin.write(msgspec.json.encode(reason) + b"\n")
+        await asyncio.wait({asyncio.create_task(self._wait_ended())}, timeout=2 * LAST_ANSWERS_S + PATIENCE_S)
+
+    async def _wait_ended(self) -> None:
+        await asyncio.gather(*self._tasks)
+
+    async def _keep_alive(self, worker: _Worker) -> None:
+        """Start another process whenever this one ends; its requests on the engine end with it."""
+        while True:
+            assert worker.process is not None
+            status = await self._follow(worker)
+            forget_process(worker.process.pid, self._folder)
+            if self._ending:
+                return
+            worker.num_failed_starts = 0 if worker.ready.is_set() else worker.num_failed_starts + 1
+            logger.error("API process %d ended with status %d", worker.number, status)
+            if worker.num_failed_starts == MAX_FAILED_STARTS:
+                logger.error("API process %d does not start", worker.number)
+                self._failed.set()
+                return
+            self._client.forget_client(worker.identity)
+            worker.generation += 1
+            await self._start(worker)
+
+    async def _follow(self, worker: _Worker) -> int:
+        """Read what the process says until it ends; return its status."""
+        assert worker.process is not None and worker.process.stdout is not None
+        while line := await worker.process.stdout.readline():
+            if line == READY_LINE:
+                worker.ready.set()
+            else:
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
+        return await worker.process.wait()
+
+    async def _start(self, worker: _Worker) -> None:
+        worker.ready.clear()
+        worker.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            MODULE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=[self._listener.fileno()],
+            start_new_session=True,  # a Ctrl-C in the terminal is this process' to handle
+            env={**os.environ, FOLDER_VARIABLE: self._folder},
+        )
+        assert worker.process.stdin is not None
+        order = WorkerOrder(self._args, self._client.address, worker.identity, self._listener.fileno(), self._folder)
+        worker.process.stdin.write(msgspec.json.encode(order) + b"\n")
+
+    def _description(self) -> dict[str, object]:
+        return dict(self._client.ready.description) if self._client.ready is not None else {}

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in Paddle layout: linear layers are [in, out], names have a prefix of their own, and some are fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from paddle import Tensor
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.weight_source import SafetensorsSource, WeightSource
+from fastdeploy.models.weights import (
+    LinearPart,
+    Shapes,
+    check_shapes,
+    expected_shapes,
+    layer_linears,
+)
+
+Layout = Literal["torch", "paddle"]
+_HEADER_FORMATS: dict[str, Layout] = {"pt": "torch", "np": "paddle", "pd": "paddle"}
+_FUSED_NAMES = {"qkv": ("qkv_proj",), "gate_up": ("gate_up_fused_proj", "up_gate_proj")}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where the files hold one tensor of the decoder: as a whole, or as columns of a fused one.
+
+    Attributes:
+        name: of the tensor in the files.
+        shape: of that tensor; a linear layer's weight is [in, out].
+        is_linear: the decoder wants it transposed.
+        num_groups: the columns come in that many equal groups, of which [begin, end) are taken.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_linear: bool = False
+    num_groups: int = 0
+    begin: int = 0
+    end: int = 0
+
+    def read(self, source: WeightSource) -> Tensor:
+        """Return the tensor as the decoder wants it: linear layers [out, in]."""
+        tensor = source.read(self.name)
+        if self.num_groups:
+            rows = list(self.shape[:-1])
+            groups = tensor.reshape([*rows, self.num_groups, -1])
+            tensor = groups[..., self.begin : self.end].reshape([*rows, -1])
+        return tensor.t().contiguous() if self.is_linear else tensor
+
+
+class PaddleSource:
+    """The tensors of a Paddle checkpoint under the names and in the shapes of the same checkpoint in torch layout."""
+
+    def __init__(self, source: WeightSource, config: ModelConfig, architecture: Architecture, layout: str) -> None:
+        """Find out how the files name and fuse the tensors; nothing is read yet.
+
+        Args:
+            layout: what said that this is Paddle layout, for messages.
+
+        Raises:
+            ConfigError: tensors are missing, surplus or misshapen, by their names in the files.
+        """
+        self._source = source
+        self._shapes = expected_shapes(config, architecture)
+        self._stored = dict(_whole_tensors(source, self._shapes, architecture))
+        self._stored.update(_fused_tensors(source, config, architecture))
+        check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes that the decoder expects."""
+        return self._shapes
+
+    @property
+    def stored_shapes(self) -> Shapes:
+        """Return the name and shape of every tensor that the files must hold for that."""
+        return {stored.name: stored.shape for stored in self._stored.values()}
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor on the CPU in the type it is stored in."""
+        return self._stored[name].read(self._source)
+
+
+def _prefix(source: WeightSource, architecture: Architecture) -> str:
+    """Return the first part of the tensor names: Paddle's own, or `model` as others have it."""
+    own = architecture.paddle_prefix
+    return own if any(name.startswith(f"{own}.") for name in source.shapes) else "model"
+
+
+def _renamed(name: str, prefix: str) -> str:
+    return f"{prefix}{name.removeprefix('model')}" if name.startswith("model.") else name
+
+
+def _whole_tensors(source: WeightSource, shapes: Shapes, architecture: Architecture) -> Iterator[tuple[str, Stored]]:
+    prefix = _prefix(source, architecture)
+    for name, shape in shapes.items():
+        is_linear = len(shape) == 2 and name != architecture.names.embedding
+        yield name, Stored(_renamed(name, prefix), shape[::-1] if is_linear else shape, is_linear)
+
+
+def _fused_tensors(
+    source: WeightSource, config: ModelConfig, architecture: Architecture
+) -> Iterator[tuple[str, Stored]]:
+    """Yield the parts of those layers that the files hold fused."""
+    prefix, traits = _prefix(source, architecture), architecture.traits(config)
+    for index in range(config.num_layers):
+        linears = layer_linears(config, traits, architecture.names.layer(index))
+        for field, candidates in _FUSED_NAMES.items():
+            parts, in_features, has_bias = linears[field]
+            module = _renamed(parts[0].name, prefix).rpartition(".")[0]
+            for fused in candidates:
+                if f"{module}.{fused}.weight" in source.shapes:
+                    num_groups = _num_qkv_groups(config, architecture) if field == "qkv" else 1
+                    yield from _parts_of(f"{module}.{fused}", parts, in_features, has_bias, num_groups)
+
+
+def _num_qkv_groups(config: ModelConfig, architecture: Architecture) -> int:
+    is_grouped = architecture.has_grouped_qkv or config.num_heads == config.num_kv_heads
+    return config.num_kv_heads if is_grouped else 1
+
+
+def _parts_of(
+    fused: str, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool, num_groups: int
+) -> Iterator[tuple[str, Stored]]:
+    total, begin = sum(part.out_features for part in parts), 0
+    for part in parts:
+        end = begin + part.out_features // num_groups
+        yield f"{part.name}.weight", Stored(f"{fused}.weight", (in_features, total), True, num_groups, begin, end)
+        if has_bias:
+            yield f"{part.name}.bias", Stored(f"{fused}.bias", (total,), False, num_groups, begin, end)
+        begin = end
+
+
+def find_layout(source: SafetensorsSource, config: ModelConfig, architecture: Architecture) -> tuple[Layout, str]:
+    """Return how linear layers are stored, and what says so.
+
+    In this order: the files' own `format`, names that only Paddle checkpoints have, config.json, and at last the shapes
+    of layers that are not square.
+
+    Raises:
+        ConfigError: nothing says it, or two files say different things.
+    """
+    formats = {_HEADER_FORMATS[name]: name for name in source.header_formats if name in _HEADER_FORMATS}
+    if len(formats) > 1:
+        raise ConfigError("model", f"{config.path}: the safetensors files name different formats, pt and np or pd")
+    for layout, name in formats.items():
+        return layout, f"the safetensors header has format '{name}'"
+    prefix = _prefix(source, architecture)
+    if prefix != "model":
+        return "paddle", f"tensor names begin with '{prefix}.'"
+    if config.layout_mark is not None:
+        layout = "paddle" if config.layout_mark == "paddlenlp_version" else "torch"
+        return layout, f"config.json has {config.layout_mark}"
+    return _layout_by_shape(source, config, architecture)
+
+
+def _layout_by_shape(source: WeightSource, config: ModelConfig, architecture: Architecture) -> tuple[Layout, str]:
+    for name, shape in expected_shapes(config, architecture).items():
+        is_linear = len(shape) == 2 and name != architecture.names.embedding
+        if is_linear and shape[0] != shape[1] and source.shapes.get(name) in (shape, shape[::-1]):
+            return ("torch" if source.shapes[name] == shape else "paddle"), f"{name} is {list(source.shapes[name])}"
+    raise ConfigError(
+        "model",
+        f"{config.path}: nothing says whether linear layers are stored as torch has them or as Paddle does: expected a "
+        "format in the safetensors header (pt or np), or paddlenlp_version, transformers_version or torch_dtype in "
+        "config.json; FD_FOR_TORCH_MODEL_FORMAT=1 says torch",
+    )

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the fields in docs/serving.md and the errors in docs/errors.md: python -m scripts.make_request_tables"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from fastdeploy.entrypoints.openai.protocol import (
+    REFUSED,
+    WITHOUT_EFFECT,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
+from fastdeploy.entrypoints.openai.routes import ABSENT
+from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+MARKS = ("<!-- {}: made by scripts/make_request_tables.py -->", "<!-- end of {} -->")
+TITLES = {
+    GenerationFields: "Both endpoints",
+    CompletionRequest: "`/v1/completions`",
+    ChatCompletionRequest: "`/v1/chat/completions`",
+}
+
+
+def described_fields(model: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the fields that the docstring of `model` describes, and how; fields of one line share its words."""
+    lines = inspect.getdoc(model).split("Attributes:\n")[1]  # type: ignore[union-attr]
+    entries = re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text) for names, text in entries for name in names.split(", ")}
+
+
+def field_tables() -> str:
+    """Return the tables of fields: honoured, without effect, refused."""
+    tables = []
+    for model, title in TITLES.items():
+        rows = [(f"`{name}`", text) for name, text in described_fields(model).items()]
+        tables.append(_table(f"**{title}**", ("field", ""), rows))
+    rows = [(f"`{name}`", reason) for name, reason in WITHOUT_EFFECT.items()]
+    tables.append(_table("**Accepted without effect**", ("field", "why"), rows))
+    rows = [(f"`{name}`", reason) for name, (reason, _) in REFUSED.items()]
+    tables.append(_table("**Refused by name**, unless they ask for nothing", ("field", "why"), rows))
+    return "\n\n".join(tables)
+
+
+def error_tables() -> str:
+    """Return the tables of errors and of routes that are not there."""
+    shared = [wrong("/v1/completions", *args) for args in BOTH]
+    fields = [_cells(row, "both endpoints") for row in shared] + [_cells(row, f"`{row.path}`") for row in ONE]
+    others = [_cells(row, f"`{row.method} {row.path}`") for row in [*BODIES, *ROUTES] if row.path not in ABSENT]
+    header = ("request", "wrong", "status", "message (a part)", "`param`", "`code`")
+    absent = [(f"`{path}`", reason) for path, reason in ABSENT.items()]
+    return "\n\n".join(
+        [
+            _table("**Fields**", header, fields),
+            _table("**Bodies, headers, models, routes**", header, others),
+            _table("**Routes of FastDeploy, vLLM and OpenAI that are not there** (404)", ("route", ""), absent),
+        ]
+    )
+
+
+def with_tables(name: str, page: str, tables: str) -> str:
+    """Return the page with fresh tables between its marks."""
+    begin, end = (mark.format(name) for mark in MARKS)
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{tables}\n{end}{rest.split(end)[1]}"
+
+
+def fresh_pages() -> dict[Path, str]:
+    """Return the pages as they should be."""
+    serving, errors = DOCS / "serving.md", DOCS / "errors.md"
+    return {
+        serving: with_tables("fields", serving.read_text(), field_tables()),
+        errors: with_tables("errors", errors.read_text(), error_tables()),
+    }
+
+
+def _cells(row: Row, where: str) -> tuple[str, ...]:
+    param = f"`{row.param}`" if row.param else ""
+    message = row.message + ("…" if row.message.endswith(" ") else "")
+    return where, _escaped(row.wrong), str(row.status), _escaped(message), param, f"`{row.code}`"
+
+
+def _table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = list(header)
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
+
+
+if __name__ == "__main__":
+    for path, page in fresh_pages().items():
+        path.write_text(page)

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a request, and what its client is told; docs/errors.md shows these rows, a test sends each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from fastdeploy.entrypoints.openai.protocol import REFUSED, ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.routes import ABSENT
+
+MAX_MODEL_LEN = 200
+COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens": 3}
+CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+TOOL = {"type": "function", "function": {"name": "f"}}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+VALID = {
+    COMPLETIONS: COMPLETION,
+    CHATS: CHAT,
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+    "/v1/abort_requests": {},
+}
+MODELS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHATS: ChatCompletionRequest}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request that is refused.
+
+    Attributes:
+        path, method, body, headers: the request; a body of bytes is sent as it is.
+        wrong: what is wrong, for the reader.
+        status, message, param, code: the answer; `message` is a part of it.
+    """
+
+    path: str
+    wrong: str
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = "invalid_value"
+    body: Any = None
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A short name of the row."""
+        return f"{self.method} {self.path} {self.wrong}"[:120]
+
+
+def shown(value: Any) -> str:
+    """Return a value as the table shows it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:50] + "…"
+
+
+def wrong(path: str, name: str, value: Any, message: str, param: str = "", code: str = "invalid_value") -> Row:
+    """Return the row of one wrong field in an otherwise valid body."""
+    body = {**VALID[path], name: value}
+    return Row(path, f"{name}: {shown(value)}", 400, message, param or name, code, body)
+
+
+def both(name: str, value: Any, message: str, param: str = "") -> Iterator[Row]:
+    """Yield the rows of a field that both endpoints have."""
+    for path in (COMPLETIONS, CHATS):
+        yield wrong(path, name, value, message, param)
+
+
+BOTH: list[tuple[Any, ...]] = [
+    ("stream_options", {"include_usage": True}, "needs stream: true"),
+    ("n", 0, "expected an integer in [1, 128], got 0"),
+    ("n", 129, "[1, 128], got 129"),
+    ("n", 1.5, "expected int, got float"),
+    ("n", True, "expected int, got bool"),
+    ("temperature", -1, "expected a number in [0, "),
+    ("top_p", 1.5, "expected a number in [0, 1], got 1.5"),
+    ("top_k", -2, "expected an integer in [-1, "),
+    ("min_p", 2, "expected a number in [0, 1], got 2"),
+    ("presence_penalty", 3, "expected a number in [-2, 2]"),
+    ("frequency_penalty", -3, "expected a number in [-2, 2]"),
+    ("repetition_penalty", 0, "expected a number in [1e-06, 1e+06]"),
+    ("seed", 2**70, "expected an integer in [-9223372036854775808, 18446744073709551615]"),
+    ("max_tokens", 0, "expected an integer in [1, "),
+    ("max_tokens", 10**30, "expected an integer in [1, 2147483647]"),
+    ("min_tokens", -1, "expected an integer in [0, "),
+    ("min_tokens", 9, "9 is above max_tokens 3"),
+    ("stop", ["a"] * 17, "at most 16 strings, got 17"),
+    ("stop", [""], "expected non-empty strings"),
+    ("stop_token_ids", [99999], "expected token ids in [0, 382], got 99999"),
+    ("stop_token_ids", [-1], "expected an integer in [0, "),
+    ("logit_bias", {"x": 1}, "expected token ids as keys, got 'x'"),
+    ("logit_bias", {"99999": 1}, "expected token ids in [0, 382], got 99999"),
+    ("logit_bias", {"5": 101}, "expected a number in [-100, 100], got 101"),
+    ("logit_bias", {"5": 1, "05": 2}, "token id 5 is given twice"),
+    ("bad_words", [""], "expected non-empty strings"),
+    ("stop_token_ids", [5] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words", ["a"] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words_token_ids", [5] * 4097, "at most 4096 entries, got 4097"),
+    ("bad_words_token_ids", [[]], "expected non-empty lists"),
+    ("bad_words_token_ids", [[3], "a"], "expected lists of token ids"),
+    ("bad_words_token_ids", [["a"]], "expected an integer"),
+    ("bad_words_token_ids", [[99999]], "expected token ids in [0, 382], got 99999"),
+    ("prompt_logprobs", -1, "expected an integer in [0, 20], got -1"),
+    ("prompt_logprobs", 21, "expected an integer in [0, 20], got 21"),
+    ("speculative", {"method": "mtp"}, 'expected "off" or nothing', "speculative.method"),
+    ("speculative", {"mode": "off"}, "unknown key; known keys: method, num_speculative_tokens", "speculative.mode"),
+    ("speculative", {"num_speculative_tokens": 17}, "[0, 16]", "speculative.num_speculative_tokens"),
+    ("logits_processors_args", {"x": 1}, "unknown key 'x'; known keys: logit_bias, thinking_budget"),
+    ("logits_processors_args", {"logit_bias": 3}, "expected a mapping of token ids"),
+    ("logits_processors_args", {"logit_bias": {"x": 1}}, "expected token ids as keys"),
+    ("response_format", {"type": "yaml"}, "expected one of text, json_object, json_schema, structural_tag",
+     "response_format.type"),
+    ("response_format", {"type": "json_schema"}, "expected an object with name and schema",
+     "response_format.json_schema"),
+    ("response_format", {"type": "json_object", "schema": {}}, "unknown key; known keys: type",
+     "response_format.schema"),
+    ("guided_json", "{", "is not valid JSON"),
+    ("guided_regex", "", "expected a text that is not empty"),
+    ("guided_choice", [], "expected a list of texts, not empty"),
+    ("guided_grammar", "", "expected a text that is not empty"),
+    ("structural_tag", "x", "is not valid JSON"),
+    ("request_id", "", "expected 1 to 128 printable ASCII"),
+    ("request_id", "a\nb", "expected 1 to 128 printable ASCII"),
+    ("request_id", "a" * 129, "expected 1 to 128 printable ASCII"),
+    ("truncate_prompt_tokens", 0, "expected -1 or at least 1, got 0"),
+    ("truncate_prompt_tokens", -2, "expected an integer in [-1, "),
+    ("priority", 2**31, "expected an integer in [-2147483648, 2147483647]"),
+    ("metadata", {"enable_thinking": False}, "expected a mapping to texts; settings are fields of their own"),
+    ("metadata", "x", "expected a mapping to texts"),
+    ("max_streaming_response_tokens", 0, "expected at least 1, got 0"),
+]  # fmt: skip
+
+ONE: list[Row] = [
+    wrong(COMPLETIONS, "prompt", None, "is missing"),
+    wrong(COMPLETIONS, "prompt", "", "expected 1 to 199 tokens"),
+    wrong(COMPLETIONS, "prompt", [], "not empty and not mixed"),
+    wrong(COMPLETIONS, "prompt", ["a", 1], "not empty and not mixed"),
+    wrong(COMPLETIONS, "prompt", [[]], "expected 1 to 199 tokens"),
+    wrong(COMPLETIONS, "prompt", [99999], "expected token ids in [0, 382], got 99999"),
+    wrong(COMPLETIONS, "prompt", [2**80], "expected token ids in [0, 382]"),
+    wrong(COMPLETIONS, "prompt", [5] * 200, "expected 1 to 199 tokens", code="context_length_exceeded"),
+    wrong(COMPLETIONS, "prompt_token_ids", [1], "given beside prompt; use one of both"),
+    wrong(COMPLETIONS, "best_of", 2, "expected n, which is 1"),
+    wrong(COMPLETIONS, "logprobs", 21, "expected an integer in [0, 20], got 21"),
+    wrong(COMPLETIONS, "logprobs", -1, "expected an integer in [0, 20], got -1"),
+    wrong(COMPLETIONS, "suffix", "x", "this model has no tokens that mark the place of a text to fill in"),
+    Row(COMPLETIONS, "min_tokens: 200, max_tokens: 200", 400, "expected at most", "min_tokens",
+        body={**COMPLETION, "min_tokens": 200, "max_tokens": 200}),
+    Row(COMPLETIONS, "n: 100 with 20 prompts", 400, "prompts times n may reach 1024, got 2000", "n",
+        body={**COMPLETION, "n": 100, "prompt": ["a"] * 20}),
+    Row(COMPLETIONS, "logit_bias differs in logits_processors_args", 400, "logit_bias has another value for token id 5",
+        "logits_processors_args",
+        body={**COMPLETION, "logit_bias": {"5": 1}, "logits_processors_args": {"logit_bias": {"5": 2}}}),
+    wrong(COMPLETIONS, "logits_processors_args", {"thinking_budget": 3}, "belongs to /v1/chat/completions"),
+    wrong(COMPLETIONS, "messages", [], "unknown field; it belongs to /v1/chat/completions", code="unknown_parameter"),
+    wrong(COMPLETIONS, "maxtokens", 3, "unknown field; did you mean 'max_tokens'?", code="unknown_parameter"),
+    wrong(CHATS, "messages", [{"role": "user", "content": "the " * 300}], "expected 1 to 199 tokens",
+          code="context_length_exceeded"),
+    wrong(CHATS, "prompt_token_ids", [], "expected 1 to 199 tokens"),
+    Row(COMPLETIONS, 'prompt_token_ids: ["a"]', 400, "expected token ids, or a list of lists of token ids",
+        "prompt_token_ids", body={"prompt_token_ids": ["a"]}),
+    wrong(CHATS, "messages", None, "expected at least one message"),
+    wrong(CHATS, "messages", [], "expected at least one message"),
+    wrong(CHATS, "messages", [{"role": "robot", "content": "x"}], "expected one of system", "messages[0].role"),
+    wrong(CHATS, "messages", [{"role": "user"}], "expected text", "messages[0].content"),
+    wrong(CHATS, "messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+          "this server reads text only", "messages[0].content"),
+    wrong(CHATS, "messages", [{"role": "function", "content": "x"}], "is OpenAI's older spelling; use tool",
+          "messages[0].role"),
+    wrong(CHATS, "messages", [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
+          "belongs to role assistant, not to user", "messages[0].tool_calls"),
+    wrong(CHATS, "tools", [{"type": "retrieval"}], "expected function", "tools[0].type"),
+    wrong(CHATS, "tools", [{"type": "function", "function": {"name": "a b"}}], "expected 1 to 64 of the characters",
+          "tools[0].function.name"),
+    wrong(CHATS, "tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
+          "expected a JSON schema of type object", "tools[0].function.parameters"),
+    wrong(CHATS, "tools", [TOOL, TOOL], "'f' is given twice", "tools[1].function.name"),
+    wrong(CHATS, "tools", [TOOL], "auto needs a server with --tool-call-parser; required does not", "tool_choice"),
+    wrong(CHATS, "tool_choice", "required", "needs tools"),
+    Row(CHATS, "tool_choice names another tool", 400, "'g' is none of the tools: f", "tool_choice.function.name",
+        body={**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+    wrong(CHATS, "parallel_tool_calls", False, "needs tools"),
+    wrong(CHATS, "reasoning_effort", "huge", "expected one of none, minimal, low, medium, high, xhigh, got 'huge'"),
+    wrong(CHATS, "continue_final_message", True, "expected the last message to be the assistant's, with content"),
+    wrong(CHATS, "reasoning_max_tokens", -1, "expected an integer in [0, "),
+    wrong(CHATS, "response_max_tokens", 0, "expected an integer in [1, "),
+    wrong(CHATS, "chat_template", "{% for %}", "cannot be compiled"),
+    Row(CHATS, "disable_chat_template with tools", 400, "has no meaning with disable_chat_template", "tools",
+        body={**CHAT, "disable_chat_template": True, "tools": [TOOL], "tool_choice": "none"}),
+    Row(CHATS, "guided_json and guided_regex", 400, "a request has one form at most", "guided_regex",
+        body={**CHAT, "guided_json": {}, "guided_regex": "a"}),
+    wrong(CHATS, "prompt_token_ids", [99999], "expected token ids in [0, 382], got 99999"),
+    wrong(CHATS, "top_logprobs", 2, "needs logprobs: true"),
+    Row(CHATS, "logprobs: true, top_logprobs: 21", 400, "expected an integer in [0, 20], got 21", "top_logprobs",
+        body={**CHAT, "logprobs": True, "top_logprobs": 21}),
+    wrong(CHATS, "max_completion_tokens", 0, "expected an integer in [1, "),
+    wrong(CHATS, "chat_template_kwargs", {"messages": 1}, "is a field of its own"),
+    wrong(CHATS, "logits_processors_args", {"thinking_budget": -1}, "expected a thinking_budget of at least 0 tokens"),
+    Row(CHATS, "thinking_budget differs from reasoning_max_tokens", 400, "differs from reasoning_max_tokens 4",
+        "logits_processors_args",
+        body={**CHAT, "reasoning_max_tokens": 4, "logits_processors_args": {"thinking_budget": 3}}),
+    wrong(CHATS, "prompt", "x", "unknown field; it belongs to /v1/completions", code="unknown_parameter"),
+    wrong("/tokenize", "messages", [], "expected a text, or messages; one of both", "prompt"),
+    wrong("/tokenize", "add_generation_prompt", True, "belongs to messages, not to a prompt"),
+    wrong("/tokenize", "promt", "a", "unknown field; did you mean 'prompt'?", code="unknown_parameter"),
+    wrong("/tokenize", "return_token_strs", "yes", "expected bool, got str"),
+    wrong("/detokenize", "tokens", None, "is missing"),
+    wrong("/detokenize", "tokens", [99999], "expected token ids in [0, 382], got 99999"),
+    wrong("/detokenize", "tokens", ["a"], "expected int, got str"),
+    Row("/v1/abort_requests", "neither req_ids nor abort_all", 400, "or abort_all: true", "req_ids", body={}),
+    Row("/v1/abort_requests", "both of them", 400, "or abort_all: true", "req_ids",
+        body={"req_ids": ["a"], "abort_all": True}),
+    wrong("/v1/abort_requests", "req_ids", ["a"] * 4097, "at most 4096 ids, got 4097"),
+    Row("/v1/abort_requests", 'request_ids: ["a"]', 400, "unknown field; did you mean 'req_ids'?", "request_ids",
+        "unknown_parameter", {"request_ids": ["a"]}),
+]  # fmt: skip
+
+BODIES: list[Row] = [
+    Row(COMPLETIONS, what, 400, message, None, "invalid_json", body)
+    for what, body, message in (
+        ("an empty body", b"", "the body is not valid JSON"),
+        ("half an object", b"{", "the body is not valid JSON"),
+        ("an array", b"[1]", "the body must be a JSON object, got an array"),
+        ("a string", b'"x"', "the body must be a JSON object, got a string"),
+        ("null", b"null", "the body must be a JSON object, got null"),
+        ("UTF-16", '{"prompt": "a"}'.encode("utf-16"), "the body is not valid JSON"),
+        ("UTF-8 with a byte order mark", b'\xef\xbb\xbf{"prompt": "a"}', "the body is not valid JSON"),
+        ("bytes that are no UTF-8", b'{"prompt": "\xff"}', "the body is not valid JSON"),
+        ("half a surrogate pair", b'{"prompt": "\\ud800"}', "the body is not valid JSON"),
+        ("100,000 arrays in each other", b"[" * 100_000, "the body is not valid JSON"),
+        ("NaN", b'{"prompt": "a", "temperature": NaN}', "the body is not valid JSON"),
+        ("Infinity", b'{"prompt": "a", "temperature": Infinity}', "the body is not valid JSON"),
+        ("a number beyond all ranges", b'{"prompt": "a", "temperature": 1e999}', "the body is not valid JSON"),
+    )
+] + [
+    Row(COMPLETIONS, "a key given twice", 400, "prompt: given twice in one object", "prompt", "invalid_json",
+        b'{"prompt": "a", "prompt": "b"}'),
+    Row(COMPLETIONS, "a key given twice further inside", 400, "5: given twice in one object", "5", "invalid_json",
+        b'{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}'),
+    Row(COMPLETIONS, "33 MB", 413, "the body may hold 33554432 bytes", None, "request_too_large", b"x" * 33_600_000),
+    Row(COMPLETIONS, "10 MB of prompt", 400, "expected 1 to 199 tokens", "prompt", "context_length_exceeded",
+        b'{"prompt": "' + b"the quick " * 10**6 + b'"}'),
+    Row(COMPLETIONS, "gzip", 415, "content-encoding: expected none, got 'gzip'", None, "unsupported_media_type",
+        b"\x1f\x8b", headers={"Content-Encoding": "gzip"}),
+    Row(COMPLETIONS, "a form", 415, "content-type: expected application/json", None, "unsupported_media_type",
+        b"prompt=a", headers={"Content-Type": "application/x-www-form-urlencoded"}),
+    Row(COMPLETIONS, "plain text", 415, "content-type: expected application/json, got 'text/plain'", None,
+        "unsupported_media_type", b'{"prompt": "a"}', headers={"Content-Type": "text/plain"}),
+    Row(COMPLETIONS, "another character set", 415, "content-type: expected application/json", None,
+        "unsupported_media_type", b"{}", headers={"Content-Type": "application/json; charset=latin-1"}),
+    Row(COMPLETIONS, "X-Request-Id of 97 characters", 400, "X-Request-Id: expected 1 to 96 printable ASCII",
+        "X-Request-Id", body=COMPLETION, headers={"X-Request-Id": "a" * 97}),
+]  # fmt: skip
+
+ROUTES: list[Row] = [
+    Row(path, f"model: {shown(name)}", 404, f"{name!r} is not served here", "model", "model_not_found",
+        {**VALID[path], "model": name})
+    for path in VALID
+    if path != "/v1/abort_requests"
+    for name in ("gpt-4", "")
+] + [
+    Row("/v1/models/gpt-4", "an unknown model", 404, "'gpt-4' is not served here", "model", "model_not_found",
+        method="GET"),
+    Row("/v1/nothing", "an unknown route", 404, "/v1/nothing: no such route", None, "not_found"),
+    Row("/v1/chat/completion", "a route misspelt", 404, "did you mean /v1/chat/completions?", None, "not_found"),
+    Row(COMPLETIONS, "GET", 405, "expected POST, got GET", None, "method_not_allowed", method="GET"),
+    Row(COMPLETIONS, "OPTIONS", 405, "expected POST, got OPTIONS", None, "method_not_allowed", method="OPTIONS"),
+    Row("/v1/models", "DELETE", 405, "got DELETE", None, "method_not_allowed", method="DELETE"),
+    *(
+        Row(path, "a route of other servers", 404, reason, None, "not_found")
+        for path, reason in ABSENT.items()
+    ),
+]  # fmt: skip
+
+CANDIDATES: list[tuple[Any, str]] = [(5, "got int"), ("x", "got str"), ([], "got array"), ({}, "got object")]
+
+
+def type_rows() -> Iterator[Row]:
+    """Yield, for every field, a value of a type that it does not have."""
+    for path, model in MODELS.items():
+        for spec in msgspec.structs.fields(model):
+            value, message = next((value, got) for value, got in CANDIDATES if not _fits(value, spec.type))
+            yield wrong(path, spec.name, value, message)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def refused_rows() -> Iterator[Row]:
+    """Yield every field that is refused by name."""
+    for path in MODELS:
+        for name, (reason, _) in REFUSED.items():
+            yield wrong(path, name, {"some": "thing"}, reason, code="unsupported_parameter")
+
+
+FIELD_ROWS = [row for args in BOTH for row in both(*args)] + ONE
+ROWS = [*FIELD_ROWS, *BODIES, *ROUTES, *type_rows(), *refused_rows()]

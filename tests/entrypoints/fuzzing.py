@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random requests made from the schema, plausible and odd values mixed, and a driver that sends many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import msgspec
+
+from fastdeploy.entrypoints.openai.control import AbortRequests, DetokenizeRequest, TokenizeRequest
+from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
+
+NUMBERS = [0, 1, -1, 2, 3, 20, 21, 128, 2**31, 2**63, 2**64, -(2**63), 2**70, 10**300, 0.0, 0.5, -1.5, 1e308, 1e-300]
+TEXTS = [
+    "",
+    "a",
+    "the",
+    "\x00",
+    "é🙂",
+    "</s>",
+    "<think>",
+    "<tool_call>",
+    "\u202e",
+    "{}",
+    "[",
+    "x" * 500,
+    "auto",
+    "none",
+]
+KEYS = [
+    "type",
+    "role",
+    "content",
+    "text",
+    "method",
+    "function",
+    "name",
+    "parameters",
+    "json_schema",
+    "schema",
+    "5",
+    "999",
+]
+SCHEMAS: list[Any] = [
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+    {"type": "string", "maxLength": 5},
+    {"enum": ["a", "b", 3, None]},
+    {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    {"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/x"}]}}},
+    {"type": "object", "patternProperties": {"(": {}}},
+    {"type": "number", "minimum": 5, "maximum": 1},
+    {},
+]
+REGEXES = ["[a-z]{3}", "a|b", "(", "a{1000000}", "(a+)+$", "\\p{L}+", "(?=a)b", "[^\\x00-\\x7f]*", ""]
+GRAMMARS = ['start: "a" | "b"', 'root ::= "x" | "y" root', "start: start", "start: missing", "%", "", "start: /(/"]
+TEMPLATES = ["{{ messages[0].content }}", "{% for %}", "{{ 1/0 }}", "{{ ''.__class__ }}", "{{ nothing.at.all }}", "x"]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMAS[0]}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MESSAGES: list[Any] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hi"},
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "3"},
+    {"role": "assistant", "content": "so", "reasoning_content": "because"},
+]
+PLAUSIBLE: dict[str, list[Any]] = {
+    "model": ["default", None, "gpt"],
+    "n": [1, 2, 3],
+    "temperature": [0, 0.7, 1, 5],
+    "top_p": [0.0, 0.5, 1.0],
+    "top_k": [-1, 0, 1, 50],
+    "min_p": [0, 0.1],
+    "presence_penalty": [0.5],
+    "frequency_penalty": [-0.5],
+    "repetition_penalty": [1.1],
+    "reasoning_max_tokens": [3],
+    "response_max_tokens": [3],
+    "best_of": [1],
+    "seed": [0, 1, 2**64 - 1],
+    "max_tokens": [1, 5, 30],
+    "max_completion_tokens": [1, 5, 30],
+    "min_tokens": [0, 3],
+    "stop": ["e", ["a", "th"], []],
+    "logit_bias": [{"5": 3}, {"6": -50, "7": 100}],
+    "logits_processors_args": [{"logit_bias": {"5": 1}}, {"thinking_budget": 3}],
+    "bad_words": [["the"], ["a", " b"]],
+    "bad_words_token_ids": [[5, 6], [[7, 8]]],
+    "stop_token_ids": [[5], []],
+    "logprobs": [0, 2, True, False],
+    "top_logprobs": [0, 3],
+    "prompt_logprobs": [0, 2],
+    "speculative": [{"method": "off"}, {"num_speculative_tokens": 1}],
+    "stream_options": [{"include_usage": True}, {"continuous_usage_stats": True}],
+    "response_format": [
+        {"type": "text"},
+        {"type": "json_object"},
+        *({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}} for schema in SCHEMAS),
+    ],
+    "guided_json": [*SCHEMAS, "{}", '{"type": "integer"}', True],
+    "guided_regex": REGEXES,
+    "guided_choice": [["a"], ["yes", "no"], ["é", "é🙂"], []],
+    "guided_grammar": GRAMMARS,
+    "structural_tag": [
+        {"structures": [{"begin": "<f>", "schema": SCHEMAS[0], "end": "</f>"}], "triggers": ["<f"]},
+        {"structures": [], "triggers": []},
+    ],
+    "prompt": ["the", ["a", "the fox"], [5, 6, 7], [[5], [6, 7]], "é🙂" * 9],
+    "prompt_token_ids": [[5, 6], [[5], [6]]],
+    "suffix": ["end"],
+    "messages": [[message] for message in MESSAGES] + [MESSAGES[1:5], MESSAGES],
+    "tools": [[TOOL], [TOOL, TOOL], [{"type": "function", "function": {"name": "g"}}]],
+    "tool_choice": ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}],
+    "chat_template": TEMPLATES,
+    "chat_template_kwargs": [{"enable_thinking": False}, {"x": [1, {"y": None}]}],
+    "reasoning_effort": ["low", "none", "huge"],
+    "truncate_prompt_tokens": [-1, 1, 50],
+    "priority": [-5, 0, 7],
+    "max_streaming_response_tokens": [1, 4],
+    "cache_salt": ["", "s"],
+    "request_id": ["one", "two"],
+    "tokens": [[5, 6], []],
+    "req_ids": [["a"], []],
+}
+"""Values that often are right, by field; some are wrong in ways that only a look inside finds."""
+
+MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
+    "/v1/completions": (CompletionRequest, {"prompt": "the", "max_tokens": 6}),
+    "/v1/chat/completions": (ChatCompletionRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
+    "/tokenize": (TokenizeRequest, {"prompt": "the"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
+    "/v1/abort_requests": (AbortRequests, {"req_ids": ["x"]}),
+}
+WEIGHTS = [40, 50, 4, 3, 3]
+ALLOWED = (200, 400, 404, 405, 413, 415, 429)
+OUR_FAULTS = ("internal_error", "internal")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request.
+
+    Attributes:
+        body: a mapping, or bytes that are sent as they are.
+        leave_after: the client closes a stream after so many lines; None reads to the end.
+    """
+
+    path: str
+    body: dict[str, Any] | bytes
+    leave_after: int | None = None
+
+
+@dataclass
+class Outcome:
+    """What became of the requests: answers by status, and those that are a fault of the server's."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    num_left: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def odd_value(rng: random.Random, depth: int = 0) -> Any:
+    """Return a value that may be anything."""
+    kinds: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: rng.random() < 0.5,
+        lambda: rng.choice(NUMBERS),
+        lambda: rng.choice(TEXTS),
+        lambda: [rng.randrange(400) for _ in range(rng.randrange(4))],
+        lambda: {str(rng.randrange(500)): rng.choice([1, -5.5, 200, None, "x"])},
+    ]
+    if depth < 3:
+        kinds.append(lambda: [odd_value(rng, depth + 1) for _ in range(rng.randrange(4))])
+        kinds.append(lambda: {rng.choice(KEYS): odd_value(rng, depth + 1) for _ in range(rng.randrange(4))})
+    return rng.choice(kinds)()
+
+
+def make_request(rng: random.Random) -> Sent:
+    """Return a request: a valid one with some fields changed, sometimes damaged on the way, sometimes abandoned."""
+    path = rng.choices(list(MODELS), WEIGHTS)[0]
+    model, valid = MODELS[path]
+    body = dict(valid)
+    names = [spec.name for spec in msgspec.structs.fields(model)]
+    for _ in range(rng.choice([1, 1, 2, 2, 3, 5])):
+        name = rng.choice(names) if rng.random() < 0.97 else rng.choice([*REFUSED, *WITHOUT_EFFECT, "maxtokens"])
+        is_odd = rng.random() < 0.15
+        body[name] = odd_value(rng) if is_odd else rng.choice(PLAUSIBLE.get(name, [True, False]))
+    if path.startswith("/v1/c") and rng.random() < 0.3:
+        body["stream"] = True
+    if rng.random() < 0.03:
+        return Sent(path, _damaged(rng, json.dumps(body).encode()))
+    return Sent(path, body, rng.randrange(4) if body.get("stream") is True and rng.random() < 0.3 else None)
+
+
+def _damaged(rng: random.Random, body: bytes) -> bytes:
+    at = rng.randrange(len(body))
+    return rng.choice([body[:at], body[at:], body[:at] + bytes([rng.randrange(256)]) + body[at + 1 :], body + body])
+
+
+async def send_all(url: str, requests: list[Sent], num_at_once: int = 16) -> Outcome:
+    """Send the requests, `num_at_once` at a time, and look at each answer."""
+    outcome, waiting = Outcome(), iter(requests)
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for sent in waiting:
+            await _send(client, sent, outcome)
+
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        await asyncio.gather(*(work(client) for _ in range(num_at_once)))
+    return outcome
+
+
+async def _send(client: httpx.AsyncClient, sent: Sent, outcome: Outcome) -> None:
+    content = {"content": sent.body} if isinstance(sent.body, bytes) else {"json": sent.body}
+    async with client.stream("POST", sent.path, **content) as answer:  # type: ignore[arg-type]
+        if sent.leave_after is not None and answer.status_code == 200:
+            outcome.num_left += 1
+            lines = answer.aiter_lines()
+            for _ in range(sent.leave_after):
+                await anext(lines, None)
+            return
+        text = (await answer.aread()).decode()
+    outcome.statuses[answer.status_code] += 1
+    if (fault := find_fault(answer.status_code, answer.headers.get("content-type", ""), text)) is not None:
+        outcome.faults.append(f"{fault}: {sent} -> {answer.status_code} {text[-500:]}")
+
+
+def find_fault(status: int, media_type: str, text: str) -> str | None:
+    """Return what is wrong with an answer, None if nothing is."""
+    if media_type.startswith("text/event-stream"):
+        events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+        if events[-1:] != ["[DONE]"]:
+            return "the stream has no end"
+        errors = [parsed["error"] for event in events[:-1] if "error" in (parsed := json.loads(event))]
+        return "our own fault in a stream" if any(error["code"] in OUR_FAULTS for error in errors) else None
+    parsed = json.loads(text)
+    if status == 200:
+        return None if isinstance(parsed, dict) else "no object"
+    error = parsed["error"]
+    if status == 500 and error["code"] == "numerics":  # the mock engine's way to fail one request on demand
+        return None
+    if status not in ALLOWED:
+        return "a status that no request should get"
+    return None if error["message"] and set(error) == {"message", "type", "param", "code"} else "another shape"

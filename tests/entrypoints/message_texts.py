@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts as models of each format write them, with the message that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
+from fastdeploy.entrypoints.openai.parsers.message import Call, Message, MessageParser
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningSplitter
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
+LIST, LIST_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+TWO_CALLS = {
+    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź", "days": 2}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "ernie": '\n<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź", "days": 2}}\n</tool_call>\n'
+    '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nŁódź\n</parameter>\n<parameter=days>\n2\n"
+    "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "llama3_json": '{"name": "weather", "parameters": {"city": "Łódź", "days": 2}}; {"name": "now", "parameters": {}}',
+    "deepseek_v3": f'{LIST}{CALL}function{SEP}weather\n```json\n{{"city": "Łódź", "days": 2}}\n```{CALL_END}\n'
+    f"{CALL}function{SEP}now\n```json\n{{}}\n```{CALL_END}{LIST_END}",
+    "deepseek_v31": f'{LIST}{CALL}weather{SEP}{{"city": "Łódź", "days": 2}}{CALL_END}'
+    f"{CALL}now{SEP}{{}}{CALL_END}{LIST_END}",
+}
+"""Format -> the calls weather(city="Łódź", days=2) and now()."""
+
+CALLS = [Call("weather", '{"city": "Łódź", "days": 2}'), Call("now", "{}")]
+
+
+def make_parser(
+    tools: str = "",
+    reasoning: str = "",
+    state: ReasoningState = ReasoningState.OPEN,
+    max_calls: int | None = None,
+) -> MessageParser:
+    """Return a parser by the formats' names; an empty name stands for none."""
+    splitter = ReasoningSplitter(REASONING_FORMATS[reasoning], state) if reasoning else None
+    return MessageParser(splitter, FORMATS[tools].make_parser(SCHEMAS) if tools else None, max_calls)
+
+
+def read(pieces: Sequence[str], *args: Any, **kwargs: Any) -> Message:
+    """Return the message that a new parser makes of the pieces of a text."""
+    parser, message = make_parser(*args, **kwargs), Message()
+    for number, piece in enumerate(pieces, start=1):
+        message.add(parser.push(piece, number == len(pieces)))
+    return message

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastdeploy bench`, and the load that other engines' benchmarks send."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.cli.bench.datasets import file_samples, random_samples
+from fastdeploy.entrypoints.cli.bench.figures import percentile, spread
+from fastdeploy.entrypoints.cli.bench.load import Result, arrival_times
+from fastdeploy.entrypoints.cli.main import main
+from tests.entrypoints.server_process import ServerProcess
+from tests.entrypoints.test_cli import run
+from tests.entrypoints.test_openai_client import PROMPT, TOKENIZER, engine_text
+
+FOREIGN_BODIES: dict[str, dict[str, Any]] = {
+    "completions of vllm bench serve": {
+        "model": "default",
+        "prompt": PROMPT,
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": 8,
+        "logprobs": None,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    },
+    "completions of older ones, which name best_of": {
+        "model": "default",
+        "prompt": PROMPT,
+        "temperature": 0.0,
+        "best_of": 1,
+        "max_tokens": 8,
+        "logprobs": 2,
+        "stream": True,
+        "ignore_eos": False,
+        "stream_options": {"include_usage": True},
+    },
+    "completions with sampling from flags": {
+        "model": "default",
+        "prompt": PROMPT,
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "max_tokens": 8,
+        "min_tokens": 8,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    },
+}
+FOREIGN_CHATS: dict[str, dict[str, Any]] = {
+    "chat of vllm bench serve": {
+        "model": "default",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "temperature": 0.0,
+        "max_completion_tokens": 8,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    },
+    "chat of FastDeploy's benchmark": {
+        "model": "default",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_tokens": 8,
+        "temperature": 0.0,
+        "top_p": 0.8,
+        "collect_metrics": True,
+    },
+}
+
+
+def last_json(text: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return figures
+
+
+def events(server: ServerProcess, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = server.post(path, body, headers={"x-request-id": "bench-1", "Authorization": "Bearer none"})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("name", FOREIGN_BODIES)
+def test_load_of_other_benchmarks_on_completions(server: ServerProcess, name: str) -> None:
+    made = events(server, "/v1/completions", FOREIGN_BODIES[name])
+    assert "".join(event["choices"][0]["text"] for event in made[:-1]) == engine_text(PROMPT, 0, 8)
+    assert made[-1]["choices"] == []
+    assert made[-1]["usage"]["completion_tokens"] == 8
+    assert made[-1]["usage"]["prompt_tokens"] == len(TOKENIZER.encode(PROMPT))
+
+
+@pytest.mark.parametrize("name", FOREIGN_CHATS)
+def test_load_of_other_benchmarks_on_chat(server: ServerProcess, name: str) -> None:
+    made = events(server, "/v1/chat/completions", FOREIGN_CHATS[name])
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in made[:-1])
+    assert text == engine_text("<s>user: hi\nassistant:", 0, 8)
+    assert made[-1]["choices"] == [] and made[-1]["usage"]["completion_tokens"] == 8
+
+
+def bench(server: ServerProcess, *flags: str) -> Any:
+    address = ["--base-url", server.url, "--disable-tqdm"]
+    return run("bench", "serve", *address, "--random-input-len", "20", "--random-output-len", "6", *flags)
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_bench_serve_reports_what_the_server_counted(server: ServerProcess, tmp_path: Path, backend: str) -> None:
+    flags = ["--num-prompts", "8", "--max-concurrency", "3", "--request-rate", "500", "--backend", backend]
+    saved = ["--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json"]
+    done = bench(server, *flags, *saved, "--metric-percentiles", "50,99", "--metadata", "commit=abc", "--ignore-eos")
+    assert done.returncode == 0, done.stderr
+    figures = last_json(done.stdout)
+    assert (figures["completed"], figures["failed"], figures["total_output_tokens"]) == (8, 0, 48)
+    assert figures["output_throughput"] == pytest.approx(48 / figures["duration"])
+    assert (figures["request_rate"], figures["max_concurrency"], figures["commit"]) == (500, 3, "abc")
+    for name in ("ttft", "tpot", "e2el"):  # itl only where an answer came in several pieces
+        assert figures[f"mean_{name}_ms"] > 0
+        assert figures[f"p50_{name}_ms"] <= figures[f"p99_{name}_ms"]
+    assert figures["mean_ttft_ms"] < figures["mean_e2el_ms"]
+    written = json.loads((tmp_path / "r.json").read_text())
+    for request in written["requests"]:
+        assert request["ttft_s"] + sum(request["gaps_s"]) <= request["e2e_s"]
+    assert sum(request["input_tokens"] for request in written["requests"]) == figures["total_input_tokens"]
+    assert figures == {key: value for key, value in written.items() if key != "requests"}
+
+
+def test_bench_serve_counts_what_failed(server: ServerProcess) -> None:
+    done = bench(server, "--num-prompts", "3", "--extra-body", '{"temperature": -1}')
+    figures = last_json(done.stdout)
+    assert (done.returncode, figures["completed"], figures["failed"]) == (1, 0, 3)
+    assert "failed: temperature: expected a number" in done.stdout
+    assert "mean_ttft_ms" not in figures, "no figure of no request"
+
+
+def test_bench_serve_sends_what_its_flags_and_files_say(
+    server: ServerProcess, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    (tmp_path / "fields.yaml").write_text("stop: [zebra]\nmin_tokens: 2\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick", "output_tokens": 3}\n{"prompt": "for name"}\n')
+    data = ["--dataset-name", "custom", "--dataset-path", str(tmp_path / "prompts.jsonl"), "--custom-output-len", "5"]
+    done = bench(server, *data, "--hyperparameter-path", str(tmp_path / "fields.yaml"), "--temperature", "0")
+    assert done.returncode == 0, done.stdout
+    figures = last_json(done.stdout)
+    assert figures["total_output_tokens"] == 8
+    assert figures["total_input_tokens"] == sum(len(TOKENIZER.encode(text)) for text in ("the quick", "for name"))
+
+
+def test_bench_serve_without_a_server_is_one_line() -> None:
+    done = run("bench", "serve", "--port", "9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("fastdeploy: error: cannot reach http://127.0.0.1:9/v1: ")
+
+
+def test_bench_latency_and_throughput_run_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def figures_of(*flags: str) -> dict[str, Any]:
+        assert main(["bench", *flags, "--model", "demo", "--input-len", "12", "--output-len", "5"]) == 0
+        return last_json(capsys.readouterr().out)
+
+    file = tmp_path / "latency.json"
+    batches = ["--batch-size", "2", "--num-iters-warmup", "1", "--num-iters", "3"]
+    latency = figures_of("latency", *batches, "--output-json", str(file), "--speculative-config", '{"method": "ngram"}')
+    assert len(latency["latencies_s"]) == 3 and latency == json.loads(file.read_text())
+    assert min(latency["latencies_s"]) <= latency["median_latency_s"] <= max(latency["latencies_s"])
+    for flags in ([], ["--disable-detokenize", "--n", "2"]):
+        throughput = figures_of("throughput", "--num-prompts", "4", *flags)
+        assert throughput["total_output_tokens"] == 20 * throughput["n"]
+        tokens = throughput["output_tokens_per_second"] * throughput["elapsed_time"]
+        assert tokens == pytest.approx(20 * throughput["n"])
+    for length, message in (("12", "--output-len: the context of 16 tokens ends before it"), ("40", "prompt")):
+        flags = ["--input-len", length, "--output-len", "5", "--max-model-len", "16"]
+        assert main(["bench", "latency", "demo", *batches, *flags]) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(f"fastdeploy: error: {message}")
+
+
+def test_random_prompts_have_their_length_and_follow_the_seed() -> None:
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
+    first = random_samples(tokenizer, 20, 40, 10, 0.5, 8, seed=1)
+    assert first == random_samples(tokenizer, 20, 40, 10, 0.5, 8, seed=1)
+    assert first != random_samples(tokenizer, 20, 40, 10, 0.5, 8, seed=2)
+    assert {len(sample.token_ids) for sample in first} <= set(range(8 + 20, 8 + 60 + 1))
+    assert {sample.output_len for sample in first} <= set(range(5, 16))
+    assert len({tuple(sample.token_ids[:8]) for sample in first}) == 1
+    assert len({tuple(sample.token_ids) for sample in first}) == 20
+
+
+def test_sharegpt_file_gives_first_messages_and_the_lengths_of_their_answers(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": 2 * PROMPT}, {"from": "gpt", "value": "for name in names for name"}]
+    entries = [{"conversations": turns}, {"conversations": turns[:1]}, {"conversations": [turns[0], {"value": "x"}]}]
+    (tmp_path / "chats.json").write_text(json.dumps(entries))
+    args = argparse.Namespace(
+        dataset_name="sharegpt", dataset_path=str(tmp_path / "chats.json"), seed=0, sharegpt_output_len=None
+    )
+    [sample] = file_samples(args, TOKENIZER, 10)
+    assert sample.prompt == 2 * PROMPT
+    assert sample.output_len == len(TOKENIZER.encode(turns[1]["value"], add_special_tokens=False))
+    (tmp_path / "chats.json").write_text('[{"messages": []}]')
+    with pytest.raises(ConfigError, match="is no sharegpt file: KeyError: 'conversations'"):
+        file_samples(args, TOKENIZER, 10)
+
+
+def test_arrivals_are_a_poisson_process_of_the_rate_and_the_seed() -> None:
+    times = arrival_times(4000, 50.0, seed=3)
+    assert times == arrival_times(4000, 50.0, seed=3) and times[0] == 0.0
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert sum(gaps) / len(gaps) == pytest.approx(1 / 50, rel=0.1)
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.04), "e**-1 of them"
+    assert arrival_times(3, float("inf"), seed=3) == [0.0, 0.0, 0.0]
+
+
+def test_figures_are_those_of_the_values() -> None:
+    values = [1.0, 2.0, 3.0, 4.0]
+    random.Random(0).shuffle(values)
+    assert [percentile(values, percent) for percent in (0, 50, 75, 100)] == [1.0, 2.5, 3.25, 4.0]
+    assert spread("ttft", "_ms", values, [50]) == {
+        "mean_ttft_ms": 2.5,
+        "median_ttft_ms": 2.5,
+        "std_ttft_ms": pytest.approx(1.118, abs=1e-3),
+        "p50_ttft_ms": 2.5,
+    }
+    assert spread("ttft", "_ms", [], [50]) == {}
+    assert Result(ttft_s=1.0, e2e_s=4.0, output_tokens=4).tpot_s == 1.0
+    assert Result(ttft_s=1.0, e2e_s=1.0, output_tokens=1).tpot_s is None

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunks that wait for several tokens."""
+
+from __future__ import annotations
+
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.entrypoints.openai.gather import ChunkGatherer, describe_tokens
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
+from tests.detokenize.tokenizers_for_tests import make_tokenizer
+
+
+def update(index: int, token_ids: list[int], text: str, finish_reason: str | None = None) -> ChoiceUpdate:
+    delta = TokenDelta("r", index, token_ids, num_accepted_drafts=len(token_ids) - 1, finish_reason=finish_reason)
+    return ChoiceUpdate(0, index, text, delta, is_first=token_ids[0] == 1)
+
+
+def test_choices_wait_for_their_own_tokens_and_lose_none() -> None:
+    gatherer = ChunkGatherer(3)
+    assert gatherer.push([update(0, [1], "a"), update(1, [1, 2, 3, 4], "b")])[0].text == "b"
+    assert gatherer.push([update(0, [2], "c")]) == []
+    (ready,) = gatherer.push([update(0, [3, 4], "d")])
+    assert (ready.text, ready.delta.token_ids, ready.is_first) == ("acd", [1, 2, 3, 4], True)
+    assert ready.delta.are_drafts() == [False, False, True, False]
+    (last,) = gatherer.push([update(0, [5], "e", "stop")])
+    assert (last.text, last.is_first, last.delta.finish_reason) == ("e", False, "stop")
+
+
+def test_one_token_holds_nothing_back() -> None:
+    updates = [update(0, [1], "a"), update(0, [2], "b")]
+    assert ChunkGatherer(1).push(updates) == updates
+
+
+def test_described_tokens_tell_half_characters_and_origin() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    smile = tokenizer.encode("\U0001f642", add_special_tokens=False)
+    first = describe_tokens(
+        tokenizer, TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], num_accepted_drafts=1)
+    )
+    assert first[0]["text"].startswith("bytes:\\xf0") and first[0]["origin"] == "draft"
+    assert (first[1]["id"], first[1]["origin"]) == (tokenizer.encode("fox")[0], "target")

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page at `/`: what it needs of the server and of itself. Whether it looks right, a browser has to say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import fastdeploy
+from tests.entrypoints.server_process import ServerProcess, mock_server, real_server
+
+PAGE = Path(fastdeploy.__file__).parent / "assets" / "page.html"
+
+
+def element(name: str) -> str:
+    (content,) = re.findall(rf"<{name}>(.*?)</{name}>", PAGE.read_text(), re.DOTALL)
+    return str(content)
+
+
+def test_page_is_open_loads_nothing_and_runs_only_its_own_script(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--api-key", "alpha") as running:
+        answer = running.get("/")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert answer.text == PAGE.read_text()
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+    for name in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(element(name).encode()).digest()).decode()
+        assert policy[f"{name}-src"] == f"'sha256-{digest}'"
+
+
+def test_page_is_self_contained_and_short() -> None:
+    page = PAGE.read_text()
+    assert len(page.splitlines()) < 200
+    assert not re.search(r"https?://|\bsrc=|\bhref=|style=|innerHTML", page)
+    assert set(re.findall(r'\$\("(\w+)"\)', page)) <= set(re.findall(r'id="(\w+)"', page))
+
+
+def test_stream_has_what_the_page_shows(server: ServerProcess) -> None:
+    sent = set(re.findall(r"(\w+): (?:true|Number|\"default\")", element("script"))) | {"prompt", "seed", "speculative"}
+    values = {
+        "model": "default",
+        "stream": True,
+        "temperature": 0.5,
+        "max_tokens": 9,
+        "prompt": "the",
+        "seed": 2**64 - 1,
+    }
+    body = {"return_token_ids": True, "collect_metrics": True, "speculative": {"method": "off"}, **values}
+    assert sent == set(body)
+    text, tokens, last = "", [], {}
+    for last in stream_choices(server, body):
+        text += last["text"]
+        tokens += last["tokens"]
+    assert len(tokens) == 9 and {token["origin"] for token in tokens} <= {"draft", "target"}
+    assert b"".join(token_bytes(token["text"]) for token in tokens).decode("utf-8", "replace") == text
+    assert last["finish_reason"] == "length" and last["seed"] == 2**64 - 1
+    assert {"accept_ratio", "accepted_tokens", "drafted_tokens", "average_accept_length"} <= set(
+        last["speculate_metrics"]
+    )
+
+
+def stream_choices(server: ServerProcess, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the choice of each chunk."""
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                yield from json.loads(line.removeprefix("data: "))["choices"]
+
+
+def token_bytes(text: str) -> bytes:
+    """Return the bytes behind a token's text, as the page reads it."""
+    if not text.startswith("bytes:\\x"):
+        return text.encode()
+    return bytes(int(part, 16) for part in text.removeprefix("bytes:\\x").split("\\x"))
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[ServerProcess]:
+    """The demonstration model with n-gram drafts."""
+    with real_server("demo", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}') as running:
+        yield running
+
+
+@pytest.mark.parametrize("gathered", [1, 16])
+def test_origins_add_up_to_the_accepted_drafts_however_steps_are_joined(drafting: ServerProcess, gathered: int) -> None:
+    body = {
+        "prompt": "def fibonacci(n):",
+        "max_tokens": 60,
+        "temperature": 0,
+        "stream": True,
+        "return_token_ids": True,
+        "collect_metrics": True,
+        "max_streaming_response_tokens": gathered,
+    }
+    chunks = list(stream_choices(drafting, body))
+    origins = [token["origin"] for chunk in chunks for token in chunk["tokens"]]
+    metrics = chunks[-1]["speculate_metrics"]
+    assert len(origins) == 60 and origins[0] == "target"
+    assert origins.count("draft") == metrics["accepted_tokens"] > 0
+    assert all(len(chunk["tokens"]) >= gathered for chunk in chunks[:-1])

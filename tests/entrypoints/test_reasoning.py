@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reasoning is told from the answer: by every format, from every state in which a prompt leaves the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.parsers.message import Message
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
+from tests.detokenize.tokenizers_for_tests import save_tokenizer
+from tests.entrypoints.chat_server import SPECIAL_TOKENS, chat_server, rendered, says
+from tests.entrypoints.message_texts import read
+from tests.entrypoints.server_process import ServerProcess
+
+OPEN, CLOSED, UNDECIDED = ReasoningState.OPEN, ReasoningState.CLOSED, ReasoningState.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("form", "state", "text", "expected"),
+    [
+        ("qwen3", UNDECIDED, "<think>\nhm\n</think>\n\nyes \n", Message("hm", "yes \n")),
+        ("qwen3", UNDECIDED, "yes <think>", Message("", "yes <think>")),
+        ("qwen3", UNDECIDED, " <th", Message("", " <th")),
+        ("qwen3", OPEN, "\nhm </think>yes", Message("hm", "yes")),
+        ("qwen3", CLOSED, "yes</think>", Message("", "yes</think>")),
+        ("qwen3", UNDECIDED, "<think></think>yes", Message("", "yes")),
+        ("deepseek-r1", OPEN, "<think>hm</think>yes", Message("hm", "yes")),
+        ("deepseek-r1", OPEN, "hm", Message("hm", "")),
+        ("deepseek-r1", OPEN, "hm </thi", Message("hm </thi", "")),
+        ("ernie-x1", OPEN, "hm\n</think>\n\n<response>\nyes\n</response>\n", Message("hm", "yes")),
+        ("ernie-x1", OPEN, "hm\n</think>\n\nyes", Message("hm", "yes")),
+        ("ernie-x1", OPEN, "hm</think><response>yes", Message("hm", "yes")),
+        ("ernie-x1", CLOSED, "<response>yes</response> more", Message("", "yesmore")),
+    ],
+)
+def test_formats(form: str, state: ReasoningState, text: str, expected: Message) -> None:
+    assert read([text], "", form, state) == expected
+    assert read(list(text), "", form, state) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "prompt", "state"),
+    [
+        ("qwen3", "assistant:", UNDECIDED),
+        ("qwen3", "assistant:<think>\n", OPEN),
+        ("qwen3", "assistant:<think>\n\n</think>\n\n", CLOSED),
+        ("deepseek_r1", "assistant:", OPEN),
+        ("deepseek_r1", "assistant:</think>", CLOSED),
+    ],
+)
+def test_prompt_s_end_decides_where_the_output_begins(form: str, prompt: str, state: ReasoningState) -> None:
+    assert REASONING_FORMATS[form].state_after(prompt) is state
+
+
+def test_continued_message_s_last_marker_decides() -> None:
+    form = REASONING_FORMATS["deepseek_r1"]
+    assert form.state_after("<think>a</think>b\nassistant: <think>hm", is_continued=True) is OPEN
+    assert form.state_after("assistant: <think>hm</think>Well,", is_continued=True) is CLOSED
+    assert form.state_after("assistant: Well,", is_continued=True) is CLOSED
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("markers", [SPECIAL_TOKENS, ()])
+def test_tokens_of_the_reasoning_are_counted_whatever_the_deltas(
+    tmp_path: Path, size: int, markers: tuple[str, ...]
+) -> None:
+    tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path, special_tokens=markers))
+    reasoning, answer = tokenizer.encode("<think>the quick</think>"), tokenizer.encode("brown fox")
+    ids = reasoning + answer
+
+    def count(state: ReasoningState) -> int:
+        counter = ReasoningCounter(tokenizer, REASONING_FORMATS["qwen3"], state)
+        for at in range(0, len(ids), size):
+            counter.push(ids[at : at + size])
+        return counter.num_tokens
+
+    assert count(UNDECIDED) == count(OPEN) == len(reasoning)
+    assert count(CLOSED) == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reasoning") / "model"
+
+
+@pytest.fixture(scope="module")
+def thinking_server(folder: Path) -> Iterator[ServerProcess]:
+    with chat_server(folder, "--reasoning-parser", "qwen3") as running:
+        yield running
+
+
+@pytest.fixture
+def thinking_client(thinking_server: ServerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0)
+
+
+def ask(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:
+    extra = {"return_token_ids": True, **(extra or {})}
+    return client.chat.completions.create(model="default", messages=says(text), extra_body=extra, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("extra", "text", "expected"),
+    [
+        ({}, "<think>hm</think>yes", ("hm", "yes")),
+        ({}, "yes", (None, "yes")),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "hm</think>yes", ("hm", "yes")),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "yes</think>", (None, "yes</think>")),
+        ({"reasoning_effort": "none"}, "yes", (None, "yes")),
+        ({"reasoning_effort": "low"}, "<think>hm</think>yes", ("hm", "yes")),
+    ],
+)
+def test_reasoning_is_a_field_of_its_own(
+    thinking_client: openai.OpenAI, extra: Any, text: str, expected: tuple[str | None, str]
+) -> None:
+    message = ask(thinking_client, text, extra).choices[0].message
+    assert (message.reasoning_content, message.content) == expected
+    deltas = [chunk.choices[0].delta for chunk in ask(thinking_client, text, extra, stream=True)]
+    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    assert (reasoning or None, "".join(delta.content or "" for delta in deltas)) == expected
+
+
+def test_reasoning_comes_before_the_answer(thinking_client: openai.OpenAI) -> None:
+    chunks = ask(thinking_client, "<think>the quick brown fox</think>the lazy dog", stream=True)
+    kinds = [
+        "reasoning" if getattr(chunk.choices[0].delta, "reasoning_content", None) else "content"
+        for chunk in chunks
+        if chunk.choices[0].delta.content or getattr(chunk.choices[0].delta, "reasoning_content", None)
+    ]
+    assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"reasoning", "content"}
+
+
+def test_effort_reaches_the_template(thinking_client: openai.OpenAI, folder: Path) -> None:
+    prompts = {
+        effort: rendered(folder, ask(thinking_client, "x", {"reasoning_effort": effort}).choices[0].prompt_token_ids)
+        for effort in ("none", "high")
+    }
+    assert prompts["high"].endswith("assistant: effort high")
+    assert prompts["none"].endswith("assistant: effort none<think>\n\n</think>\n\n")
+
+
+def test_prompt_of_token_ids_is_looked_at_as_well(thinking_client: openai.OpenAI) -> None:
+    opened = ask(thinking_client, "hm</think>yes", {"chat_template_kwargs": {"enable_thinking": True}})
+    extra = {"prompt_token_ids": opened.choices[0].prompt_token_ids}
+    assert ask(thinking_client, "", extra).choices[0].message.reasoning_content == "hm"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "message"),
+    [
+        ({"reasoning_effort": "much"}, "reasoning_effort", "expected one of none, minimal, low"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs",
+            "'enable_thinking' says otherwise",
+        ),
+        ({"reasoning_max_tokens": -1}, "reasoning_max_tokens", "[0, "),
+        ({"response_max_tokens": 0}, "response_max_tokens", "[1, "),
+    ],
+)
+def test_wrong_reasoning_fields_are_400(
+    thinking_server: ServerProcess, change: dict[str, Any], param: str, message: str
+) -> None:
+    answer = thinking_server.post("/v1/chat/completions", {"messages": says("x"), **change})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and message in error["message"]

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastdeploy run-batch`: a file of requests against real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.entrypoints.test_cli import run
+from tests.entrypoints.test_openai_client import CHAT_PROMPT, MESSAGES, PROMPT, engine_text
+
+GREEDY = {"model": "default", "max_tokens": 4, "temperature": 0}
+
+
+def line(custom_id: str, **changes: Any) -> dict[str, Any]:
+    body = {**GREEDY, "prompt": f"{PROMPT} {custom_id}"}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body, **changes}
+
+
+def write(folder: Path, *lines: Any) -> list[str]:
+    """Write the input and return the flags that name it and its output."""
+    texts = [entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False) for entry in lines]
+    (folder / "in.jsonl").write_text("\n".join(texts) + "\n")
+    return ["-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl")]
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (folder / "out.jsonl").read_text().splitlines()]
+
+
+def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    chat = {**GREEDY, "messages": MESSAGES, "logprobs": True}
+    flags = write(
+        tmp_path,
+        line("long", body={**GREEDY, "prompt": PROMPT, "max_tokens": 90}),
+        line("chat", url="/v1/chat/completions", body=chat),
+        "",
+        line("range", body={**GREEDY, "prompt": PROMPT, "temperature": -1}),
+        line("field", body={**GREEDY, "prompt": PROMPT, "temprature": 1}),
+        line("verb", method="GET"),
+        line("route", url="/v1/embeddings"),
+        line("stream", body={**GREEDY, "prompt": PROMPT, "stream": True}),
+        line("last", body={**GREEDY, "prompt": PROMPT + "\u2028 is no end of a line"}),
+    )
+    done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
+    assert done.returncode == 1, "some requests failed"
+    assert "3 of 8 requests answered" in done.stderr
+    made = answers(tmp_path)
+    assert [entry["custom_id"] for entry in made] == [
+        "long",
+        "chat",
+        "range",
+        "field",
+        "verb",
+        "route",
+        "stream",
+        "last",
+    ]
+    bodies = {entry["custom_id"]: (entry["response"] or {}).get("body") for entry in made}
+    assert bodies["long"]["choices"][0]["text"] == engine_text(PROMPT, 0, 90)
+    assert bodies["chat"]["choices"][0]["message"]["content"] == engine_text(CHAT_PROMPT, 0, 4)
+    assert len(bodies["chat"]["choices"][0]["logprobs"]["content"]) == 4
+    assert made[0]["response"]["status_code"] == 200
+    assert made[0]["response"]["request_id"] == bodies["long"]["id"]
+    assert made[2]["response"]["status_code"] == 400 and bodies["range"]["error"]["param"] == "temperature"
+    assert "did you mean 'temperature'" in bodies["field"]["error"]["message"]
+    messages = {entry["custom_id"]: entry["error"]["message"] for entry in made if entry["error"]}
+    assert messages == {
+        "verb": "method: expected 'POST', got 'GET'",
+        "route": "url: expected one of /v1/chat/completions, /v1/completions, got '/v1/embeddings'",
+        "stream": "body.stream: a batch has no streams",
+    }
+    assert not (tmp_path / "out.jsonl.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([line("a"), line("b"), line("a")], "custom_id: 'a' stands in lines 1 and 3"),
+        ([line("a"), "{"], "line 2: no JSON"),
+        ([{"method": "POST"}], 'line 1: expected an object with a string "custom_id"'),
+    ],
+)
+def test_input_whose_answers_would_have_no_name_is_refused_whole(
+    server: ServerProcess, tmp_path: Path, lines: list[Any], message: str
+) -> None:
+    done = run("run-batch", *write(tmp_path, *lines), "--url", server.url + "/v1")
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_run_that_broke_off_goes_on_where_it_was(server: ServerProcess, tmp_path: Path) -> None:
+    flags = write(tmp_path, line("a"), line("b"), line("c"))
+    first = {"id": "kept", "custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
+    (tmp_path / "out.jsonl.part").write_text(json.dumps(first) + '\n{"id": "half a li')
+    done = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
+    assert done.returncode == 0, done.stderr
+    made = answers(tmp_path)
+    assert [entry["custom_id"] for entry in made] == ["a", "b", "c"]
+    assert made[0]["id"] == "kept"
+    assert made[2]["response"]["body"]["choices"][0]["text"] == engine_text(PROMPT + " c", 0, 4)
+    (tmp_path / "out.jsonl.part").write_text(json.dumps({**first, "custom_id": "z"}) + "\n")
+    other = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
+    assert other.returncode == 2 and "holds answers to another input" in other.stderr
+
+
+def test_full_server_is_asked_again(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--max-concurrency", "1", step_s=0.01) as one:
+        flags = write(tmp_path, *(line(str(i)) for i in range(4)))
+        done = run("run-batch", *flags, "--url", one.url + "/v1", "--concurrency", "4")
+    assert done.returncode == 0, done.stderr
+    assert [entry["response"]["status_code"] for entry in answers(tmp_path)] == [200] * 4
+
+
+def test_server_that_dies_ends_the_run_in_one_line_and_no_half_line_is_left(tmp_path: Path) -> None:
+    with mock_server(tmp_path, die_at_token=300, step_s=0.001) as one:
+        first = run("run-batch", *write(tmp_path, line("a")), "--url", one.url + "/v1")
+        assert first.returncode == 0
+        (tmp_path / "out.jsonl").rename(tmp_path / "out.jsonl.part")
+        flags = write(tmp_path, line("a"), *(line(str(i), body={**GREEDY, "prompt": [300]}) for i in range(6)))
+        done = run("run-batch", *flags, "--url", one.url + "/v1", "--resume")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("--resume goes on with what is done")
+    assert "never retrieved" not in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    text = (tmp_path / "out.jsonl.part").read_text()
+    assert text.endswith("\n") and json.loads(text)["custom_id"] == "a"
+
+
+def test_server_of_its_own_is_started_with_the_engine_s_flags_and_ended(tmp_path: Path) -> None:
+    ask = line("code", body={"model": "short", "prompt": "def f(", "max_tokens": 8, "temperature": 0})
+    flags = write(tmp_path, ask, line("too long", body={**ask["body"], "prompt": [5] * 70}))
+    done = run("run-batch", *flags, "--model", "demo", "--max-model-len", "64", "--served-model-name", "short")
+    assert done.returncode == 1, done.stderr
+    good, bad = answers(tmp_path)
+    assert good["response"]["body"]["usage"]["completion_tokens"] == 8
+    assert bad["response"]["status_code"] == 400
+    assert "Ready: http://127.0.0.1:" in done.stderr and "Shutting down" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "demo", "--port", "1"], "--port: this command's server is its own; --url names a running one"),
+        (["--url", "http://localhost:1/v1", "--model", "demo"], "--model: is no flag for a server that runs already"),
+        (["--model", "demo", "--quantization", "wint4"], "--quantization: 'wint4' is not available yet"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused_before_anything_runs(tmp_path: Path, flags: list[str], message: str) -> None:
+    done = run("run-batch", *write(tmp_path, line("a")), *flags)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"fastdeploy: error: {message}")
+
+
+def test_server_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    done = run("run-batch", *write(tmp_path, line("a")), "--url", "http://127.0.0.1:9/v1")
+    assert done.returncode == 1
+    assert "fastdeploy: error: cannot reach http://127.0.0.1:9/v1" in done.stderr

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that users bring from other documents: they run, or end with the line that ours promises."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+import fastdeploy
+from fastdeploy.config.args import parse_serve_args
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.core.errors import ConfigError
+from tests.entrypoints.seeds_commands import COMMANDS, SNIPPETS, SPECULATIVE_OPTIONS, Command, Snippet
+from tests.entrypoints.server_process import real_server
+
+ROOT = Path(fastdeploy.__file__).parents[1]
+SERVERS = {
+    "python -m fastdeploy.entrypoints.openai.api_server": 3,
+    "python -m vllm.entrypoints.openai.api_server": 3,
+    "vllm serve": 2,
+}
+NGRAM_ON_CPU = "benchmarks/yaml/demo-cpu.yaml"
+PROMPT = "for name in names:\n    print(name)\nfor name in"
+PAGE = (ROOT / "docs" / "serving.md").read_text()
+
+
+def by_name(item: Command | Snippet) -> str:
+    return item.name
+
+
+def flags_of(text: str) -> list[str]:
+    """Return the flags of a command, its placeholders filled in; both ways of starting vLLM's server become ours."""
+    for placeholder, value in (
+        ("path_to_main_model", "demo"),
+        ("path_to_FastDeploy", ""),
+        ("path_to_mtp_model", "mtp"),
+    ):
+        text = text.replace("${" + placeholder + "}", value)
+    words = shlex.split(text.replace("\\\n", " ").replace(" /benchmarks", " benchmarks"))
+    for start, count in SERVERS.items():
+        if words[:count] == start.split():
+            return words[count:]
+    raise AssertionError(f"not a server: {text}")
+
+
+def start(flags: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fastdeploy.entrypoints.openai.api_server", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.outcome], ids=by_name)
+def test_command_that_cannot_run_ends_with_the_promised_line(command: Command) -> None:
+    done = start(flags_of(command.text))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"fastdeploy: error: {command.outcome}")
+    assert done.stderr.count("\n") == 1
+    assert "scheduler_mtp" not in done.stderr, "a password is shown nowhere"
+
+
+@pytest.mark.parametrize(("option", "outcome"), SPECULATIVE_OPTIONS)
+def test_speculative_options_are_taken_or_refused_by_their_method(option: str, outcome: str) -> None:
+    flags = ["demo", "--speculative-config", option]
+    if not outcome:
+        assert parse_serve_args(flags).engine.speculative.method == "ngram"
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_args(flags)
+    assert str(caught.value) == outcome
+
+
+def test_every_line_that_a_command_ends_with_stands_in_the_documentation() -> None:
+    promised = re.findall(r"^\| .* \| `(.+)` \|$", PAGE, re.MULTILINE)
+    assert promised
+    outcomes = [item.outcome for item in (*COMMANDS, *SNIPPETS) if item.outcome]
+    outcomes += [outcome for _, outcome in SPECULATIVE_OPTIONS if outcome]
+    for outcome in outcomes:
+        reason = outcome.partition(": ")[2].partition(" (")[0].partition(";")[0]
+        assert reason in promised, f"docs/serving.md does not promise {reason!r}"
+
+
+def test_every_promised_line_comes_of_its_flag() -> None:
+    rows = re.findall(r"^\| `(--[^`]+)`.* \| `(.+)` \|$", PAGE, re.MULTILINE)
+    assert len(rows) >= 5
+    for flags, line in rows:
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            parse_serve_args(["demo", *flags.split()])
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if not one.outcome], ids=by_name)
+def test_command_that_can_run_serves_the_official_client(command: Command, plain_text: str) -> None:
+    text, summary = serve_and_complete(flags_of(command.text))
+    assert text == plain_text
+    assert "--tensor-parallel-size 4 has no effect: on the CPU one rank uses all cores" in summary
+
+
+def test_ngram_command_runs_with_the_configuration_of_this_machine(plain_text: str) -> None:
+    [command] = [one for one in COMMANDS if one.name.startswith("n-gram")]
+    text = re.sub(r"benchmarks/yaml/\S+", str(ROOT / NGRAM_ON_CPU), command.text)
+    text, summary = serve_and_complete(flags_of(text))
+    assert text == plain_text
+    assert "ngram, up to 1 drafts" in summary
+
+
+@pytest.fixture(scope="module")
+def plain_text() -> str:
+    """What the model says without any speculation."""
+    return serve_and_complete(["demo"])[0]
+
+
+def serve_and_complete(flags: list[str]) -> tuple[str, str]:
+    """Start a real server, ask it as the documents' client does; return the text and the server's summary."""
+    with real_server(*flags) as server:
+        client = openai.OpenAI(api_key="EMPTY", base_url=server.url + "/v1")
+        models = client.models.list()
+        model = models.data[0].id
+        stream = False
+        completion = client.completions.create(
+            model=model, prompt=PROMPT, echo=False, n=1, stream=stream, temperature=0, max_tokens=24
+        )
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens > 4
+        return completion.choices[0].text, server.stdout
+
+
+SCRIPT = """
+from vllm import LLM, SamplingParams
+
+prompts = [
+    "The future of AI is",
+]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+
+llm = LLM(**arguments)
+outputs = llm.generate(prompts, sampling_params)
+
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The demonstration model with a short context, since the snippets set no other end."""
+    folder = tmp_path_factory.mktemp("demo")
+    for file in Path(resolve_model_path("demo")).iterdir():
+        if file.is_file() and file.name != "config.json":
+            (folder / file.name).symlink_to(file)
+    config = json.loads((Path(resolve_model_path("demo")) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 96}))
+    return str(folder)
+
+
+def run_snippet(snippet: Snippet, model: str) -> str:
+    """Run a snippet with nothing but its import line and the model's name changed; return what it prints."""
+    script = SCRIPT.replace("from vllm import", "from fastdeploy import")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(script, {"arguments": {**snippet.arguments, "model": model}})
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("snippet", [one for one in SNIPPETS if not one.outcome], ids=by_name)
+def test_snippet_that_can_run_prints_its_text(snippet: Snippet, model: str) -> None:
+    assert re.search(
+        r"^Prompt: 'The future of AI is', Generated text: '.+'$", run_snippet(snippet, model), re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.outcome], ids=by_name)
+def test_snippet_that_cannot_run_raises_the_promised_line(snippet: Snippet, model: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_snippet(snippet, model)
+    assert str(caught.value).startswith(snippet.outcome)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "yaml").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_configuration_file_parses_or_names_what_this_machine_lacks(file: Path) -> None:
+    flags = ["--config", str(file)]
+    if "cpu" in file.stem:
+        assert parse_serve_args(flags).notes == ()
+        return
+    with pytest.raises(ConfigError, match="is not available yet") as caught:
+        parse_serve_args(["demo", *flags])
+    assert caught.value.field in ("quantization", "splitwise_role")

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fastdeploy config`: every value with its origin, and nothing secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.args import parse_serve_args
+from fastdeploy.config.flags import FLAGS, FlagClass
+from fastdeploy.entrypoints.cli.show_config import main
+
+
+def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main([*flags, "--output-format", "json"]) == 0
+    values: dict[str, Any] = json.loads(capsys.readouterr().out)["values"]
+    return values
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "max_num_seqs: 3\nserved_model_name: mine\nallowed_origins: [http://a, http://b]\nkv_cache_memory: 64Mi\n"
+        "speculative_config: {method: ngram, num_speculative_tokens: 4}\n"
+    )
+    return str(path)
+
+
+def test_every_value_says_where_it_came_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setenv("FD_API_KEY", "sesame,open")
+    values = shown(capsys, "demo", "--config", file, "--max_model_len", "100", "--served-model-name", "yours")
+    assert values["max_model_len"] == {"value": 100, "from": "command line"}
+    assert values["served_model_name"] == {"value": "yours", "from": "command line"}
+    assert values["max_num_seqs"] == {"value": 3, "from": f"{file}:max_num_seqs"}
+    assert values["kv_cache_memory"]["value"] == 64 * 2**20
+    assert values["block_size"] == {"value": 64, "from": "default"}
+    assert values["api_key"] == {"value": ["***", "***"], "from": "FD_API_KEY"}
+    assert values["speculative_config"]["from"] == f"{file}:speculative_config"
+    assert values["speculative_config"]["value"]["num_speculative_tokens"] == 4
+
+
+def test_every_honoured_flag_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    honoured = {flag.name for flag in FLAGS if flag.flag_class is FlagClass.HONOURED}
+    assert honoured - set(shown(capsys, "demo")) == {
+        "speculative_model",
+        "num_speculative_tokens",
+        "ngram_prompt_lookup_max",
+        "ngram_prompt_lookup_min",
+        "speculative_draft_tensor_parallel_size",
+    }
+
+
+def test_older_spelling_is_shown_as_what_it_means(capsys: pytest.CaptureFixture[str]) -> None:
+    values = shown(capsys, "demo", "--speculative-model", "[ngram]", "--num-speculative-tokens", "2")
+    assert values["speculative_config"]["value"]["method"] == "ngram"
+    assert values["speculative_config"]["from"] == "command line"
+
+
+def test_yaml_output_is_a_file_that_makes_the_same_configuration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
+) -> None:
+    flags = ["demo", "--config", file, "--max-waiting-time", "-1", "--no-enable-prefix-caching"]
+    assert main([*flags, "--api-key", "sesame", "--enforce-eager"]) == 0
+    printed = capsys.readouterr().out
+    assert "sesame" not in printed
+    assert "# note: --enforce-eager True has no effect" in printed
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(printed)
+    again, before = parse_serve_args(["--config", str(copy)]), parse_serve_args(flags)
+    assert (again.engine, again.server) == (before.engine, before.server)

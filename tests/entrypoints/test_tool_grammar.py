@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under a grammar of calls no model writes what its parser does not read; held with a model that is chance."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import llguidance
+import pytest
+
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.parsers.grammar import CallGrammar, json_expression
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, JSON_ARRAY, Schemas
+from tests.detokenize.tokenizers_for_tests import save_tokenizer
+from tests.entrypoints.message_texts import CALLS, SCHEMAS, TWO_CALLS
+
+ALL_FORMATS = {**FORMATS, "array": JSON_ARRAY}
+TEXTS = {**TWO_CALLS, "array": '[{"name": "weather", "parameters": {"city": "Łódź", "days": 2}}]'}
+TEXTS["ernie"] = TEXTS["hermes"]
+MARKERS = sorted({marker for form in FORMATS.values() for marker in form.markers})
+END = 1  # the id of </s>
+NUMBERS: Schemas = {
+    name: {
+        "type": "object",
+        "properties": {"days": {"type": "integer", "minimum": 0, "maximum": 99}, "city": {"enum": ["Rome", "Łódź"]}},
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    for name in ("weather", "tides")
+}
+
+
+class Model:
+    """A tokenizer with the markers as special tokens or as text, and a model that knows nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = Tokenizer.from_pretrained(folder)
+        self.special_ids = self.tokenizer.special_ids_of(MARKERS)
+        self._vocabulary = llguidance.LLTokenizer((folder / "tokenizer.json").read_text(), eos_token=END)
+
+    def start(self, grammar: str) -> llguidance.LLMatcher:
+        matcher = llguidance.LLMatcher(self._vocabulary, llguidance.grammar_from("grammar", grammar))
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def accepts(self, grammar: str, text: str) -> bool:
+        matcher = self.start(grammar)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    def write(self, grammar: str, seed: int) -> str:
+        """Return a text of tokens drawn evenly from those that are allowed."""
+        draw, matcher, ids = random.Random(seed), self.start(grammar), list[int]()
+        while not matcher.is_stopped():
+            allowed = [token_id for token_id, bias in enumerate(matcher.compute_logit_bias()) if bias]
+            ids.append(draw.choice(allowed))
+            assert matcher.consume_token(ids[-1])
+        return self.tokenizer.decode([token_id for token_id in ids if token_id != END], skip_special_tokens=False)
+
+
+@pytest.fixture(scope="module", params=["special", "text"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp(request.param)
+    return Model(save_tokenizer(folder, special_tokens=MARKERS if request.param == "special" else ()))
+
+
+@pytest.mark.parametrize("form", ALL_FORMATS)
+def test_required_calls_always_parse(model: Model, form: str) -> None:
+    parts = CallGrammar(ALL_FORMATS[form], NUMBERS, model.special_ids, max_calls=2)
+    counts = set()
+    for seed in range(20):
+        message, parser = Message(), MessageParser(None, ALL_FORMATS[form].make_parser(NUMBERS))
+        text = model.write(parts.required(), seed)
+        message.add(parser.push(text, True))
+        assert message.content == "" and message.calls, text
+        counts.add(len(message.calls))
+        for call in message.calls:
+            arguments = json.loads(call.arguments)
+            assert call.name in NUMBERS and 0 <= arguments.pop("days") <= 99
+            assert arguments in ({}, {"city": "Rome"}, {"city": "Łódź"})
+    assert counts == {1, 2}
+
+
+@pytest.mark.parametrize("form", ALL_FORMATS)
+def test_calls_as_models_are_trained_to_write_them_are_allowed(model: Model, form: str) -> None:
+    grammar = CallGrammar(ALL_FORMATS[form], SCHEMAS, model.special_ids)
+    assert model.accepts(grammar.required(), TEXTS[form])
+    assert model.accepts(grammar.within_text(), TEXTS[form])
+    assert model.accepts(grammar.optional(json_expression({"type": "integer"})), TEXTS[form])
+    assert model.accepts(grammar.optional(json_expression({"type": "integer"})), "12")
+    assert model.accepts(grammar.within_text(), "It is <b>sunny</b>.\n")
+    assert not model.accepts(grammar.required(), "It is sunny")
+    assert not model.accepts(grammar.optional(json_expression({"type": "integer"})), "It is sunny")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_strict_arguments_within_a_text_follow_their_schema(model: Model, form: str) -> None:
+    wrong = TEXTS[form].replace("days", "year")
+    text = wrong if form == "llama3_json" else f"Let me see: {wrong}"
+    assert not model.accepts(CallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text)
+    assert model.accepts(
+        CallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text.replace("year", "days")
+    )
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_most_calls_are_kept(model: Model, form: str) -> None:
+    one = CallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=1)
+    two = CallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=2)
+    assert not model.accepts(one.required(), TEXTS[form]) and model.accepts(two.required(), TEXTS[form])
+
+
+def test_the_texts_are_what_the_parsers_read() -> None:
+    message = Message()
+    message.add(MessageParser(None, JSON_ARRAY.make_parser(SCHEMAS)).push(TEXTS["array"], True))
+    assert message.calls == CALLS[:1]

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of tools are read from a text, and the pieces in which it comes make no difference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
+from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
+from fastdeploy.entrypoints.openai.parsers.json_calls import JsonArrayParser, NamedCallParser
+from fastdeploy.entrypoints.openai.parsers.json_scan import JsonScanner
+from fastdeploy.entrypoints.openai.parsers.message import Call, Message, MessageParser
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
+from fastdeploy.entrypoints.openai.parsers.tagged import convert
+from tests.entrypoints.message_texts import CALL, CALL_END, CALLS, LIST, LIST_END, SEP, TWO_CALLS, make_parser, read
+
+ROOT = Path(__file__).parents[2]
+F = Call("f", '{"a": 1}')
+
+
+def test_every_name_has_a_format_and_every_format_a_name() -> None:
+    assert set(TOOL_CALL_FORMATS.values()) == set(FORMATS) == set(TWO_CALLS)
+
+
+def test_docs_name_every_format() -> None:
+    text = (ROOT / "docs" / "serving.md").read_text()
+    assert [name for name in (*TOOL_CALL_FORMATS, *REASONING_FORMATS) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_two_calls_are_read(form: str) -> None:
+    assert read([TWO_CALLS[form]], form) == Message(calls=CALLS)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "llama3_json"])
+def test_text_around_calls_is_kept(form: str) -> None:
+    message = read([f"Let me look.\n{TWO_CALLS[form].strip()}\nDone."], form)
+    assert message == Message(content="Let me look.\nDone.", calls=CALLS)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_text_without_calls_is_content_as_it_is(form: str) -> None:
+    text = ' a < b, <tool and {"x": 1} <|py \n'
+    assert read([text], form) == read(list(text), form) == Message(content=text)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        # arguments before the name, further keys, arguments in quotes, OpenAI's own shape
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', Message(calls=[F])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "}"}</tool_call>', Message(calls=[F])),
+        ("hermes", '<tool_call>{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', Message(calls=[F])),
+        ("hermes", '<tool_call>{"function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', Message(calls=[F])),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', Message(calls=[Call("f", "{}")])),
+        # a brace or the end marker forgotten
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x', Message("", " x", [F])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', Message(calls=[F])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_', Message("", "</tool_", [F])),
+        # the end marker within a text
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\""}}</tool_call>',
+            Message(calls=[Call("f", '{"a": "</tool_call>\\""}')]),
+        ),
+        # cut off in the arguments: what there is of them
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', Message(calls=[Call("f", '{"a": [1')])),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>\n1", Message(calls=[Call("f", '{"a": 1')])),
+        # no calls
+        ("hermes", '<tool_call>{"name": "f", "argum', Message(content='<tool_call>{"name": "f", "argum')),
+        ("hermes", "<tool_call>f(1)</tool_call>", Message(content="<tool_call>f(1)</tool_call>")),
+        ("hermes", '<tool_call>{"name": 3}</tool_call>', Message(content='<tool_call>{"name": 3}</tool_call>')),
+        ("hermes", '<tool_call>{"city": "x"}</tool_call>', Message(content='<tool_call>{"city": "x"}</tool_call>')),
+        ("hermes", '<tool_call>[{"name": "f"}]', Message(content='<tool_call>[{"name": "f"}]')),
+        ("hermes", '<tool_call>{"name": "f"]', Message(content='<tool_call>{"name": "f"]')),
+        ("llama3_json", ' {"answer": 1}', Message(content=' {"answer": 1}')),
+        ("llama3_json", '{"name": "f", "parameters": [1]}', Message(content='{"name": "f", "parameters": [1]}')),
+        ("deepseek_v3", f"{LIST}{CALL}x{CALL_END}{LIST_END}", Message(content=f"{LIST}{CALL}x{CALL_END}{LIST_END}")),
+        ("qwen3_coder", "<tool_call><func>", Message(content="<tool_call><func>")),
+        ("qwen3_coder", "<tool_call><function=>", Message(content="<tool_call><function=>")),
+        # what is no call does not hide the one after it
+        ("hermes", '<tool_call>no <tool_call>{"name": "f", "arguments": {"a": 1}}', Message("", "<tool_call>no", [F])),
+        ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', Message(calls=[F])),
+        (
+            "deepseek_v3",
+            f'{LIST}{CALL}function{SEP}f\n```json\n{{"a": 1}}\n```{CALL_END}\n{CALL}nonsense{CALL_END}',
+            Message("", f"{CALL}nonsense{CALL_END}", [F]),
+        ),
+    ],
+)
+def test_unusual_calls(form: str, text: str, expected: Message) -> None:
+    assert read([text], form) == expected
+    assert read(list(text), form) == expected
+
+
+MARKERS = ["<think>", "</think>", "<response>", "</response>", "<tool_call>", "</tool_call>", "<|python_tag|>", "; "]
+PIECES = [
+    *MARKERS,
+    *(LIST, LIST_END, CALL, CALL_END, SEP, f"{CALL}function{SEP}f\n```json\n", "\n```"),
+    *('{"name": "f", "arguments": ', '{"name": "f"', '{"a": 1}', '{"a": "}\\" </tool_call>"', "{", "}", "]", '"', "\\"),
+    *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "\n", "  ", "text", "é🙂", ",", "1"),
+]
+TEXTS = st.one_of(
+    st.lists(st.sampled_from(PIECES), max_size=14).map("".join),
+    st.sampled_from(list(TWO_CALLS.values())).flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[:n])),
+)
+STATES = st.sampled_from(list(ReasoningState))
+
+
+@pytest.mark.parametrize("form", ["", *FORMATS])
+@given(text=TEXTS, reasoning=st.sampled_from(["", "qwen3", "ernie-x1"]), state=STATES, data=st.data())
+def test_any_pieces_of_a_text_make_the_message_of_the_whole(
+    form: str, text: str, reasoning: str, state: ReasoningState, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(pieces, form, reasoning, state) == read([text], form, reasoning, state)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(text=TEXTS)
+def test_what_is_no_call_is_never_lost(form: str, text: str) -> None:
+    message = read([text], form)
+    if not message.calls:
+        assert message.content == text
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "qwen3_coder"])
+def test_arguments_come_as_the_model_writes_them(form: str) -> None:
+    parser, text = make_parser(form), TWO_CALLS[form]
+    parts = [part for char in text for part in parser.push(char, False)]
+    kinds = [(part.kind, part.index) for part in parts]
+    assert kinds[0] == ("call", 0) and kinds.count(("call", 0)) == 1
+    assert kinds.count(("arguments", 0)) > 10, "one piece per character"
+    assert kinds.index(("call", 1)) > kinds.index(("arguments", 0))
+
+
+def test_calls_beyond_the_most_allowed_are_left_out() -> None:
+    assert read([TWO_CALLS["hermes"]], "hermes", max_calls=1).calls == CALLS[:1]
+    assert read(list(TWO_CALLS["hermes"]), "hermes", max_calls=1).calls == CALLS[:1]
+
+
+def test_array_and_named_function_are_read_as_calls() -> None:
+    message = Message()
+    text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
+    message.add(MessageParser(None, JsonArrayParser()).push(text, True))
+    assert message == Message(calls=[F, Call("g", "{}")])
+    message, parser = Message(), MessageParser(None, NamedCallParser("f"))
+    message.add(parser.push('{"a"', False) + parser.push(": 1}", True))
+    assert message == Message(calls=[F])
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("3", {"type": "integer"}, 3),
+        ("3", {"type": "string"}, "3"),
+        ("3", {}, 3),
+        ("three", {"type": "integer"}, "three"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("null", {"type": "string"}, "null"),
+        ("5", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "5"),
+        ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
+    ],
+)
+def test_tagged_values_are_of_the_parameter_s_type(text: str, schema: dict[str, object], value: object) -> None:
+    assert convert(text, schema) == value
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(value=st.lists(JSON) | st.dictionaries(st.text(), JSON), indent=st.none() | st.integers(0, 2))
+def test_scanner_finds_the_end_of_any_json_value(value: object, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    scanner = JsonScanner()
+    assert scanner.feed(text + "]}x") == len(text) and scanner.is_done
+    by_character = JsonScanner()
+    assert sum(by_character.feed(char) for char in text) == len(text) and by_character.is_done

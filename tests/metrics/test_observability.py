@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documentation and dashboard name what the server exports, no more and no less."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from fastdeploy.metrics.server_metrics import ServerMetrics
+from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.metrics.test_metrics import DESCRIPTION, STATS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NAME = re.compile(r"\b(?:fastdeploy:|http_request)[a-z0-9_]+")
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, str]:
+    """Name -> kind of every metric of a server that has drafted, as its page declares them."""
+    page = generate_latest(ServerMetrics(lambda: STATS, lambda: DESCRIPTION).registry).decode()
+    found = re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE)
+    return {name: kind for name, kind in found if not name.endswith("_created")}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that has answered one request."""
+    with mock_server(tmp_path_factory.mktemp("mock")) as server:
+        server.post("/v1/completions", {"prompt": "the", "max_tokens": 3})
+        server.get("/not/there")
+        yield server
+
+
+def documented() -> dict[str, str]:
+    text = (ROOT / "docs/observability.md").read_text()
+    table = text.split("<!-- metrics", 1)[1].split("<!-- end of metrics -->", 1)[0]
+    return dict(re.findall(r"^\| `(\S+)` \| (\w+) \|", table, re.MULTILINE))
+
+
+def expressions() -> list[str]:
+    dashboard = json.loads((ROOT / "scripts/grafana/fastdeploy.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+
+
+def test_documentation_lists_every_metric_with_its_kind(exported: dict[str, str]) -> None:
+    names = {re.sub(r"_rate_\d+$", "_rate_{i}", name): kind for name, kind in exported.items()}
+    assert documented() == names
+
+
+def test_running_server_exports_what_is_documented(served: ServerProcess) -> None:
+    page = served.get("/metrics").text
+    missing = [name for name in documented() if "{i}" not in name and f"# TYPE {name} " not in page]
+    assert missing == []
+
+
+def test_every_expression_of_the_dashboard_names_exported_samples(served: ServerProcess) -> None:
+    page = served.get("/metrics").text
+    samples = set(re.findall(r"^([a-z0-9_:]+)[{ ]", page, re.MULTILINE))
+    families = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))  # a labelled one may have no sample yet
+    assert len(expressions()) > 30
+    for expression in expressions():
+        names = NAME.findall(expression)
+        assert names, expression
+        assert [name for name in names if name not in samples | families] == [], expression
+
+
+def test_paths_and_methods_that_clients_make_up_are_one_series(served: ServerProcess) -> None:
+    served.get("/also/not/there")
+    page = served.get("/metrics").text
+    found = re.findall(
+        r'^http_requests_total\{method="GET",path="(\S+)",status_code="404"\} (\S+)$', page, re.MULTILINE
+    )
+    assert found == [("other", "2.0")]
+
+
+def test_grafana_panels_do_not_overlap() -> None:
+    panels = json.loads((ROOT / "scripts/grafana/fastdeploy.json").read_text())["panels"]
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24

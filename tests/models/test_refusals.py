@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is not read is refused in one line that names the folder and the format."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.loader import load_model
+from tests.models.model_driver import GOLDEN, MAX_MODEL_LEN
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_model(ModelConfig.from_pretrained(folder), max_rows=64, max_model_len=MAX_MODEL_LEN)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    return str(caught.value)
+
+
+def folder_with(tmp_path: Path, files: list[str], **config: Any) -> Path:
+    """Make a folder with the config.json of a good checkpoint, changed, and empty files or folders."""
+    raw = json.loads((GOLDEN / "qwen3" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **config}))
+    for file in files:
+        if file.endswith("/"):
+            (tmp_path / file).mkdir()
+        else:
+            (tmp_path / file).write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["model.gguf"], "GGUF checkpoints are not supported"),
+        (["pytorch_model.bin"], "PyTorch pickle (.bin) checkpoints are not supported"),
+        (["consolidated.00.pth"], "PyTorch pickle (.pth)"),
+        (["model.pt"], "PyTorch pickle (.pt)"),
+        (["model_state.pdparams"], "Paddle pickle (.pdparams)"),
+        (["model.pdmodel", "model.pdiparams"], "Paddle inference program (.pdiparams)"),
+        (["model.onnx"], "ONNX"),
+        (["tf_model.h5"], "TensorFlow (.h5)"),
+        (["flax_model.msgpack"], "Flax (.msgpack)"),
+        (["rank0.engine"], "TensorRT engine (.engine)"),
+        (["rank_0/"], "pre-sharded for tensor parallelism (rank_0/)"),
+        (["adapter_config.json", "adapter_model.safetensors"], "is an adapter (LoRA): adapter_config.json"),
+        (["lora_config.json", "lora_model_state.pdparams"], "is an adapter (LoRA): lora_config.json"),
+        (["quantize_config.json"], "is quantized with GPTQ: quantize_config.json"),
+        (["quant_config.json"], "is quantized with AWQ: quant_config.json"),
+        (["hf_quant_config.json"], "is quantized with ModelOpt: hf_quant_config.json"),
+        (["a.safetensors", "b.safetensors"], "holds 2 safetensors files but no model.safetensors.index.json"),
+        ([], "holds no *.safetensors"),
+    ],
+)
+def test_files_of_other_formats(tmp_path: Path, files: list[str], message: str) -> None:
+    assert message in refusal(folder_with(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized with 'awq' (AWQ)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq' (GPTQ)"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantized with 'compressed-tensors'"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "quantized with 'compressed-tensors'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with 'bitsandbytes'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8' (FP8)"),
+        ({"quantization_config": {"quant_method": "gguf"}}, "quantized with 'gguf' (GGUF)"),
+        ({"quantization_config": {"quant_method": "brand-new"}}, "quantized with 'brand-new'"),
+        ({"quantization_config": {"quantization": "wint2"}}, "quantized with 'wint2'"),
+        (
+            {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
+            "'Qwen2_5_VLForConditionalGeneration' is multimodal (vision_config), which is not supported (supported: ",
+        ),
+        (
+            {"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "clip"},
+            "is multimodal (mm_vision_tower), which is not supported",
+        ),
+        ({"architectures": ["Qwen2ForSequenceClassification"]}, "does not generate text"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel' is not supported (supported: LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, ",
+        ),
+        ({"architectures": None}, "None is not supported (supported: LlamaForCausalLM"),
+    ],
+)
+def test_configurations_of_other_formats(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    assert message in refusal(folder_with(tmp_path, ["model.safetensors"], **config))
+
+
+def test_an_adapter_needs_no_config_to_be_recognised(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "is an adapter (LoRA)" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral"), [("alibi", False), ("use_long_sequence_strategies", False), ("use_rmsnorm", True)]
+)
+def test_settings_that_only_paddle_checkpoints_have_are_refused_by_key(tmp_path: Path, key: str, neutral: bool) -> None:
+    ModelConfig.from_pretrained(folder_with(tmp_path, [], **{key: neutral}))
+    with pytest.raises(ConfigError, match=f"{key}: only {neutral} is supported, got {not neutral}"):
+        ModelConfig.from_pretrained(folder_with(tmp_path, [], **{key: not neutral}))
+
+
+def sharded(tmp_path: Path, edit_index: dict[str, str | None]) -> Path:
+    """Copy a sharded checkpoint; None takes a tensor out of the index."""
+    shutil.copytree(GOLDEN / "paddlenlp_llama", tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    for name, shard in edit_index.items():
+        if shard is None:
+            del index["weight_map"][name]
+        else:
+            index["weight_map"][name] = shard
+    file.write_text(json.dumps(index))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("edit_index", "message"),
+    [
+        ({"llama.norm.weight": None}, "1 not in the index (llama.norm.weight)"),
+        ({"llama.x.weight": "model-00001-of-00004.safetensors"}, "1 not in the files (llama.x.weight)"),
+        ({"llama.norm.weight": "model-00001-of-00004.safetensors"}, "1 in another file (llama.norm.weight)"),
+        ({"llama.norm.weight": "model-9.safetensors"}, "names files that are not there: model-9.safetensors"),
+    ],
+)
+def test_an_index_that_does_not_match_its_shards(
+    tmp_path: Path, edit_index: dict[str, str | None], message: str
+) -> None:
+    assert message in refusal(sharded(tmp_path, edit_index))
+
+
+@pytest.mark.parametrize("golden", ["paddlenlp_llama", "llama_rope_llama3"])
+def test_a_shard_that_is_not_there_is_named_in_both_layouts(tmp_path: Path, golden: str) -> None:
+    shutil.copytree(GOLDEN / golden, tmp_path, dirs_exist_ok=True)
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert f"names files that are not there: {shard.name}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": ["a"]}'])
+def test_a_damaged_index_is_named(tmp_path: Path, content: str) -> None:
+    shutil.copytree(GOLDEN / "paddlenlp_llama", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    assert "cannot read" in refusal(tmp_path)
+
+
+def test_a_long_list_of_names_ends_with_how_many_more_there_are(tmp_path: Path) -> None:
+    raw = json.loads((GOLDEN / "paddlenlp_llama_rope_linear" / "config.json").read_text())
+    shutil.copy(GOLDEN / "paddlenlp_llama_rope_linear" / "model.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 6}))
+    with pytest.raises(ConfigError) as caught:
+        load_model(ModelConfig.from_pretrained(tmp_path), max_rows=64, max_model_len=MAX_MODEL_LEN)
+    message = caught.value.message
+    assert "36 missing (llama.layers.2.input_layernorm.weight, " in message and ", and 12 more)" in message

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/models.md and docs/limits.md say what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastdeploy.config.flags import FLAG_BY_NAME, FlagClass
+from fastdeploy.config.hub import HUBS
+from fastdeploy.config.model_config import ARCHITECTURE_DEFAULTS
+from fastdeploy.config.rope_config import SUPPORTED_ROPE_KINDS
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.detokenize.tokenizer_files import SENTENCEPIECE_FILES
+from fastdeploy.spec_decode.registry import PROPOSERS
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MODELS, LIMITS = ((DOCS / name).read_text() for name in ("models.md", "limits.md"))
+WITHOUT_EFFECT = {"tensor_parallel_size", "trust_remote_code"}
+
+
+def test_models_page_names_every_architecture_rope_rule_hub_and_file() -> None:
+    assert set(re.findall(r"`(\w+ForCausalLM)`", MODELS)) - {"Ernie4_5_ForCausalLM"} == set(ARCHITECTURE_DEFAULTS)
+    for name in (*SUPPORTED_ROPE_KINDS, *HUBS, *(hub.package for hub in HUBS.values()), *SENTENCEPIECE_FILES):
+        assert name in MODELS, name
+
+
+def test_every_flag_of_the_limits_page_is_refused_or_has_no_effect() -> None:
+    flags = {name.replace("-", "_") for name in re.findall(r"`--([a-z-]+)`", LIMITS)}
+    assert len(flags) > 15
+    for name in sorted(flags):
+        expected = FlagClass.NO_EFFECT if name in WITHOUT_EFFECT else FlagClass.REFUSED
+        assert FLAG_BY_NAME[name].flag_class is expected, name
+
+
+def test_speculation_methods_of_the_limits_page_are_refused_and_no_other() -> None:
+    text = LIMITS.partition("Speculation methods other than ")[2].partition(";")[0]
+    there, missing = (re.findall(r"`(\w+)`", part) for part in text.split(":", 1))
+    assert set(there) == set(PROPOSERS)
+    for method in missing:
+        with pytest.raises(ConfigError, match=f"'{method}' is not available yet"):
+            SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 2})

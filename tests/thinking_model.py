@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demonstration model with two of its unused tokens renamed to the marks around reasoning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastdeploy.config.model_config import resolve_model_path
+
+START, END = 3, 7  # ids of <think> and </think>
+RENAMED = {"<|system|>": "<think>", "<|reserved|>": "</think>"}
+
+
+def save_thinking_model(folder: Path) -> Path:
+    """Fill `folder` with links to the model's files and a tokenizer that knows the marks."""
+    for file in Path(resolve_model_path("demo")).iterdir():
+        if file.name != "tokenizer.json":
+            (folder / file.name).symlink_to(file)
+    text = (Path(resolve_model_path("demo")) / "tokenizer.json").read_text()
+    for old, new in RENAMED.items():
+        text = text.replace(old, new)
+    (folder / "tokenizer.json").write_text(text)
+    return folder
