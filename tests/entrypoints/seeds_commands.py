@@ -171,7 +171,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     ),
 )
 
-MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram"
+MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram, suffix"
 SPECULATIVE_OPTIONS = (
     (
         '{"method": "mtp", "verify_strategy": "greedy", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}',
