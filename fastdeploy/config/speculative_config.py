@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastdeploy.core.errors import ConfigError
@@ -95,6 +95,11 @@ class SpeculativeConfig:
         """True when the text may differ from plain decoding."""
         return self.verify_strategy == "topp_relaxed" or self.accept_policy == "accept_all"
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the keys that belong to the method, with their values: what `from_mapping` makes this of."""
+        values = {key: value for key, value in asdict(self).items() if key != "notes"}
+        return {key: value for key, value in values.items() if _owner(key, self.method) == self.method}
+
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> SpeculativeConfig:
         """Build from the user's mapping; None means no speculation.
@@ -155,11 +160,15 @@ def _resolve_method(given: Mapping[str, Any]) -> str:
     return _check_choice("method", method, METHODS)
 
 
+def _owner(key: str, method: str) -> str:
+    """Return the method that a key belongs to; `method` if it belongs to none in particular."""
+    return next((owner for prefix, owner in OWNERS_OF_KEYS.items() if key.startswith(prefix)), method)
+
+
 def _check_belongs(given: Mapping[str, Any], method: str) -> None:
     for key in given:
-        owner = next((owner for prefix, owner in OWNERS_OF_KEYS.items() if key.startswith(prefix)), method)
-        if owner != method:
-            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owner!r}, the method is {method!r}")
+        if _owner(key, method) != method:
+            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {_owner(key, method)!r}, the method is {method!r}")
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

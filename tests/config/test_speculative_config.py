@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 
 
@@ -42,6 +42,12 @@ def test_suffix_takes_the_documented_keys() -> None:
     assert (config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests) == (32, 10000)
     assert (config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob) == (2, 0.2)
     assert config.suffix_decoding_max_cache_bytes == 1 << 24
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": method})
+    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
 
 
 def test_suffix_alone_uses_the_documented_defaults() -> None:

@@ -278,6 +278,5 @@ SNIPPETS = (
             "enforce_eager": True,
             "speculative_config": {"method": "suffix", "num_speculative_tokens": 15},
         },
-        "speculative_config.method: 'suffix' is not available yet",
     ),
 )
