@@ -93,6 +93,13 @@ template <class Matcher>
 int longest_above(Matcher& matcher, int low, int high, uint32_t floor) {
   if (low > high || matcher.count(low) <= floor) return 0;
   if (matcher.count(high) > floor) return high;
+  for (int step = 1; low + step < high; step *= 2) {  // most matches are short, and short ones are looked up fast
+    if (matcher.count(low + step) <= floor) {
+      high = low + step;
+      break;
+    }
+    low += step;
+  }
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     (matcher.count(middle) > floor ? low : high) = middle;
