@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import yaml
@@ -47,7 +46,7 @@ def _value(flag: Flag, args: ServeArgs) -> Any:
         "server": args.server,
     }
     if flag.name == "speculative_config":
-        return {key: value for key, value in asdict(args.engine.speculative).items() if key != "notes"}
+        return args.engine.speculative.to_mapping()
     value = getattr(parts[flag.section], flag.field or flag.name)
     value = list(value) if isinstance(value, tuple) else value
     return [MASK] * len(value) if flag.is_secret else value
