@@ -3,7 +3,8 @@
 
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
 (the process kills itself when a request's prompt holds that id), `config_error`, `load_s`, `script` (the output is what
-the prompt holds between the last `[[` and `]]`, then the end token).
+the prompt holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
+output grows past its first tokens).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class MockEngine:
         self._options = options
         self._seed = config.seed
         self._num_arrivals = 0
+        self._hold = Path(config.model) / "hold" if options.get("hold") else None
         self._live: dict[str, list[_Choice]] = {}
         self._stats = EngineStats(num_blocks=BLOCKS, num_free_blocks=BLOCKS)
         self.max_model_len = config.max_model_len
@@ -74,7 +76,10 @@ class MockEngine:
     def step(self) -> list[TokenDelta]:
         time.sleep(self._options.get("step_s", 0.0))
         self._stats.num_steps += 1
-        return [self._advance(choice) for request_id in list(self._live) for choice in self._choices(request_id)]
+        choices = [choice for request_id in list(self._live) for choice in self._choices(request_id)]
+        if self._hold is not None and self._hold.exists():
+            choices = [choice for choice in choices if not choice.has_begun]
+        return [self._advance(choice) for choice in choices]
 
     def has_unfinished(self) -> bool:
         return bool(self._live)
@@ -129,6 +134,10 @@ class _Choice:
         self._budget = min(request.params.max_tokens or room, room)
         self._script = self._read_script() if engine._options.get("script") else None
         self._scanner = StopStringScanner(engine._tokenizer, self._tokens, request.params)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._num_emitted > 0
 
     def _read_script(self) -> list[int]:
         tokenizer = self._engine._tokenizer

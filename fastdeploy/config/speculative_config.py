@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastdeploy.core.errors import ConfigError
 
 METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
-METHODS = ("naive", "ngram")
-PLANNED_METHODS = ("suffix", "mtp", "draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
+METHODS = ("naive", "ngram", "suffix")
+PLANNED_METHODS = ("mtp", "draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
 VERIFY_STRATEGIES = ("topp", "target_match", "greedy", "topp_relaxed")
 ACCEPT_POLICIES = ("normal", "accept_all", "reject_all")
 KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
@@ -24,6 +24,11 @@ KEYS = (
     "max_ngram_size",
     "min_ngram_size",
     "adaptive",
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+    "suffix_decoding_max_cache_bytes",
 )
 PLANNED_KEYS = (
     "model",
@@ -32,14 +37,11 @@ PLANNED_KEYS = (
     "num_model_steps",
     "mtp_strategy",
     "draft_tensor_parallel_size",
-    "suffix_decoding_max_tree_depth",
-    "suffix_decoding_max_cached_requests",
-    "suffix_decoding_max_spec_factor",
-    "suffix_decoding_min_token_prob",
-    "suffix_decoding_max_cache_bytes",
 )
 KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_candidate_len", "verify_window")
 MAX_SPECULATIVE_TOKENS = 16
+DEFAULT_SPECULATIVE_TOKENS = {"suffix": MAX_SPECULATIVE_TOKENS}  # it drafts no more than it expects to be right; else 1
+OWNERS_OF_KEYS = {"suffix_decoding_": "suffix", "max_ngram_size": "ngram", "min_ngram_size": "ngram"}  # by prefix
 FIELD = "speculative_config"
 
 
@@ -48,12 +50,17 @@ class SpeculativeConfig:
     """How drafts are made and judged.
 
     Attributes:
-        method: naive (no drafts) or ngram.
+        method: naive (no drafts), ngram or suffix.
         num_speculative_tokens: K, most drafts verified per step and request; 0 for naive.
         verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces
             temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
         accept_policy: normal; accept_all and reject_all are for debugging speed.
         max_ngram_size, min_ngram_size: longest and shortest suffix that ngram looks up.
+        suffix_decoding_max_tree_depth: tokens of a match and its continuation together.
+        suffix_decoding_max_cached_requests: finished outputs kept to draft from; -1 as many as the bytes allow, 0 none.
+        suffix_decoding_max_spec_factor: a match of m tokens drafts at most m * factor.
+        suffix_decoding_min_token_prob: a draft ends where its probability, by past counts, falls below.
+        suffix_decoding_max_cache_bytes: memory of the finished outputs.
         notes: lines to show at start-up about keys accepted without effect.
     """
 
@@ -63,6 +70,11 @@ class SpeculativeConfig:
     accept_policy: str = "normal"
     max_ngram_size: int = 5
     min_ngram_size: int = 2
+    suffix_decoding_max_tree_depth: int = 64
+    suffix_decoding_max_cached_requests: int = -1
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_max_cache_bytes: int = 256 << 20
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,6 +82,11 @@ class SpeculativeConfig:
         _check_int("num_speculative_tokens", self.num_speculative_tokens, low, MAX_SPECULATIVE_TOKENS)
         _check_int("max_ngram_size", self.max_ngram_size, 1, 64)
         _check_int("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
+        _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 2, 255)
+        _check_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, -1, 2**31)
+        _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 64)
+        _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
+        _check_int("suffix_decoding_max_cache_bytes", self.suffix_decoding_max_cache_bytes, 1 << 20, 1 << 34)
         _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
 
@@ -77,6 +94,11 @@ class SpeculativeConfig:
     def is_lossy(self) -> bool:
         """True when the text may differ from plain decoding."""
         return self.verify_strategy == "topp_relaxed" or self.accept_policy == "accept_all"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the keys that belong to the method, with their values: what `from_mapping` makes this of."""
+        values = {key: value for key, value in asdict(self).items() if key != "notes"}
+        return {key: value for key, value in values.items() if _owner(key, self.method) == self.method}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> SpeculativeConfig:
@@ -92,6 +114,7 @@ class SpeculativeConfig:
             raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
         method = _resolve_method(mapping)  # before the keys, most of which belong to a method
         given = _resolve_keys(mapping)
+        _check_belongs(given, method)
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
         if given.get("adaptive", False) is not False:
@@ -101,7 +124,7 @@ class SpeculativeConfig:
         if method == "naive":
             values["num_speculative_tokens"] = 0
         else:
-            values.setdefault("num_speculative_tokens", 1)
+            values.setdefault("num_speculative_tokens", DEFAULT_SPECULATIVE_TOKENS.get(method, 1))
         if "max_ngram_size" in values and "min_ngram_size" not in values:
             _check_int("max_ngram_size", values["max_ngram_size"], 1, 64)
             values["min_ngram_size"] = min(2, values["max_ngram_size"])
@@ -137,9 +160,25 @@ def _resolve_method(given: Mapping[str, Any]) -> str:
     return _check_choice("method", method, METHODS)
 
 
+def _owner(key: str, method: str) -> str:
+    """Return the method that a key belongs to; `method` if it belongs to none in particular."""
+    return next((owner for prefix, owner in OWNERS_OF_KEYS.items() if key.startswith(prefix)), method)
+
+
+def _check_belongs(given: Mapping[str, Any], method: str) -> None:
+    for key in given:
+        if _owner(key, method) != method:
+            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {_owner(key, method)!r}, the method is {method!r}")
+
+
 def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{FIELD}.{name}", f"expected an integer in [{low}, {high}], got {value!r}")
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise ConfigError(f"{FIELD}.{name}", f"expected a number in [{low}, {high}], got {value!r}")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ from fastdeploy.engine.structural_tag import JSON_OPTIONS, structural_tag_to_lar
 
 MAX_CACHED_GRAMMARS = 64
 MAX_GBNF_CHARS = 1 << 16  # it is read in Python
+_NOTHING_FOLLOWS = "NoExtensionBias"  # what llguidance says where no token can follow
 MAX_MESSAGE_CHARS = 400
 MAX_RULES = 1000  # terminals that repeat one another are expanded for minutes beyond
 MAX_PROPERTIES = 1000  # of one object: about 0.2 s
@@ -161,8 +162,10 @@ class GrammarCompiler:
         if not state.error:
             state.write_mask(words)
             words.view(np.uint32)[-1] &= np.uint32(0xFFFFFFFF ^ (1 << self._vocabulary.eos_token_id % 32))
-        if state.error or not words.any():
-            raise InvalidRequestError(spec.field, state.error or "allows no output that this tokenizer can spell")
+        if not words.any() and state.error.partition(" ")[0] in ("", _NOTHING_FOLLOWS):
+            raise InvalidRequestError(spec.field, "allows no output that this tokenizer can spell")
+        if state.error:
+            raise InvalidRequestError(spec.field, state.error)
         return state
 
     def _source(self, spec: GuidedDecodingParams) -> str:

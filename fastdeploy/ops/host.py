@@ -28,6 +28,16 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "fd_ngram_propose_batch": (_int64, [_pointer, _pointer, _pointer, _int64, _int64, _pointer, _pointer, _pointer]),
     "fd_ngram_num_bytes": (_int64, [_pointer]),
     "fd_ngram_check_integrity": (None, [_pointer, ctypes.c_char_p, _int64]),
+    "fd_suffix_create": (_pointer, [_int32, _int32, ctypes.c_double, ctypes.c_double, _int64, _int64]),
+    "fd_suffix_destroy": (None, [_pointer]),
+    "fd_suffix_start": (_int64, [_pointer, _int64, ctypes.c_char_p, _int64, _pointer, _int64]),
+    "fd_suffix_extend_batch": (_int64, [_pointer, _pointer, _pointer, _pointer, _int64]),
+    "fd_suffix_propose_batch": (_int64, [_pointer, _pointer, _pointer, _int64, _int64, *[_pointer] * 5]),
+    "fd_suffix_finish": (_int64, [_pointer, _int64, _pointer, _int64]),
+    "fd_suffix_evict": (None, [_pointer, _int64]),
+    "fd_suffix_work": (_int64, [_pointer, _int64]),
+    "fd_suffix_usage": (None, [_pointer, _pointer]),
+    "fd_suffix_check_integrity": (None, [_pointer, ctypes.c_char_p, _int64]),
 }
 
 IntArray = NDArray[np.int32]

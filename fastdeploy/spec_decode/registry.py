@@ -21,7 +21,23 @@ def _ngram(config: SpeculativeConfig) -> Proposer:
     return NgramProposer(config.max_ngram_size, config.min_ngram_size)
 
 
-PROPOSERS: dict[str, Callable[[SpeculativeConfig], Proposer]] = {"naive": _naive, "ngram": _ngram}
+def _suffix(config: SpeculativeConfig) -> Proposer:
+    from fastdeploy.ops.suffix_cache import SuffixRules
+    from fastdeploy.spec_decode.suffix import SuffixProposer
+
+    return SuffixProposer(
+        SuffixRules(
+            max_tree_depth=config.suffix_decoding_max_tree_depth,
+            max_drafts=config.num_speculative_tokens,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+            max_cached_requests=config.suffix_decoding_max_cached_requests,
+            max_cache_bytes=config.suffix_decoding_max_cache_bytes,
+        )
+    )
+
+
+PROPOSERS: dict[str, Callable[[SpeculativeConfig], Proposer]] = {"naive": _naive, "ngram": _ngram, "suffix": _suffix}
 
 
 def make_proposer(config: SpeculativeConfig) -> Proposer:

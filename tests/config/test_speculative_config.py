@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 
 
@@ -26,9 +26,50 @@ def test_min_ngram_follows_a_small_max() -> None:
     assert SpeculativeConfig.from_mapping({"method": "ngram", "max_ngram_size": 1}).min_ngram_size == 1
 
 
+def test_suffix_takes_the_documented_keys() -> None:
+    config = SpeculativeConfig.from_mapping(
+        {
+            "method": "suffix",
+            "num_speculative_tokens": 4,
+            "suffix_decoding_max_tree_depth": 32,
+            "suffix_decoding_max_cached_requests": 10000,
+            "suffix_decoding_max_spec_factor": 2,
+            "suffix_decoding_min_token_prob": 0.2,
+            "suffix_decoding_max_cache_bytes": 1 << 24,
+        }
+    )
+    assert (config.method, config.num_speculative_tokens) == ("suffix", 4)
+    assert (config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests) == (32, 10000)
+    assert (config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob) == (2, 0.2)
+    assert config.suffix_decoding_max_cache_bytes == 1 << 24
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": method})
+    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+
+
+def test_suffix_alone_uses_the_documented_defaults() -> None:
+    config = SpeculativeConfig.from_mapping({"method": "suffix"})
+    assert config.num_speculative_tokens == 16
+    assert (config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests) == (64, -1)
+    assert (config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob) == (1.0, 0.1)
+
+
 @pytest.mark.parametrize(
     ("mapping", "field", "text"),
     [
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 1}, "max_tree_depth", r"\[2, 255\]"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -2}, "max_cached_requests", r"\[-1, "),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "max_spec_factor", r"\[0, 64\]"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "max_spec_factor", "number"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "min_token_prob", r"\[0, 1\]"),
+        ({"method": "suffix", "suffix_decoding_max_cache_bytes": 1}, "max_cache_bytes", "1048576"),
+        ({"method": "suffix", "suffix_decoding_min_prob": 0.1}, "suffix_decoding_min_prob", "min_token_prob"),
+        ({"method": "ngram", "suffix_decoding_min_token_prob": 0.1}, "min_token_prob", "belongs to method 'suffix'"),
+        ({"method": "suffix", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),
+        ({"method": "mtp", "suffix_decoding_max_tree_depth": 64}, "method", "'mtp' is not available yet"),
         ({"method": "ngram", "num_speculative_token": 1}, "num_speculative_token", "did you mean"),
         ({"method": "ngram", "num_speculative_tokens": 17}, "num_speculative_tokens", r"\[1, 16\]"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens", "integer"),

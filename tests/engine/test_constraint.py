@@ -187,6 +187,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("guided_regex", {"regex": "a(?=b)"}, "look-around"),
     ("guided_regex", {"regex": "("}, "unclosed group"),
+    ("guided_grammar", {"grammar": "start: start"}, "allows no output"),
     ("guided_grammar", {"grammar": "start: other"}, "unknown name"),
     ("guided_grammar", {"grammar": "root ::= [a"}, "GBNF"),
     (

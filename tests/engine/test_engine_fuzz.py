@@ -13,9 +13,11 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.engine.engine import Engine
+from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.naive import NaiveProposer
 from fastdeploy.spec_decode.ngram import NgramProposer
+from fastdeploy.spec_decode.suffix import SuffixProposer
 from tests.doubles import VOCAB, OracleProposer, make_engine, plain_text
 
 MAX_LEN = 48
@@ -48,6 +50,8 @@ def expected_texts(requests: list[GenerationRequest]) -> dict[tuple[str, int], l
 def make_proposer(name: str, texts: dict[tuple[str, int], list[int]], seed: int) -> Proposer:
     if name == "oracle":
         return OracleProposer(texts, corruption=0.3, seed=seed)
+    if name == "suffix":
+        return SuffixProposer(SuffixRules(max_tree_depth=8, max_drafts=4, max_cached_requests=3))
     return NgramProposer(4, 1) if name == "ngram" else NaiveProposer()
 
 
@@ -70,7 +74,7 @@ def drive(
     return texts, aborted
 
 
-@pytest.mark.parametrize("method", ["naive", "ngram", "oracle"])
+@pytest.mark.parametrize("method", ["naive", "ngram", "suffix", "oracle"])
 def test_any_mix_gives_each_request_its_solo_text(method: str) -> None:
     totals: Counter[str] = Counter()
     for round_seed in range(1000):

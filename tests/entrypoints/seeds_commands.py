@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DRAFT = "speculative_config.method: 'draft_model' is not available yet"
-MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram"
+MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram, suffix"
 SPLITWISE = "belongs to prefill/decode separation, which is not available yet"
 
 
@@ -277,6 +277,5 @@ SNIPPETS = (
             "enforce_eager": True,
             "speculative_config": {"method": "suffix", "num_speculative_tokens": 15},
         },
-        "speculative_config.method: 'suffix' is not available yet",
     ),
 )

@@ -144,3 +144,7 @@ def test_root_path_changes_neither_routes_nor_who_may_come_in(tmp_path: Path) ->
         assert httpx.get(host + "/health").status_code == 200
         assert httpx.get(host + "/v1/models").status_code == 401
         assert httpx.get(host + "/v1/models", headers=bearer("alpha")).status_code == 200
+        assert (
+            'http_requests_total{method="GET",path="/v1/models",status_code="200"} 1.0'
+            in httpx.get(host + "/metrics").text
+        )

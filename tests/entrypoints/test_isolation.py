@@ -130,6 +130,20 @@ def test_cache_salt_divides_one_key_further_and_never_joins_two(keyed: ServerPro
     assert cached_tokens(keyed, "bob", prompt=prompt, cache_salt="tenant") == 0
 
 
+def accepted_drafts(server: ServerProcess, key: str) -> int:
+    sampled = {"temperature": 1.5, "seed": 3, "max_tokens": 120, "collect_metrics": True}
+    answer = server.post("/v1/completions", {**BODY, **sampled}, headers={"Authorization": f"Bearer {key}"})
+    return int(answer.json()["choices"][0]["speculate_metrics"]["accepted_tokens"])
+
+
+def test_what_one_key_was_told_is_drafted_for_that_key_only() -> None:
+    speculation = ("--speculative-config", '{"method": "suffix"}')
+    with real_server("demo", *FLAGS, *speculation, "--api-key", "alice", "--api-key", "bob") as server:
+        unheard = accepted_drafts(server, "alice")
+        assert accepted_drafts(server, "alice") > unheard + 40
+        assert accepted_drafts(server, "bob") == unheard
+
+
 def test_sixteen_streams_end_whole_after_sigterm(capsys: pytest.CaptureFixture[str]) -> None:
     with real_server("demo", *FLAGS) as server:
         expected = [text_of(server, prompt=[150 + i, 151, 152], max_tokens=200) for i in range(16)]

@@ -64,15 +64,19 @@ class CutStream(threading.Thread):
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server of two API processes."""
-    with mock_server(tmp_path, "--workers", "2", "--max-concurrency", "61", step_s=0.01) as server:
+    with mock_server(tmp_path, "--workers", "2", "--max-concurrency", "61", step_s=0.01, hold=True) as server:
         yield server
 
 
-def test_all_workers_share_one_engine_and_one_page_of_metrics(pair: ServerProcess) -> None:
+def test_all_workers_share_one_engine_and_one_page_of_metrics(pair: ServerProcess, tmp_path: Path) -> None:
     assert len(workers(pair)) == 2 and len(children(pair, "engine_process")) == 1
+    hold = tmp_path / "hold"
+    hold.touch()
     streams = [StreamInThread(pair, request_id=f"r{i}") for i in range(12)]
     until(lambda: pair.get("/load").json()["num_requests"] == 12, "every worker counts the requests of all")
-    assert metric(pair, "num_requests_inside") == metric(pair, "num_requests_running") == 12
+    until(lambda: metric(pair, "num_requests_running") == 12, "the engine has told of them")
+    assert metric(pair, "num_requests_inside") == 12
+    hold.unlink()
     texts = {"".join(e["choices"][0]["text"] for e in stream.events()) for stream in streams}
     assert len(texts) == 1
     for _ in range(6):  # whichever worker answers

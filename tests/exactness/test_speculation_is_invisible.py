@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
@@ -27,6 +28,12 @@ Texts = dict[tuple[str, int], Text]
 Run = Callable[[Engine, Sequence[GenerationRequest]], Texts]
 CHUNKS = (1, 7, 64, 2048)
 NUM_DRAFTS = (1, 3, 5, 16)
+# the width of a chunk and what is proposed meet only in the mechanism that n-gram and oracle drafts go through too
+METHODS_AND_CHUNKS = [
+    *((method, chunk) for method in ("ngram", "oracle") for chunk in CHUNKS),
+    ("suffix", 7),
+    ("suffix", 2048),
+]
 
 
 def config(
@@ -60,6 +67,11 @@ def config(
 def proposer_of(method: str, texts: Texts, seed: int) -> Proposer | None:
     """Return the oracle, or None for the proposer of the configuration."""
     return oracle_of(texts, corruption=0.25, seed=seed) if method == "oracle" else None
+
+
+def configured(method: str) -> str:
+    """Return the method to name in the configuration; the oracle stands in for ngram's proposer."""
+    return "ngram" if method == "oracle" else method
 
 
 def oracle_of(texts: Texts, corruption: float, seed: int = 0) -> OracleProposer:
@@ -96,25 +108,24 @@ def test_batching_and_chunking(requests: list[GenerationRequest], plain: Texts, 
 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
-@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("run", [run_all, run_alone])
-@pytest.mark.parametrize("method", ["ngram", "oracle"])
+@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
 def test_speculation(
     requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
-    engine = build(config("ngram", num_drafts, chunk), proposer_of(method, plain, num_drafts))
+    engine = build(config(configured(method), num_drafts, chunk), proposer_of(method, plain, num_drafts))
     assert run(engine, requests) == plain
     check_bite(engine, method, num_drafts)
 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
-@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("run", [run_all, run_alone])
-@pytest.mark.parametrize("method", ["ngram", "oracle"])
+@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
 def test_prefix_hits(
     requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
-    engine = build(config("ngram", num_drafts, chunk, prefix_caching=True), proposer_of(method, plain, num_drafts))
+    cfg = config(configured(method), num_drafts, chunk, prefix_caching=True)
+    engine = build(cfg, proposer_of(method, plain, num_drafts))
     assert run(engine, requests) == plain
     before = engine.stats().num_prefix_hit_tokens
     assert run(engine, requests) == plain
@@ -123,19 +134,31 @@ def test_prefix_hits(
 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
-@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize("method", ["ngram", "oracle"])
+@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
 def test_forced_preemption(
     requests: list[GenerationRequest], plain: Texts, method: str, prefix_caching: bool, chunk: int, num_drafts: int
 ) -> None:
-    cfg = config("ngram", num_drafts, chunk, num_blocks=24, prefix_caching=prefix_caching)
+    cfg = config(configured(method), num_drafts, chunk, num_blocks=24, prefix_caching=prefix_caching)
     engine = build(cfg, proposer_of(method, plain, num_drafts))
     assert run_all(engine, requests) == plain
     stats = engine.stats()
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == stats.num_blocks
     check_bite(engine, method, num_drafts)
+
+
+def test_suffix_drafts_from_finished_requests_of_the_same_salt_only(
+    requests: list[GenerationRequest], plain: Texts
+) -> None:
+    engine = build(config("suffix", 8))
+    accepted = [0]
+    for salt in ("one", "one", "two"):
+        assert run_all(engine, [replace(r, cache_salt=salt) for r in requests]) == plain
+        accepted.append(engine.stats().num_accepted_tokens)
+    first, again, other = np.diff(accepted)
+    assert again > 1.5 * first
+    assert other == first
 
 
 @pytest.mark.parametrize("strategy", ["topp", "target_match"])

@@ -11,9 +11,11 @@ import pytest
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.ngram import NgramProposer
 from fastdeploy.spec_decode.registry import PROPOSERS, make_proposer
+from fastdeploy.spec_decode.suffix import SuffixProposer
 from tests.doubles import OracleProposer
 
 PERIOD = [5, 6, 7, 8]
@@ -121,3 +123,37 @@ def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> 
     assert proposer.propose([r], [4])[0].token_ids.tolist() == [9, 8, 1, 2]
     emit(proposer, [r], [[3]])  # 1 2 3 is longer than any suffix that ends in 9
     assert proposer.propose([r], [3])[0].token_ids.tolist() == [4, 1, 2]
+
+
+def salted(index: int, salt: str, prompt: list[int]) -> Request:
+    source = GenerationRequest("a", prompt, SamplingParams(), cache_salt=salt)
+    return Request(source, index, seed=0, max_total_tokens=100, max_drafts=8)
+
+
+@pytest.mark.parametrize("observed", [True, False], ids=["ended in a step", "aborted between steps"])
+def test_suffix_shares_all_that_a_request_said_with_its_salt_only(observed: bool) -> None:
+    proposer = SuffixProposer(SuffixRules())
+    first = salted(0, "mine", [50])
+    proposer.start(first)
+    emit(proposer, [first], [[1, 2, 3, 4]])
+    first.append([5, 6])  # a step that ends a request finishes it before it is observed
+    if observed:
+        proposer.observe([first], [[5, 6]])
+    proposer.finish(first)
+    drafts = {}
+    for index, salt in enumerate(["mine", "theirs"]):
+        later = salted(index, salt, [7, 1, 2, 3])
+        proposer.start(later)
+        drafts[salt] = proposer.propose([later], [8])[0].token_ids.tolist()
+    assert drafts == {"mine": [4, 5, 6], "theirs": []}
+
+
+def test_suffix_does_not_share_prompts() -> None:
+    proposer = SuffixProposer(SuffixRules())
+    first = salted(0, "mine", [1, 2, 3, 4, 5, 6])
+    proposer.start(first)
+    emit(proposer, [first], [[9]])
+    proposer.finish(first)
+    later = salted(1, "mine", [7, 1, 2, 3])
+    proposer.start(later)
+    assert len(proposer.propose([later], [8])[0]) == 0

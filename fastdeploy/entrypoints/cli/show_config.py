@@ -47,7 +47,7 @@ def _value(flag: Flag, args: ServeArgs) -> Any:
         "server": args.server,
     }
     if flag.name == "speculative_config":
-        return {key: value for key, value in asdict(args.engine.speculative).items() if key != "notes"}
+        return args.engine.speculative.to_mapping()
     if flag.name == "quantization":
         return asdict(args.engine.quantization)
     value = getattr(parts[flag.section], flag.field or flag.name)

@@ -174,6 +174,9 @@ def bind(config: ServerConfig) -> socket.socket:
     try:
         listener.bind((config.host, config.port))
         listener.listen(BACKLOG)
+    except socket.gaierror as error:
+        listener.close()
+        raise ConfigError("--host", f"{config.host!r} is no address of this machine: {error.strerror}") from None
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)

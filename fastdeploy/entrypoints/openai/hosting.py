@@ -159,7 +159,8 @@ class _Measured:
         try:
             await self._app(scope, receive, note_status)
         finally:
-            path = scope["path"] if scope["path"] in self._paths else OTHER
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            path = path if path in self._paths else OTHER
             method = scope["method"] if scope["method"] in METHODS else OTHER
             self._metrics.observe(method, path, status, time.monotonic() - begin)
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What suffix decoding costs beside the model: microseconds per request and step, bytes per token.
+
+    python -m benchmarks.bench_suffix_cache [--shared-tokens 20000000] [--history 32000] [--batch 1 16]
+
+The texts are Python sources. `known` requests repeat a text that is shared, `new` ones do not; a step proposes, is held
+against the text and observes. The call to propose is timed from Python, its arrays included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import print_json, print_table
+from benchmarks.workloads import source_tokens
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.ops.host import IntArray
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+
+OUTPUT_TOKENS = 1000
+
+
+def share(cache: SuffixCache, text: IntArray) -> float:
+    """Share a text as outputs of a thousand tokens; return microseconds per token."""
+    start = time.perf_counter()
+    for begin in range(0, len(text), OUTPUT_TOKENS):
+        cache.start(0, "", [])
+        cache.finish(0, text[begin : begin + OUTPUT_TOKENS])
+    cache.settle()
+    return (time.perf_counter() - start) / len(text) * 1e6
+
+
+def accepted(tokens: IntArray, text: IntArray) -> int:
+    """Return how many first tokens of the two are equal."""
+    differs = np.flatnonzero(tokens != text[: len(tokens)])
+    return int(differs[0]) if len(differs) else len(tokens)
+
+
+def replay(cache: SuffixCache, texts: list[IntArray], history: int, num_steps: int, k: int) -> dict[str, float]:
+    """Let requests say the rest of their texts; return medians of microseconds per request and step, and totals."""
+    slots, places = list(range(len(texts))), [history] * len(texts)
+    for slot, text in zip(slots, texts):
+        cache.start(slot, "", text[:history])
+    propose_us, observe_us, drafted, kept = [], [], 0, 0
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        drafts = cache.propose_batch(slots, [k] * len(slots))
+        propose_us.append((time.perf_counter() - start) * 1e6 / len(slots))
+        emitted = []
+        for slot, text in zip(slots, texts):
+            count = accepted(drafts.tokens[slot, : drafts.counts[slot]], text[places[slot] :])
+            emitted.append(text[places[slot] : places[slot] + count + 1])
+            places[slot] += count + 1
+            drafted, kept = drafted + int(drafts.counts[slot]), kept + count
+        start = time.perf_counter()
+        cache.extend_batch(slots, np.cumsum([0, *map(len, emitted)]), np.concatenate(emitted))
+        observe_us.append((time.perf_counter() - start) * 1e6 / len(slots))
+    live_bytes = cache.usage().live_bytes / sum(places)
+    for slot in slots:
+        cache.finish(slot, [])
+    return {
+        "propose_us": float(np.median(propose_us)),
+        "propose_p99_us": float(np.quantile(propose_us, 0.99)),
+        "observe_us": float(np.median(observe_us)),
+        "drafted_per_step": drafted / num_steps / len(slots),
+        "emitted_per_step": (kept + num_steps * len(slots)) / num_steps / len(slots),
+        "live_bytes_per_token": live_bytes,
+    }
+
+
+def main() -> None:
+    """Print one row per batch size and kind of text, and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shared-tokens", type=int, default=20_000_000)
+    parser.add_argument("--history", type=int, default=32_000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--num-speculative-tokens", type=int, default=16)
+    args = parser.parse_args()
+    k = args.num_speculative_tokens
+    length = args.history + args.steps * (k + 1)
+    num_new = length * max(args.batch)
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
+    sources = source_tokens(tokenizer, args.shared_tokens + num_new)
+    text = np.concatenate([np.asarray(tokens, np.int32) for tokens in sources])
+    new, known = text[:num_new], text[num_new:]
+    cache = SuffixCache(SuffixRules(max_drafts=k, max_cache_bytes=64 * len(known)))
+    insert_us = share(cache, known)
+    usage = cache.usage()
+    rows: list[dict[str, Any]] = []
+    for batch in args.batch:
+        for kind, source in (("new", new), ("known", known)):
+            texts = [source[i * length : (i + 1) * length] for i in range(batch)]
+            rows.append({"batch": batch, "text": kind, **replay(cache, texts, args.history, args.steps, k)})
+    shared = {
+        "shared_tokens": usage.num_tokens,
+        "insert_us_per_token": insert_us,
+        "bytes_per_shared_token": usage.shared_bytes / usage.num_tokens,
+        "nodes_per_shared_token": usage.num_nodes / usage.num_tokens,
+    }
+    print_table("shared outputs", list(shared), [list(shared.values())])
+    print_table(f"per request and step, K = {k}", list(rows[0]), [list(row.values()) for row in rows])
+    print_json({"benchmark": "suffix_cache", "k": k, "shared": shared, "results": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of suffix decoding. Calls return 0, 1 + the index of the first entry whose slot is wrong, or -1 if a token
+// is out of range; then nothing has changed, except for the entries before a wrong slot.
+#include <cstring>
+
+#include "host/suffix_cache.h"
+
+#define FD_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+fd::SuffixCache* cache_of(void* cache) { return static_cast<fd::SuffixCache*>(cache); }
+
+bool in_range(const int32_t* tokens, int64_t num_tokens) {
+  return std::all_of(tokens, tokens + num_tokens, [](int32_t t) { return t >= 0 && t <= fd::kMaxToken; });
+}
+
+}  // namespace
+
+FD_API void* fd_suffix_create(int32_t max_depth, int32_t reach, double factor, double min_prob, int64_t max_outputs,
+                              int64_t max_bytes) {
+  return new fd::SuffixCache({max_depth, reach, factor, min_prob}, {max_outputs, max_bytes});
+}
+
+FD_API void fd_suffix_destroy(void* cache) { delete cache_of(cache); }
+
+FD_API int64_t fd_suffix_start(void* cache, int64_t slot, const char* salt, int64_t salt_size, const int32_t* tokens,
+                               int64_t num_tokens) {
+  if (!in_range(tokens, num_tokens)) return -1;
+  return cache_of(cache)->start(slot, std::string(salt, salt_size), tokens, num_tokens) ? 0 : 1;
+}
+
+// Appends tokens[cu_tokens[i] .. cu_tokens[i + 1]) to the text of slots[i].
+FD_API int64_t fd_suffix_extend_batch(void* cache, const int32_t* slots, const int32_t* cu_tokens,
+                                      const int32_t* tokens, int64_t num_slots) {
+  for (int64_t i = 0; i < num_slots; ++i) {
+    if (cu_tokens[i] > cu_tokens[i + 1]) return 1 + i;
+  }
+  if (!in_range(tokens + cu_tokens[0], cu_tokens[num_slots] - cu_tokens[0])) return -1;
+  for (int64_t i = 0; i < num_slots; ++i) {
+    if (!cache_of(cache)->extend(slots[i], tokens + cu_tokens[i], cu_tokens[i + 1] - cu_tokens[i])) return 1 + i;
+  }
+  cache_of(cache)->shared().work(fd::kWorkPerStep);
+  return 0;
+}
+
+// Writes up to caps[i] <= stride tokens to drafts[i * stride]; their number, the length of the match, the expected
+// number of right tokens, and 1 if another request's output was followed.
+FD_API int64_t fd_suffix_propose_batch(void* cache, const int32_t* slots, const int32_t* caps, int64_t num_slots,
+                                       int64_t stride, int32_t* drafts, int32_t* counts, int32_t* match_lens,
+                                       float* scores, int32_t* is_shared) {
+  for (int64_t i = 0; i < num_slots; ++i) {
+    fd::Found best;
+    bool shared = false;
+    if (caps[i] > stride || !cache_of(cache)->propose(slots[i], caps[i], &best, &shared)) return 1 + i;
+    std::copy_n(best.tokens, best.num_tokens, drafts + i * stride);
+    counts[i] = best.num_tokens;
+    match_lens[i] = best.match_len;
+    scores[i] = static_cast<float>(best.score);
+    is_shared[i] = shared;
+  }
+  return 0;
+}
+
+FD_API int64_t fd_suffix_finish(void* cache, int64_t slot, const int32_t* output, int64_t num_tokens) {
+  if (!in_range(output, num_tokens)) return -1;
+  return cache_of(cache)->finish(slot, output, num_tokens) ? 0 : 1;
+}
+
+FD_API void fd_suffix_evict(void* cache, int64_t num_outputs) { cache_of(cache)->shared().evict(num_outputs); }
+
+FD_API int64_t fd_suffix_work(void* cache, int64_t num_suffixes) {
+  return cache_of(cache)->shared().work(num_suffixes);
+}
+
+// Writes bytes of live texts; bytes, outputs, tokens, waiting tokens and nodes of the shared outputs.
+FD_API void fd_suffix_usage(void* cache, int64_t* values) {
+  const fd::SharedOutputs& shared = cache_of(cache)->shared();
+  const int64_t usage[] = {cache_of(cache)->num_live_bytes(),
+                           shared.num_bytes(),
+                           shared.num_outputs(),
+                           shared.num_tokens(),
+                           shared.num_waiting(),
+                           shared.num_nodes()};
+  std::copy(std::begin(usage), std::end(usage), values);
+}
+
+// Writes "" or what is wrong, cut to the buffer.
+FD_API void fd_suffix_check_integrity(void* cache, char* message, int64_t size) {
+  const std::string wrong = cache_of(cache)->check_integrity();
+  std::strncpy(message, wrong.c_str(), size - 1);
+  message[size - 1] = '\0';
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/suffix_cache.h"
+
+namespace fd {
+namespace {
+
+constexpr int kLog2LiveChunk = 10, kLog2SharedChunk = 12;
+constexpr int64_t kBytesPerHead = 40;      // of the limit: about one hash head per node when it is full
+constexpr int64_t kMaxBytesPerToken = 96;  // two nodes, the token, what chunks and pages leave unused
+constexpr int64_t kBytesPerSalt = 256;     // map entry, strings' headers, root
+constexpr int64_t kWorkPerRequest = 256;   // when one starts or ends
+constexpr int64_t kWorkPerToken = 2;       // the one that enters and the one that must leave for it
+
+}  // namespace
+
+LiveText::LiveText(int max_depth)
+    : max_depth_(max_depth), tape_(max_depth, kLog2LiveChunk), forest_(tape_, 0), root_(forest_.add_root()) {}
+
+void LiveText::extend(const int32_t* tokens, int64_t num_tokens) {
+  tape_.append(tokens, num_tokens);
+  for (; num_closed_ + max_depth_ <= tape_.end(); ++num_closed_) {
+    forest_.insert(root_, static_cast<uint32_t>(num_closed_), max_depth_);
+  }
+}
+
+int LiveText::context_size() const { return static_cast<int>(std::min<uint64_t>(max_depth_, tape_.end())); }
+
+const int32_t* LiveText::context_end() const {
+  return tape_.at(static_cast<uint32_t>(tape_.end() - context_size())) + context_size();
+}
+
+Found LiveText::propose(const DraftRules& rules, int cap) const {
+  if (window() == 0) return {};
+  OwnMatcher matcher(forest_, root_, window(), rules.max_match());
+  return best_draft(matcher, std::min(rules.max_match(), window()), rules, cap, 0);
+}
+
+std::string LiveText::check_integrity() const {
+  std::vector<SuffixForest::Suffix> suffixes;
+  for (uint32_t pos = 0; pos < num_closed_; ++pos) suffixes.push_back({root_, pos, max_depth_});
+  return forest_.check_integrity(suffixes, {root_});
+}
+
+SharedOutputs::SharedOutputs(int max_depth, int64_t max_outputs, int64_t max_bytes)
+    : max_depth_(max_depth),
+      max_outputs_(max_outputs),
+      max_bytes_(max_bytes),
+      tape_(max_depth, kLog2SharedChunk),
+      forest_(tape_, max_bytes / kBytesPerHead) {}
+
+SaltTree* SharedOutputs::acquire(const std::string& salt) {
+  std::unique_ptr<SaltTree>& tree = salts_[salt];
+  if (tree == nullptr) {
+    tree.reset(new SaltTree{salt, forest_.add_root(), 0});
+    salt_bytes_ += kBytesPerSalt + 2 * static_cast<int64_t>(salt.size());
+  }
+  ++tree->num_users;
+  return tree.get();
+}
+
+void SharedOutputs::release(SaltTree* tree) {
+  if (--tree->num_users > 0) return;
+  forest_.free_root(tree->root);
+  salt_bytes_ -= kBytesPerSalt + 2 * static_cast<int64_t>(tree->salt.size());
+  salts_.erase(std::string(tree->salt));
+}
+
+void SharedOutputs::add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens) {
+  const int64_t room = max_bytes_ - max_bytes_ / kBytesPerHead * static_cast<int64_t>(sizeof(uint32_t));
+  if (num_tokens == 0 || num_tokens > room / kMaxBytesPerToken) return;
+  outputs_.push_back({tape_.end(), tape_.end() + num_tokens, tree});
+  tape_.append(tokens, num_tokens);
+  ++tree->num_users;
+}
+
+bool SharedOutputs::must_evict() const {
+  if (outputs_.empty()) return false;
+  if (evicted_ > outputs_.front().begin || num_unwanted_ > 0) return true;
+  if (max_outputs_ >= 0 && num_outputs() > max_outputs_) return true;
+  return num_bytes() + (num_waiting() > 0 ? forest_.growth() : 0) > max_bytes_;
+}
+
+void SharedOutputs::insert_one() {
+  const Output& output = outputs_[inserting_];
+  forest_.insert(output.tree->root, static_cast<uint32_t>(inserted_), length(inserted_, output));
+  if (++inserted_ == output.end) ++inserting_;
+}
+
+void SharedOutputs::evict_one() {
+  const Output front = outputs_.front();
+  if (evicted_ == inserted_) {
+    if (++inserted_ == front.end) ++inserting_;  // leaves before it was counted
+  } else {
+    forest_.remove(front.tree->root, static_cast<uint32_t>(evicted_), length(evicted_, front));
+  }
+  if (++evicted_ < front.end) return;
+  outputs_.pop_front();
+  --inserting_;
+  num_unwanted_ = outputs_.empty() ? 0 : std::max<int64_t>(0, num_unwanted_ - 1);
+  release(front.tree);
+  tape_.drop_before(evicted_);
+}
+
+int64_t SharedOutputs::work(int64_t num_suffixes) {
+  for (int64_t done = 0; done < num_suffixes; ++done) {
+    if (must_evict()) {
+      evict_one();
+    } else if (num_waiting() > 0) {
+      insert_one();
+    } else {
+      return done;
+    }
+  }
+  return num_suffixes;
+}
+
+Found SharedOutputs::propose(const SaltTree& tree, const LiveText& text, const DraftRules& rules, int cap,
+                             double bar) const {
+  const int max_match = std::min(rules.max_match(), text.context_size());
+  if (forest_.node(tree.root).count == 0 || max_match == 0) return {};
+  SharedMatcher matcher(forest_, tree.root, text.context_end(), max_match);
+  return best_draft(matcher, max_match, rules, cap, bar);
+}
+
+int64_t SharedOutputs::num_bytes() const {
+  return tape_.num_bytes() + forest_.num_bytes() + salt_bytes_ + num_outputs() * int64_t{sizeof(Output)};
+}
+
+std::string SharedOutputs::check_integrity() const {
+  std::vector<SuffixForest::Suffix> suffixes;
+  std::unordered_map<const SaltTree*, int64_t> num_users;
+  uint64_t pos = evicted_;
+  for (const Output& output : outputs_) {
+    ++num_users[output.tree];
+    if (pos < output.begin || pos >= output.end) return "outputs: not in order";
+    for (; pos < output.end; ++pos) {
+      if (pos >= inserted_) continue;
+      suffixes.push_back({output.tree->root, static_cast<uint32_t>(pos), length(pos, output)});
+    }
+  }
+  if (pos != tape_.end()) return "outputs: text that belongs to none";
+  std::vector<uint32_t> roots;
+  for (const auto& [salt, tree] : salts_) {
+    roots.push_back(tree->root);
+    if (tree->num_users < num_users[tree.get()]) return "salt: fewer users than outputs";
+  }
+  return forest_.check_integrity(suffixes, roots);
+}
+
+SuffixCache::SuffixCache(const DraftRules& rules, const SuffixLimits& limits)
+    : rules_(rules),
+      is_sharing_(limits.max_outputs != 0),
+      shared_(rules.max_depth, limits.max_outputs, is_sharing_ ? limits.max_bytes : 0) {}
+
+const SuffixCache::Live* SuffixCache::live(int64_t slot) const {
+  const bool exists = slot >= 0 && slot < static_cast<int64_t>(live_.size()) && live_[slot].text != nullptr;
+  return exists ? &live_[slot] : nullptr;
+}
+
+bool SuffixCache::start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens) {
+  if (slot < 0 || live(slot) != nullptr) return false;
+  if (slot >= static_cast<int64_t>(live_.size())) live_.resize(slot + 1);
+  live_[slot].text = std::make_unique<LiveText>(rules_.max_depth);
+  live_[slot].text->extend(tokens, num_tokens);
+  if (is_sharing_) live_[slot].tree = shared_.acquire(salt);
+  shared_.work(kWorkPerRequest);
+  return true;
+}
+
+bool SuffixCache::extend(int64_t slot, const int32_t* tokens, int64_t num_tokens) {
+  const Live* found = live(slot);
+  if (found == nullptr) return false;
+  found->text->extend(tokens, num_tokens);
+  shared_.work(kWorkPerToken * num_tokens);
+  return true;
+}
+
+bool SuffixCache::propose(int64_t slot, int cap, Found* best, bool* is_shared) const {
+  const Live* found = live(slot);
+  if (found == nullptr) return false;
+  *best = found->text->propose(rules_, cap);
+  *is_shared = false;
+  if (found->tree == nullptr) return true;
+  const Found other = shared_.propose(*found->tree, *found->text, rules_, cap, best->score);
+  *is_shared = other.num_tokens > 0;
+  if (*is_shared) *best = other;
+  return true;
+}
+
+bool SuffixCache::finish(int64_t slot, const int32_t* output, int64_t num_tokens) {
+  if (live(slot) == nullptr) return false;
+  const Live ended = std::move(live_[slot]);
+  live_[slot] = {};
+  if (ended.tree != nullptr) {
+    shared_.add(ended.tree, output, num_tokens);
+    shared_.release(ended.tree);
+  }
+  shared_.work(kWorkPerRequest);
+  return true;
+}
+
+int64_t SuffixCache::num_live_bytes() const {
+  int64_t bytes = static_cast<int64_t>(live_.capacity() * sizeof(Live));
+  for (const Live& one : live_) bytes += one.text == nullptr ? 0 : one.text->num_bytes();
+  return bytes;
+}
+
+std::string SuffixCache::check_integrity() const {
+  for (size_t slot = 0; slot < live_.size(); ++slot) {
+    const std::string wrong = live_[slot].text == nullptr ? "" : live_[slot].text->check_integrity();
+    if (!wrong.empty()) return "slot " + std::to_string(slot) + ": " + wrong;
+  }
+  const std::string wrong = shared_.check_integrity();
+  return wrong.empty() ? "" : "shared: " + wrong;
+}
+
+}  // namespace fd

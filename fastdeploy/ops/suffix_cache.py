@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suffix decoding's native state: live texts, and finished outputs shared by the requests of one salt."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdeploy.ops.host import IntArray, load_library
+
+MAX_TREE_DEPTH = 255
+MAX_REACH = 64
+MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1 << 20, 1 << 34  # the last so that tokens can be numbered in 32 bits
+_MESSAGE_BYTES = 256
+_ALL = 2**62
+
+
+@dataclass(frozen=True)
+class SuffixRules:
+    """How far drafts go and how much is kept.
+
+    Attributes:
+        max_tree_depth: tokens of a match and its continuation together, 2..255.
+        max_drafts: most tokens of a draft, 1..64; drafts stay within half the depth whatever is said here.
+        max_spec_factor: a match of m tokens drafts at most m * factor.
+        min_token_prob: a path whose probability falls below is not followed.
+        max_cached_requests: finished outputs kept; -1 bounded by bytes only, 0 none.
+        max_cache_bytes: memory of the finished outputs, 1 MiB .. 16 GiB.
+    """
+
+    max_tree_depth: int = 64
+    max_drafts: int = 16
+    max_spec_factor: float = 1.0
+    min_token_prob: float = 0.1
+    max_cached_requests: int = -1
+    max_cache_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.max_tree_depth <= MAX_TREE_DEPTH:
+            raise ValueError(f"max_tree_depth: expected 2 .. {MAX_TREE_DEPTH}, got {self.max_tree_depth}")
+        if not 1 <= self.max_drafts <= MAX_REACH:
+            raise ValueError(f"max_drafts: expected 1 .. {MAX_REACH}, got {self.max_drafts}")
+        if self.max_cached_requests < -1:
+            raise ValueError(f"max_cached_requests: expected -1 or more, got {self.max_cached_requests}")
+        if self.max_cached_requests and not MIN_CACHE_BYTES <= self.max_cache_bytes <= MAX_CACHE_BYTES:
+            raise ValueError(
+                f"max_cache_bytes: expected {MIN_CACHE_BYTES} .. {MAX_CACHE_BYTES}, got {self.max_cache_bytes}"
+            )
+
+    @property
+    def reach(self) -> int:
+        """Most tokens of a draft; matches of up to max_tree_depth - reach tokens are looked for."""
+        return min(self.max_drafts, self.max_tree_depth // 2)
+
+
+class SuffixDrafts(NamedTuple):
+    """What a batch is expected to say next.
+
+    Attributes:
+        tokens: [n, max(caps)] int32; the first counts[i] of row i are proposed.
+        counts: [n] int32.
+        match_lens: [n] int32, tokens of the context that were found; 0 without a draft.
+        scores: [n] float32, expected number of right tokens, at most counts[i].
+        is_shared: [n] int32, 1 where another request's output was followed.
+    """
+
+    tokens: IntArray
+    counts: IntArray
+    match_lens: IntArray
+    scores: NDArray[np.float32]
+    is_shared: IntArray
+
+
+class SuffixUsage(NamedTuple):
+    """Memory and contents: live texts, then the finished outputs with those that wait to be counted."""
+
+    live_bytes: int
+    shared_bytes: int
+    num_outputs: int
+    num_tokens: int
+    num_waiting_tokens: int
+    num_nodes: int
+
+
+class SuffixCache:
+    """Guesses the continuation of live texts from what followed the same tokens before, in them or in shared outputs.
+
+    A live text is known by its slot, a small number of the caller's choice. An output is shared from its request's end
+    on; it is counted, and an evicted one removed, in bounded pieces that later calls do.
+    """
+
+    def __init__(self, rules: SuffixRules) -> None:
+        """Create an empty cache."""
+        self._library = load_library()
+        self._cache = self._library.fd_suffix_create(
+            rules.max_tree_depth,
+            rules.reach,
+            rules.max_spec_factor,
+            rules.min_token_prob,
+            rules.max_cached_requests,
+            rules.max_cache_bytes,
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_cache", None) is not None:
+            self._library.fd_suffix_destroy(self._cache)
+
+    def start(self, slot: int, salt: str, tokens: IntArray | Sequence[int]) -> None:
+        """Meet a text; it shares outputs with those of the same salt only.
+
+        Raises:
+            ValueError: the slot is negative or in use, or a token is outside [0, 2**24).
+        """
+        values, name = _int32_array(tokens), salt.encode()
+        wrong = self._library.fd_suffix_start(self._cache, slot, name, len(name), values.ctypes.data, len(values))
+        _check("start", wrong, f"slot: expected one that is not in use, got {slot}")
+
+    def extend_batch(
+        self, slots: IntArray | Sequence[int], cu_tokens: IntArray | Sequence[int], tokens: IntArray | Sequence[int]
+    ) -> None:
+        """Append tokens[cu_tokens[i]:cu_tokens[i + 1]] to the text of slots[i].
+
+        Raises:
+            ValueError: a slot is not in use, a token is outside [0, 2**24), or cu_tokens does not describe `tokens`.
+        """
+        slots, cu_tokens, tokens = _int32_array(slots), _int32_array(cu_tokens), _int32_array(tokens)
+        if len(cu_tokens) != len(slots) + 1 or cu_tokens[0] < 0 or cu_tokens[-1] > len(tokens):
+            raise ValueError(
+                f"SuffixCache.extend_batch: cu_tokens: expected {len(slots) + 1} offsets into {len(tokens)} tokens, "
+                f"got {cu_tokens.tolist()}"
+            )
+        wrong = self._library.fd_suffix_extend_batch(
+            self._cache, slots.ctypes.data, cu_tokens.ctypes.data, tokens.ctypes.data, len(slots)
+        )
+        _check("extend_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
+
+    def propose_batch(self, slots: IntArray | Sequence[int], caps: IntArray | Sequence[int]) -> SuffixDrafts:
+        """Draft for every text in one native call.
+
+        Args:
+            slots: [n] texts; caps: [n] most tokens wanted of each, 0 and below for none.
+
+        Raises:
+            ValueError: a slot is not in use.
+        """
+        slots, caps = _int32_array(slots), _int32_array(caps)
+        if len(slots) != len(caps):
+            raise ValueError(f"SuffixCache.propose_batch: caps: expected {len(slots)}, got {len(caps)}")
+        n, stride = len(slots), max([0, *caps.tolist()])
+        block = np.zeros((4 + stride) * n, np.int32)  # one block: an address costs as much as half a proposal
+        first, row_bytes = block.ctypes.data, 4 * n
+        wrong = self._library.fd_suffix_propose_batch(
+            self._cache,
+            slots.ctypes.data,
+            caps.ctypes.data,
+            n,
+            stride,
+            first + 4 * row_bytes,
+            *(first + i * row_bytes for i in range(4)),
+        )
+        _check("propose_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
+        counts, match_lens, scores, is_shared = block[: 4 * n].reshape(4, n)
+        return SuffixDrafts(block[4 * n :].reshape(n, stride), counts, match_lens, scores.view(np.float32), is_shared)
+
+    def finish(self, slot: int, output: IntArray | Sequence[int]) -> None:
+        """Forget a text and share its output.
+
+        Raises:
+            ValueError: the slot is not in use, or a token is outside [0, 2**24).
+        """
+        values = _int32_array(output)
+        wrong = self._library.fd_suffix_finish(self._cache, slot, values.ctypes.data, len(values))
+        _check("finish", wrong, f"slot: expected a live slot, got {slot}")
+
+    def evict(self, num_outputs: int) -> None:
+        """Mark the oldest outputs as unwanted; later calls remove them."""
+        self._library.fd_suffix_evict(self._cache, num_outputs)
+
+    def settle(self) -> None:
+        """Do now what is left to insert and to remove."""
+        self._library.fd_suffix_work(self._cache, _ALL)
+
+    def usage(self) -> SuffixUsage:
+        """Return bytes and counts."""
+        values = np.zeros(len(SuffixUsage._fields), np.int64)
+        self._library.fd_suffix_usage(self._cache, values.ctypes.data)
+        return SuffixUsage(*values.tolist())
+
+    def check_integrity(self) -> None:
+        """Count everything again, one suffix at a time.
+
+        Raises:
+            AssertionError: with what is wrong.
+        """
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        self._library.fd_suffix_check_integrity(self._cache, message, _MESSAGE_BYTES)
+        if message.value:
+            raise AssertionError(f"SuffixCache: {message.value.decode()}")
+
+
+def _check(operator: str, wrong: int, slot_message: str) -> None:
+    if wrong < 0:
+        raise ValueError(f"SuffixCache.{operator}: tokens: expected ids in [0, 2**24)")
+    if wrong:
+        raise ValueError(f"SuffixCache.{operator}: {slot_message}")
+
+
+def _int32_array(values: IntArray | Sequence[int]) -> IntArray:
+    return np.ascontiguousarray(values, dtype=np.int32)

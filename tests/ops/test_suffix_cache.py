@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suffix decoding's native state against a search through the whole texts, and against itself under random use."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
+
+Guess = tuple[list[int], int, float]
+
+
+def walk(counts_after: Oracle, budget: int, min_prob: float) -> tuple[list[int], float]:
+    drafted: list[int] = []
+    prob, score = 1.0, 0.0
+    while len(drafted) < budget:
+        total, following = counts_after(drafted)
+        if not following:
+            break
+        token, (count, _) = max(following.items(), key=lambda item: item[1])
+        prob *= count / total
+        if prob < min_prob:
+            break
+        drafted.append(token)
+        score += prob
+    return drafted, score
+
+
+class Oracle:
+    """Counts by looking at every place of every text: `total` and {token: (count, latest place)} after a match."""
+
+    def __init__(self, texts: list[list[int]], match: list[int], own: bool) -> None:
+        self.texts, self.match, self.own = texts, match, own
+
+    def __call__(self, drafted: list[int]) -> tuple[int, dict[int, tuple[int, int]]]:
+        pattern, following, total, place = self.match + drafted, {}, 0, 0
+        for text in self.texts:
+            # a text's own occurrences go on in its draft; the match itself, at its end, is no occurrence
+            read = text + drafted if self.own else text
+            last = len(text) - len(self.match) - 1 if self.own else len(text) - len(pattern)
+            for begin in range(last + 1):
+                if read[begin : begin + len(pattern)] != pattern:
+                    continue
+                total += 1
+                if begin + len(pattern) < len(read):
+                    token = read[begin + len(pattern)]
+                    following[token] = (following.get(token, (0, 0))[0] + 1, place + begin)
+            place += len(text)
+        return total, following
+
+
+def best_guess(texts: list[list[int]], context: list[int], own: bool, rules: SuffixRules, cap: int) -> Guess:
+    best: Guess = ([], 0, 0.0)
+    for m in range(1, min(len(context), rules.max_tree_depth - rules.reach) + 1):
+        budget = min(cap, rules.reach, math.floor(m * rules.max_spec_factor + 1e-9))
+        drafted, score = walk(Oracle(texts, context[-m:], own), budget, rules.min_token_prob)
+        if drafted and score >= best[2] - 1e-12:
+            best = (drafted, m, score)
+    return best
+
+
+def expected_guess(own: list[int], shared: list[list[int]], rules: SuffixRules, cap: int) -> tuple[Guess, bool]:
+    mine, theirs = best_guess([own], own, True, rules, cap), best_guess(shared, own, False, rules, cap)
+    return (theirs, True) if theirs[2] > mine[2] + 1e-12 else (mine, False)
+
+
+def assert_row(drafts: SuffixDrafts, row: int, expected: tuple[Guess, bool]) -> None:
+    (tokens, match_len, score), is_shared = expected
+    assert drafts.tokens[row, : drafts.counts[row]].tolist() == tokens
+    assert (drafts.match_lens[row], bool(drafts.is_shared[row])) == (match_len, is_shared)
+    assert drafts.scores[row] == pytest.approx(score, abs=1e-5)
+
+
+RULES = st.builds(
+    SuffixRules,
+    max_tree_depth=st.sampled_from([2, 3, 6, 9, 64]),
+    max_drafts=st.sampled_from([1, 3, 5, 16]),
+    max_spec_factor=st.sampled_from([0.0, 0.5, 1.0, 2.5]),
+    min_token_prob=st.sampled_from([0.0, 0.1, 0.34, 0.5, 1.0]),
+    max_cache_bytes=st.just(1 << 20),
+)
+TOKENS = st.lists(st.integers(0, 49), max_size=14)
+
+
+def folded(tokens: list[int], alphabet: int) -> list[int]:
+    return [token % alphabet for token in tokens]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    rules=RULES,
+    alphabet=st.sampled_from([1, 2, 3, 50]),
+    outputs=st.lists(TOKENS, max_size=6),
+    pieces=st.lists(TOKENS, min_size=1, max_size=10),
+    cap=st.integers(1, 16),
+)
+def test_drafts_are_what_a_search_through_all_texts_finds(
+    rules: SuffixRules, alphabet: int, outputs: list[list[int]], pieces: list[list[int]], cap: int
+) -> None:
+    cache, own = SuffixCache(rules), []
+    outputs = [folded(output, alphabet) for output in outputs]
+    for output in outputs:
+        cache.start(0, "salt", [1])
+        cache.finish(0, output)
+    for number, piece in enumerate(pieces):
+        piece = folded(piece, alphabet)
+        own += piece
+        if number == 0:
+            cache.start(3, "salt", piece)
+        else:
+            cache.extend_batch([3], [0, len(piece)], piece)
+        assert_row(cache.propose_batch([3], [cap]), 0, expected_guess(own, outputs, rules, cap))
+    cache.check_integrity()
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), keep=st.integers(-1, 4), alphabet=st.sampled_from([1, 2, 4]))
+def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, alphabet: int) -> None:
+    random = np.random.default_rng(seed)
+    rules = SuffixRules(max_tree_depth=6, max_drafts=3, max_cached_requests=keep, max_cache_bytes=1 << 20)
+    cache = SuffixCache(rules)
+    live: dict[int, tuple[str, list[int], int]] = {}  # salt, text, length of its prompt
+    outputs: list[tuple[str, list[int]]] = []
+    for _ in range(50):
+        slot, tokens = int(random.integers(4)), random.integers(0, alphabet, random.integers(0, 20)).tolist()
+        if slot not in live:
+            live[slot] = (str(random.integers(2)), tokens, len(tokens))
+            cache.start(slot, live[slot][0], tokens)
+        elif random.random() < 0.4:
+            salt, text, num_prompt = live.pop(slot)
+            cache.finish(slot, text[num_prompt:])
+            outputs += [(salt, text[num_prompt:])] if text[num_prompt:] else []
+        else:
+            live[slot][1].extend(tokens)
+            cache.extend_batch([slot], [0, len(tokens)], tokens)
+        cache.settle()
+        outputs = outputs if keep < 0 else outputs[max(0, len(outputs) - keep) :]
+        if random.random() < 0.1:
+            cache.evict(1)
+            cache.settle()
+            outputs = outputs[1:]
+        assert cache.usage().num_outputs == len(outputs)
+        cache.check_integrity()
+    drafts = cache.propose_batch(list(live), [3] * len(live))
+    for row, (salt, text, _) in enumerate(live.values()):
+        shared = [output for owner, output in outputs if owner == salt]
+        assert_row(drafts, row, expected_guess(text, shared, rules, 3))
+
+
+def share(cache: SuffixCache, output: list[int], salt: str = "") -> None:
+    cache.start(99, salt, [])
+    cache.finish(99, output)
+
+
+def draft(cache: SuffixCache, slot: int, cap: int = 16) -> list[int]:
+    drafts = cache.propose_batch([slot], [cap])
+    return drafts.tokens[0, : drafts.counts[0]].tolist()
+
+
+def test_another_salt_is_never_followed() -> None:
+    cache = SuffixCache(SuffixRules())
+    share(cache, [1, 2, 3, 4, 5, 6], salt="theirs")
+    cache.start(0, "mine", [9, 1, 2, 3])
+    cache.start(1, "theirs", [9, 1, 2, 3])
+    cache.start(2, "", [9, 1, 2, 3])
+    assert [draft(cache, slot) for slot in range(3)] == [[], [4, 5, 6], []]
+
+
+def test_nodes_of_an_evicted_output_serve_another_salt_without_a_trace() -> None:
+    cache, random = SuffixCache(SuffixRules(max_cached_requests=2)), np.random.default_rng(5)
+    texts = {salt: random.integers(0, 3, 40).tolist() for salt in "abcdefgh"}
+    num_nodes = []
+    for salt, text in [*texts.items()] * 5:
+        share(cache, text, salt)
+        cache.settle()
+        num_nodes.append(cache.usage().num_nodes)
+        cache.start(0, salt, text[:20])
+        assert_row(cache.propose_batch([0], [16]), 0, expected_guess(text[:20], [text], SuffixRules(), 16))
+        cache.finish(0, [])
+    assert max(num_nodes[-8:]) == max(num_nodes[8:16])
+
+
+def test_the_more_frequent_continuation_wins_and_ends_where_it_is_too_rare() -> None:
+    cache = SuffixCache(SuffixRules(min_token_prob=0.4, max_spec_factor=4))
+    for output in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 7]):
+        share(cache, output)
+    cache.start(0, "", [1])
+    drafts = cache.propose_batch([0], [8])
+    assert drafts.tokens[0, : drafts.counts[0]].tolist() == [2, 3]  # 3/4, 3/4, then 1/4
+    assert drafts.scores[0] == pytest.approx(1.5)
+
+
+def test_the_request_s_own_text_wins_a_tie_and_loses_to_a_surer_output() -> None:
+    cache = SuffixCache(SuffixRules())
+    share(cache, [1, 2, 3, 8, 8])
+    cache.start(0, "", [1, 2, 3, 9, 9, 1, 2, 3])
+    cache.start(1, "", [3, 9, 3, 7, 1, 2, 3])
+    drafts = cache.propose_batch([0, 1], [2, 2])
+    assert drafts.tokens.tolist() == [[9, 9], [8, 8]]
+    assert drafts.is_shared.tolist() == [0, 1]
+
+
+def test_a_repetition_goes_on_beyond_the_end_of_the_text() -> None:
+    cache = SuffixCache(SuffixRules())
+    cache.start(0, "", [1, 2, 3] * 4)
+    assert draft(cache, 0, 9) == [1, 2, 3, 1, 2, 3, 1, 2, 3]
+
+
+def test_one_draft_at_a_time_works() -> None:
+    cache = SuffixCache(SuffixRules(max_drafts=1))
+    cache.start(0, "", [1, 2, 3, 1, 2])
+    assert draft(cache, 0, 1) == [3]
+    assert draft(cache, 0, 0) == []
+    assert draft(cache, 0, -1) == []
+    assert cache.propose_batch([], []).tokens.shape == (0, 0)
+
+
+def test_nothing_is_shared_when_no_requests_are_kept() -> None:
+    cache = SuffixCache(SuffixRules(max_cached_requests=0))
+    share(cache, [1, 2, 3, 4, 5, 6])
+    cache.start(0, "", [9, 1, 2, 3])
+    assert draft(cache, 0) == []
+    assert cache.usage().num_tokens == 0
+
+
+def test_old_outputs_leave_as_a_whole_when_bytes_run_out() -> None:
+    cache, random = SuffixCache(SuffixRules(max_cache_bytes=1 << 20)), np.random.default_rng(0)
+    outputs = [random.integers(0, 5000, 300).tolist() for _ in range(120)]
+    for output in outputs:
+        share(cache, output)
+        cache.settle()
+        assert cache.usage().shared_bytes <= 1 << 20
+    usage = cache.usage()
+    assert 20 < usage.num_outputs < 120
+    assert usage.num_tokens == 300 * usage.num_outputs
+    for slot, output in enumerate(outputs):
+        cache.start(slot, "", output[:10])
+    first_kept = len(outputs) - usage.num_outputs
+    found = [draft(cache, slot, 8) == output[10:18] for slot, output in enumerate(outputs)]
+    assert found == [False] * first_kept + [True] * usage.num_outputs
+    cache.check_integrity()
+
+
+def test_an_output_larger_than_the_cache_is_left_out() -> None:
+    cache = SuffixCache(SuffixRules(max_cache_bytes=1 << 20))
+    share(cache, [1, 2, 3])
+    share(cache, list(range(100_000)))
+    assert cache.usage().num_outputs == 1
+
+
+def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
+    cache = SuffixCache(SuffixRules(max_cached_requests=1))
+    text = np.random.default_rng(0).integers(0, 20, 9000).tolist()
+    share(cache, text)
+    waiting = [cache.usage().num_waiting_tokens]
+    cache.start(0, "", [1])
+    while cache.usage().num_waiting_tokens:
+        cache.extend_batch([0], [0, 1], [1])
+        waiting.append(cache.usage().num_waiting_tokens)
+    assert 0 < max(np.diff(waiting) * -1) <= 1024
+    cache.check_integrity()
+    cache.finish(0, [5, 5, 5])
+    cache.check_integrity()
+    assert cache.usage().num_outputs == 2  # the long one is on its way out
+    cache.settle()
+    assert cache.usage()[2:] == (1, 3, 0, cache.usage().num_nodes)
+
+
+def test_bytes_per_token_stay_bounded_on_text_and_are_given_back() -> None:
+    rng = np.random.default_rng(1)
+    words = [rng.integers(0, 4096, rng.integers(1, 6)).tolist() for _ in range(2000)]
+    text = [token for word in rng.zipf(1.3, 30_000) for token in words[word % 2000]][:50_000]
+    cache = SuffixCache(SuffixRules(max_cached_requests=0))
+    empty = cache.usage().live_bytes
+    cache.start(0, "", text)
+    assert cache.usage().live_bytes <= 64 * len(text)
+    cache.finish(0, [])
+    assert cache.usage().live_bytes <= empty + 1024
+
+
+def test_wrong_slots_offsets_and_tokens_are_refused_by_name() -> None:
+    cache = SuffixCache(SuffixRules())
+    cache.start(0, "", [1, 2])
+    with pytest.raises(ValueError, match="not in use, got 0"):
+        cache.start(0, "", [1])
+    with pytest.raises(ValueError, match="live slots, got 4"):
+        cache.extend_batch([0, 4], [0, 1, 2], [1, 2])
+    with pytest.raises(ValueError, match="live slots, got 7"):
+        cache.propose_batch([7], [1])
+    with pytest.raises(ValueError, match="expected 2 offsets into 1 tokens"):
+        cache.extend_batch([0], [0, 2], [1])
+    with pytest.raises(ValueError, match="caps: expected 1, got 2"):
+        cache.propose_batch([0], [1, 2])
+    with pytest.raises(ValueError, match="live slot, got 1"):
+        cache.finish(1, [])
+    for token in (-1, 1 << 24):
+        with pytest.raises(ValueError, match=r"\[0, 2\*\*24\)"):
+            cache.start(5, "", [token])
+    with pytest.raises(ValueError, match="max_tree_depth"):
+        SuffixRules(max_tree_depth=1)
+    with pytest.raises(ValueError, match="max_cache_bytes"):
+        SuffixRules(max_cache_bytes=5)
