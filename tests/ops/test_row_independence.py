@@ -42,9 +42,7 @@ def test_linear(dtype: str, out_dtype: str, n: int, k: int, fused: bool) -> None
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-@pytest.mark.parametrize(
-    ("n", "k", "out_dtype"), [(64, 300, "float32"), (200, 331, "float32"), (1600, 40, "bfloat16")]
-)
+@pytest.mark.parametrize(("n", "k", "out_dtype"), [(64, 300, "float32"), (200, 331, "float32"), (1600, 40, "bfloat16")])
 def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str) -> None:
     bias = random_rows(1, n, "bfloat16", 2).reshape([n])
     weight = pack_linear(random_rows(n, k, "bfloat16", 1), bias, quantization)
