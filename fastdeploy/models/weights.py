@@ -165,11 +165,16 @@ def load_weights(
     Raises:
         ConfigError: tensors are missing, surplus or misshapen; quantization of another dtype than bfloat16.
     """
-    if not quantization.is_none and config.dtype != "bfloat16":
-        raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
+    check_quantization(config, quantization)
     expected = expected_shapes(config, architecture)
     check_shapes(source.shapes, expected, config, architecture, layout)
     return WeightLoader(config, architecture, source, expected, on_progress, quantization).load()
+
+
+def check_quantization(config: ModelConfig, quantization: QuantizationConfig) -> None:
+    """Raise ConfigError where weights of the model's dtype cannot be quantized."""
+    if not quantization.is_none and config.dtype != "bfloat16":
+        raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
 
 
 class WeightLoader:
