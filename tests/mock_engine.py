@@ -4,7 +4,7 @@
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
 (the process kills itself when a request's prompt holds that id), `config_error`, `load_s`, `script` (the output is what
 the prompt holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
-output grows past its first tokens).
+output grows past its first tokens). While the file `compiling` is there, no grammar is compiled.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class MockEngine:
     """Runs every request at once, `tokens_per_step` tokens a step."""
 
     def __init__(self, config: EngineConfig, options: dict[str, Any]) -> None:
+        self._model = config.model
         self._tokenizer = Tokenizer.from_pretrained(config.model)
         self._options = options
         self._seed = config.seed
@@ -52,6 +54,11 @@ class MockEngine:
         self.max_model_len = config.max_model_len
         self.vocab_size = self._tokenizer.vocab_size
         self.eos_token_ids = [1]
+
+    def prepare(self, request: GenerationRequest) -> Future[None] | None:
+        if request.params.guided_decoding is None:
+            return None
+        return _Compiling(Path(self._model) / "compiling")
 
     def add_request(self, request: GenerationRequest) -> None:
         if request.request_id in self._live:
@@ -122,6 +129,15 @@ class MockEngine:
             del self._live[choice.request.request_id]
         self._stats.num_finished[reason] = self._stats.num_finished.get(reason, 0) + 1
         return delta
+
+
+class _Compiling(Future[None]):
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def done(self) -> bool:
+        return not self._file.exists()
 
 
 class _Choice:

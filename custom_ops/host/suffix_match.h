@@ -108,7 +108,9 @@ int longest_above(Matcher& matcher, int low, int high, uint32_t floor) {
 }
 
 // Tries matches from the longest down and leaves out those that cannot win: a match as frequent as a longer one has the
-// same continuations, and no score exceeds its budget. A draft that does not score above `bar` is none.
+// same continuations, and no score exceeds its budget. A draft that does not score above `bar` is none. Scores that
+// differ by rounding alone are equal: thirds add up to one in some orders only.
+constexpr double kRounding = 1e-12;
 template <class Matcher>
 Found best_draft(Matcher& matcher, int max_match, const DraftRules& rules, int cap, double bar) {
   Found best;
@@ -117,7 +119,7 @@ Found best_draft(Matcher& matcher, int max_match, const DraftRules& rules, int c
     if (rules.budget(m, cap) <= best.score) break;
     Found found;
     matcher.walk(m, rules.budget(m, cap), rules.min_prob, &found);
-    if (found.score > best.score) {
+    if (found.score > best.score + kRounding) {
       best = found;
       best.match_len = m;
     }

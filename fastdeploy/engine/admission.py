@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import InvalidRequestError
@@ -47,6 +49,10 @@ class Admission:
         self._server_seed = server_seed
         self._constraints = constraints or ConstraintFactory(None, vocab_size, eos_token_ids, None)
         self._num_arrivals = 0
+
+    def prepare(self, request: GenerationRequest) -> Future[Any] | None:
+        """Begin what takes long of admitting a request; return what is done when `admit` is quick, None if it is."""
+        return self._constraints.prepare(request)
 
     def admit(self, request: GenerationRequest, live_ids: Collection[str], now_s: float) -> list[Request]:
         """Return one ledger per choice.

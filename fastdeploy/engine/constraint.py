@@ -7,7 +7,9 @@ remembers its mask and its last successor: what the filter of drafts has compute
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,12 +18,14 @@ import numpy as np
 
 from fastdeploy.core.constraint import TokenArray, TokenConstraint
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.grammar import GrammarCompiler, GrammarState, num_mask_words
 
+MAX_CACHED_GRAMMARS = 64
 NO_TOKENS: TokenArray = np.empty(0, np.int32)
 COMPILER_STACK_BYTES = 256 << 20  # a chain of references takes 3 kB a link, and the longest has about 10,000
 
@@ -221,7 +225,7 @@ class ConstraintFactory:
     """Gives each choice of a request its automaton, if the request asks for any.
 
     Grammars are compiled in a thread that reads the vocabulary while the weights are loaded, which takes seconds if it
-    is large, and whose stack holds the deepest grammar.
+    is large, and whose stack holds the deepest grammar. The latest ones are kept, and so is why one was refused.
     """
 
     def __init__(
@@ -250,6 +254,12 @@ class ConstraintFactory:
         if tokenizer is not None and backend != "off":
             self._thread = thread_with_stack(COMPILER_STACK_BYTES)
             self._compiler = self._thread.submit(GrammarCompiler, tokenizer, vocab_size)
+        self._grammars: OrderedDict[tuple[str, str, str], Future[GrammarState]] = OrderedDict()
+
+    def prepare(self, request: GenerationRequest) -> Future[GrammarState] | None:
+        """Begin to compile the request's grammar, if it has one; `make` waits no longer when the result is done."""
+        spec = request.params.guided_decoding
+        return None if spec is None or self._compiler is None else self._compiled(spec, self._compiler)
 
     def make(self, request: GenerationRequest) -> list[OutputConstraint | None]:
         """Return one automaton per choice; None where nothing is asked for.
@@ -273,7 +283,16 @@ class ConstraintFactory:
         if self._compiler is None:
             why = "has no tokenizer" if self._tokenizer is None else "runs with --guided-decoding-backend off"
             raise InvalidRequestError(spec.field, f"structured output is not available: this server {why}")
-        return self._thread.submit(self._compiler.result().start, spec).result()
+        return self._compiled(spec, self._compiler).result()
+
+    def _compiled(self, spec: GuidedDecodingParams, compiler: Future[GrammarCompiler]) -> Future[GrammarState]:
+        key = (spec.field, spec.kind, json.dumps(getattr(spec, spec.kind)))
+        if key not in self._grammars:
+            self._grammars[key] = self._thread.submit(lambda: compiler.result().compile(spec))
+            if len(self._grammars) > MAX_CACHED_GRAMMARS:
+                self._grammars.popitem(last=False)
+        self._grammars.move_to_end(key)
+        return self._grammars[key]
 
     def _rules(self, request: GenerationRequest, field: str) -> ConstraintRules:
         params = request.params

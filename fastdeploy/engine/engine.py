@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from fastdeploy.config.engine_config import EngineConfig
@@ -65,8 +66,16 @@ class Engine:
 
         return make_engine(config, on_progress)
 
+    def prepare(self, request: GenerationRequest) -> Future[Any] | None:
+        """Begin what takes long of adding a request (its grammar), beside the steps.
+
+        Returns:
+            What is done when `add_request` will not wait; None if it would not now.
+        """
+        return self.admission.prepare(request)
+
     def add_request(self, request: GenerationRequest) -> None:
-        """Queue a request's n choices.
+        """Queue a request's n choices; waits for what `prepare` begins.
 
         Raises:
             InvalidRequestError: the request cannot be served as asked.

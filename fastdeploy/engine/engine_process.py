@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from fastdeploy.ipc.child import OWNER
 from fastdeploy.metrics.logs import set_up_engine_logging
 
 STATS_INTERVAL_S = 0.5
+PREPARING_POLL_MS = 2  # between looks at requests in preparation, while nothing else is to be done
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("fastdeploy.engine")
@@ -46,6 +48,7 @@ class EngineLike(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def eos_token_ids(self) -> list[int]: ...
+    def prepare(self, request: GenerationRequest) -> Future[Any] | None: ...
     def add_request(self, request: GenerationRequest) -> None: ...
     def abort(self, request_id: str) -> list[TokenDelta]: ...
     def step(self) -> list[TokenDelta]: ...
@@ -64,6 +67,16 @@ class _InFlight:
     num_tokens: int = 0
 
 
+@dataclass
+class _Preparing:
+    """A request whose grammar is being compiled beside the steps; `is_aborted` ends it as soon as it is admitted."""
+
+    client: bytes
+    request: GenerationRequest
+    done: Future[Any]
+    is_aborted: bool = False
+
+
 class EngineServer:
     """Serves an engine on a ROUTER socket; several clients may speak, each gets the deltas of its own requests."""
 
@@ -73,6 +86,7 @@ class EngineServer:
         self._socket = socket
         self._clients = set(clients)
         self._in_flight: dict[str, _InFlight] = {}
+        self._preparing: list[_Preparing] = []
         self._gone: set[bytes] = set()
         self._stats_sent_s = 0.0
         self._stopping = False
@@ -84,13 +98,14 @@ class EngineServer:
             self._send(client, self._ready())
         while not self._stopping:
             self._handle_waiting(block=not self._engine.has_unfinished())
+            self._add_prepared()
             if self._engine.has_unfinished():
                 self._emit(self._engine.step())
 
     def _handle_waiting(self, block: bool) -> None:
         if block:
             self._send_stats()
-            self._socket.poll()
+            self._socket.poll(PREPARING_POLL_MS if self._preparing else None)
         while not self._stopping and self._socket.poll(0):
             client, payload = self._socket.recv_multipart()
             if client not in self._gone:  # whose last words may come after the news of its end
@@ -99,9 +114,9 @@ class EngineServer:
     def _handle(self, client: bytes, message: messages.ToEngine) -> None:
         match message:
             case messages.AddRequest(request):
-                self._add(client, request)
+                self._take(client, request)
             case messages.AbortRequest(request_id):
-                self._emit(self._engine.abort(request_id))
+                self._abort(request_id)
             case messages.AbortMany(ticket, request_ids, owner_salt):
                 self._abort_many(client, ticket, request_ids, owner_salt)
             case messages.ClientGone(identity):
@@ -111,6 +126,27 @@ class EngineServer:
                 self._send(client, self._ready())
             case messages.Shutdown():
                 self._stopping = True
+
+    def _take(self, client: bytes, request: GenerationRequest) -> None:
+        """Add a request, now or when its grammar is compiled: nobody's next token waits for that."""
+        done = self._engine.prepare(request)
+        if done is None or done.done():
+            self._add(client, request)
+        else:
+            self._preparing.append(_Preparing(client, request, done))
+
+    def _add_prepared(self) -> None:
+        ready = [one for one in self._preparing if one.done.done()]
+        self._preparing = [one for one in self._preparing if one not in ready]
+        for one in ready:
+            self._add(one.client, one.request)
+            if one.is_aborted and one.request.request_id in self._in_flight:
+                self._abort(one.request.request_id)
+
+    def _abort(self, request_id: str) -> None:
+        for one in self._preparing:
+            one.is_aborted |= one.request.request_id == request_id
+        self._emit(self._engine.abort(request_id))
 
     def _add(self, client: bytes, request: GenerationRequest) -> None:
         try:
@@ -125,16 +161,19 @@ class EngineServer:
 
     def _abort_many(self, client: bytes, ticket: int, request_ids: list[str] | None, owner_salt: str) -> None:
         named = None if request_ids is None else frozenset(request_ids)
+        known = [(request_id, one.cache_salt, one.num_tokens) for request_id, one in self._in_flight.items()]
+        known += [(one.request.request_id, one.request.cache_salt, 0) for one in self._preparing]
         ended = [
-            (request_id, one.num_tokens)
-            for request_id, one in self._in_flight.items()
-            if one.cache_salt.startswith(owner_salt) and (named is None or _is_named(request_id, named))
+            (request_id, num_tokens)
+            for request_id, cache_salt, num_tokens in known
+            if cache_salt.startswith(owner_salt) and (named is None or _is_named(request_id, named))
         ]
         for request_id, _ in ended:
-            self._emit(self._engine.abort(request_id))
+            self._abort(request_id)
         self._send(client, messages.Aborted(ticket, ended))
 
     def _forget_client(self, client: bytes) -> None:
+        self._preparing = [one for one in self._preparing if one.client != client]
         lost = [request_id for request_id, one in self._in_flight.items() if one.client == client]
         logger.warning("connection %s is gone; %d requests are aborted", client.decode(), len(lost))
         for request_id in lost:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grammars of structured output: compiled by `llguidance`, checked before a request is admitted, kept for the next."""
+"""Grammars of structured output: compiled by `llguidance` and checked before a request is admitted."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
 from typing import Any
 
 import llguidance
@@ -18,7 +17,6 @@ from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.structural_tag import JSON_OPTIONS, structural_tag_to_lark
 
-MAX_CACHED_GRAMMARS = 64
 MAX_GBNF_CHARS = 1 << 16  # it is read in Python
 _NOTHING_FOLLOWS = "NoExtensionBias"  # what llguidance says where no token can follow
 MAX_MESSAGE_CHARS = 400
@@ -130,29 +128,19 @@ class GrammarState:
 
 
 class GrammarCompiler:
-    """Makes grammars for one tokenizer and keeps the latest."""
+    """Makes grammars for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """Prepare for token ids 0 .. vocab_size - 1."""
         self._vocabulary = Vocabulary(tokenizer, vocab_size)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._vocabulary))
-        self._compiled: OrderedDict[tuple[str, str], GrammarState] = OrderedDict()
 
-    def start(self, spec: GuidedDecodingParams) -> GrammarState:
+    def compile(self, spec: GuidedDecodingParams) -> GrammarState:
         """Return the state in which an output begins.
 
         Raises:
             InvalidRequestError: the grammar is wrong, too large, or asks for what is not supported; names the field.
         """
-        key = (spec.kind, json.dumps(getattr(spec, spec.kind)))
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(spec)
-            if len(self._compiled) > MAX_CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
-        return self._compiled[key]
-
-    def _compile(self, spec: GuidedDecodingParams) -> GrammarState:
         try:
             source = self._source(spec)
             state = GrammarState(llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS))

@@ -29,7 +29,7 @@ def compiler() -> tuple[Tokenizer, GrammarCompiler]:
 def verdict(tag: dict[str, Any], text: str) -> str:
     """Return whether the text, special tokens read as such, is refused, open, or may end."""
     tokenizer, grammars = compiler()
-    state = grammars.start(GuidedDecodingParams(structural_tag=tag))
+    state = grammars.compile(GuidedDecodingParams(structural_tag=tag))
     for token_id in tokenizer.encode(text, add_special_tokens=False):
         state = state.after(token_id)
         if state.error:

@@ -21,6 +21,7 @@ import pytest
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError, InvalidRequestError
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
@@ -173,6 +174,29 @@ def test_abort_ends_the_stream_with_that_reason(tmp_path: Path) -> None:
             await until(lambda: client.num_requests == 1, "the request is in flight")
             assert client.abort("r") and not client.abort("unknown")
             assert (await task)[0][-1].finish_reason == "abort"
+
+    asyncio.run(scenario())
+
+
+def test_requests_whose_grammar_is_being_compiled_hold_up_nobody_and_can_be_aborted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            (tmp_path / "compiling").touch()
+            form = GuidedDecodingParams(regex="a+")
+            kept, aborted, named = (
+                asyncio.create_task(collect(client, request(name, guided_decoding=form, max_tokens=3)))
+                for name in ("kept", "aborted", "named")
+            )
+            await asyncio.sleep(0)  # they are sent
+            assert len(tokens((await collect(client, request(max_tokens=3)))[0])) == 3
+            assert client.abort("aborted")
+            assert await client.abort_requests(["named"]) == [("named", 0)]
+            assert not kept.done() and not aborted.done() and not named.done()
+            (tmp_path / "compiling").unlink()
+            assert len(tokens((await kept)[0])) == 3
+            for task in (aborted, named):
+                [delta] = (await task)[0]
+                assert (delta.finish_reason, delta.token_ids) == ("abort", [])
 
     asyncio.run(scenario())
 

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
@@ -119,6 +119,7 @@ def test_drafts_are_what_a_search_through_all_texts_finds(
 
 
 @settings(max_examples=80, deadline=None)
+@example(seed=7479126, keep=0, alphabet=2)  # three thirds against a one
 @given(seed=st.integers(0, 2**32 - 1), keep=st.integers(-1, 4), alphabet=st.sampled_from([1, 2, 4]))
 def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, alphabet: int) -> None:
     random = np.random.default_rng(seed)
