@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layer for multi-token prediction in ERNIE 4.5's form.
 
-At position t + 1 it reads proj([emb_norm(embed(x_{t+1})) ; hidden_norm(h_t)]), where h_t is the target's state after its
-final norm; one decoder layer follows; the target's final norm and head make the prediction of x_{t+2}. The normed
+At position t + 1 it reads proj([emb_norm(embed(x_{t+1})) ; hidden_norm(h_t)]), where h_t is the target's state after
+its final norm; one decoder layer follows; the target's final norm and head make the prediction of x_{t+2}. The normed
 output takes the place of h_t when the layer drafts further. Position 0 has no state before it and is seen by nobody.
 """
 
@@ -74,7 +74,8 @@ class MTPLayer:
         self.source: Tensor = paddle.zeros([target.max_rows, config.hidden_size], config.dtype)
         self._embedding, self._final_norm, self._head = shared.embedding, shared.final_norm, shared.head
         self._emb_norm, self._hidden_norm = RMSNorm(weights.emb_norm, eps), RMSNorm(weights.hidden_norm, eps)
-        self._emb_projection, self._hidden_projection = Linear(weights.emb_projection), Linear(weights.hidden_projection)
+        self._emb_projection = Linear(weights.emb_projection)
+        self._hidden_projection = Linear(weights.hidden_projection)
         self._block = DecoderLayer(
             config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=True
         )
@@ -171,7 +172,8 @@ def _load(loader: WeightLoader, config: ModelConfig) -> MTPWeights:
 class MTPSource:
     """The layer's tensors under the names and in the shapes of torch layout, wherever and however the files hold them.
 
-    The projection is not square: its shape says whether linear layers are stored [out, in] or, as Paddle does, [in, out].
+    The projection is not square: its shape says whether linear layers are stored [out, in] or, as Paddle does,
+    [in, out].
     """
 
     def __init__(self, folder: Path, config: ModelConfig, architecture: Architecture, shapes: Shapes) -> None:

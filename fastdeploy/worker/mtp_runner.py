@@ -33,7 +33,6 @@ from fastdeploy.ops.sampling import SamplingBatch, sample
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
 from fastdeploy.worker.row_rules import RowRules
 
-
 Bytes = NDArray[np.uint8]  # [rows, bytes of a state]
 
 
@@ -75,7 +74,10 @@ class MTPRunner:
             self._keep_states(request, states[firsts[row] :], int(plan.num_computed[row]), int(ends[row]))
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
-        """Return up to counts[i] tokens, int32, to follow the last one of requests[i], whose others are all computed."""
+        """Return up to counts[i] tokens, int32, to follow the last one of requests[i].
+
+        All tokens of a request but its last are computed.
+        """
         drafts: list[list[int]] = [[] for _ in requests]
         active = [i for i, count in enumerate(counts) if count > 0]
         states = self._states[[self._last_block(requests[i]) for i in active]]

@@ -13,9 +13,7 @@ from typing import Any
 
 DRAFT = "speculative_config.method: 'draft_model' is not available yet"
 WITH_NGRAM = "speculative_config.mtp_strategy: 'with_ngram' is not available yet; available: default"
-SUFFIX_UNDER_MTP = (
-    "speculative_config.suffix_decoding_max_tree_depth: belongs to method 'suffix', the method is 'mtp'"
-)
+SUFFIX_UNDER_MTP = "speculative_config.suffix_decoding_max_tree_depth: belongs to method 'suffix', the method is 'mtp'"
 SPLITWISE = "belongs to prefill/decode separation, which is not available yet"
 
 

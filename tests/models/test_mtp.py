@@ -136,8 +136,10 @@ def test_outputs_follow_the_definition_and_recycle(target: CausalLM, cuts: list[
 def test_position_0_is_seen_by_nobody(target: CausalLM) -> None:
     random = np.random.default_rng(4)
     states = random.standard_normal((9, 256)).astype(np.float32)
-    outputs = [Stepper(load(target))([first, *range(50, 58)], states * ([[scale]] + [[1.0]] * 8))[1:]
-               for first, scale in ((7, 0.0), (900, 3.0))]
+    outputs = [
+        Stepper(load(target))([first, *range(50, 58)], states * ([[scale]] + [[1.0]] * 8))[1:]
+        for first, scale in ((7, 0.0), (900, 3.0))
+    ]
     np.testing.assert_array_equal(*outputs)
 
 
@@ -166,8 +168,7 @@ def test_a_folder_of_its_own_in_either_layout_is_the_same_layer(
 ) -> None:
     states = np.random.default_rng(5).standard_normal((9, 256)).astype(np.float32)
     outputs = [
-        Stepper(load(target, folder))(list(range(50, 59)), states)
-        for folder in (None, folder_of(tmp_path, change))
+        Stepper(load(target, folder))(list(range(50, 59)), states) for folder in (None, folder_of(tmp_path, change))
     ]
     np.testing.assert_array_equal(*outputs)
 
