@@ -56,10 +56,8 @@ class DefinedLayer:
         norms += [f"{self.names['block']}.{name}_layernorm" for name in ("input", "post_attention")]
         weights |= {f"{name}.weight": paddle.ones([hidden]) for name in norms}
         if form == "deepseek":
-            weights |= {f"{self.names['norm']}.weight": self.target["norm"].clone()}
-            weights |= {
-                f"{self.names[name]}.weight": self.target["embed_tokens"].clone() for name in ("head", "embedding")
-            }
+            copies = {"norm": "norm", "head": "embed_tokens", "embedding": "embed_tokens"}
+            weights |= {f"{self.names[own]}.weight": self.target[name].clone() for own, name in copies.items()}
         self.weights = weights
 
     def weight(self, name: str) -> Tensor:
