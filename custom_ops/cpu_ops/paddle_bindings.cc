@@ -159,7 +159,7 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
                       const Tensor& block_tables, const Tensor& slot_mapping, const Tensor& positions,
                       const paddle::optional<Tensor>& cos_sin, const paddle::optional<Tensor>& q_norm,
                       const paddle::optional<Tensor>& k_norm, Tensor& out, int64_t num_rows, int64_t num_seqs,
-                      int64_t num_heads, float scale, bool interleaved, float eps) {
+                      int64_t num_heads, float scale, bool hides_first, bool interleaved, float eps) {
   constexpr const char* op = "append_attention";
   const fd::KvCacheView cache = cache_view(op, key, value);
   const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
@@ -185,6 +185,7 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
       table.size(1),
       num_heads,
       scale,
+      hides_first,
       rotary_view(op, qkv, positions, cos_sin, q_norm, k_norm, num_rows, cache.head_dim, interleaved, eps)};
   fd::launch(args);
 }
@@ -259,8 +260,8 @@ PD_BUILD_OP(fd_append_attention)
     .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "positions",
              paddle::Optional("cos_sin"), paddle::Optional("q_norm"), paddle::Optional("k_norm"), "out"})
     .Outputs({"qkv_", "key_", "value_", "out_"})
-    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "interleaved: bool",
-            "eps: float"})
+    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "hides_first: bool",
+            "interleaved: bool", "eps: float"})
     .SetInplaceMap({{"qkv", "qkv_"}, {"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
     .SetKernelFn(PD_KERNEL(append_attention));
 

@@ -13,10 +13,17 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 class Attention:
     """x + o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
 
-    __slots__ = ("attended", "heads", "output", "qkv", "qkv_out", "rotary", "scale")
+    __slots__ = ("attended", "heads", "hides_first", "output", "qkv", "qkv_out", "rotary", "scale")
 
     def __init__(
-        self, qkv: Linear, heads: HeadLayout, rotary: RotaryRule, output: Linear, qkv_out: Tensor, attended: Tensor
+        self,
+        qkv: Linear,
+        heads: HeadLayout,
+        rotary: RotaryRule,
+        output: Linear,
+        qkv_out: Tensor,
+        attended: Tensor,
+        hides_first: bool = False,
     ) -> None:
         """Bind the weights to scratch buffers that all layers share.
 
@@ -27,12 +34,14 @@ class Attention:
             output: num_heads * head_dim -> hidden_size.
             qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
             attended: scratch [capacity, num_heads * head_dim].
+            hides_first: position 0 is seen by its own row only.
         """
         self.qkv = qkv
         self.rotary = rotary
         self.output = output
         self.qkv_out = qkv_out
         self.attended = attended
+        self.hides_first = hides_first
         self.heads = heads
         self.scale = float(heads.head_dim) ** -0.5
 
@@ -40,5 +49,5 @@ class Attention:
         """Write the keys and values of the rows, attend, and add the output to hidden [capacity, hidden_size]."""
         qkv_out, attended = self.qkv_out, self.attended
         self.qkv(hidden, qkv_out, num_rows)
-        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.rotary)
+        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.hides_first, self.rotary)
         self.output(attended, hidden, num_rows, hidden)

@@ -76,6 +76,7 @@ def append_attention(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
+    hides_first: bool = False,
     rotary: RotaryRule | None = None,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
@@ -91,13 +92,15 @@ def append_attention(
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
+        hides_first: position 0 holds nothing; only its own row sees it, so that every row sees something. What stands
+            there must be finite.
         rotary: norm and rotation of queries and keys; None leaves them as they are.
 
     Raises:
         ValueError: a slot or block outside the cache, a position outside rotary.cos_sin, or a shape or dtype that does
             not fit.
     """
-    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, rotary)
+    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, hides_first, rotary)
 
 
 def copy_block(cache: KVCache, src: int, dst: int) -> None:
@@ -124,6 +127,7 @@ def _cpu(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
+    hides_first: bool,
     rotary: RotaryRule | None = None,
 ) -> None:
     tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)
@@ -144,6 +148,7 @@ def _cpu(
         batch.num_seqs,
         heads.num_heads,
         scale,
+        hides_first,
         is_interleaved,
         eps,
     )
@@ -196,6 +201,7 @@ def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, ha
 
 def _example(
     dtype: str,
+    hides_first: bool,
     heads: HeadLayout,
     rotary_dim: int,
     is_interleaved: bool,
@@ -213,7 +219,7 @@ def _example(
         batch = plain_index(num_new, kv_lens, tables, block_size)
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
-        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, rotary)
+        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, hides_first, rotary)
         outs += [out, qkv]
     if dtype_name(cache.key) != dtype:
         raise AssertionError(f"allocate_kv_cache: expected {dtype}, got {dtype_name(cache.key)}")
@@ -228,6 +234,11 @@ _APPEND_ATTENTION = register(
         reference.append_attention,
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
-        [partial(_example, dtype, *args) for dtype in ("float32", "bfloat16") for args in _EXAMPLES],
+        [
+            partial(_example, dtype, hides_first, *args)
+            for dtype in ("float32", "bfloat16")
+            for hides_first in (False, True)
+            for args in _EXAMPLES
+        ],
     )
 )

@@ -50,7 +50,7 @@ def attend(
     qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout, rotary: RotaryRule | None = None
 ) -> np.ndarray:
     out = paddle.zeros([qkv.shape[0], heads.num_heads * heads.head_dim], qkv.dtype)
-    append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5, rotary)  # type: ignore[arg-type]
+    append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5, rotary=rotary)  # type: ignore[arg-type]
     return bits(out)
 
 

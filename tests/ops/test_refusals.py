@@ -39,7 +39,7 @@ def attend(
     batch = plain_index([2], [kv_len], np.array([[table]]), 16)
     if slot is not None:
         batch.slot_mapping = ints(0, slot)
-    append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25, rotary)
+    append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25, rotary=rotary)
 
 
 PACKED = pack_linear(floats(8, 4))
