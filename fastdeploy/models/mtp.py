@@ -17,7 +17,6 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.layers.attention import StepIndex
 from fastdeploy.layers.embedding import Embedding
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
@@ -36,9 +35,10 @@ from fastdeploy.models.weights import (
     check_shapes,
     expected_shapes,
 )
-from fastdeploy.ops.attention import KVCache
+from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
 
 
@@ -81,9 +81,8 @@ class MTPLayer:
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
         self._head = shared.head if weights.head is None else LogitsHead(weights.head)
         self._recycles_normed = recycles_normed
-        self._emb_norm, self._hidden_norm = RMSNorm(weights.emb_norm, eps), RMSNorm(weights.hidden_norm, eps)
-        self._emb_projection = Linear(weights.emb_projection)
-        self._hidden_projection = Linear(weights.hidden_projection)
+        self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
+        self._hidden_projection = Linear(weights.hidden_projection, NormRule(weights.hidden_norm, eps))
         self._block = DecoderLayer(
             config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=True
         )
@@ -119,13 +118,11 @@ class MTPLayer:
             states = self._buffers.normed
         self._head(states, out, num_rows)
 
-    def _call_operators(self, token_ids: Tensor, batch: StepIndex, cache: KVCache, num_rows: int) -> None:
+    def _call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
         hidden, normed = self._buffers.hidden, self._buffers.normed
-        self._embedding(token_ids, hidden, num_rows)
-        self._emb_norm(hidden, normed, num_rows)
+        self._embedding(token_ids, normed, num_rows)
         self._emb_projection(normed, hidden, num_rows)
-        self._hidden_norm(self.source, normed, num_rows)
-        self._hidden_projection(normed, hidden, num_rows, hidden)
+        self._hidden_projection(self.source, hidden, num_rows, hidden)
         self._block(batch, cache, num_rows)
         if self._recycles_normed:
             self._final_norm(hidden, normed, num_rows)
