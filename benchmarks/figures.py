@@ -84,7 +84,7 @@ def _draw_step(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
 
 
 def _legend(figure: Any, plot: Any) -> None:
-    figure.legend(*plot.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(*plot.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
 
 
 def _values(rows: Sequence[dict[str, Any]], key: str) -> list[Any]:
