@@ -4,9 +4,10 @@
     python -m benchmarks.bench_speculation [--model demo] [--method ngram suffix] [--workload editing loop]
         [--batch 1 4] [--num-speculative-tokens 5]
 
-`editing` asks once for each function, `loop` comes back for it turn after turn, as an agent does. Methods take turns,
-group by group; naive runs twice, so that the ratio of naive to naive shows the noise. Outputs are shared within a group
-of one round only.
+`editing` asks once for each function, `loop` comes back for it turn after turn, as an agent does; `plain` goes on with
+code that nobody has written before, `random` with tokens drawn at temperature 2. A method runs with the adaptive length
+and, as `<method> fixed`, without. Lanes take turns, group by group; naive runs twice, so that the ratio of naive to
+naive shows the noise. Outputs are shared within a group of one round only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import count
 from typing import Any
 
 from benchmarks.report import print_json, print_table
-from benchmarks.workloads import agent_loops, code_editing
+from benchmarks.workloads import agent_loops, code_editing, library_functions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
@@ -32,6 +33,7 @@ from fastdeploy.engine.engine import Engine
 # Prompts of one group: [turn][slot of the batch]
 Group = list[list[list[int]]]
 NAIVE, NAIVE_AGAIN = "naive", "naive again"
+FIXED = " fixed"
 
 _ids = count()
 
@@ -54,7 +56,8 @@ def make_lane(name: str, args: argparse.Namespace, batch: int) -> Lane:
     """Build the engine of one lane: a method's, or one that decodes plainly."""
     mapping: dict[str, Any] = {"method": "naive"}
     if name not in (NAIVE, NAIVE_AGAIN):
-        mapping = {"method": name, "num_speculative_tokens": args.num_speculative_tokens}
+        mapping = {"method": name.removesuffix(FIXED), "num_speculative_tokens": args.num_speculative_tokens}
+        mapping["adaptive"] = not name.endswith(FIXED)
     config = EngineConfig(
         model=args.model,
         max_model_len=args.max_prompt_tokens + args.max_tokens,
@@ -65,9 +68,8 @@ def make_lane(name: str, args: argparse.Namespace, batch: int) -> Lane:
     return Lane(name, Engine.from_config(config))
 
 
-def run_turn(lane: Lane, prompts: list[list[int]], max_tokens: int, salt: str) -> tuple[int, float]:
+def run_turn(lane: Lane, prompts: list[list[int]], params: SamplingParams, salt: str) -> tuple[int, float]:
     """Run prompts together; return output tokens and seconds of decoding, from the first token of the last to start."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     index_of: dict[str, int] = {}
     for index, prompt in enumerate(prompts):
         request_id = f"bench-{next(_ids)}"
@@ -87,21 +89,24 @@ def run_turn(lane: Lane, prompts: list[list[int]], max_tokens: int, salt: str) -
     return num_tokens, time.perf_counter() - begin
 
 
-def run_group(lane: Lane, group: Group, max_tokens: int, salt: str) -> None:
+def run_group(lane: Lane, group: Group, params: SamplingParams, salt: str) -> None:
     """Run a group's turns one after the other and note its tokens per second of decoding."""
     lane.texts = []
-    results = [run_turn(lane, prompts, max_tokens, salt) for prompts in group]
+    results = [run_turn(lane, prompts, params, salt) for prompts in group]
     lane.tokens_per_s.append(sum(tokens for tokens, _ in results) / sum(seconds for _, seconds in results))
 
 
 def compare(args: argparse.Namespace, tokenizer: Tokenizer, workload: str, batch: int) -> list[dict[str, Any]]:
     """Interleave the lanes and return each method's medians of ratios to naive."""
     groups = WORKLOADS[workload](tokenizer, batch, args)
-    naive, *lanes, again = (make_lane(name, args, batch) for name in (NAIVE, *args.method, NAIVE_AGAIN))
+    methods = [name + suffix for name in args.method for suffix in ("", FIXED)]
+    naive, *lanes, again = (make_lane(name, args, batch) for name in (NAIVE, *methods, NAIVE_AGAIN))
+    temperature = 2.0 if workload == "random" else 0.0
+    params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_tokens, ignore_eos=True)
     for round_ in range(args.rounds):
         for number, group in enumerate(groups):
             for lane in (naive, *lanes, again):
-                run_group(lane, group, args.max_tokens, salt=f"{round_}-{number}")
+                run_group(lane, group, params, salt=f"{round_}-{number}")
                 assert lane.texts == naive.texts, "speculation changed a text"
     rows = []
     for lane in lanes:
@@ -135,9 +140,18 @@ def _loop(tokenizer: Tokenizer, batch: int, args: argparse.Namespace) -> list[Gr
     return [[list(turn) for turn in zip(*loops[i * batch : (i + 1) * batch])] for i in range(args.groups)]
 
 
+def _plain(tokenizer: Tokenizer, batch: int, args: argparse.Namespace) -> list[Group]:
+    functions = library_functions(20, 60, args.seed)
+    prompts = [tokenizer.encode(source[: len(source) // 3])[: args.max_prompt_tokens] for source in functions]
+    prompts = [prompts[i % len(prompts)] for i in range(batch * args.groups)]
+    return [[prompts[i * batch : (i + 1) * batch]] for i in range(args.groups)]
+
+
 WORKLOADS: dict[str, Callable[[Tokenizer, int, argparse.Namespace], list[Group]]] = {
     "editing": _editing,
     "loop": _loop,
+    "plain": _plain,
+    "random": _plain,
 }
 
 
@@ -159,7 +173,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model))
     cases = [(workload, batch) for workload in args.workload for batch in args.batch]
     rows = [row for workload, batch in cases for row in compare(args, tokenizer, workload, batch)]
-    title = f"{args.model}: real code, greedy, K = {args.num_speculative_tokens}"
+    title = f"{args.model}: real code, K = {args.num_speculative_tokens}"
     print_table(title, list(rows[0]), [list(row.values()) for row in rows])
     print_json({"benchmark": "speculation", "model": args.model, "k": args.num_speculative_tokens, "results": rows})
 

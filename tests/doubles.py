@@ -15,6 +15,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan, StepResult
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -125,6 +126,7 @@ def make_engine(
     prefix_caching: bool = True,
     scheduler: SchedulerConfig | None = None,
     clock: ManualClock | None = None,
+    draft_budget: DraftBudget | None = None,
 ) -> Engine:
     """Build a real engine around the slot model."""
     clock = clock or ManualClock()
@@ -142,7 +144,7 @@ def make_engine(
     outputs = OutputProcessor([EOS], _no_scanner, clock)
     scheduler = scheduler or SchedulerConfig()
     runner = SlotModelRunner(num_blocks, block_size)
-    return Engine(admission, BatchScheduler(scheduler, kv), runner, proposer, outputs, clock)
+    return Engine(admission, BatchScheduler(scheduler, kv, draft_budget), runner, proposer, outputs, clock)
 
 
 def plain_text(prompt: Sequence[int], seed: int, params: SamplingParams, max_model_len: int = 64) -> list[int]:

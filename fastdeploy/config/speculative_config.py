@@ -56,6 +56,8 @@ class SpeculativeConfig:
             temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
         accept_policy: normal; accept_all and reject_all are for debugging speed.
         max_ngram_size, min_ngram_size: longest and shortest suffix that ngram looks up.
+        adaptive: verify only the drafts that are expected to pay for their rows; a user's mapping has it on unless it
+            says otherwise.
         suffix_decoding_max_tree_depth: tokens of a match and its continuation together.
         suffix_decoding_max_cached_requests: finished outputs kept to draft from; -1 as many as the bytes allow, 0 none.
         suffix_decoding_max_spec_factor: a match of m tokens drafts at most m * factor.
@@ -70,6 +72,7 @@ class SpeculativeConfig:
     accept_policy: str = "normal"
     max_ngram_size: int = 5
     min_ngram_size: int = 2
+    adaptive: bool = False
     suffix_decoding_max_tree_depth: int = 64
     suffix_decoding_max_cached_requests: int = -1
     suffix_decoding_max_spec_factor: float = 1.0
@@ -89,6 +92,10 @@ class SpeculativeConfig:
         _check_int("suffix_decoding_max_cache_bytes", self.suffix_decoding_max_cache_bytes, 1 << 20, 1 << 34)
         _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"{FIELD}.adaptive", f"expected true or false, got {self.adaptive!r}")
+        if self.adaptive and (self.method == "naive" or self.accept_policy != "normal"):
+            raise ConfigError(f"{FIELD}.adaptive", "needs a method that drafts, and accept_policy normal")
 
     @property
     def is_lossy(self) -> bool:
@@ -115,12 +122,9 @@ class SpeculativeConfig:
         method = _resolve_method(mapping)  # before the keys, most of which belong to a method
         given = _resolve_keys(mapping)
         _check_belongs(given, method)
-        values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
+        values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key != "method"}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
-        if given.get("adaptive", False) is not False:
-            raise ConfigError(
-                f"{FIELD}.adaptive", "adaptive draft length is not available yet; use false or leave it out"
-            )
+        values.setdefault("adaptive", method != "naive" and values.get("accept_policy", "normal") == "normal")
         if method == "naive":
             values["num_speculative_tokens"] = 0
         else:

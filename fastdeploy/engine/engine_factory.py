@@ -23,6 +23,7 @@ from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
+from fastdeploy.engine.draft_budget import AdaptiveBudget, AllDrafts, DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -30,7 +31,9 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
+from fastdeploy.spec_decode.step_cost import StepCost
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
+from fastdeploy.worker.step_timing import time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -103,7 +106,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     )
     return Engine(
         admission,
-        BatchScheduler(config.scheduler, kv),
+        BatchScheduler(config.scheduler, kv, make_draft_budget(config, runner, plan)),
         runner,
         proposer or make_proposer(config.speculative),
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
@@ -112,6 +115,16 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
             "weights_bytes": model.num_weight_bytes,
         },
     )
+
+
+def make_draft_budget(config: EngineConfig, runner: ModelRunner, plan: MemoryPlan) -> DraftBudget:
+    """Return the choice of draft lengths that the configuration asks for; the adaptive one times the runner first."""
+    if not config.speculative.adaptive:
+        return AllDrafts()
+    num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
+    max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
+    timings = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, config.max_model_len))
+    return AdaptiveBudget(StepCost(timings))
 
 
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
@@ -223,6 +236,7 @@ def _describe(
             "num_speculative_tokens": speculative.num_speculative_tokens,
             "verify_strategy": speculative.verify_strategy,
             "accept_policy": speculative.accept_policy,
+            "adaptive": speculative.adaptive,
             "lossy": speculative.is_lossy,
         },
         "fingerprint": fingerprint,

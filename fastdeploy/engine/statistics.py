@@ -63,6 +63,7 @@ class StatsKeeper:
             drafted_per_position=list(self._stats.drafted_per_position),
             accepted_per_position=list(self._stats.accepted_per_position),
             num_finished=dict(self._stats.num_finished),
+            draft_budget=scheduler.draft_budget.stats(),
         )
 
     def _count_drafts(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.stats import DraftBudgetStats, EngineStats
 
 PREFIX = "fastdeploy:"
 
@@ -79,6 +79,7 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
         ("num_emitted_tokens", "Tokens kept in decoding steps", stats.num_emitted_tokens),
     ):
         yield _counter("spec_decode_" + name, text, value, labels)
+    yield from _draft_budget(stats.draft_budget, labels)
     yield _per_position(stats, labels)
     rows = stats.num_steps + stats.num_draft_tokens
     acceptance = _ratio(stats.num_accepted_tokens, stats.num_draft_tokens)
@@ -88,6 +89,14 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
     for i, (drafted, accepted) in enumerate(zip(stats.drafted_per_position, stats.accepted_per_position, strict=True)):
         name = f"spec_decode_draft_single_head_acceptance_rate_{i}"
         yield _gauge(name, f"Drafts at position {i} kept / verified", _ratio(accepted, drafted), labels)
+
+
+def _draft_budget(stats: DraftBudgetStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    name = "spec_decode_adaptive_"
+    yield _gauge(name + "mean_length", "Drafts verified per request and step, running mean", stats.mean_length, labels)
+    yield _gauge(name + "rows", "Drafts that the latest step verified", stats.num_rows, labels)
+    yield _counter(name + "zero_choices", "Steps with drafts that verified none", stats.num_zero_choices, labels)
+    yield _counter(name + "withheld_tokens", "Draft tokens that did not pay", stats.num_withheld_tokens, labels)
 
 
 def _per_position(stats: EngineStats, labels: Mapping[str, str]) -> Metric:

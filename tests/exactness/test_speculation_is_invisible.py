@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.draft_budget import AdaptiveBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.step_cost import StepCost
 from tests.doubles import OracleProposer
 from tests.exactness.requests import Text, make_requests, run_all, run_alone
 
@@ -116,6 +119,20 @@ def test_speculation(
     engine = build(config(configured(method), num_drafts, chunk), proposer_of(method, plain, num_drafts))
     assert run(engine, requests) == plain
     check_bite(engine, method, num_drafts)
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.2, 1.0])
+@pytest.mark.parametrize("run", [run_all, run_alone])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "oracle"])
+def test_adaptive_length(requests: list[GenerationRequest], plain: Texts, method: str, run: Run, slope: float) -> None:
+    engine = build(config(configured(method), 5, prefix_caching=True), proposer_of(method, plain, 5))
+    ticks = count()
+    budget = AdaptiveBudget(StepCost({1: 1.0, 2: 1.0 + slope}), clock=lambda: 0.01 * next(ticks))
+    engine.scheduler.draft_budget = engine.draft_budget = budget
+    assert run(engine, requests) == plain
+    engine.check_integrity()
+    assert engine.stats().num_draft_tokens > 0 or slope == 1.0
+    assert engine.stats().draft_budget.num_withheld_tokens > 0 or slope == 0.01
 
 
 @pytest.mark.parametrize("num_drafts", NUM_DRAFTS)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
-from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.stats import DraftBudgetStats, EngineStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -36,6 +36,7 @@ STATS = EngineStats(
     drafted_per_position=[4, 4, 3],
     accepted_per_position=[4, 2, 0],
     num_finished={"stop": 2, "length": 1},
+    draft_budget=DraftBudgetStats(mean_length=1.5, num_rows=4, num_zero_choices=3, num_withheld_tokens=9),
 )
 SPECULATION = {"method": "ngram", "verify_strategy": "topp", "accept_policy": "normal"}
 DESCRIPTION = {
@@ -78,6 +79,10 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:spec_decode_num_emitted_tokens_total" + LABELS, 12),
         ("fastdeploy:spec_decode_draft_acceptance_rate" + LABELS, 6 / 11),
         ("fastdeploy:spec_decode_efficiency" + LABELS, 12 / 16),
+        ("fastdeploy:spec_decode_adaptive_mean_length" + LABELS, 1.5),
+        ("fastdeploy:spec_decode_adaptive_rows" + LABELS, 4),
+        ("fastdeploy:spec_decode_adaptive_zero_choices_total" + LABELS, 3),
+        ("fastdeploy:spec_decode_adaptive_withheld_tokens_total" + LABELS, 9),
         (
             "fastdeploy:spec_decode_num_accepted_tokens_per_pos_total"
             + LABELS.replace(",verify", ',position="1",verify'),
