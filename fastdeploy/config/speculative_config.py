@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
 METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
-METHODS = ("naive", "ngram", "suffix")
-PLANNED_METHODS = ("mtp", "draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
+METHODS = ("naive", "ngram", "suffix", "mtp")
+PLANNED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
 VERIFY_STRATEGIES = ("topp", "target_match", "greedy", "topp_relaxed")
 ACCEPT_POLICIES = ("normal", "accept_all", "reject_all")
 KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
@@ -29,19 +30,30 @@ KEYS = (
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
     "suffix_decoding_max_cache_bytes",
-)
-PLANNED_KEYS = (
-    "model",
-    "quantization",
-    "revision",
     "num_model_steps",
     "mtp_strategy",
+    "model",
+    "quantization",
+)
+PLANNED_KEYS = (
+    "revision",
     "draft_tensor_parallel_size",
 )
 KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_candidate_len", "verify_window")
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = {"suffix": MAX_SPECULATIVE_TOKENS}  # it drafts no more than it expects to be right; else 1
-OWNERS_OF_KEYS = {"suffix_decoding_": "suffix", "max_ngram_size": "ngram", "min_ngram_size": "ngram"}  # by prefix
+MAX_MODEL_STEPS = 8
+MTP_STRATEGIES = ("default",)
+PLANNED_MTP_STRATEGIES = ("with_ngram", "with_suffix")
+OWNERS_OF_KEYS = {  # by prefix
+    "suffix_decoding_": "suffix",
+    "max_ngram_size": "ngram",
+    "min_ngram_size": "ngram",
+    "num_model_steps": "mtp",
+    "mtp_strategy": "mtp",
+    "model": "mtp",
+    "quantization": "mtp",
+}
 FIELD = "speculative_config"
 
 
@@ -50,7 +62,7 @@ class SpeculativeConfig:
     """How drafts are made and judged.
 
     Attributes:
-        method: naive (no drafts), ngram or suffix.
+        method: naive (no drafts), ngram, suffix or mtp.
         num_speculative_tokens: K, most drafts verified per step and request; 0 for naive.
         verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces
             temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
@@ -63,6 +75,10 @@ class SpeculativeConfig:
         suffix_decoding_max_spec_factor: a match of m tokens drafts at most m * factor.
         suffix_decoding_min_token_prob: a draft ends where its probability, by past counts, falls below.
         suffix_decoding_max_cache_bytes: memory of the finished outputs.
+        num_model_steps: drafts that mtp's layer makes per step.
+        mtp_strategy: default: the layer alone drafts.
+        model: folder of mtp's layer; None where it lies in the target's checkpoint.
+        quantization: format of the layer's weights, or a mapping of parts to formats; None is the target's.
         notes: lines to show at start-up about keys accepted without effect.
     """
 
@@ -78,6 +94,10 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_max_cache_bytes: int = 256 << 20
+    num_model_steps: int = 1
+    mtp_strategy: str = "default"
+    model: str | None = None
+    quantization: str | Mapping[str, str] | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,6 +110,11 @@ class SpeculativeConfig:
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 64)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
         _check_int("suffix_decoding_max_cache_bytes", self.suffix_decoding_max_cache_bytes, 1 << 20, 1 << 34)
+        _check_steps(self.num_model_steps, self.num_speculative_tokens if self.method == "mtp" else MAX_MODEL_STEPS)
+        _check_mtp_strategy(self.mtp_strategy)
+        if self.model is not None and not isinstance(self.model, str):
+            raise ConfigError(f"{FIELD}.model", f"expected a folder, got {self.model!r}")
+        _check_quantization(self.quantization)
         _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
         if not isinstance(self.adaptive, bool):
@@ -129,6 +154,8 @@ class SpeculativeConfig:
             values["num_speculative_tokens"] = 0
         else:
             values.setdefault("num_speculative_tokens", DEFAULT_SPECULATIVE_TOKENS.get(method, 1))
+        if method == "mtp":
+            values.setdefault("num_model_steps", values["num_speculative_tokens"])
         if "max_ngram_size" in values and "min_ngram_size" not in values:
             _check_int("max_ngram_size", values["max_ngram_size"], 1, 64)
             values["min_ngram_size"] = min(2, values["max_ngram_size"])
@@ -178,6 +205,25 @@ def _check_belongs(given: Mapping[str, Any], method: str) -> None:
 def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{FIELD}.{name}", f"expected an integer in [{low}, {high}], got {value!r}")
+
+
+def _check_steps(steps: Any, num_drafts: int) -> None:
+    _check_int("num_model_steps", steps, 1, MAX_MODEL_STEPS)
+    if steps > num_drafts:
+        raise ConfigError(f"{FIELD}.num_model_steps", f"{steps} steps make more than {num_drafts} speculative tokens")
+
+
+def _check_mtp_strategy(strategy: Any) -> None:
+    if strategy in PLANNED_MTP_STRATEGIES:
+        raise ConfigError(f"{FIELD}.mtp_strategy", f"{strategy!r} is not available yet; available: default")
+    _check_choice("mtp_strategy", strategy, MTP_STRATEGIES)
+
+
+def _check_quantization(value: Any) -> None:
+    try:
+        QuantizationConfig.from_value("none" if value is None else value)
+    except ConfigError as error:
+        raise ConfigError(f"{FIELD}.{error.field}", error.message) from None
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -32,10 +32,10 @@ Run = Callable[[Engine, Sequence[GenerationRequest]], Texts]
 CHUNKS = (1, 7, 64, 2048)
 NUM_DRAFTS = (1, 3, 5, 16)
 # the width of a chunk and what is proposed meet only in the mechanism that n-gram and oracle drafts go through too
-METHODS_AND_CHUNKS = [
-    *((method, chunk) for method in ("ngram", "oracle") for chunk in CHUNKS),
-    ("suffix", 7),
-    ("suffix", 2048),
+CASES = [  # method, chunk, most drafts
+    *((method, chunk, num) for method in ("ngram", "oracle") for chunk in CHUNKS for num in NUM_DRAFTS),
+    *(("suffix", chunk, num) for chunk in (7, 2048) for num in NUM_DRAFTS),
+    *(("mtp", chunk, num) for chunk in (7, 2048) for num in (1, 2, 3)),
 ]
 
 
@@ -61,6 +61,7 @@ def config(
         speculative=SpeculativeConfig(
             method=method,
             num_speculative_tokens=num_drafts,
+            num_model_steps=num_drafts if method == "mtp" else 1,
             verify_strategy=verify_strategy,
             accept_policy=accept_policy,
         ),
@@ -110,9 +111,8 @@ def test_batching_and_chunking(requests: list[GenerationRequest], plain: Texts, 
     assert run_all(build(config(chunk=chunk)), requests) == plain
 
 
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("run", [run_all, run_alone])
-@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
+@pytest.mark.parametrize(("method", "chunk", "num_drafts"), CASES)
 def test_speculation(
     requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
@@ -135,9 +135,8 @@ def test_adaptive_length(requests: list[GenerationRequest], plain: Texts, method
     assert engine.stats().draft_budget.num_withheld_tokens > 0 or slope == 0.01
 
 
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("run", [run_all, run_alone])
-@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
+@pytest.mark.parametrize(("method", "chunk", "num_drafts"), CASES)
 def test_prefix_hits(
     requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
@@ -150,9 +149,8 @@ def test_prefix_hits(
     check_bite(engine, method, num_drafts)
 
 
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
+@pytest.mark.parametrize(("method", "chunk", "num_drafts"), CASES)
 def test_forced_preemption(
     requests: list[GenerationRequest], plain: Texts, method: str, prefix_caching: bool, chunk: int, num_drafts: int
 ) -> None:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import GenerationRequest, Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
@@ -22,8 +22,16 @@ PERIOD = [5, 6, 7, 8]
 Maker = Callable[[], Proposer]
 
 
+class CountingRunner:
+    """A drafting model that counts on from the last token."""
+
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+        return [np.arange(1, count + 1, dtype=np.int32) + r.token_ids[-1] for r, count in zip(requests, counts)]
+
+
 def registered(method: str) -> Maker:
-    return lambda: make_proposer(SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4))
+    config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4)
+    return lambda: make_proposer(config, CountingRunner())
 
 
 def oracle() -> Proposer:
@@ -157,3 +165,17 @@ def test_suffix_does_not_share_prompts() -> None:
     later = salted(1, "mine", [7, 1, 2, 3])
     proposer.start(later)
     assert len(proposer.propose([later], [8])[0]) == 0
+
+
+def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None:
+    config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
+    proposer = make_proposer(config, CountingRunner())
+    assert (proposer.is_model, proposer.needs_hidden_states) == (True, True)
+    drafts = proposer.propose([request(), request(1)], [5, 1])
+    assert [draft.token_ids.tolist() for draft in drafts] == [[9, 10], [9]]
+    assert {draft.source for draft in drafts} == {"mtp"}
+
+
+def test_mtp_without_a_runner_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a runner"):
+        make_proposer(SpeculativeConfig(method="mtp", num_speculative_tokens=1))
