@@ -119,8 +119,9 @@ class SpeculativeConfig:
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
         if not isinstance(self.adaptive, bool):
             raise ConfigError(f"{FIELD}.adaptive", f"expected true or false, got {self.adaptive!r}")
-        if self.adaptive and (self.method == "naive" or self.accept_policy != "normal"):
-            raise ConfigError(f"{FIELD}.adaptive", "needs a method that drafts, and accept_policy normal")
+        if self.adaptive and not _can_adapt(self.method, self.verify_strategy, self.accept_policy):
+            message = "needs a method that drafts, accept_policy normal and a verify_strategy other than topp_relaxed"
+            raise ConfigError(f"{FIELD}.adaptive", message)
 
     @property
     def is_lossy(self) -> bool:
@@ -149,7 +150,7 @@ class SpeculativeConfig:
         _check_belongs(given, method)
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key != "method"}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
-        values.setdefault("adaptive", method != "naive" and values.get("accept_policy", "normal") == "normal")
+        values.setdefault("adaptive", _can_adapt(method, values.get("verify_strategy"), values.get("accept_policy")))
         if method == "naive":
             values["num_speculative_tokens"] = 0
         else:
@@ -160,6 +161,11 @@ class SpeculativeConfig:
             _check_int("max_ngram_size", values["max_ngram_size"], 1, 64)
             values["min_ngram_size"] = min(2, values["max_ngram_size"])
         return cls(method=method, notes=notes, **values)
+
+
+def _can_adapt(method: str, verify_strategy: Any, accept_policy: Any) -> bool:
+    """True where the number of drafts, which follows measured times, cannot change the text; None is the default."""
+    return method != "naive" and verify_strategy != "topp_relaxed" and accept_policy in (None, "normal")
 
 
 def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -45,17 +45,19 @@ class Draft:
     Attributes:
         token_ids: [num_drafts] int32, possibly empty.
         source: the proposer that made them, as reported in metrics.
+        match_len: tokens before them that were found to occur earlier; 0 for a source that does not match.
     """
 
     token_ids: TokenArray
     source: str = ""
+    match_len: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def cut(self, length: int) -> Draft:
         """Return the first `length` tokens of this draft."""
-        return self if length >= len(self) else Draft(self.token_ids[:length], self.source)
+        return self if length >= len(self) else replace(self, token_ids=self.token_ids[:length])
 
 
 NO_DRAFT = Draft(np.empty(0, np.int32))

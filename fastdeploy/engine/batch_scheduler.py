@@ -16,7 +16,7 @@ import numpy as np
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.engine.draft_budget import AllDrafts, DraftBudget
+from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
@@ -49,7 +49,7 @@ class BatchScheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_budget: DraftBudget | None = None) -> None:
         self.config = config
         self.kv = kv
-        self.draft_budget = draft_budget or AllDrafts()
+        self.draft_budget = draft_budget or DraftBudget()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0

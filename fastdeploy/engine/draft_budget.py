@@ -10,37 +10,38 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from fastdeploy.core.request import Draft, Request
+import numpy as np
+
+from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
 from fastdeploy.spec_decode.step_cost import StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
-PROBE_SHARE = 0.01  # of the time: most that proposing may take where drafts do not pay
+HURDLE = 1.02  # times the tokens per second of no drafts that drafts must promise
+PROBE_SHARE = 0.005  # of the time: most that asking may take where drafts do not pay
 MIN_PROBE_INTERVAL = 4  # steps
-COST_PROBE_INTERVAL = 256  # steps with drafts and without a verified one, after which one row is measured
-IDLE_LEARNING_INTERVAL = 8  # steps
-TRIAL = 4.0  # times the cost of asking that a new request is believed to gain: asked 13 times before it is given up
+TRIAL = 3.0  # times the cost of asking that a new request is believed to gain: asked 11 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
 COST_RATE = 0.05  # of the running mean of what asking costs
 MEAN_RATE = 0.05  # of the mean length in the metrics
 
 
-class DraftBudget(Protocol):
-    """Decides which requests are asked for drafts and how many drafts a step verifies."""
+class DraftBudget:
+    """Decides who is asked for how many drafts and how many a step verifies: here everyone and all."""
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Begin a step: cut the drafts of the requests that decode in it, beside `num_prompt_rows` rows of prompts."""
 
     def end_step(self, plan: StepPlan) -> None:
-        """Learn that the step is computed."""
+        """Learn that the step is computed and its tokens are handed out."""
 
-    def select(self, ready: Sequence[Request]) -> list[Request]:
-        """Return the requests to propose for; the proposer starts now."""
+    def caps(self, ready: Sequence[Request]) -> list[int]:
+        """Return how many drafts to ask of each request; the proposer starts now."""
+        return [request.draft_room for request in ready]
 
-    def proposed(self, asked: Sequence[Request]) -> None:
+    def proposed(self, asked: Sequence[Request], caps: Sequence[int]) -> None:
         """Learn that the proposer is done; the requests hold their drafts."""
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
@@ -54,35 +55,6 @@ class DraftBudget(Protocol):
 
     def stats(self) -> DraftBudgetStats:
         """Return counters and the state now."""
-
-
-class AllDrafts:
-    """Verifies whatever is proposed and learns nothing."""
-
-    def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
-        """Cut nothing."""
-
-    def end_step(self, plan: StepPlan) -> None:
-        """Learn nothing."""
-
-    def select(self, ready: Sequence[Request]) -> list[Request]:
-        """Ask for all."""
-        return list(ready)
-
-    def proposed(self, asked: Sequence[Request]) -> None:
-        """Learn nothing."""
-
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Learn nothing."""
-
-    def forget(self, request: Request) -> None:
-        """Have nothing to forget."""
-
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Keep nothing."""
-
-    def stats(self) -> DraftBudgetStats:
-        """Return zeros."""
         return DraftBudgetStats()
 
 
@@ -91,86 +63,93 @@ class _Track:
     """What is known of one request."""
 
     gain_s: float  # running mean of the seconds that asking once has saved
-    draft: Draft | None = None  # the part of its last draft, uncut, that the text has not reached
-    offset: int = 0  # tokens of that draft that came true
+    was_asked: bool = False  # since the last step
+    draft: Draft = NO_DRAFT  # its last one, uncut, while the text has neither refuted nor passed it
+    num_right: int = 0  # tokens of that draft that came true
 
 
-class AdaptiveBudget:
+class AdaptiveBudget(DraftBudget):
     """Takes the set of draft tokens that maximises the expected tokens per second of the batch."""
 
-    def __init__(self, cost: StepCost, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, cost: StepCost, drafting_model: str = "", clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Start without experience of drafts.
+
+        Args:
+            drafting_model: source of the drafts if each of them costs time; then asking for few is cheaper.
+        """
         self._cost = cost
+        self._model = drafting_model
         self._clock = clock
         self._survival = Survival()
         self._tracks: dict[Key, _Track] = {}
         self._mean_length = 0.0
         self._num_rows = self._num_zero_choices = self._num_withheld = 0
         self._began_s = 0.0
-        self._asked_s = 0.0
-        self._ask_cost_s = 0.0  # per request
-        self._num_asks = 0
-        self._num_rounds = 0
-        self._next_probe = 0
-        self._num_idle = 0
-        self._asked: list[_Track] = []  # since the last step
+        self._ask_s = 0.0  # per request, or per draft of a model
+        self._num_asks = self._num_rounds = self._next_probe = 0
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         self._began_s = self._clock()
-        self._num_rows = 0
-        for track in self._asked:
-            track.gain_s *= 1 - GAIN_RATE
-        self._asked.clear()
-        drafting = [request for request in decoding if len(request.draft)]
-        if drafting:
-            self._cut(drafting, len(decoding), num_prompt_rows)
+        self._num_rows = num_offered = 0
+        gains = [0.0] * len(decoding)
+        if any(len(request.draft) for request in decoding):
+            products = [self._survival.products(request.key, request.draft) for request in decoding]
+            lengths = self._most_profitable(products, num_prompt_rows)
+            gains = self._gains(products, lengths, num_prompt_rows)
+            num_offered, self._num_rows = sum(map(len, products)), sum(lengths)
+            for request, length in zip(decoding, lengths):
+                request.draft = request.draft.cut(length)
+        for request, gain_s in zip(decoding, gains):
+            self._note_gain(self._track(request), gain_s)
+        self._num_zero_choices += num_offered > 0 == self._num_rows
+        self._num_withheld += num_offered - self._num_rows
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
-        if not self._num_rows and self._num_rounds % IDLE_LEARNING_INTERVAL:
-            return
-        num_rows = sum(plan.num_scheduled.tolist())
-        if num_rows == sum(plan.num_verify_rows.tolist()):
-            self._cost.learn(num_rows, self._clock() - self._began_s)
+        """Take the time of a step in which every row verifies."""
+        num_rows = int(plan.num_scheduled.sum())
+        if num_rows == int(plan.num_verify_rows.sum()):
+            self._cost.learn(num_rows, len(plan.requests), self._clock() - self._began_s)
 
-    def select(self, ready: Sequence[Request]) -> list[Request]:
+    def caps(self, ready: Sequence[Request]) -> list[int]:
         """Ask where it saves more than it costs, and now and then everywhere."""
-        self._asked_s = self._clock()
+        self._began_s = self._clock()
+        if not ready:
+            return []
+        rooms = super().caps(ready)
         self._num_rounds += 1
         if self._num_rounds >= self._next_probe:
-            self._next_probe = self._num_rounds + self._probe_interval(len(ready))
-            return list(ready)
-        return [r for r in ready if self._track(r).gain_s > self._ask_cost_s]
+            interval = self._price(rooms) / (PROBE_SHARE * self._cost.seconds(len(ready), len(ready)))
+            self._next_probe = self._num_rounds + max(MIN_PROBE_INTERVAL, int(interval))
+            return rooms
+        if self._model:
+            drafts = (Draft(np.zeros(room, np.int32), self._model) for room in rooms)
+            products = [self._survival.products(request.key, draft) for request, draft in zip(ready, drafts)]
+            return self._most_profitable(products, 0, self._ask_s)
+        return [room if self._track(r).gain_s > self._ask_s else 0 for r, room in zip(ready, rooms)]
 
-    def proposed(self, asked: Sequence[Request]) -> None:
+    def proposed(self, asked: Sequence[Request], caps: Sequence[int]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        for request in asked:
-            track = self._track(request)
-            self._asked.append(track)
-            if len(request.draft):
-                track.draft, track.offset = request.draft, 0
         if not asked:
             return
-        cost = (self._clock() - self._asked_s) / len(asked)
+        for request in asked:
+            track = self._track(request)
+            track.was_asked = True
+            if len(request.draft):
+                track.draft, track.num_right = request.draft, 0
         self._num_asks += 1
-        self._ask_cost_s += max(COST_RATE, 1 / self._num_asks) * (cost - self._ask_cost_s)
+        cost_s = (self._clock() - self._began_s) / self._num_units(caps)
+        self._ask_s += max(COST_RATE, 1 / self._num_asks) * (cost_s - self._ask_s)
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Compare the last drafts with the text, whether they were verified or not."""
         for request, token_ids in zip(requests, emitted):
-            track = self._tracks.get(request.key)
-            if track is not None and track.draft is not None:
-                self._compare(request.key, track, track.draft, token_ids)
-
-    def _compare(self, key: Key, track: _Track, draft: Draft, token_ids: Sequence[int]) -> None:
-        expected = draft.token_ids.tolist()
-        reached = min(len(expected), len(token_ids))
-        kept = next((i for i in range(reached) if expected[i] != token_ids[i]), reached)
-        self._survival.learn(key, draft.source, track.offset, kept, kept < reached)
-        is_open = kept == reached < len(expected)
-        track.draft = Draft(draft.token_ids[kept:], draft.source) if is_open else None
-        track.offset += kept
+            track = self._track(request)
+            if len(track.draft):
+                self._compare(request.key, track, token_ids)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
@@ -186,60 +165,66 @@ class AdaptiveBudget:
         """Return counters and the state now."""
         return DraftBudgetStats(self._mean_length, self._num_rows, self._num_zero_choices, self._num_withheld)
 
-    def _cut(self, drafting: Sequence[Request], num_decoding: int, num_prompt_rows: int) -> None:
-        products = [self._survival.products(r.key, r.draft.source, len(r.draft)) for r in drafting]
-        tokens = sorted(((product, i) for i, row in enumerate(products) for product in row), reverse=True)
-        self._num_rows = self._most_profitable([product for product, _ in tokens], num_decoding, num_prompt_rows)
-        lengths = [0] * len(drafting)
-        for _, i in tokens[: self._num_rows]:
-            lengths[i] += 1
-        chosen = [row[:length] for row, length in zip(products, lengths)]
-        self._note_gains(drafting, chosen, num_decoding, num_prompt_rows)
-        for request, length in zip(drafting, lengths):
-            request.draft = request.draft.cut(length)
-        self._num_zero_choices += self._num_rows == 0
-        self._num_withheld += len(tokens) - self._num_rows
+    def _most_profitable(
+        self, products: Sequence[Sequence[float]], num_prompt_rows: int, draft_s: float = 0.0
+    ) -> list[int]:
+        """Return how many drafts of each request give the most tokens per second, if making one takes `draft_s`.
 
-    def _most_profitable(self, products: Sequence[float], num_decoding: int, num_prompt_rows: int) -> int:
-        """Return how many of the likeliest tokens give the most tokens per second; one, rarely, to measure its cost."""
-        if not products:
-            return 0
+        Products fall along a draft, so that the likeliest tokens of all are a beginning of each draft.
+        """
+        num_decoding, lengths = len(products), [0] * len(products)
+        likeliest = sorted(((product, i) for i, row in enumerate(products) for product in row), reverse=True)
         emitted, best = float(num_decoding), 0
-        best_rate = emitted / self._seconds(num_decoding, 0, num_prompt_rows)
-        for count, product in enumerate(products, 1):
+        best_rate = HURDLE * emitted / self._seconds(num_decoding, 0, num_prompt_rows)
+        for count, (product, _) in enumerate(likeliest, 1):
             emitted += product
-            rate = emitted / self._seconds(num_decoding, count, num_prompt_rows)
+            rate = emitted / (self._seconds(num_decoding, count, num_prompt_rows) + count * draft_s)
             if rate > best_rate:
                 best, best_rate = count, rate
-        self._num_idle = 0 if best else self._num_idle + 1
-        if self._num_idle == COST_PROBE_INTERVAL:
-            self._num_idle = 0
-            return 1
-        return best
+        for _, i in likeliest[:best]:
+            lengths[i] += 1
+        return lengths
 
     def _seconds(self, num_decoding: int, num_drafts: int, num_prompt_rows: int) -> float:
         """Return the time that decoding is charged: drafts cost what they add to the whole step, prompts their own."""
+        if not num_prompt_rows:
+            return self._cost.seconds(num_decoding + num_drafts, num_decoding)
         rows = num_decoding + num_prompt_rows
-        added = self._cost.seconds(rows + num_drafts) - self._cost.seconds(rows) if num_drafts else 0.0
-        return self._cost.seconds(num_decoding) + added
+        added_s = self._cost.seconds(rows + num_drafts, num_decoding) - self._cost.seconds(rows, num_decoding)
+        return self._cost.seconds(num_decoding, num_decoding) + added_s
 
-    def _note_gains(
-        self, drafting: Sequence[Request], chosen: Sequence[Sequence[float]], num_decoding: int, num_prompt_rows: int
-    ) -> None:
-        """Enter what the drafts are expected to save: the steps that their tokens spare, less the rows they cost."""
-        base_s = self._seconds(num_decoding, 0, num_prompt_rows)
-        row_s = (self._seconds(num_decoding, self._num_rows, num_prompt_rows) - base_s) / max(1, self._num_rows)
-        for request, products in zip(drafting, chosen):
-            gain_s = sum(products) * base_s / num_decoding - row_s * len(products)
-            self._track(request).gain_s += GAIN_RATE * gain_s
+    def _gains(
+        self, products: Sequence[Sequence[float]], lengths: Sequence[int], num_prompt_rows: int
+    ) -> list[float]:
+        """Return the seconds that each request's drafts save: the steps that they spare, less the rows they cost."""
+        base_s = self._seconds(len(products), 0, num_prompt_rows)
+        row_s = (self._seconds(len(products), sum(lengths), num_prompt_rows) - base_s) / max(1, sum(lengths))
+        token_s = base_s / len(products)
+        return [token_s * sum(row[:length]) - row_s * length for row, length in zip(products, lengths)]
 
-    def _probe_interval(self, num_ready: int) -> int:
-        step_s = self._cost.seconds(num_ready)
-        return max(MIN_PROBE_INTERVAL, int(num_ready * self._ask_cost_s / (PROBE_SHARE * step_s)))
+    def _note_gain(self, track: _Track, gain_s: float) -> None:
+        if track.was_asked:
+            track.gain_s += GAIN_RATE * (gain_s - track.gain_s)
+            track.was_asked = False
+
+    def _compare(self, key: Key, track: _Track, token_ids: Sequence[int]) -> None:
+        expected = track.draft.token_ids[track.num_right :].tolist()
+        reached = min(len(expected), len(token_ids))
+        kept = next((i for i in range(reached) if expected[i] != token_ids[i]), reached)
+        self._survival.learn(key, track.draft, track.num_right, kept, kept < reached)
+        track.num_right += kept
+        if kept < reached or track.num_right == len(track.draft):
+            track.draft = NO_DRAFT
+
+    def _num_units(self, caps: Sequence[int]) -> int:
+        return sum(caps) if self._model else len(caps)
+
+    def _price(self, caps: Sequence[int]) -> float:
+        return self._ask_s * self._num_units(caps)
 
     def _track(self, request: Request) -> _Track:
         track = self._tracks.get(request.key)
         if track is None:
-            gain_s = TRIAL * self._ask_cost_s if self._num_asks else self._cost.seconds(1)
+            gain_s = TRIAL * self._ask_s if self._num_asks else self._cost.seconds(1, 1)
             track = self._tracks[request.key] = _Track(gain_s)
         return track

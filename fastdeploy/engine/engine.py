@@ -175,13 +175,12 @@ class Engine:
         """Ask for drafts of the requests whose next step decodes."""
         running = (r for r in plan.requests if r.status is RequestStatus.RUNNING)
         ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
-        asked = self.draft_budget.select(ready)
-        for request, draft in zip(asked, self.proposer.propose(asked, [r.draft_room for r in asked]) if asked else ()):
-            request.set_draft(self._permitted(request, draft))
-        self.draft_budget.proposed(asked)
+        caps = dict(zip(ready, self.draft_budget.caps(ready)))
+        asked = [request for request, cap in caps.items() if cap]
+        drafts = dict(zip(asked, self.proposer.propose(asked, [caps[r] for r in asked]))) if asked else {}
         for request in ready:
-            if request.constraint is not None and request not in asked:
-                request.set_draft(self._permitted(request, NO_DRAFT))
+            request.set_draft(self._permitted(request, drafts.get(request, NO_DRAFT)))
+        self.draft_budget.proposed(asked, [caps[r] for r in asked])
 
     def _permitted(self, request: Request, draft: Draft) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""

@@ -24,7 +24,7 @@ from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
-from fastdeploy.engine.draft_budget import AdaptiveBudget, AllDrafts, DraftBudget
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -34,7 +34,6 @@ from fastdeploy.models.mtp import load_mtp_layer
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
-from fastdeploy.spec_decode.step_cost import StepCost
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.mtp_runner import MTPRunner
 from fastdeploy.worker.step_timing import time_steps
@@ -117,11 +116,12 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         server_seed=config.seed,
         constraints=constraints,
     )
+    proposer = proposer or make_proposer(config.speculative, mtp)
     return Engine(
         admission,
-        BatchScheduler(config.scheduler, kv, make_draft_budget(config, runner, plan)),
+        BatchScheduler(config.scheduler, kv, _make_draft_budget(config, runner, proposer, plan, max_model_len)),
         runner,
-        proposer or make_proposer(config.speculative, mtp),
+        proposer,
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
         description={
             **_describe(config, model_config, plan, fingerprint, max_model_len),
@@ -130,14 +130,16 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     )
 
 
-def make_draft_budget(config: EngineConfig, runner: ModelRunner, plan: MemoryPlan) -> DraftBudget:
+def _make_draft_budget(
+    config: EngineConfig, runner: ModelRunner, proposer: Proposer, plan: MemoryPlan, max_model_len: int
+) -> DraftBudget:
     """Return the choice of draft lengths that the configuration asks for; the adaptive one times the runner first."""
     if not config.speculative.adaptive:
-        return AllDrafts()
+        return DraftBudget()
     num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
-    timings = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, config.max_model_len))
-    return AdaptiveBudget(StepCost(timings))
+    cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
+    return AdaptiveBudget(cost, proposer.name if proposer.is_model else "")
 
 
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:

@@ -38,8 +38,11 @@ class NgramProposer(Proposer):
         """Look every request up in one native call."""
         slots = np.array([self._slots[r.key] for r in requests], np.int32)
         self._read(requests, slots)
-        tokens, counts, _ = self._index.propose_batch(slots, np.array(caps, np.int32))
-        return [Draft(row[:n].copy(), self.name) if n else NO_DRAFT for row, n in zip(tokens, counts.tolist())]
+        tokens, counts, match_lens = self._index.propose_batch(slots, np.array(caps, np.int32))
+        return [
+            Draft(row[:n].copy(), self.name, match_len) if n else NO_DRAFT
+            for row, n, match_len in zip(tokens, counts.tolist(), match_lens.tolist())
+        ]
 
     def _read(self, requests: Sequence[Request], slots: npt.NDArray[np.int32]) -> None:
         """Take in what was emitted since the last time."""

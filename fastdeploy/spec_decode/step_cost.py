@@ -1,65 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes, by its number of rows: timed at start-up, corrected by the steps that are really computed."""
+"""How long a step takes, by its rows and requests: timed at start-up, corrected by the steps that are really computed."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
 from collections.abc import Mapping
 from itertools import accumulate
 
-RATE = 0.03  # of the running means; a step's time is noisy, and what a few rows add to it is small
-OUTLIER = 1.25  # a step counts at most as this many times the expected time, at least as its inverse
-NEIGHBOUR = (
-    0.6  # of a step's correction that the next timed row count takes over: it is likely to be wrong the same way
-)
-FORGETTING = 0.998  # of the correction at a row count, per step that has other rows
+import numpy as np
+
+RATE = 0.01  # of the running moments
+OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
+RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
 
 
 class StepCost:
-    """Seconds of a decoding step against its rows: a line through the row counts that were timed.
+    """Seconds of a decoding step: a line through the timed row counts, a cost per request, and what steps say of both.
 
-    A scale follows all steps (longer contexts, a busy machine), a correction at each timed row count what the timing
-    got wrong there. A correction fades while no step comes near, so that no bad moment is believed for ever.
+    Steps are compared with the timed line by a regression of log(seconds / timed seconds) on log(rows): a level and a
+    tilt. Every step so corrects all row counts, those that are never computed among them. While steps have the same
+    number of rows there is nothing to see a tilt in, and the timed line comes back: whatever a bad moment taught about
+    dear rows is forgotten, tried and learned again.
     """
 
-    def __init__(self, timings: Mapping[int, float]) -> None:
-        """Start from `timings`, rows: seconds; beyond the last of them the line goes on as between the last two."""
-        self._rows = sorted(timings)
-        self._timed = list(accumulate((timings[r] for r in self._rows), max))  # more rows never cost less
-        self._corrections = [(1.0, 0)] * len(self._rows)  # factor, step of its last measure
-        self._scale = 1.0
+    def __init__(self, timings: Mapping[int, float], request_s: float = 0.0) -> None:
+        """Start from a line and a slope.
+
+        Args:
+            timings: rows: seconds without what the requests cost; beyond the last of them the line goes straight on.
+            request_s: seconds that each request adds.
+        """
+        rows = sorted(timings)
+        seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
+        self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
+        self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
+        self._request_s = request_s
         self._num_steps = 0
+        self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0
 
-    def seconds(self, num_rows: int) -> float:
-        """Return the expected time of a step with `num_rows` rows that all verify."""
-        at, share = self._place(num_rows)
-        if not share:
-            return self._scale * self._knot(at)
-        low = self._knot(at)
-        return self._scale * (low + share * max(0.0, self._knot(at + 1) - low))
+    def seconds(self, num_rows: int, num_requests: int) -> float:
+        """Return the expected time of a step whose rows all verify."""
+        error = self._mean_error + self._tilt * (math.log(num_rows) - self._mean_rows)
+        return self._timed(num_rows, num_requests) * math.exp(error)
 
-    def learn(self, num_rows: int, seconds: float) -> None:
+    def learn(self, num_rows: int, num_requests: int, seconds: float) -> None:
         """Take in a step that was computed."""
-        if seconds <= 0.0:
-            return
+        expected = self.seconds(num_rows, num_requests)
+        surprise = max(-OUTLIER, min(OUTLIER, math.log(max(seconds, 1e-9) / expected)))
+        error = surprise + math.log(expected / self._timed(num_rows, num_requests))
         self._num_steps += 1
-        change = RATE * (min(OUTLIER, max(1 / OUTLIER, seconds / self.seconds(num_rows))) - 1)
-        at, share = self._place(num_rows)
-        self._scale *= 1 + change
-        for knot in range(len(self._rows)):
-            weight = NEIGHBOUR ** abs(knot - at - min(share, 1.0))
-            self._corrections[knot] = self._correction(knot) * (1 + weight * change), self._num_steps
+        rate = max(RATE, 1 / self._num_steps)
+        above_rows, above_error = math.log(num_rows) - self._mean_rows, error - self._mean_error
+        self._mean_rows += rate * above_rows
+        self._mean_error += rate * above_error
+        self._variance = (1 - rate) * (self._variance + rate * above_rows**2)
+        self._covariance = (1 - rate) * (self._covariance + rate * above_rows * above_error)
 
-    def _place(self, num_rows: int) -> tuple[int, float]:
-        """Return the knot at or below `num_rows`, and how far on the way to the next one it is; above 1 beyond all."""
-        at = min(bisect_right(self._rows, num_rows), max(1, len(self._rows) - 1)) - 1
-        if len(self._rows) == 1:
-            return 0, 0.0
-        return at, (num_rows - self._rows[at]) / (self._rows[at + 1] - self._rows[at])
+    @property
+    def _tilt(self) -> float:
+        return self._covariance / (self._variance + RIDGE)
 
-    def _knot(self, at: int) -> float:
-        return self._timed[at] * self._correction(at)
-
-    def _correction(self, at: int) -> float:
-        factor, step = self._corrections[at]
-        return 1.0 if factor == 1.0 else 1.0 + (factor - 1.0) * FORGETTING ** (self._num_steps - step)
+    def _timed(self, num_rows: int, num_requests: int) -> float:
+        last = len(self._line) - 1
+        beyond_s = self._beyond_s * max(0, num_rows - last)
+        return self._line[min(num_rows, last)] + beyond_s + self._request_s * num_requests

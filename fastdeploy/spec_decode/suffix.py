@@ -40,7 +40,8 @@ class SuffixProposer(Proposer):
         self._read(requests, slots)
         drafts = self._cache.propose_batch(slots, np.array(caps, np.int32))
         return [
-            Draft(row[:n].copy(), self.name) if n else NO_DRAFT for row, n in zip(drafts.tokens, drafts.counts.tolist())
+            Draft(row[:n].copy(), self.name, match_len) if n else NO_DRAFT
+            for row, n, match_len in zip(drafts.tokens, drafts.counts.tolist(), drafts.match_lens.tolist())
         ]
 
     def _read(self, requests: Sequence[Request], slots: npt.NDArray[np.int32]) -> None:

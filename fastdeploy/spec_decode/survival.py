@@ -5,76 +5,78 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from fastdeploy.core.request import Draft
+
 Key = tuple[str, int]
 
 FIRST_GUESS = 0.7  # hopeful: a method that nobody has tried is tried
-PRIOR_WEIGHT = 2.0  # tokens that the broader estimate counts for beside the narrower one's own
-REQUEST_MEMORY = 0.9  # weight that a request's counts keep with every new one
-METHOD_MEMORY = 0.99
+FIRST_WEIGHT = 4.0  # tokens that the guess counts for
+MOST_DEPTH = 16  # longer matches are all the same
+OWN_WEIGHT = 1.0  # refutations, seen and expected, that a request starts with
+METHOD_MEMORY = 0.995  # weight that counts keep with every new one
+REQUEST_MEMORY = 0.9
 
 
-class _Rate:
-    """Tokens kept of those that were reached, fading with time."""
+class _Fading:
+    """Two counts whose past fades."""
 
-    __slots__ = ("kept", "reached")
+    __slots__ = ("part", "whole")
 
-    def __init__(self) -> None:
-        self.kept = 0.0
-        self.reached = 0.0
+    def __init__(self, part: float, whole: float) -> None:
+        self.part, self.whole = part, whole
 
-    def learn(self, kept: bool, memory: float) -> None:
-        self.kept = memory * self.kept + kept
-        self.reached = memory * self.reached + 1.0
-
-    def estimate(self, prior: float) -> float:
-        return (self.kept + PRIOR_WEIGHT * prior) / (self.reached + PRIOR_WEIGHT)
-
-
-Rates = defaultdict[int, _Rate]  # by position in the draft
-
-
-def _new_rates() -> Rates:
-    return defaultdict(_Rate)
+    def add(self, part: float, whole: float, memory: float) -> None:
+        self.part, self.whole = memory * self.part + part, memory * self.whole + whole
 
 
 class Survival:
-    """Per source and position: the share of draft tokens kept, given that those before them were.
+    """The probability that a draft's token is kept if those before it are.
 
-    A request's own counts are weighed against those of all requests of the same source, and a position's against the
-    position before it.
+    It is the share kept of all requests' tokens of the same source and depth. The depth of token i is the length of the
+    draft's match + i: a match grows with every token of it that comes true, and is worth more the longer it is. A
+    request's drafts are then worse or better than others': the odds of refutation are scaled by those it has met, over
+    those expected of it.
     """
 
     def __init__(self) -> None:
-        self._methods: defaultdict[str, Rates] = defaultdict(_new_rates)
-        self._requests: dict[Key, defaultdict[str, Rates]] = {}
+        self._kept: defaultdict[tuple[str, int], _Fading] = defaultdict(_first_guess)
+        self._own: dict[Key, _Fading] = {}  # tokens refuted, and expected to be
 
-    def products(self, key: Key, source: str, length: int) -> list[float]:
-        """Return, for each of a draft's first `length` tokens, the probability that it and all before it are kept."""
-        everyone, own = self._methods[source], self._own(key)[source]
-        prior, product, products = FIRST_GUESS, 1.0, []
-        for position in range(length):
-            prior = everyone[position].estimate(prior)
-            product *= own[position].estimate(prior)
+    def products(self, key: Key, draft: Draft) -> list[float]:
+        """Return, for each of the draft's tokens, the probability that it and all before it are kept."""
+        own = self._own.get(key)
+        factor = (own.part + OWN_WEIGHT) / (own.whole + OWN_WEIGHT) if own else 1.0
+        product, products = 1.0, []
+        for position in range(len(draft)):
+            refuted = factor * (1.0 - self._share(draft, position))
+            product *= max(0.0, 1.0 - refuted)
             products.append(product)
         return products
 
-    def learn(self, key: Key, source: str, first: int, num_kept: int, is_refuted: bool) -> None:
+    def learn(self, key: Key, draft: Draft, first: int, num_kept: int, is_refuted: bool) -> None:
         """Take in that tokens first .. first + num_kept - 1 came true, and that the next one did not (`is_refuted`)."""
-        everyone, own = self._methods[source], self._own(key)[source]
+        own = self._own.setdefault(key, _Fading(0.0, 0.0))
         for position in range(first, first + num_kept + is_refuted):
             kept = position < first + num_kept
-            everyone[position].learn(kept, METHOD_MEMORY)
-            own[position].learn(kept, REQUEST_MEMORY)
+            own.add(not kept, 1.0 - self._share(draft, position), REQUEST_MEMORY)
+            self._kept[_depth(draft, position)].add(kept, 1.0, METHOD_MEMORY)
 
     def forget(self, key: Key) -> None:
         """Drop a request's own counts."""
-        self._requests.pop(key, None)
+        self._own.pop(key, None)
 
     def keys(self) -> set[Key]:
         """Return the requests that have counts."""
-        return set(self._requests)
+        return set(self._own)
 
-    def _own(self, key: Key) -> defaultdict[str, Rates]:
-        if key not in self._requests:
-            self._requests[key] = defaultdict(_new_rates)
-        return self._requests[key]
+    def _share(self, draft: Draft, position: int) -> float:
+        counts = self._kept[_depth(draft, position)]
+        return counts.part / counts.whole
+
+
+def _depth(draft: Draft, position: int) -> tuple[str, int]:
+    return draft.source, min(draft.match_len + position, MOST_DEPTH)
+
+
+def _first_guess() -> _Fading:
+    return _Fading(FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT)
