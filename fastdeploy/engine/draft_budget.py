@@ -19,7 +19,7 @@ from fastdeploy.core.step import StepPlan
 from fastdeploy.spec_decode.step_cost import StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
-HURDLE = 1.02  # times the tokens per second of no drafts that drafts must promise
+HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
 PROBE_SHARE = 0.005  # of the time: most that asking may take where drafts do not pay
 MIN_PROBE_INTERVAL = 4  # steps
 TRIAL = 3.0  # times the cost of asking that a new request is believed to gain: asked 11 times before it is given up

@@ -10,9 +10,9 @@ from fastdeploy.core.request import Draft
 Key = tuple[str, int]
 
 FIRST_GUESS = 0.7  # hopeful: a method that nobody has tried is tried
-FIRST_WEIGHT = 4.0  # tokens that the guess counts for
+FIRST_WEIGHT = 2.0  # tokens that the guess counts for
 MOST_DEPTH = 16  # longer matches are all the same
-OWN_WEIGHT = 1.0  # refutations, seen and expected, that a request starts with
+OWN_WEIGHT = 2.0  # refutations, seen and expected, that a request starts with
 METHOD_MEMORY = 0.995  # weight that counts keep with every new one
 REQUEST_MEMORY = 0.9
 
@@ -34,8 +34,8 @@ class Survival:
 
     It is the share kept of all requests' tokens of the same source and depth. The depth of token i is the length of the
     draft's match + i: a match grows with every token of it that comes true, and is worth more the longer it is. A
-    request's drafts are then worse or better than others': the odds of refutation are scaled by those it has met, over
-    those expected of it.
+    request's drafts may be better or worse than others': the probability of refutation is scaled by the refutations that
+    it has met over those expected of it.
     """
 
     def __init__(self) -> None:

@@ -107,6 +107,7 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "ngram", "adaptive": 1}, "adaptive", "true or false"),
         ({"method": "naive", "adaptive": True}, "adaptive", "a method that drafts"),
         ({"method": "ngram", "adaptive": True, "accept_policy": "reject_all"}, "adaptive", "accept_policy normal"),
+        ({"method": "ngram", "adaptive": True, "verify_strategy": "topp_relaxed"}, "adaptive", "topp_relaxed"),
         ({"method": "eagle3"}, "method", "not available yet"),
         ({"method": "unknown"}, "method", "naive, ngram"),
         ({}, "method", "naive, ngram"),
@@ -126,6 +127,7 @@ def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field:
         ({"method": "suffix", "adaptive": False}, False),
         ({"method": "naive"}, False),
         ({"method": "ngram", "accept_policy": "accept_all"}, False),
+        ({"method": "ngram", "verify_strategy": "topp_relaxed"}, False),
     ],
 )
 def test_methods_that_draft_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:

@@ -81,7 +81,8 @@ def adaptive_budget(seed: int) -> AdaptiveBudget:
     """Price rows so that drafts pay at some loads and not at others, the same in every run."""
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
-    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}), clock=lambda: 0.7 * next(ticks))
+    model = "oracle" if seed % 2 else ""
+    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, clock=lambda: 0.7 * next(ticks))
 
 
 @pytest.mark.parametrize(
