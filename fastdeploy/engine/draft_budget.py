@@ -72,15 +72,20 @@ class AdaptiveBudget(DraftBudget):
     """Takes the set of draft tokens that maximises the expected tokens per second of the batch."""
 
     def __init__(
-        self, cost: StepCost, drafting_model: str = "", clock: Callable[[], float] = time.perf_counter
+        self,
+        cost: StepCost,
+        drafting_model: str = "",
+        num_model_steps: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start without experience of drafts.
 
         Args:
-            drafting_model: source of the drafts if each of them costs time; then asking for few is cheaper.
+            drafting_model: source of the drafts if making each of them costs time; then asking for few is cheaper.
+            num_model_steps: most drafts of such a model.
         """
         self._cost = cost
-        self._model = drafting_model
+        self._model, self._num_model_steps = drafting_model, num_model_steps
         self._clock = clock
         self._survival = Survival()
         self._tracks: dict[Key, _Track] = {}
@@ -120,6 +125,8 @@ class AdaptiveBudget(DraftBudget):
         if not ready:
             return []
         rooms = super().caps(ready)
+        if self._model:
+            rooms = [min(room, self._num_model_steps) for room in rooms]
         self._num_rounds += 1
         if self._num_rounds >= self._next_probe:
             interval = self._price(rooms) / (PROBE_SHARE * self._cost.seconds(len(ready), len(ready)))
@@ -193,9 +200,7 @@ class AdaptiveBudget(DraftBudget):
         added_s = self._cost.seconds(rows + num_drafts, num_decoding) - self._cost.seconds(rows, num_decoding)
         return self._cost.seconds(num_decoding, num_decoding) + added_s
 
-    def _gains(
-        self, products: Sequence[Sequence[float]], lengths: Sequence[int], num_prompt_rows: int
-    ) -> list[float]:
+    def _gains(self, products: Sequence[Sequence[float]], lengths: Sequence[int], num_prompt_rows: int) -> list[float]:
         """Return the seconds that each request's drafts save: the steps that they spare, less the rows they cost."""
         base_s = self._seconds(len(products), 0, num_prompt_rows)
         row_s = (self._seconds(len(products), sum(lengths), num_prompt_rows) - base_s) / max(1, sum(lengths))

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import load_mtp_layer
+from fastdeploy.models.mtp import holds_mtp_layer, load_mtp_layer
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
@@ -39,6 +40,8 @@ from fastdeploy.worker.mtp_runner import MTPRunner
 from fastdeploy.worker.step_timing import time_steps
 
 Progress = Callable[[str, float], None]
+
+logger = logging.getLogger("fastdeploy.engine")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
+    config = _with_what_drafts(config, path)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)
     tokenizer = _load_tokenizer(config, path)
@@ -139,7 +143,18 @@ def _make_draft_budget(
     num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
     cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
-    return AdaptiveBudget(cost, proposer.name if proposer.is_model else "")
+    if proposer.is_model and config.speculative.mtp_strategy == "default":
+        return AdaptiveBudget(cost, proposer.name, config.speculative.num_model_steps)
+    return AdaptiveBudget(cost)
+
+
+def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
+    """Let suffix decoding draft alone where the keys of mtp mean both and there is no layer; a line says so."""
+    wanted = config.speculative
+    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or holds_mtp_layer(path):
+        return config
+    logger.warning("speculative_config: %s holds no layer for multi-token prediction: suffix decoding alone", path)
+    return replace(config, speculative=wanted.without_layer())
 
 
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:

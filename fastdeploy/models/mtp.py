@@ -147,6 +147,11 @@ def load_mtp_layer(
     return MTPLayer(config, _load(loader, config), target)
 
 
+def holds_mtp_layer(folder: str) -> bool:
+    """Return whether the checkpoint in `folder` has tensors of such a layer, readable or not."""
+    return any(MARK in name for name in SafetensorsSource(Path(folder)).shapes)
+
+
 def mtp_shapes(config: ModelConfig, traits: DecoderTraits) -> Shapes:
     """Return the name and shape of every tensor of the layer."""
     hidden = config.hidden_size

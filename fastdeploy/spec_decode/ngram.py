@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
 from fastdeploy.ops.host import NgramIndex
 from fastdeploy.spec_decode.base import Proposer
 
@@ -36,11 +36,17 @@ class NgramProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Look every request up in one native call."""
+        return self.extend(requests, caps, None)
+
+    def extend(
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+    ) -> list[Draft]:
+        """Guess what follows each request's text and its tail."""
         slots = np.array([self._slots[r.key] for r in requests], np.int32)
         self._read(requests, slots)
-        tokens, counts, match_lens = self._index.propose_batch(slots, np.array(caps, np.int32))
+        tokens, counts, match_lens = self._index.propose_batch(slots, np.array(caps, np.int32), tails)
         return [
-            Draft(row[:n].copy(), self.name, match_len) if n else NO_DRAFT
+            Draft(row[:n].copy(), self.name, match_len=match_len) if n else NO_DRAFT
             for row, n, match_len in zip(tokens, counts.tolist(), match_lens.tolist())
         ]
 

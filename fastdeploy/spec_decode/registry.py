@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.spec_decode.base import DraftRunner, Proposer
+
+if TYPE_CHECKING:
+    from fastdeploy.spec_decode.ngram import NgramProposer
+    from fastdeploy.spec_decode.suffix import SuffixProposer
 
 
 def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
@@ -15,13 +20,13 @@ def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     return NaiveProposer()
 
 
-def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> NgramProposer:
     from fastdeploy.spec_decode.ngram import NgramProposer
 
     return NgramProposer(config.max_ngram_size, config.min_ngram_size)
 
 
-def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProposer:
     from fastdeploy.ops.suffix_cache import SuffixRules
     from fastdeploy.spec_decode.suffix import SuffixProposer
 
@@ -42,7 +47,13 @@ def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
 
     if runner is None:
         raise ValueError("method mtp needs a runner of its model")
-    return MTPProposer(runner, config.num_model_steps)
+    layer = MTPProposer(runner, config.num_model_steps)
+    if config.extension is None:
+        return layer
+    from fastdeploy.spec_decode.hybrid import HybridProposer
+
+    matcher = _suffix(config, None) if config.extension == "suffix" else _ngram(config, None)
+    return HybridProposer(layer, matcher, config.num_model_steps)
 
 
 Maker = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes, by its rows and requests: timed at start-up, corrected by the steps that are really computed."""
+"""How long a step takes, by its rows and requests: timed at start-up, corrected by the steps that are computed."""
 
 from __future__ import annotations
 

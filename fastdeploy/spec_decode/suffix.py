@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
 from fastdeploy.spec_decode.base import Proposer
 
 
@@ -36,12 +36,30 @@ class SuffixProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Draft for all requests in one native call."""
+        return self.extend(requests, caps, None)
+
+    def extend(
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+    ) -> list[Draft]:
+        """Guess what follows each request's text and its tail."""
+        return self._drafts(self._match(requests, caps, tails))
+
+    def propose_scored(self, requests: Sequence[Request], caps: Sequence[int]) -> list[tuple[Draft, float]]:
+        """Draft as `propose` does; return the number of tokens that each draft is expected to have right, too."""
+        found = self._match(requests, caps, None)
+        return list(zip(self._drafts(found), found.scores.tolist()))
+
+    def _match(
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+    ) -> SuffixDrafts:
         slots = np.array([self._slots[r.key] for r in requests], np.int32)
         self._read(requests, slots)
-        drafts = self._cache.propose_batch(slots, np.array(caps, np.int32))
+        return self._cache.propose_batch(slots, np.array(caps, np.int32), tails)
+
+    def _drafts(self, found: SuffixDrafts) -> list[Draft]:
+        found_of_each = zip(found.tokens, found.counts.tolist(), found.match_lens.tolist())
         return [
-            Draft(row[:n].copy(), self.name, match_len) if n else NO_DRAFT
-            for row, n, match_len in zip(drafts.tokens, drafts.counts.tolist(), drafts.match_lens.tolist())
+            Draft(row[:n].copy(), self.name, match_len=length) if n else NO_DRAFT for row, n, length in found_of_each
         ]
 
     def _read(self, requests: Sequence[Request], slots: npt.NDArray[np.int32]) -> None:

@@ -34,8 +34,8 @@ class Survival:
 
     It is the share kept of all requests' tokens of the same source and depth. The depth of token i is the length of the
     draft's match + i: a match grows with every token of it that comes true, and is worth more the longer it is. A
-    request's drafts may be better or worse than others': the probability of refutation is scaled by the refutations that
-    it has met over those expected of it.
+    request's drafts may be better or worse than others': the probability of refutation is scaled by the refutations
+    that it has met over those expected of it.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,8 @@ class Survival:
 
 
 def _depth(draft: Draft, position: int) -> tuple[str, int]:
-    return draft.source, min(draft.match_len + position, MOST_DEPTH)
+    source = draft.sources[position] if draft.sources else draft.source
+    return source, min(draft.match_len + position, MOST_DEPTH)
 
 
 def _first_guess() -> _Fading:

@@ -23,7 +23,7 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     """Time about a dozen row counts from 1 to `max_rows`, fewer where steps are slow, and what a request adds.
 
     The calling thread's own time is taken, the least of several, as whatever else the machine does makes a step only
-    longer; the sizes take turns. Too short a time corrects itself, as drafts are then verified and their steps measured.
+    longer; the sizes take turns. Too short a time corrects itself: drafts are then verified, and their steps measured.
 
     All requests write to the first blocks of the cache, which must be unused.
     """

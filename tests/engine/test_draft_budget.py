@@ -21,11 +21,11 @@ WRONG = [9, 9, 9, 9, 9]
 
 def make_budget(slope: float, clock: ManualClock | None = None, drafting_model: str = "") -> AdaptiveBudget:
     """Price a step at one second, and every row above the first at `slope` seconds."""
-    return AdaptiveBudget(StepCost({1: 1.0, 2: 1.0 + slope}), drafting_model, clock or ManualClock())
+    return AdaptiveBudget(StepCost({1: 1.0, 2: 1.0 + slope}), drafting_model, 5, clock or ManualClock())
 
 
 def make_draft(tokens: Iterable[int], match_len: int = 0) -> Draft:
-    return Draft(np.array(list(tokens), np.int32), "ngram", match_len)
+    return Draft(np.array(list(tokens), np.int32), "ngram", match_len=match_len)
 
 
 def make_request(name: str = "a", draft: Iterable[int] = ()) -> Request:

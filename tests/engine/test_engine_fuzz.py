@@ -82,7 +82,7 @@ def adaptive_budget(seed: int) -> AdaptiveBudget:
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
     model = "oracle" if seed % 2 else ""
-    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, clock=lambda: 0.7 * next(ticks))
+    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, 4, clock=lambda: 0.7 * next(ticks))
 
 
 @pytest.mark.parametrize(
