@@ -20,6 +20,7 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.step_cost import StepCost
 
 EOS = 0
 VOCAB = 7
@@ -104,6 +105,13 @@ class OracleProposer(Proposer):
             return NO_DRAFT
         wrong = self._random.random(len(tokens)) < self.corruption
         return Draft(np.where(wrong, np.maximum(tokens - 1, 0), tokens).astype(np.int32), self.name)
+
+
+class FixedCost(StepCost):
+    """A step whose time is what it is said to be, whatever a clock says."""
+
+    def learn(self, num_rows: int, num_requests: int, seconds: float) -> None:
+        pass
 
 
 class ManualClock:

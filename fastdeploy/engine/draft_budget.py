@@ -76,7 +76,7 @@ class AdaptiveBudget(DraftBudget):
         cost: StepCost,
         drafting_model: str = "",
         num_model_steps: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Start without experience of drafts.
 
