@@ -22,6 +22,7 @@ from fastdeploy.spec_decode.survival import Key, Survival
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
 PROBE_SHARE = 0.005  # of the time: most that asking may take where drafts do not pay
 MIN_PROBE_INTERVAL = 4  # steps
+IDLE_LEARNING_INTERVAL = 8  # steps without drafts, of which one is timed
 TRIAL = 3.0  # times the cost of asking that a new request is believed to gain: asked 11 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
 COST_RATE = 0.05  # of the running mean of what asking costs
@@ -63,7 +64,6 @@ class _Track:
     """What is known of one request."""
 
     gain_s: float  # running mean of the seconds that asking once has saved
-    was_asked: bool = False  # since the last step
     draft: Draft = NO_DRAFT  # its last one, uncut, while the text has neither refuted nor passed it
     num_right: int = 0  # tokens of that draft that came true
 
@@ -76,7 +76,7 @@ class AdaptiveBudget(DraftBudget):
         cost: StepCost,
         drafting_model: str = "",
         num_model_steps: int = 0,
-        clock: Callable[[], float] = time.thread_time,
+        clock: Callable[[], float] = time.thread_time,  # waiting for other jobs is no cost of a row
     ) -> None:
         """Start without experience of drafts.
 
@@ -94,6 +94,7 @@ class AdaptiveBudget(DraftBudget):
         self._began_s = 0.0
         self._ask_s = 0.0  # per request, or per draft of a model
         self._num_asks = self._num_rounds = self._next_probe = 0
+        self._asked: set[Key] = set()  # since the last step
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
@@ -107,14 +108,16 @@ class AdaptiveBudget(DraftBudget):
             num_offered, self._num_rows = sum(map(len, products)), sum(lengths)
             for request, length in zip(decoding, lengths):
                 request.draft = request.draft.cut(length)
-        for request, gain_s in zip(decoding, gains):
-            self._note_gain(self._track(request), gain_s)
+        if self._asked:
+            self._note_gains(decoding, gains)
         self._num_zero_choices += num_offered > 0 == self._num_rows
         self._num_withheld += num_offered - self._num_rows
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
-        """Take the time of a step in which every row verifies."""
+        """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
+        if not self._num_rows and self._num_rounds % IDLE_LEARNING_INTERVAL:
+            return
         num_rows = int(plan.num_scheduled.sum())
         if num_rows == int(plan.num_verify_rows.sum()):
             self._cost.learn(num_rows, len(plan.requests), self._clock() - self._began_s)
@@ -144,7 +147,7 @@ class AdaptiveBudget(DraftBudget):
             return
         for request in asked:
             track = self._track(request)
-            track.was_asked = True
+            self._asked.add(request.key)
             if len(request.draft):
                 track.draft, track.num_right = request.draft, 0
         self._num_asks += 1
@@ -154,19 +157,20 @@ class AdaptiveBudget(DraftBudget):
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Compare the last drafts with the text, whether they were verified or not."""
         for request, token_ids in zip(requests, emitted):
-            track = self._track(request)
-            if len(track.draft):
+            track = self._tracks.get(request.key)
+            if track is not None and len(track.draft):
                 self._compare(request.key, track, token_ids)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
         self._tracks.pop(request.key, None)
+        self._asked.discard(request.key)
         self._survival.forget(request.key)
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Check that nothing is kept of other requests."""
         live = {request.key for request in requests}
-        assert set(self._tracks) <= live and self._survival.keys() <= live
+        assert set(self._tracks) | self._asked | self._survival.keys() <= live
 
     def stats(self) -> DraftBudgetStats:
         """Return counters and the state now."""
@@ -207,10 +211,12 @@ class AdaptiveBudget(DraftBudget):
         token_s = base_s / len(products)
         return [token_s * sum(row[:length]) - row_s * length for row, length in zip(products, lengths)]
 
-    def _note_gain(self, track: _Track, gain_s: float) -> None:
-        if track.was_asked:
-            track.gain_s += GAIN_RATE * (gain_s - track.gain_s)
-            track.was_asked = False
+    def _note_gains(self, decoding: Sequence[Request], gains: Sequence[float]) -> None:
+        for request, gain_s in zip(decoding, gains):
+            if request.key in self._asked:
+                track = self._track(request)
+                track.gain_s += GAIN_RATE * (gain_s - track.gain_s)
+        self._asked.clear()
 
     def _compare(self, key: Key, track: _Track, token_ids: Sequence[int]) -> None:
         expected = track.draft.token_ids[track.num_right :].tolist()
