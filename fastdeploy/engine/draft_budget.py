@@ -21,11 +21,14 @@ from fastdeploy.spec_decode.survival import Key, Survival
 
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
 PROBE_SHARE = 0.005  # of the time: most that asking may take where drafts do not pay
-MIN_PROBE_INTERVAL = 4  # steps
+MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 4, 64  # steps
 IDLE_LEARNING_INTERVAL = 8  # steps without drafts, of which one is timed
-TRIAL = 3.0  # times the cost of asking that a new request is believed to gain: asked 11 times before it is given up
+ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
+TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
+FIRST_ASKS = 8  # of an engine, the fastest of which is believed: the first calls do what only first calls do
 COST_RATE = 0.05  # of the running mean of what asking costs
+COST_OUTLIER = 2.0  # times that mean that one asking counts for at most
 MEAN_RATE = 0.05  # of the mean length in the metrics
 
 
@@ -131,15 +134,18 @@ class AdaptiveBudget(DraftBudget):
         if self._model:
             rooms = [min(room, self._num_model_steps) for room in rooms]
         self._num_rounds += 1
+        if self._num_asks < FIRST_ASKS:
+            return rooms
         if self._num_rounds >= self._next_probe:
             interval = self._price(rooms) / (PROBE_SHARE * self._cost.seconds(len(ready), len(ready)))
-            self._next_probe = self._num_rounds + max(MIN_PROBE_INTERVAL, int(interval))
+            self._next_probe = self._num_rounds + min(MAX_PROBE_INTERVAL, max(MIN_PROBE_INTERVAL, int(interval)))
             return rooms
         if self._model:
             drafts = (Draft(np.zeros(room, np.int32), self._model) for room in rooms)
             products = [self._survival.products(request.key, draft) for request, draft in zip(ready, drafts)]
             return self._most_profitable(products, 0, self._ask_s)
-        return [room if self._track(r).gain_s > self._ask_s else 0 for r, room in zip(ready, rooms)]
+        bar_s = ASK_HURDLE * self._ask_s
+        return [room if self._track(r).gain_s > bar_s else 0 for r, room in zip(ready, rooms)]
 
     def proposed(self, asked: Sequence[Request], caps: Sequence[int]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
@@ -152,7 +158,12 @@ class AdaptiveBudget(DraftBudget):
                 track.draft, track.num_right = request.draft, 0
         self._num_asks += 1
         cost_s = (self._clock() - self._began_s) / self._num_units(caps)
-        self._ask_s += max(COST_RATE, 1 / self._num_asks) * (cost_s - self._ask_s)
+        if self._num_asks == 1:
+            self._ask_s = cost_s
+        elif self._num_asks <= FIRST_ASKS:
+            self._ask_s = min(cost_s, self._ask_s)
+        else:
+            self._ask_s += COST_RATE * (min(cost_s, COST_OUTLIER * self._ask_s) - self._ask_s)
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Compare the last drafts with the text, whether they were verified or not."""
@@ -236,6 +247,6 @@ class AdaptiveBudget(DraftBudget):
     def _track(self, request: Request) -> _Track:
         track = self._tracks.get(request.key)
         if track is None:
-            gain_s = TRIAL * self._ask_s if self._num_asks else self._cost.seconds(1, 1)
+            gain_s = TRIAL * self._ask_s if self._ask_s else self._cost.seconds(1, 1)
             track = self._tracks[request.key] = _Track(gain_s)
         return track

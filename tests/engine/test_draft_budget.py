@@ -157,6 +157,23 @@ def test_a_model_is_asked_for_as_many_drafts_as_their_making_pays(draft_s: float
     assert asked[0] == 5 and asked[-1] == last
 
 
+def test_a_slow_first_draft_keeps_nobody_from_the_next_ones() -> None:
+    clock = ManualClock()
+    budget, request = make_budget(0.3, clock, "ngram"), make_request()
+    asked = []
+    for step in range(20):
+        caps = budget.caps([request])
+        asked.append(caps[0])
+        clock.now += 0.05 * caps[0] if step else 100.0
+        if caps[0]:
+            request.set_draft(make_draft(TEXT[: caps[0]]))
+            budget.proposed([request], caps)
+        budget.choose([request], 0)
+        request.append(TEXT)
+        budget.observe([request], [TEXT])
+    assert asked[-1] == 5
+
+
 def test_state_of_a_request_that_ended_is_dropped() -> None:
     budget, request = make_budget(0.3), make_request()
     live_through(budget, request, TEXT, 3)
