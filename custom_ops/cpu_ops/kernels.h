@@ -17,9 +17,23 @@ constexpr int64_t kPanel = 16;  // outputs of one panel of packed weights
 // Elements of a packed weight: [ceil(N/16)][K rounded up to 2][16], as pairs of k for bf16 and single k for fp32.
 constexpr int64_t packed_size(int64_t n, int64_t k) { return (n + kPanel - 1) / kPanel * kPanel * ((k + 1) / 2 * 2); }
 
+// Some outputs of a stored weight: rows of k, or columns of k.
+struct PackPiece {
+  const void* data;    // Float; the first k of the first output
+  int64_t stride;      // elements from a stored row to the next
+  int64_t count;       // outputs
+  bool is_transposed;  // stored [in, out]
+};
+
+// The weight [n, k] that its pieces make in order.
+struct PackPieces {
+  const PackPiece* data;
+  int64_t count;
+};
+
 struct PackArgs {
-  const void* weight;  // Float [n, k]
-  void* packed;        // Float [packed_size(n, k)], 64-byte aligned
+  PackPieces pieces;
+  void* packed;  // Float [packed_size(n, k)], 64-byte aligned
   int64_t n, k;
   DType dtype;
 };
@@ -58,8 +72,8 @@ constexpr int64_t quantized_size(Quantization q, int64_t n, int64_t k) {
 }
 
 struct PackQuantizedArgs {
-  const uint16_t* weight;  // bf16 [n, k]
-  uint8_t* packed;         // [quantized_size(quantization, n, k)], 64-byte aligned
+  PackPieces pieces;  // bf16
+  uint8_t* packed;    // [quantized_size(quantization, n, k)], 64-byte aligned
   int64_t n, k;
   Quantization quantization;
 };
@@ -93,8 +107,9 @@ struct GatherArgs {
   const void* table;
   void* out;
   int64_t rows, row_bytes;
-  int64_t table_rows;  // ids lie in 0..table_rows-1
-  const char* op;      // "embedding" or "gather_rows", for messages
+  int64_t table_rows;       // ids lie in 0..table_rows-1
+  const char* op;           // "embedding" or "gather_rows", for messages
+  int64_t panel_bytes = 0;  // 0: the table's rows lie one after the other; else it is a packed weight of such panels
 };
 
 // Rotates the first rotary_dim elements of every query and key head in place, after an optional norm over the head.

@@ -25,6 +25,26 @@ _PANEL = 16  # outputs of one packed panel: kPanel of custom_ops/cpu_ops/kernels
 
 
 @dataclass(frozen=True)
+class WeightPiece:
+    """Some outputs of a stored linear layer.
+
+    Attributes:
+        matrix: [out, in], or [in, out] where it is transposed.
+        begin, end: the outputs that are meant, [begin, end).
+        is_transposed: the matrix is stored [in, out].
+    """
+
+    matrix: paddle.Tensor
+    begin: int
+    end: int
+    is_transposed: bool = False
+
+    def rows(self) -> paddle.Tensor:
+        """Return [end - begin, in]."""
+        return self.matrix[:, self.begin : self.end].t() if self.is_transposed else self.matrix[self.begin : self.end]
+
+
+@dataclass(frozen=True)
 class PackedLinear:
     """A weight and bias ready for `linear`.
 
@@ -52,20 +72,24 @@ class PackedLinear:
 
 
 def pack_linear(
-    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = NO_QUANTIZATION
+    weight: paddle.Tensor | Sequence[WeightPiece],
+    bias: paddle.Tensor | None = None,
+    quantization: str = NO_QUANTIZATION,
 ) -> PackedLinear:
     """Pack a weight for the selected backend.
 
     Args:
-        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside.
+        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside. Or the
+            pieces that make it in order, of one dtype and all transposed or none.
         bias: [out_features], dtype of weight.
         quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
 
     Raises:
         ValueError: a shape, dtype or quantization that does not fit; a weight to quantize that is not finite.
     """
-    _check_weight(weight, bias, quantization)
-    packed: PackedLinear = _PACK_LINEAR.run(weight, bias, quantization)
+    pieces = _pieces_of(weight)
+    _check_pieces(pieces, bias, quantization)
+    packed: PackedLinear = _PACK_LINEAR.run(pieces, bias, quantization)
     return packed
 
 
@@ -91,10 +115,17 @@ def linear(
     _LINEAR.run(x, w, out, num_rows, residual)
 
 
-def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantization: str) -> None:
+def _pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiece, ...]:
+    return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else tuple(weight)
+
+
+def _check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quantization: str) -> None:
+    weight = pieces[0].matrix
     if weight.ndim != 2:
         raise ValueError(f"pack_linear: weight: expected [out_features, in_features], got {list(weight.shape)}")
-    n = weight.shape[0]
+    if len({piece.is_transposed for piece in pieces}) > 1:
+        raise ValueError("pack_linear: weight: expected all pieces transposed or none, got both")
+    n = sum(piece.end - piece.begin for piece in pieces)
     if bias is not None and (list(bias.shape) != [n] or bias.dtype != weight.dtype):
         raise ValueError(f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
     if dtype_name(weight) not in ("bfloat16", "float32"):
@@ -109,17 +140,24 @@ def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantizatio
 
 
 def _pack_cpu(
-    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = NO_QUANTIZATION
+    weight: paddle.Tensor | Sequence[WeightPiece],
+    bias: paddle.Tensor | None = None,
+    quantization: str = NO_QUANTIZATION,
 ) -> PackedLinear:
-    n, k = weight.shape
+    pieces = _pieces_of(weight)
+    begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
+    is_transposed, dtype = pieces[0].is_transposed, dtype_name(pieces[0].matrix)
+    n, k = sum(ends) - sum(begins), pieces[0].matrix.shape[0 if is_transposed else 1]
     num_panels = -(-n // _PANEL)
+    stored = [piece.matrix.contiguous() for piece in pieces]
     if quantization == NO_QUANTIZATION:
-        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype_name(weight))
-        run_native("fd_pack_linear", weight.contiguous(), packed)
+        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype)
+        run_native("fd_pack_linear", stored, packed, begins, ends, is_transposed)
     else:
         packed = allocate_streamed([num_panels * _quantized_panel_bytes(k, quantization)], "uint8")
-        run_native("fd_pack_quantized", weight.contiguous(), packed, QUANTIZATIONS.index(quantization))
-    return PackedLinear(packed, bias, k, n, dtype_name(weight), quantization)
+        kind = QUANTIZATIONS.index(quantization)
+        run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, kind)
+    return PackedLinear(packed, bias, k, n, dtype, quantization)
 
 
 def _quantized_panel_bytes(k: int, quantization: str) -> int:

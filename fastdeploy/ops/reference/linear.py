@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers in Paddle operators."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import paddle
@@ -8,13 +9,17 @@ import paddle
 from fastdeploy.ops.reference.quantization import dequantized, quantized_rows
 
 if TYPE_CHECKING:
-    from fastdeploy.ops.linear import PackedLinear
+    from fastdeploy.ops.linear import PackedLinear, WeightPiece
 
 
-def pack_linear(weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none") -> "PackedLinear":
+def pack_linear(
+    weight: "paddle.Tensor | Sequence[WeightPiece]", bias: paddle.Tensor | None = None, quantization: str = "none"
+) -> "PackedLinear":
     """As fastdeploy.ops.linear.pack_linear; the weight stays as it is, or is what its codes and scales stand for."""
     from fastdeploy.ops.linear import PackedLinear
 
+    if not isinstance(weight, paddle.Tensor):
+        weight = paddle.concat([piece.rows() for piece in weight])
     n, k = weight.shape
     data = weight if quantization == "none" else dequantized(weight.astype("float32"), quantization)
     return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization)
