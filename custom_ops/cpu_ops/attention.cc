@@ -163,12 +163,14 @@ FD_INLINE F16 weigh_row(const float* scores, float maximum, float factor, F16 su
 // Weights of all rows of a chunk; factors[r] is what row r's earlier values are worth under its new maximum. A row that
 // sees nothing of the chunk has weights of zero and is not `touched`.
 template <int MR, class T>
-FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, float (&scores)[MR][kChunk], Partial& state,
-                           F16 (&sums)[MR], T* weights, float (&factors)[kLanes], bool (&touched)[MR]) {
+FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, bool hides_first,
+                           float (&scores)[MR][kChunk], Partial& state, F16 (&sums)[MR], T* weights,
+                           float (&factors)[kLanes], bool (&touched)[MR]) {
   float rises[kLanes] = {};
   for (int r = 0; r < MR; ++r) {
     const int64_t visible = g.limits[r] + 1 - start;
     touched[r] = visible > 0;
+    if (hides_first && start == 0 && visible > 1) scores[r][0] = kMinusInfinity;
     if (touched[r]) rises[r] = mask_row(scores[r], visible, scale, state.maximum[r]);
   }
   store(factors, exp(load(rises)));
@@ -271,7 +273,7 @@ void attend_split(const Problem<T>& p, const Group<T>& g, int64_t split, Partial
     float factors[kLanes];
     bool touched[MR];
     score_chunk<MR>(p, g, c, after, scores);
-    weigh_chunk<MR>(g, start, p.a.scale, scores, state, sums, weights, factors, touched);
+    weigh_chunk<MR>(g, start, p.a.scale, p.a.hides_first, scores, state, sums, weights, factors, touched);
     if (MR == 1 || !hides_non_finite(p, g, c)) {
       add_chunk<MR>(p, c, after, weights, factors, touched, 0, state);
     } else {
