@@ -67,7 +67,7 @@ class SafetensorsSource:
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
-        # Paddle aborts where a second tensor is made of the same mapped bytes, so what is still in use is handed out again.
+        # Paddle aborts where two tensors are made of the same mapped bytes: what is in use is handed out again.
         self._in_use: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self.header_formats: set[str] = set()
         index = directory / _INDEX_FILE

@@ -51,10 +51,15 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of the embedding and of every packed layer; the norms do not count."""
-        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         table = self.embedding
         embedding = 0 if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
-        return embedding + sum(linear.num_bytes for linear in (*linears, self.head))
+        return embedding + self.num_streamed_bytes
+
+    @property
+    def num_streamed_bytes(self) -> int:
+        """Bytes that every step reads: all but the embedding, of which it reads a few rows."""
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return sum(linear.num_bytes for linear in (*linears, self.head))
 
 
 @dataclass(frozen=True)

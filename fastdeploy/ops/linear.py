@@ -79,8 +79,8 @@ def pack_linear(
     """Pack a weight for the selected backend.
 
     Args:
-        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside. Or the
-            pieces that make it in order, of one dtype and all transposed or none.
+        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside. Or
+            the pieces that make it in order, of one dtype and all transposed or none.
         bias: [out_features], dtype of weight.
         quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
 
