@@ -16,8 +16,9 @@ namespace FD_ISA {
 namespace {
 
 constexpr int64_t kPanelsAtOnce =
-    16;                              // at most, that share the cache lines of rows stored [in, out]: 512 bytes of each
-constexpr int64_t kUnitsAtOnce = 16;  // so that those rows stay in the L1 cache, also where they meet in few of its sets
+    16;  // at most, that share the cache lines of rows stored [in, out]: 512 bytes of each
+constexpr int64_t kUnitsAtOnce =
+    16;  // so that those rows stay in the L1 cache, also where they meet in few of its sets
 
 constexpr int64_t kUnit = 4;                     // bytes
 constexpr int64_t kUnitStride = kUnit * kPanel;  // bytes from a unit of a lane to its next
@@ -102,10 +103,10 @@ void pack_columns(const PackArgs& a, const Run& run, int64_t begin, int64_t end,
 
 template <class T>
 void pack_panel(const PackArgs& a, int64_t index, int64_t begin, int64_t end, T* panel) {
-  const int64_t first = index * kPanel, count = std::min(kPanel, a.n - first);
-  if (count < kPanel || a.k % 2 != 0)
+  const PanelRows rows = rows_of_panel(index, a.n, a.gated);
+  if (rows.count < kPanel || a.k % 2 != 0)
     std::memset(panel + begin * kStepSize<T>, 0, static_cast<size_t>((end - begin) * kStepSize<T>) * sizeof(T));
-  for_each_run(a.pieces, first, count, [&](const Run& run) {
+  for_each_run(a.pieces, rows.first, rows.count, [&](const Run& run) {
     run.piece.is_transposed ? pack_columns(a, run, begin, end, panel) : pack_rows(a, run, begin, end, panel);
   });
 }
@@ -114,10 +115,10 @@ template <class T>
 void pack_typed(const PackArgs& a) {
   constexpr int64_t size = Step<T>::kSize;
   T* packed = static_cast<T*>(a.packed);
-  const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / size, num_panels = (a.n + kPanel - 1) / kPanel;
-  const int64_t share = num_panels / (2 * num_threads()), at_once = std::clamp<int64_t>(share, 1, kPanelsAtOnce);
-  parallel_for((num_panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
-    const int64_t last = std::min((group + 1) * at_once, num_panels);
+  const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / size, panels = num_panels(a.n, a.gated);
+  const int64_t share = panels / (2 * num_threads()), at_once = std::clamp<int64_t>(share, 1, kPanelsAtOnce);
+  parallel_for((panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
+    const int64_t last = std::min((group + 1) * at_once, panels);
     const int64_t strip = a.pieces.data->is_transposed ? kUnitsAtOnce : units;
     for (int64_t unit = 0; unit < units; unit += strip)
       for (int64_t panel = group * at_once; panel < last; ++panel)

@@ -151,10 +151,10 @@ bool widen_output(const uint16_t* w, int64_t k, int64_t padded_k, float* wide) {
 
 template <Quantization q>
 bool pack_as(const PackQuantizedArgs& a) {
-  const int64_t panel_bytes = quantized_panel_bytes(q, a.k), num_panels = (a.n + kPanel - 1) / kPanel;
+  const int64_t panel_bytes = quantized_panel_bytes(q, a.k);
   const int64_t padded_k = (a.k + kGroup - 1) / kGroup * kGroup;
   bool all_finite = true;
-  parallel_for(num_panels, a.n * a.k >= kMinParallelWork, [&](int64_t index) {
+  parallel_for(num_panels(a.n, a.gated), a.n * a.k >= kMinParallelWork, [&](int64_t index) {
     uint8_t* panel = a.packed + index * panel_bytes;
     auto* wide =
         static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k * (4 + kPanel + 2 * kPanel)), Scratch::kTile));
@@ -162,11 +162,12 @@ bool pack_as(const PackQuantizedArgs& a) {
     auto* turned = reinterpret_cast<uint16_t*>(codes + kPanel * padded_k);
     std::memset(codes, 0, static_cast<size_t>(padded_k * kPanel));
     std::memset(panel, 0, static_cast<size_t>(scale_bytes(q, a.k)));
-    const uint16_t* rows[kPanel];
-    const int64_t num_rows = std::min(kPanel, a.n - index * kPanel);
-    panel_rows(a.pieces, index * kPanel, num_rows, a.k, turned, rows);
-    for (int64_t lane = 0; lane < num_rows; ++lane) {
-      if (!widen_output(rows[lane], a.k, padded_k, wide)) return __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
+    const uint16_t* weights[kPanel];
+    const PanelRows rows = rows_of_panel(index, a.n, a.gated);
+    panel_rows(a.pieces, rows.first, rows.count, a.k, turned, weights);
+    for (int64_t lane = 0; lane < rows.count; ++lane) {
+      if (!widen_output(weights[lane], a.k, padded_k, wide))
+        return __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
       quantize_output<q>(wide, a.k, padded_k, lane, codes + lane * padded_k, panel);
     }
     write_blocks<q>(codes, a.k, padded_k, panel + scale_bytes(q, a.k));

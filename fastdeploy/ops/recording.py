@@ -24,7 +24,7 @@ class Recording:
     __slots__ = ("_free", "_handle")
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        """Record the operators that `function` calls: linear, norms, rotary, swiglu, gathers and attention.
+        """Record the operators that `function` calls: linear layers, norms, gathers and attention.
 
         They are checked as usual but not performed, so `function` must not read their results. Every one of them is
         to be called with the most rows (and sequences) that a replay may ask for.
@@ -58,6 +58,13 @@ class Recording:
         handle = getattr(self, "_handle", None)
         if handle is not None:
             self._free(handle)
+
+
+def num_launches() -> int:
+    """Return how many native operators that can be recorded this process has performed, replayed ones included."""
+    library = load_library()
+    library.fd_num_launches.restype = ctypes.c_int64
+    return int(library.fd_num_launches())
 
 
 def can_record() -> bool:
