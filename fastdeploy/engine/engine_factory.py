@@ -132,6 +132,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         description={
             **_describe(config, model_config, plan, fingerprint, max_model_len),
             "weights_bytes": model.num_weight_bytes,
+            "streamed_weights_bytes": model.num_streamed_bytes,
         },
     )
 
