@@ -6,11 +6,11 @@
     python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--quantization w4a8]
 
 Without --replay the model answers for itself; with it, random weights of a shape compute every step and the recorded
-answers are emitted (benchmarks.replay). A name that ends in -fixed runs without the adaptive length. Methods take turns,
-group by group; naive runs twice, so that the ratio of naive to naive shows the noise. Outputs are shared within a
-session of one round only. Milliseconds are those of a step: `draft` of the proposer, `verify` of the target's rows, their
-sampling and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed.
---figures writes the results as pictures.
+answers are emitted (benchmarks.replay). A name that ends in -fixed runs without the adaptive length. Methods take
+turns, group by group; naive runs twice, so that the ratio of naive to naive shows the noise. Outputs are shared within
+a session of one round only. Milliseconds are those of a step: `draft` of the proposer, `verify` of the target's rows,
+their sampling and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became
+speed. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
