@@ -221,6 +221,7 @@ class Attend {
     const int64_t first = rows.begin(index), split = now.start / kSplit;
     Group<T> group;
     group.rows = rows.begin(index + 1) - first;
+    group.hides_first = p_.a.hides_first;
     group.queries = rows.queries + first * p_.head_dim;
     for (int64_t r = 0; r < group.rows; ++r) {
       group.limits[r] = rows.limits[first + r];

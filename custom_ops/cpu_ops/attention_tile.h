@@ -14,6 +14,7 @@ namespace FD_ISA {
 constexpr int64_t kPackets = kSplit / kLanes;  // of sixteen positions
 constexpr int64_t kAhead = 4;                  // packets that are fetched ahead
 constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kLowest = -__FLT_MAX__;  // a score that weighs nothing
 
 // What is known of a row after some splits: weighted values, then maximum and sum.
 struct Record {
@@ -89,6 +90,7 @@ struct Split {
 template <class T>
 struct Group {
   int64_t rows;
+  bool hides_first;  // position 0 is seen by its own row only
   const T* queries;
   int64_t limits[kMaxRows];  // the last position that a row sees
   Record records[kMaxRows];
@@ -180,6 +182,7 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
     work.touched[r] = left > 0;
     T* weights = work.weights + r * kSplit;
     if (work.touched[r]) {
+      if (g.hides_first && s.start == 0 && visible > 1) work.scores[r][0] = kLowest;
       const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kStepSize<T>;
       work.maximum[r] = largest(work.scores[r], visible);
       work.sum[r] =

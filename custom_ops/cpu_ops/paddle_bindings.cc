@@ -151,7 +151,7 @@ fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& valu
 
 void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_seqlens_q, const Tensor& kv_lens,
                       const Tensor& block_tables, const Tensor& slot_mapping, Tensor& out, int64_t num_rows,
-                      int64_t num_seqs, int64_t num_heads, float scale) {
+                      int64_t num_seqs, int64_t num_heads, float scale, bool hides_first) {
   constexpr const char* op = "append_attention";
   const fd::KvCacheView cache = cache_view(op, key, value);
   const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
@@ -175,7 +175,8 @@ void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tenso
                                num_seqs,
                                table.size(1),
                                num_heads,
-                               scale};
+                               scale,
+                               hides_first};
   fd::launch(args);
 }
 
@@ -262,7 +263,7 @@ PD_BUILD_OP(fd_rotary)
 PD_BUILD_OP(fd_append_attention)
     .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "out"})
     .Outputs({"key_", "value_", "out_"})
-    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float"})
+    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "hides_first: bool"})
     .SetInplaceMap({{"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
     .SetKernelFn(PD_KERNEL(append_attention));
 

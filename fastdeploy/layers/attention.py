@@ -23,9 +23,17 @@ class StepIndex(RowIndex, Protocol):
 class Attention:
     """o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
 
-    __slots__ = ("attended", "heads", "output", "qkv", "qkv_out", "rotary", "scale")
+    __slots__ = ("attended", "heads", "hides_first", "output", "qkv", "qkv_out", "rotary", "scale")
 
-    def __init__(self, qkv: Linear, rotary: Rotary, output: Linear, qkv_out: Tensor, attended: Tensor) -> None:
+    def __init__(
+        self,
+        qkv: Linear,
+        rotary: Rotary,
+        output: Linear,
+        qkv_out: Tensor,
+        attended: Tensor,
+        hides_first: bool = False,
+    ) -> None:
         """Bind the weights to scratch buffers that all layers share.
 
         Args:
@@ -34,12 +42,14 @@ class Attention:
             output: num_heads * head_dim -> hidden_size.
             qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
             attended: scratch [capacity, num_heads * head_dim].
+            hides_first: position 0 is seen by its own row only.
         """
         self.qkv = qkv
         self.rotary = rotary
         self.output = output
         self.qkv_out = qkv_out
         self.attended = attended
+        self.hides_first = hides_first
         self.heads = rotary.heads
         self.scale = float(rotary.heads.head_dim) ** -0.5
 
@@ -48,5 +58,5 @@ class Attention:
         qkv_out, attended = self.qkv_out, self.attended
         self.qkv(x, qkv_out, num_rows)
         self.rotary(qkv_out, batch.positions, num_rows)
-        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale)
+        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.hides_first)
         self.output(attended, hidden, num_rows, hidden)

@@ -55,6 +55,31 @@ class FullStep:
     slot_mapping: Tensor
 
 
+def full_step(batch: BatchIndex, num_rows: int) -> FullStep:
+    """Return the step of `num_rows` rows, and of as many sequences as the batch has room for, to be recorded."""
+    return FullStep(
+        num_rows=num_rows,
+        num_seqs=batch.kv_lens.shape[0],
+        positions=batch.positions,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        kv_lens=batch.kv_lens,
+        block_tables=batch.block_tables,
+        slot_mapping=batch.slot_mapping,
+    )
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """What a layer for multi-token prediction shares with its target."""
+
+    traits: DecoderTraits
+    heads: HeadLayout
+    cos_sin: Tensor
+    embedding: Embedding
+    final_norm: RMSNorm
+    head: LogitsHead
+
+
 @dataclass(frozen=True)
 class RecordedStep:
     """A step's launches, and the arguments whose memory they refer to."""
@@ -82,11 +107,14 @@ class DecoderLayer:
         heads: HeadLayout,
         cos_sin: Tensor,
         buffers: StepBuffers,
+        hides_first: bool = False,
     ) -> None:
         eps = config.rms_norm_eps
         rotary = Rotary(cos_sin, heads, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
         self.input_norm = RMSNorm(weights.input_norm, eps)
-        self.attention = Attention(Linear(weights.qkv), rotary, Linear(weights.output), buffers.qkv, buffers.attended)
+        self.attention = Attention(
+            Linear(weights.qkv), rotary, Linear(weights.output), buffers.qkv, buffers.attended, hides_first
+        )
         self.post_norm = RMSNorm(weights.post_norm, eps)
         self.mlp = GatedMLP(Linear(weights.gate_up), Linear(weights.down), buffers.gate_up, buffers.activated)
         self.hidden = buffers.hidden
@@ -112,6 +140,7 @@ class CausalLM:
         max_rows: most rows of one step.
         max_model_len: positions from 0 up to here, excluded.
         num_weight_bytes: bytes of the embedding and the packed linear layers.
+        shared: parts that a layer for multi-token prediction uses too.
     """
 
     def __init__(
@@ -144,6 +173,7 @@ class CausalLM:
         self._embedding = Embedding(weights.embedding)
         self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
         self._head = LogitsHead(weights.head)
+        self.shared = SharedParts(traits, self.heads, cos_sin, self._embedding, self._final_norm, self._head)
         self._records = can_record()
         self._recorded: RecordedStep | None = None
 
@@ -180,15 +210,7 @@ class CausalLM:
     def _record(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> RecordedStep:
         """Record a step of as many rows and sequences as the buffers hold."""
         num_rows = min(self.max_rows, token_ids.shape[0], batch.positions.shape[0])
-        full = FullStep(
-            num_rows=num_rows,
-            num_seqs=batch.kv_lens.shape[0],
-            positions=batch.positions,
-            cu_seqlens_q=batch.cu_seqlens_q,
-            kv_lens=batch.kv_lens,
-            block_tables=batch.block_tables,
-            slot_mapping=batch.slot_mapping,
-        )
+        full = full_step(batch, num_rows)
         recording = Recording(lambda: self._call_operators(token_ids, full, kv_caches, num_rows))
         return RecordedStep(recording, token_ids, batch, kv_caches)
 

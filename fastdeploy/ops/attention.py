@@ -66,7 +66,13 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
 
 
 def append_attention(
-    qkv: paddle.Tensor, cache: KVCache, batch: RowIndex, out: paddle.Tensor, heads: HeadLayout, scale: float
+    qkv: paddle.Tensor,
+    cache: KVCache,
+    batch: RowIndex,
+    out: paddle.Tensor,
+    heads: HeadLayout,
+    scale: float,
+    hides_first: bool = False,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
 
@@ -80,11 +86,13 @@ def append_attention(
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
+        hides_first: position 0 holds nothing; only its own row sees it, so that every row sees something. What stands
+            there must be finite.
 
     Raises:
         ValueError: a slot or block outside the cache, or a shape or dtype that does not fit.
     """
-    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale)
+    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, hides_first)
 
 
 def copy_block(cache: KVCache, src: int, dst: int) -> None:
@@ -105,7 +113,13 @@ def _allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
 
 
 def _cpu(
-    qkv: paddle.Tensor, cache: KVCache, batch: RowIndex, out: paddle.Tensor, heads: HeadLayout, scale: float
+    qkv: paddle.Tensor,
+    cache: KVCache,
+    batch: RowIndex,
+    out: paddle.Tensor,
+    heads: HeadLayout,
+    scale: float,
+    hides_first: bool,
 ) -> None:
     run_native(
         "fd_append_attention",
@@ -121,6 +135,7 @@ def _cpu(
         batch.num_seqs,
         heads.num_heads,
         scale,
+        hides_first,
     )
 
 
@@ -162,7 +177,12 @@ _EXAMPLES = (  # heads, block_size, then steps: (new rows, positions afterwards)
 
 
 def _example(
-    dtype: str, heads: HeadLayout, block_size: int, steps: Sequence[Sequence[Sequence[int]]], lookup: Lookup
+    dtype: str,
+    hides_first: bool,
+    heads: HeadLayout,
+    block_size: int,
+    steps: Sequence[Sequence[Sequence[int]]],
+    lookup: Lookup,
 ) -> Sequence[paddle.Tensor]:
     num_seqs, most = len(steps[-1][1]), -(-max(steps[-1][1]) // block_size)
     tables = np.random.default_rng(14).permutation(num_seqs * most).reshape(num_seqs, most)
@@ -172,7 +192,7 @@ def _example(
         batch = plain_index(num_new, kv_lens, tables, block_size)
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
-        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5)
+        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, hides_first)
         outs.append(out)
     if dtype_name(cache.key) != dtype:
         raise AssertionError(f"allocate_kv_cache: expected {dtype}, got {dtype_name(cache.key)}")
@@ -187,6 +207,11 @@ _APPEND_ATTENTION = register(
         reference.append_attention,
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
-        [partial(_example, dtype, *args) for dtype in ("float32", "bfloat16") for args in _EXAMPLES],
+        [
+            partial(_example, dtype, hides_first, *args)
+            for dtype in ("float32", "bfloat16")
+            for hides_first in (False, True)
+            for args in _EXAMPLES
+        ],
     )
 )
