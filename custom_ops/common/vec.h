@@ -274,18 +274,11 @@ FD_INLINE float to_float(uint16_t x) { return bf16_to_float(x); }
 
 // Sums the lanes in one fixed tree.
 FD_INLINE float sum_lanes(F16 x) {
-#if defined(FD_ISA_AVX512)
-  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
-#else
   float lanes[kLanes];
   store(lanes, x);
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];
   return lanes[0];
-#endif
 }
 // The largest lane; without a promise for NaN.
 FD_INLINE float max_lane(F16 x) {

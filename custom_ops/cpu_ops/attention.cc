@@ -143,8 +143,7 @@ class Attend {
 
   void run(bool parallel) const {
     const int64_t num_tiles = static_cast<int64_t>(plan_.tasks.size()) * kv_heads_;
-    parallel_for(num_tiles, parallel,
-                 [&](int64_t tile) { run_task(plan_.tasks[tile / kv_heads_], tile % kv_heads_); });
+    parallel_for(num_tiles, parallel, [&](int64_t tile) { run_task(plan_.tasks[tile / kv_heads_], tile % kv_heads_); });
   }
 
  private:
@@ -213,6 +212,7 @@ class Attend {
       offset = 0;
       ++block;
     }
+    for (int64_t i = 0; i < kAhead; ++i) s.stream[2 * s.num_packets + i] = s.stream[0];
     return s;
   }
 
@@ -230,9 +230,8 @@ class Attend {
     fetch_ahead(now, next, index, rows.num_groups, first_split, group.ahead);
     const bool fresh = first_split || rows.strides[first] != 0;
     const float scale = p_.a.scale * kLog2E;
-    with_rows(group.rows, [&](auto count) {
-      attend_group<decltype(count)::value>(group, now, p_.head_dim, scale, fresh);
-    });
+    with_rows(group.rows,
+              [&](auto count) { attend_group<decltype(count)::value>(group, now, p_.head_dim, scale, fresh); });
   }
 
   // A single group fetches what it reads next itself. Several spread the next split over their time.

@@ -107,9 +107,8 @@ class Planner {
       group_.clear();
       for (int64_t seq = leader; seq < args_->num_seqs; ++seq)
         if (leaders_[seq] == leader && shared_[seq] > 0) group_.push_back(seq);
-      std::sort(group_.begin(), group_.end(), [this](int64_t a, int64_t b) {
-        return shared_[a] != shared_[b] ? shared_[a] > shared_[b] : a < b;
-      });
+      std::sort(group_.begin(), group_.end(),
+                [this](int64_t a, int64_t b) { return shared_[a] != shared_[b] ? shared_[a] > shared_[b] : a < b; });
       share_splits();
     }
   }

@@ -185,8 +185,7 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
       if (g.hides_first && s.start == 0 && visible > 1) work.scores[r][0] = kLowest;
       const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kStepSize<T>;
       work.maximum[r] = largest(work.scores[r], visible);
-      work.sum[r] =
-          weigh_row(work.scores[r], work.maximum[r], visible, s.num_visible_packets(), weights, ahead);
+      work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s.num_visible_packets(), weights, ahead);
     } else {
       std::memset(weights, 0, static_cast<size_t>(s.num_visible_packets() * kLanes) * sizeof(T));
     }
@@ -196,21 +195,23 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
 // Sets the maxima and sums of fresh records, or merges into those of records that hold earlier splits.
 template <int MR, class T>
 void keep_sums(const Group<T>& g, bool fresh, Work<MR, T>& work) {
-  float maximum[kLanes] = {}, sum[kLanes] = {};
-  for (int r = 0; r < MR && !fresh; ++r) {
-    maximum[r] = g.records[r].maximum();
-    sum[r] = g.records[r].sum();
+  if (!fresh) {
+    float maximum[kLanes] = {}, sum[kLanes] = {};
+    for (int r = 0; r < MR; ++r) {
+      maximum[r] = g.records[r].maximum();
+      sum[r] = g.records[r].sum();
+    }
+    F16 top = load(maximum), total = load(sum), keep, take;
+    merge_sums(top, total, load(work.maximum), load(work.sum), keep, take);
+    store(work.maximum, top);
+    store(work.sum, total);
+    store(work.keep, keep);
+    store(work.take, take);
   }
-  F16 top = load(maximum), total = load(sum), keep, take;
-  merge_sums(top, total, load(work.maximum), load(work.sum), keep, take);
-  store(maximum, fresh ? load(work.maximum) : top);
-  store(sum, fresh ? load(work.sum) : total);
-  store(work.keep, keep);
-  store(work.take, take);
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[r]) continue;
-    g.records[r].maximum() = maximum[r];
-    g.records[r].sum() = sum[r];
+    g.records[r].maximum() = work.maximum[r];
+    g.records[r].sum() = work.sum[r];
   }
 }
 
@@ -267,9 +268,13 @@ void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& w
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[first + r]) continue;
     float* values = g.records[first + r].values() + column;
+    if (fresh) {
+      for (int v = 0; v < NV; ++v) store(values + v * kLanes, acc[r][v]);
+      continue;
+    }
     const F16 keep = splat(work.keep[first + r]), take = splat(work.take[first + r]);
     for (int v = 0; v < NV; ++v)
-      store(values + v * kLanes, fresh ? acc[r][v] : merge_values(load(values + v * kLanes), acc[r][v], keep, take));
+      store(values + v * kLanes, merge_values(load(values + v * kLanes), acc[r][v], keep, take));
   }
 }
 
