@@ -60,7 +60,7 @@ class SharedPrefix:
         self.heads, self.block_size, self.rows = heads, block_size, rows
         most = max(shared) + own
         self.tables = np.arange(len(shared) * most).reshape(len(shared), most)[:, ::-1].copy()
-        self.lens = [(count or max(shared)) * block_size + 3 * b + rows for b, count in enumerate(shared)]
+        self.lens = [max(shared) * block_size + 3 * b + rows for b in range(len(shared))]
         self.cache = poisoned_cache(len(shared) * most, block_size, heads, dtype)
         self.qkv = []
         for b, count in enumerate(shared):
