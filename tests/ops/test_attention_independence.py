@@ -52,7 +52,7 @@ class Sequence1:
 
 
 class SharedPrefix:
-    """Sequences that hold the first shared[b] blocks of sequence 0 and then blocks of their own; the first shares none."""
+    """Sequences of which number b holds the first shared[b] blocks of number 0, then blocks of its own."""
 
     def __init__(
         self, heads: HeadLayout, dtype: str, block_size: int, shared: tuple[int, ...], rows: int, own: int = 5
