@@ -7,6 +7,7 @@
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/rotary.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -76,9 +77,18 @@ void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
   for (int64_t d = 0; d < p.head_dim; ++d) values[d * size] = value[d];
 }
 
-// The first phase: all new keys and values go to the cache.
+// Rotates one new row's key of one kv head and the queries that it meets.
 template <class T>
-void write_cache(const Problem<T>& p) {
+void rotate_group(const Problem<T>& p, int64_t row, int64_t kv_head) {
+  const RotaryView& rotary = p.a.rotary;
+  T* heads = static_cast<T*>(p.a.qkv) + row * p.row_size;
+  rotate_heads(rotary, row, rotary.q_norm, heads + kv_head * p.heads_per_kv * p.head_dim, p.heads_per_kv, p.head_dim);
+  rotate_heads(rotary, row, rotary.k_norm, heads + (p.a.num_heads + kv_head) * p.head_dim, 1, p.head_dim);
+}
+
+// The first phase: the new rows are rotated, where there is a rotation, and their keys and values go to the cache.
+template <class T>
+void take_rows(const Problem<T>& p) {
   constexpr int64_t strip = 64, ahead = 4;
   const int64_t kv_heads = p.a.cache.num_kv_heads, strips = (p.a.rows + strip - 1) / strip;
   parallel_for(kv_heads * strips, p.a.rows * kv_heads * p.head_dim >= kMinParallelWrite, [&](int64_t tile) {
@@ -89,6 +99,7 @@ void write_cache(const Problem<T>& p) {
         fetch_head(p.new_key(row + ahead, kv_head), p.head_dim);
         fetch_head(p.new_value(row + ahead, kv_head), p.head_dim);
       }
+      if (p.a.rotary.cos_sin != nullptr) rotate_group(p, row, kv_head);
       write_slot(p, row, kv_head);
     }
   });
@@ -282,7 +293,7 @@ class Attend {
 template <class T>
 void append_attention_typed(const AttentionArgs& a) {
   const Problem<T> p(a);
-  write_cache(p);
+  take_rows(p);
   int64_t work = 0;
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) work += p.num_new(seq) * a.kv_lens[seq] * a.num_heads * p.head_dim;
   Attend<T>(p, plan_attention(a, num_threads())).run(work >= kMinParallelWork);

@@ -13,7 +13,7 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames
+from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames, nextn_layers
 from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 
@@ -23,7 +23,7 @@ Progress = Callable[[str, float], None]  # (what is being done, fraction done)
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: qkv holds q | k | v, gate_up holds gate | up."""
+    """One decoder layer: qkv holds q | k | v, gate_up is gated."""
 
     input_norm: Tensor
     qkv: PackedLinear
@@ -115,6 +115,7 @@ def check_shapes(
     """
     ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
     missing = [name for name in expected if name not in found]
+    ignorable += tuple(f"model.layers.{index}." for index in nextn_layers(found) if index >= config.num_layers)
     surplus = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
     misshapen = [
         f"{name} is {list(found[name])}, expected {list(shape)}"
@@ -216,7 +217,9 @@ class WeightLoader:
     def layer(self, names: LayerNames) -> LayerWeights:
         """Return the weights of one decoder layer."""
         specs = layer_linears(self.config, self.traits, names)
-        linears = {field: self.linear(*spec, self.formats[field]) for field, spec in specs.items()}
+        linears = {
+            field: self.linear(*spec, self.formats[field], is_gated=field == "gate_up") for field, spec in specs.items()
+        }
         qk_norm = self.traits.qk_norm
         return LayerWeights(
             input_norm=self.owned(names.input_norm),
@@ -231,13 +234,18 @@ class WeightLoader:
         return self.stacked([name], list(self.shapes[name])).clone()
 
     def linear(
-        self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool, quantization: str
+        self,
+        parts: tuple[LinearPart, ...],
+        in_features: int,
+        has_bias: bool,
+        quantization: str,
+        is_gated: bool = False,
     ) -> PackedLinear:
         """Pack stored layers of equal input into one."""
         rows = sum(part.out_features for part in parts)
         weight = self.stacked([f"{part.name}.weight" for part in parts], [rows, in_features])
         bias = self.stacked([f"{part.name}.bias" for part in parts], [rows]).clone() if has_bias else None
-        return pack_linear(weight, bias, quantization)
+        return pack_linear(weight, bias, quantization, is_gated)
 
     def stacked(self, names: list[str], shape: list[int]) -> Tensor:
         """Return stored tensors stacked along the first axis in one dtype; a lone one may be the file itself."""
