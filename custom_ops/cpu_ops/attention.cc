@@ -64,7 +64,7 @@ struct Group {
   int64_t seq, kv_head, rows;
   int64_t limits[kMaxRows];
   int64_t out_offsets[kMaxRows];
-  alignas(64) T queries[kMaxRows * kMaxHeadDim];
+  alignas(64) Element<T> queries[kMaxRows * kMaxHeadDim / Step<T>::kSize];
 
   Group(const Problem<T>& p, int64_t seq_, int64_t kv_head_, int64_t group) : seq(seq_), kv_head(kv_head_) {
     const int64_t folded = p.num_new(seq) * p.heads_per_kv, first = group * kMaxRows;
@@ -76,8 +76,9 @@ struct Group {
       const int64_t row = p.a.cu_seqlens_q[seq] + new_row;
       limits[r] = p.a.kv_lens[seq] - p.num_new(seq) + new_row;
       out_offsets[r] = (row * p.a.num_heads + head) * p.head_dim;
-      std::memcpy(queries + r * p.head_dim, qkv + row * p.row_size + head * p.head_dim,
-                  static_cast<size_t>(p.head_dim) * sizeof(T));
+      const T* query = qkv + row * p.row_size + head * p.head_dim;
+      for (int64_t step = 0; step < p.head_dim / Step<T>::kSize; ++step)
+        queries[r * (p.head_dim / Step<T>::kSize) + step] = Step<T>::element(query + step * Step<T>::kSize);
     }
   }
   int64_t last_limit() const { return limits[rows - 1]; }
@@ -128,7 +129,8 @@ void score_chunk(const Problem<T>& p, const Group<T>& g, const Chunk<T>& c, cons
     }
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = zero();
-    dot_block<MR, kMaxPanels, true>(acc, g.queries, p.head_dim, size, panels, kStepSize<T>, p.head_dim / size, ahead);
+    dot_block<MR, kMaxPanels, true>(acc, g.queries, p.head_dim / size, 1, panels, kStepSize<T>, p.head_dim / size,
+                                    ahead);
     for (int r = 0; r < MR; ++r)
       for (int v = 0; v < kMaxPanels; ++v) store(scores[r] + (first + v) * kLanes, acc[r][v]);
   }
@@ -151,11 +153,11 @@ FD_INLINE float mask_row(float* scores, int64_t visible, float scale, float& max
 
 // Turns masked scores into weights relative to the row's maximum and adds them to its sum.
 template <class T>
-FD_INLINE F16 weigh_row(const float* scores, float maximum, float factor, F16 sum, T* weights) {
+FD_INLINE F16 weigh_row(const float* scores, float maximum, float factor, F16 sum, Element<T>* weights) {
   F16 w[kChunkPanels];
   for (int v = 0; v < kChunkPanels; ++v) {
     w[v] = exp(sub(load(scores + v * kLanes), splat(maximum)));
-    store_rounded(weights + v * kLanes, w[v]);
+    store_elements(weights + v * kLanes / Step<T>::kSize, w[v]);
   }
   return fma(sum, splat(factor), add(add(w[0], w[1]), add(w[2], w[3])));
 }
@@ -164,7 +166,8 @@ FD_INLINE F16 weigh_row(const float* scores, float maximum, float factor, F16 su
 // sees nothing of the chunk has weights of zero and is not `touched`.
 template <int MR, class T>
 FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, float (&scores)[MR][kChunk], Partial& state,
-                           F16 (&sums)[MR], T* weights, float (&factors)[kLanes], bool (&touched)[MR]) {
+                           F16 (&sums)[MR], Element<T>* weights, float (&factors)[kLanes], bool (&touched)[MR]) {
+  constexpr int64_t row_size = kChunk / Step<T>::kSize;
   float rises[kLanes] = {};
   for (int r = 0; r < MR; ++r) {
     const int64_t visible = g.limits[r] + 1 - start;
@@ -174,18 +177,18 @@ FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, float 
   store(factors, exp(load(rises)));
   for (int r = 0; r < MR; ++r) {
     if (touched[r]) {
-      sums[r] = weigh_row(scores[r], state.maximum[r], factors[r], sums[r], weights + r * kChunk);
+      sums[r] = weigh_row<T>(scores[r], state.maximum[r], factors[r], sums[r], weights + r * row_size);
     } else {
-      std::memset(weights + r * kChunk, 0, kChunk * sizeof(T));
+      std::memset(weights + r * row_size, 0, row_size * sizeof(Element<T>));
     }
   }
 }
 
 // acc += weights x values for NV panels of the head from column `column`, over the chunk's visible positions.
 template <int MR, int NV, class T>
-FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights,
+FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const Element<T>* weights,
                            int64_t column, F16 (&acc)[MR][NV]) {
-  constexpr int64_t size = Step<T>::kSize;
+  constexpr int64_t size = Step<T>::kSize, row_size = kChunk / size;
   for (int64_t i = 0; i < c.num_packets; ++i) {
     const int64_t left = c.visible - i * kLanes, count = left < kLanes ? left : kLanes, steps = count / size;
     const T *panels[NV], *ahead[NV];
@@ -193,7 +196,8 @@ FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const Chunk<T
       panels[v] = c.values[i] + (column + v * kLanes) * size;
       ahead[v] = after.values[i] + (column + v * kLanes) * size;
     }
-    dot_block<MR, NV, true>(acc, weights + i * kLanes, kChunk, size, panels, p.padded_dim * size, steps, ahead);
+    const Element<T>* packet = weights + i * kLanes / size;
+    dot_block<MR, NV, true>(acc, packet, row_size, 1, panels, p.padded_dim * size, steps, ahead);
     if (steps * size == count) continue;
     alignas(64) T last[NV][kLanes * size];  // half a pair: the other half may hold anything and is replaced by zeros
     for (int v = 0; v < NV; ++v) {
@@ -204,13 +208,13 @@ FD_INLINE void value_block(const Problem<T>& p, const Chunk<T>& c, const Chunk<T
       }
       panels[v] = last[v];
     }
-    dot_block<MR, NV, false>(acc, weights + i * kLanes + steps * size, kChunk, size, panels, 0, 1, panels);
+    dot_block<MR, NV, false>(acc, packet + steps, row_size, 1, panels, 0, 1, panels);
   }
 }
 
 template <int MR, int NV, class T>
-void add_values(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights, const float* factors,
-                const bool* touched, int64_t column, int64_t first, Partial& state) {
+void add_values(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const Element<T>* weights,
+                const float* factors, const bool* touched, int64_t column, int64_t first, Partial& state) {
   F16 acc[MR][NV];
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
@@ -226,9 +230,9 @@ void add_values(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, c
 
 // Adds the chunk's weighted values to the state of rows [first, first + MR) of the group.
 template <int MR, class T>
-void add_chunk(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const T* weights, const float* factors,
-               const bool* touched, int64_t first, Partial& state) {
-  weights += first * kChunk;
+void add_chunk(const Problem<T>& p, const Chunk<T>& c, const Chunk<T>& after, const Element<T>* weights,
+               const float* factors, const bool* touched, int64_t first, Partial& state) {
+  weights += first * (kChunk / Step<T>::kSize);
   int64_t column = 0;
   for (; column + kMaxPanels * kLanes <= p.padded_dim; column += kMaxPanels * kLanes)
     add_values<MR, kMaxPanels>(p, c, after, weights, factors, touched, column, first, state);
@@ -267,7 +271,7 @@ void attend_split(const Problem<T>& p, const Group<T>& g, int64_t split, Partial
   for (int64_t start = split * kSplit; start < end; start += kChunk) {
     const Chunk<T> after = start + kChunk < seen ? Chunk<T>(p, g, start + kChunk) : c;
     alignas(64) float scores[MR][kChunk];
-    alignas(64) T weights[MR * kChunk];
+    alignas(64) Element<T> weights[MR * kChunk / Step<T>::kSize];
     float factors[kLanes];
     bool touched[MR];
     score_chunk<MR>(p, g, c, after, scores);
