@@ -241,9 +241,10 @@ using PairUnit = Pairs;
 FD_INLINE Pairs narrow_unit(PairUnit w) { return w; }
 FD_INLINE PairUnit widen_unit(Pairs w) { return w; }
 // acc + product of the second k + product of the first, in that order
-FD_INLINE F16 dot_unit(F16 acc, PairElement x, PairUnit w) {
-  const __m512i both = _mm512_set1_epi32(static_cast<int>(x.bits));
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(both));
+FD_INLINE F16 dot_unit(F16 acc, const PairElement& x, PairUnit w) {
+  // GCC 12 moves sums to memory and back around the intrinsic.
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(x.bits));
+  return acc;
 }
 
 #else

@@ -30,8 +30,10 @@ FD_INLINE QuadElement quad_element(const int8_t* x) {
   return element;
 }
 using QuadUnit = __m512i;  // four unsigned bytes per lane
-FD_INLINE I16 dot_unit(I16 acc, QuadElement x, QuadUnit w) {
-  return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(static_cast<int>(x.bits)));
+FD_INLINE I16 dot_unit(I16 acc, const QuadElement& x, QuadUnit w) {
+  // GCC 12 moves sums to memory and back around the intrinsic.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(x.bits));
+  return acc;
 }
 
 FD_INLINE F16 widen_bytes(const uint8_t* p) {
@@ -40,45 +42,34 @@ FD_INLINE F16 widen_bytes(const uint8_t* p) {
 }
 #if defined(FD_ISA_AVX512_BF16)
 // The integers in fp32 fit the upper halves.
-FD_INLINE void load_wint8(const uint8_t* block, PairUnit (&units)[2]) {
-  for (int i = 0; i < 2; ++i) {
-    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(widen_bytes(block + 32 * i)), 16);
-    units[i] = _mm512_or_si512(_mm512_castps_si512(widen_bytes(block + 32 * i + 16)), low);
-  }
+FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(widen_bytes(block + 32 * u)), 16);
+  return _mm512_or_si512(_mm512_castps_si512(widen_bytes(block + 32 * u + 16)), low);
 }
 // One look-up turns the low nibbles of 32 words into bf16; the table holds -8 .. 7 twice because the instruction reads
 // five bits.
-FD_INLINE void load_wint4(const uint8_t* block, PairUnit (&units)[4]) {
+FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
   alignas(64) static const uint16_t table[32] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
                                                  0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
                                                  0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
                                                  0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-  const __m512i values = _mm512_load_si512(table), codes = _mm512_loadu_si512(block);
-  units[0] = _mm512_permutexvar_epi16(codes, values);
-  units[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), values);
-  units[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), values);
-  units[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), values);
+  return _mm512_permutexvar_epi16(_mm512_srli_epi16(_mm512_loadu_si512(block), 4 * u), _mm512_load_si512(table));
 }
 #else
-FD_INLINE void load_wint8(const uint8_t* block, PairUnit (&units)[2]) {
-  for (int i = 0; i < 2; ++i) units[i] = {widen_bytes(block + 32 * i), widen_bytes(block + 32 * i + 16)};
+FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
+  return {widen_bytes(block + 32 * u), widen_bytes(block + 32 * u + 16)};
 }
 // One look-up turns the low nibbles of sixteen words into fp32: the instruction reads four bits.
-FD_INLINE void load_wint4(const uint8_t* block, PairUnit (&units)[4]) {
-  const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
+  const F16 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
   const __m512i codes = _mm512_loadu_si512(block);
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    units[j].first = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * j), values);
-    units[j].second = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * j + 16), values);
-  }
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * u), values),
+          _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * u + 16), values)};
 }
 #endif
-FD_INLINE void load_w8a8(const uint8_t* block, QuadUnit (&units)[1]) { units[0] = _mm512_loadu_si512(block); }
-FD_INLINE void load_w4a8(const uint8_t* block, QuadUnit (&units)[2]) {
-  const __m512i codes = _mm512_loadu_si512(block), mask = _mm512_set1_epi8(15);
-  units[0] = _mm512_and_si512(codes, mask);
-  units[1] = _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask);
+FD_INLINE QuadUnit w8a8_unit(const uint8_t* block) { return _mm512_loadu_si512(block); }
+FD_INLINE QuadUnit w4a8_unit(const uint8_t* block, int u) {
+  return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(block), 4 * u), _mm512_set1_epi8(15));
 }
 
 #else
@@ -180,22 +171,18 @@ FD_INLINE QuadUnit quad_unit(I16 bytes) { return bytes; }
 
 #endif
 
-FD_INLINE void load_wint8(const uint8_t* block, PairUnit (&units)[2]) {
-  for (int i = 0; i < 2; ++i) units[i] = {widen_bytes(block + 32 * i), widen_bytes(block + 32 * i + 16)};
+FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
+  return {widen_bytes(block + 32 * u), widen_bytes(block + 32 * u + 16)};
 }
-FD_INLINE void load_wint4(const uint8_t* block, PairUnit (&units)[4]) {
+FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
   const I16 codes = load_ints(block);
   const F16 zero_code = splat(8.0f);
-  for (int j = 0; j < 4; ++j) {
-    units[j].first = sub(to_float(mask_bits(shift_right(codes, 4 * j), 15)), zero_code);
-    units[j].second = sub(to_float(mask_bits(shift_right(codes, 4 * j + 16), 15)), zero_code);
-  }
+  return {sub(to_float(mask_bits(shift_right(codes, 4 * u), 15)), zero_code),
+          sub(to_float(mask_bits(shift_right(codes, 4 * u + 16), 15)), zero_code)};
 }
-FD_INLINE void load_w8a8(const uint8_t* block, QuadUnit (&units)[1]) { units[0] = quad_unit(load_ints(block)); }
-FD_INLINE void load_w4a8(const uint8_t* block, QuadUnit (&units)[2]) {
-  const I16 codes = load_ints(block);
-  units[0] = quad_unit(mask_bits(codes, 0x0f0f0f0f));
-  units[1] = quad_unit(mask_bits(shift_right(codes, 4), 0x0f0f0f0f));
+FD_INLINE QuadUnit w8a8_unit(const uint8_t* block) { return quad_unit(load_ints(block)); }
+FD_INLINE QuadUnit w4a8_unit(const uint8_t* block, int u) {
+  return quad_unit(mask_bits(shift_right(load_ints(block), 4 * u), 0x0f0f0f0f));
 }
 
 #endif

@@ -78,9 +78,7 @@ double multiply_integers(int64_t steps) {
   }
   alignas(64) uint8_t block[64];
   std::memset(block, 129, sizeof(block));
-  QuadUnit units[1];
-  load_w8a8(block, units);
-  return 8.0 * kLanes * multiply<I16>(steps, x, units[0]);
+  return 8.0 * kLanes * multiply<I16>(steps, x, w8a8_unit(block));
 }
 
 }  // namespace FD_ISA

