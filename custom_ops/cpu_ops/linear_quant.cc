@@ -133,8 +133,10 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) total[r][v] = zero();
   for (int64_t group = 0, block = 0; group < p.num_groups; ++group) {
-    typename Source::Sum sum[MR][NV];
+    typename Source::Sum sum[MR][NV];  // in registers, because every loop over it is unrolled
+#pragma GCC unroll 32
     for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) sum[r][v] = Source::start(p.rows.start(row + r, group));
     const int64_t end = block + p.group_blocks < p.num_blocks ? block + p.group_blocks : p.num_blocks;
     for (; block < end; ++block) {
@@ -154,8 +156,10 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
             sum[r][v] = dot_unit(sum[r][v], x[(block * Source::kUnits + u) * MR + r], units[v]);
       }
     }
+#pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) {
       const F16 scale = p.scale(p.panel(panel + v), group);
+#pragma GCC unroll 32
       for (int r = 0; r < MR; ++r) total[r][v] = fma(Source::value(sum[r][v]), scale, total[r][v]);
     }
   }
