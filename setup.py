@@ -24,9 +24,12 @@ OPS = ROOT / "custom_ops"
 VERSION = runpy.run_path(str(ROOT / "fastdeploy" / "version.py"))["__version__"]
 COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized"]
 COMMON_FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # a compiler that fuses where it likes would break exactness
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mbmi2"]
+AVX512_FLAGS = [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")]
 X86_PATHS = {
-    "avx2": ["-mavx2", "-mfma", "-mbmi2"],
-    "avx512": [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "bf16", "vnni")] + ["-mfma", "-mbmi2"],
+    "avx2": AVX2_FLAGS,
+    "avx512": [*AVX2_FLAGS, *AVX512_FLAGS],
+    "avx512_bf16": [*AVX2_FLAGS, *AVX512_FLAGS, "-mavx512bf16", "-DFD_ISA_AVX512=1"],
 }
 PATHS = {"portable": [], **(X86_PATHS if platform.machine() in ("x86_64", "AMD64") else {})}
 

@@ -55,16 +55,24 @@ FD_INLINE F16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(
       _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
 }
+#if defined(FD_ISA_AVX512_BF16)
 FD_INLINE void store_bf16(uint16_t* p, F16 x) {
   const __m256bh y = _mm512_cvtneps_pbh(x);
   std::memcpy(p, &y, 32);
 }
-FD_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
-FD_INLINE Pairs splat_pair(uint32_t pair) { return _mm512_set1_epi32(static_cast<int>(pair)); }
-// acc + high half of each pair + low half of each pair, in that order
-FD_INLINE F16 dot_pairs(F16 acc, Pairs a, Pairs b) {
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+#else
+// Rounds to nearest even; a NaN keeps its sign and becomes quiet.
+FD_INLINE void store_bf16(uint16_t* p, F16 x) {
+  const __m512i bits = _mm512_castps_si512(x), high = _mm512_srli_epi32(bits, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  const __m512i rounded =
+      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  const __m512i narrow = _mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(narrow));
 }
+#endif
+FD_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
 
 #elif defined(FD_ISA_AVX2)
 
@@ -131,20 +139,6 @@ FD_INLINE void store_bf16(uint16_t* p, F16 x) {
 FD_INLINE Pairs load_pairs(const void* p) {
   const __m256i* q = static_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
-}
-FD_INLINE Pairs splat_pair(uint32_t pair) {
-  const __m256i x = _mm256_set1_epi32(static_cast<int>(pair));
-  return {x, x};
-}
-FD_INLINE __m256 dot_half(__m256 acc, __m256i a, __m256i b) {
-  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high)),
-                        acc);
-  return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16)),
-                         acc);
-}
-FD_INLINE F16 dot_pairs(F16 acc, Pairs a, Pairs b) {
-  return {dot_half(acc.low, a.low, b.low), dot_half(acc.high, a.high, b.high)};
 }
 
 #else
@@ -224,23 +218,85 @@ FD_INLINE Pairs load_pairs(const void* p) {
   std::memcpy(&x, p, 64);
   return x;
 }
-FD_INLINE Pairs splat_pair(uint32_t pair) {
-  const U4 x = {pair, pair, pair, pair};
-  return {{x, x, x, x}};
-}
-FD_INLINE F16 dot_pairs(F16 acc, Pairs a, Pairs b) {
-  const U4 high = {0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-  for (int i = 0; i < 4; ++i) {
-    acc.part[i] = acc.part[i] + (F4)(a.part[i] & high) * (F4)(b.part[i] & high);
-    acc.part[i] = acc.part[i] + (F4)(a.part[i] << 16) * (F4)(b.part[i] << 16);
-  }
-  return acc;
-}
 #undef FD_EACH
 
 #endif
 
 FD_INLINE F16 zero() { return splat(0.0f); }
+
+// What products are made of: a unit is two consecutive k of sixteen outputs, an element the same k of one row. bf16
+// where an instruction multiplies pairs of it, fp32 elsewhere, so that a pair is widened once for all its products.
+#if defined(FD_ISA_AVX512_BF16)
+
+struct PairElement {
+  uint32_t bits;  // the first k low
+};
+FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
+  return {static_cast<uint32_t>(first) | static_cast<uint32_t>(second) << 16};
+}
+
+using PairUnit = Pairs;
+FD_INLINE Pairs narrow_unit(PairUnit w) { return w; }
+FD_INLINE PairUnit widen_unit(Pairs w) { return w; }
+// acc + product of the second k + product of the first, in that order
+FD_INLINE F16 dot_unit(F16 acc, const PairElement& x, PairUnit w) {
+  // GCC 12 moves sums to memory and back around the intrinsic.
+  asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(x.bits));
+  return acc;
+}
+
+#else
+
+struct PairElement {
+  float first, second;
+};
+FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
+  return {bf16_to_float(first), bf16_to_float(second)};
+}
+
+struct PairUnit {
+  F16 first, second;
+};
+#if defined(FD_ISA_AVX512)
+FD_INLINE Pairs narrow_unit(const PairUnit& w) {
+  return _mm512_or_si512(_mm512_castps_si512(w.second), _mm512_srli_epi32(_mm512_castps_si512(w.first), 16));
+}
+FD_INLINE PairUnit widen_unit(Pairs w) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_and_si512(w, high))};
+}
+#elif defined(FD_ISA_AVX2)
+FD_INLINE Pairs narrow_unit(const PairUnit& w) {
+  const auto join = [](__m256 first, __m256 second) {
+    return _mm256_or_si256(_mm256_castps_si256(second), _mm256_srli_epi32(_mm256_castps_si256(first), 16));
+  };
+  return {join(w.first.low, w.second.low), join(w.first.high, w.second.high)};
+}
+FD_INLINE PairUnit widen_unit(Pairs w) {
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(w.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.high, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(w.low, high)), _mm256_castsi256_ps(_mm256_and_si256(w.high, high))}};
+}
+#else
+FD_INLINE Pairs narrow_unit(const PairUnit& w) {
+  Pairs pairs;
+  for (int i = 0; i < 4; ++i) pairs.part[i] = (U4)w.second.part[i] | (U4)w.first.part[i] >> 16;
+  return pairs;
+}
+FD_INLINE PairUnit widen_unit(Pairs w) {
+  PairUnit unit;
+  for (int i = 0; i < 4; ++i) {
+    unit.first.part[i] = (F4)(w.part[i] << 16);
+    unit.second.part[i] = (F4)(w.part[i] & 0xffff0000u);
+  }
+  return unit;
+}
+#endif
+FD_INLINE F16 dot_unit(F16 acc, const PairElement& x, const PairUnit& w) {
+  return fma(splat(x.first), w.first, fma(splat(x.second), w.second, acc));
+}
+
+#endif
 
 // Loads or stores the first n of 16 lanes; the others read as zero.
 FD_INLINE F16 load_first(const float* p, int n) {
@@ -268,6 +324,14 @@ FD_INLINE F16 load_as_float(const float* p) { return load(p); }
 FD_INLINE F16 load_as_float(const uint16_t* p) { return load_bf16(p); }
 FD_INLINE void store_rounded(float* p, F16 x) { store(p, x); }
 FD_INLINE void store_rounded(uint16_t* p, F16 x) { store_bf16(p, x); }
+
+// Sixteen k of a row as elements of products.
+FD_INLINE void store_elements(float* p, F16 x) { store(p, x); }
+#if defined(FD_ISA_AVX512_BF16)
+FD_INLINE void store_elements(PairElement* p, F16 x) { store_bf16(reinterpret_cast<uint16_t*>(p), x); }
+#else
+FD_INLINE void store_elements(PairElement* p, F16 x) { store(reinterpret_cast<float*>(p), x); }
+#endif
 
 FD_INLINE float to_float(float x) { return x; }
 FD_INLINE float to_float(uint16_t x) { return bf16_to_float(x); }

@@ -121,19 +121,18 @@ struct TaskRows {
   T* outs[kTaskRows];
   float* records[kTaskRows];   // where the result of split 0 goes
   int64_t strides[kTaskRows];  // from split to split: 0 where splits are merged at once
-  T* queries;                  // packed, group by group
+  Element<T>* queries;         // packed, group by group
 
   int64_t begin(int64_t group) const { return group * count / num_groups; }
   int64_t end_position() const { return limits[count - 1] + 1; }
 };
 
-// Puts rows into the order in which the kernel reads them, [head_dim / kSize][rows][kSize].
+// Puts rows into the order in which the kernel reads them, [head_dim / kSize][rows].
 template <class T>
-void pack_queries(const T* const* queries, int64_t rows, int64_t head_dim, T* packed) {
+void pack_queries(const T* const* queries, int64_t rows, int64_t head_dim, Element<T>* packed) {
   constexpr int64_t size = Step<T>::kSize;
   for (int64_t step = 0; step < head_dim / size; ++step)
-    for (int64_t row = 0; row < rows; ++row, packed += size)
-      std::memcpy(packed, queries[row] + step * size, size * sizeof(T));
+    for (int64_t row = 0; row < rows; ++row) *packed++ = Step<T>::element(queries[row] + step * size);
 }
 
 // The second phase: the plan's tasks, each once per KV head. Results of pieces that several tasks compute are merged by
@@ -181,7 +180,8 @@ class Attend {
   }
 
   void gather(const Task& task, int64_t kv_head, TaskRows<T>& rows) const {
-    const size_t query_bytes = static_cast<size_t>(kTaskRows * p_.padded_dim) * sizeof(T);
+    const int64_t row_size = p_.padded_dim / Step<T>::kSize;
+    const size_t query_bytes = static_cast<size_t>(kTaskRows * row_size) * sizeof(Element<T>);
     const size_t bytes = query_bytes + static_cast<size_t>(kTaskRows * record_) * sizeof(float);
     char* scratch = static_cast<char*>(thread_scratch(bytes, Scratch::kTile));
     float* records = reinterpret_cast<float*>(scratch + query_bytes);
@@ -200,10 +200,10 @@ class Attend {
       }
     }
     rows.num_groups = (rows.count + kMaxRows - 1) / kMaxRows;
-    rows.queries = reinterpret_cast<T*>(scratch);
+    rows.queries = reinterpret_cast<Element<T>*>(scratch);
     for (int64_t group = 0; group < rows.num_groups; ++group) {
       const int64_t first = rows.begin(group), end = rows.begin(group + 1);
-      pack_queries(queries + first, end - first, p_.head_dim, rows.queries + first * p_.head_dim);
+      pack_queries(queries + first, end - first, p_.head_dim, rows.queries + first * row_size);
     }
   }
 
@@ -233,7 +233,7 @@ class Attend {
     Group<T> group;
     group.rows = rows.begin(index + 1) - first;
     group.hides_first = p_.a.hides_first;
-    group.queries = rows.queries + first * p_.head_dim;
+    group.queries = rows.queries + first * (p_.padded_dim / Step<T>::kSize);
     for (int64_t r = 0; r < group.rows; ++r) {
       group.limits[r] = rows.limits[first + r];
       group.records[r] = {rows.records[first + r] + split * rows.strides[first + r], p_.padded_dim};

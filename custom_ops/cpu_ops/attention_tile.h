@@ -86,12 +86,12 @@ struct Split {
   void see(int64_t end) { visible = end - start < kSplit ? end - start : kSplit; }
 };
 
-// Rows that share the registers. Queries are packed [head_dim / kSize][rows][kSize].
+// Rows that share the registers. Queries are packed [head_dim / kSize][rows].
 template <class T>
 struct Group {
   int64_t rows;
   bool hides_first;  // position 0 is seen by its own row only
-  const T* queries;
+  const Element<T>* queries;
   int64_t limits[kMaxRows];  // the last position that a row sees
   Record records[kMaxRows];
   const T* ahead[2 * kPackets];  // what is fetched while the packets of the stream are read
@@ -110,11 +110,15 @@ template <int MR>
 constexpr int kValuePanels = kMaxRows / MR;
 #endif
 
+// Elements of a row's weights of one split.
+template <class T>
+constexpr int64_t kRowSteps = kSplit / Step<T>::kSize;
+
 // What a group makes of a split on the way.
 template <int MR, class T>
 struct Work {
   alignas(64) float scores[MR][kSplit];
-  alignas(64) T weights[MR * kSplit];
+  alignas(64) Element<T> weights[MR * kRowSteps<T>];
   bool touched[MR];  // whether the row sees anything of the split
   float maximum[kLanes], sum[kLanes], keep[kLanes], take[kLanes];
 };
@@ -131,7 +135,7 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
   }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  dot_block<MR, NV, true>(acc, g.queries, size, MR * size, panels, kStepSize<T>, head_dim / size, ahead);
+  dot_block<MR, NV, true>(acc, g.queries, 1, MR, panels, kStepSize<T>, head_dim / size, ahead);
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], splat(scale)));
 }
@@ -159,18 +163,19 @@ FD_INLINE float largest(const float* scores, int64_t visible) {
 // Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum; the others up to
 // num_packets weigh 0. Meanwhile a piece of what is read next is fetched.
 template <class T>
-FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, int64_t num_packets, T* weights,
+FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, int64_t num_packets, Element<T>* weights,
                           const T* ahead) {
+  constexpr int64_t packet = kLanes / Step<T>::kSize;
   F16 sums[4] = {zero(), zero(), zero(), zero()};
   const int64_t used = (visible + kLanes - 1) / kLanes;
   for (int64_t i = 0; i < used; ++i) {
     __builtin_prefetch(ahead + i * kStepSize<T>, 0, 2);
     F16 weight = power_of_two(sub(load(scores + i * kLanes), splat(maximum)));
     if ((i + 1) * kLanes > visible) weight = keep_first(weight, static_cast<int>(visible % kLanes), 0.0f);
-    store_rounded(weights + i * kLanes, weight);
+    store_elements(weights + i * packet, weight);
     sums[i % 4] = add(sums[i % 4], weight);
   }
-  for (int64_t i = used; i < num_packets; ++i) store_rounded(weights + i * kLanes, zero());
+  for (int64_t i = used; i < num_packets; ++i) store_elements(weights + i * packet, zero());
   return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
@@ -180,14 +185,15 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
   for (int r = 0; r < MR; ++r) {
     const int64_t left = g.limits[r] + 1 - s.start, visible = left < kSplit ? left : kSplit;
     work.touched[r] = left > 0;
-    T* weights = work.weights + r * kSplit;
+    Element<T>* weights = work.weights + r * kRowSteps<T>;
     if (work.touched[r]) {
       if (g.hides_first && s.start == 0 && visible > 1) work.scores[r][0] = kLowest;
       const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kStepSize<T>;
       work.maximum[r] = largest(work.scores[r], visible);
       work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s.num_visible_packets(), weights, ahead);
     } else {
-      std::memset(weights, 0, static_cast<size_t>(s.num_visible_packets() * kLanes) * sizeof(T));
+      for (int64_t i = 0; i < s.num_visible_packets(); ++i)
+        store_elements(weights + i * kLanes / Step<T>::kSize, zero());
     }
   }
 }
@@ -217,10 +223,9 @@ void keep_sums(const Group<T>& g, bool fresh, Work<MR, T>& work) {
 
 // acc[r][v] += weights[r] x values over `steps` steps of positions, for NV neighbouring panels of the head.
 template <int MR, int NV, class T>
-FD_INLINE void add_steps(const T* weights, const T* values, const T* ahead, int64_t row_size, int64_t steps,
+FD_INLINE void add_steps(const Element<T>* weights, const T* values, const T* ahead, int64_t row_size, int64_t steps,
                          F16 (&acc)[MR][NV]) {
-  constexpr int64_t size = Step<T>::kSize;
-  for (int64_t step = 0; step < steps; ++step, weights += size, values += row_size, ahead += row_size) {
+  for (int64_t step = 0; step < steps; ++step, ++weights, values += row_size, ahead += row_size) {
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
@@ -229,30 +234,30 @@ FD_INLINE void add_steps(const T* weights, const T* values, const T* ahead, int6
     }
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) {
-      const auto weight = Step<T>::broadcast(weights + r * kSplit);
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], weight, panel[v]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], weights[r * kRowSteps<T>], panel[v]);
     }
   }
 }
 
 // The same over all visible positions, for the panels from `column` on.
 template <int MR, int NV, class T>
-FD_INLINE void add_values(const Split<T>& s, const T* const* ahead, const T* weights, int64_t padded_dim,
+FD_INLINE void add_values(const Split<T>& s, const T* const* ahead, const Element<T>* weights, int64_t padded_dim,
                           int64_t column, F16 (&acc)[MR][NV]) {
   constexpr int64_t size = Step<T>::kSize;
   const int64_t row_size = padded_dim * size, first = column * size;
   for (int64_t i = 0; i * kLanes < s.visible; ++i) {
     const int64_t left = s.visible - i * kLanes, count = left < kLanes ? left : kLanes, steps = count / size;
     const T* values = s.values()[i] + first;
-    add_steps<MR, NV>(weights + i * kLanes, values, ahead[i] + first, row_size, steps, acc);
+    const Element<T>* packet = weights + i * kLanes / size;
+    add_steps<MR, NV>(packet, values, ahead[i] + first, row_size, steps, acc);
     if (steps * size == count) continue;
     alignas(64) T last[NV * kStepSize<T>];  // half a pair: the other half may hold anything and is replaced by zeros
     for (int64_t lane = 0; lane < NV * kLanes; ++lane) {
       last[lane * size] = values[steps * row_size + lane * size];
       last[lane * size + size - 1] = 0;
     }
-    add_steps<MR, NV>(weights + i * kLanes + steps * size, last, last, 0, 1, acc);
+    add_steps<MR, NV>(packet + steps, last, last, 0, 1, acc);
   }
 }
 
@@ -264,7 +269,7 @@ void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& w
   F16 acc[MR][NV];
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kSplit, padded_dim, column, acc);
+  add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kRowSteps<T>, padded_dim, column, acc);
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[first + r]) continue;
     float* values = g.records[first + r].values() + column;

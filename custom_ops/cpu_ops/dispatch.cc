@@ -18,6 +18,7 @@ const Kernels& kernels() {
   static const Kernels table = [] {
 #if defined(FD_HAVE_AVX512)
     if (current_isa() == Isa::kAvx512) return FD_TABLE(avx512);
+    if (current_isa() == Isa::kAvx512Bf16) return FD_TABLE(avx512_bf16);
 #endif
 #if defined(FD_HAVE_AVX2)
     if (current_isa() == Isa::kAvx2) return FD_TABLE(avx2);

@@ -12,6 +12,11 @@ namespace FD_ISA {
 
 // What the registers hold: rows by one panel where inputs lie packed for the kernel (linear), or a block of fewer rows
 // and more panels where loads of panels are to be shared (attention).
+#if defined(FD_ISA_AVX512_BF16)
+constexpr bool kFetchesStreams = false;  // the processors of this path foresee several streams better by themselves
+#else
+constexpr bool kFetchesStreams = true;
+#endif
 #if defined(FD_ISA_AVX512)
 constexpr int kColumnRows = 24, kMaxRows = 6, kMaxPanels = 4;
 #elif defined(FD_ISA_AVX2)
@@ -26,35 +31,39 @@ struct Step;
 template <>
 struct Step<float> {
   static constexpr int kSize = 1;  // k of one step
+  using Element = float;           // what a row holds of one step
   using Panel = F16;
+  FD_INLINE Element element(const float* x) { return *x; }
+  FD_INLINE Element first_only(const float* x) { return *x; }
   FD_INLINE F16 load_panel(const float* p) { return load(p); }
-  FD_INLINE F16 broadcast(const float* p) { return splat(*p); }
-  FD_INLINE F16 dot(F16 acc, F16 a, F16 b) { return fma(a, b, acc); }
+  FD_INLINE F16 dot(F16 acc, Element x, F16 w) { return fma(splat(x), w, acc); }
 };
 
 template <>
 struct Step<uint16_t> {
   static constexpr int kSize = 2;
-  using Panel = Pairs;
-  FD_INLINE Pairs load_panel(const uint16_t* p) { return load_pairs(p); }
-  FD_INLINE Pairs broadcast(const uint16_t* p) {
-    uint32_t pair;
-    std::memcpy(&pair, p, 4);
-    return splat_pair(pair);
-  }
-  FD_INLINE F16 dot(F16 acc, Pairs a, Pairs b) { return dot_pairs(acc, a, b); }
+  using Element = PairElement;
+  using Panel = PairUnit;
+  FD_INLINE Element element(const uint16_t* x) { return pair_element(x[0], x[1]); }
+  FD_INLINE Element first_only(const uint16_t* x) { return pair_element(*x, 0); }
+  FD_INLINE PairUnit load_panel(const uint16_t* p) { return widen_unit(load_pairs(p)); }
+  FD_INLINE F16 dot(F16 acc, const Element& x, const PairUnit& w) { return dot_unit(acc, x, w); }
 };
+
+template <class T>
+using Element = typename Step<T>::Element;
 
 // Elements of one step of one panel.
 template <class T>
 constexpr int64_t kStepSize = kLanes * Step<T>::kSize;
 
-// acc[r][v] += a(r, k) * panels[v](k) over `num_steps` steps. Row r's step lies at a[r * a_row + step * a_step], a
+// acc[r][v] += a(r, k) * panels[v](k) over `num_steps` steps. Row r's element lies at a[r * a_row + step * a_step], a
 // panel's at panels[v][step * panel_stride]. With kFetch the L2 cache is asked for ahead[v], step by step at the same
 // stride.
 template <int MR, int NV, bool kFetch, class T>
-FD_INLINE void dot_block(F16 (&acc)[MR][NV], const T* a, int64_t a_row, int64_t a_step, const T* const (&panels)[NV],
-                         int64_t panel_stride, int64_t num_steps, const T* const (&ahead)[NV]) {
+FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row, int64_t a_step,
+                         const T* const (&panels)[NV], int64_t panel_stride, int64_t num_steps,
+                         const T* const (&ahead)[NV]) {
   for (int64_t step = 0; step < num_steps; ++step) {
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
@@ -64,9 +73,8 @@ FD_INLINE void dot_block(F16 (&acc)[MR][NV], const T* a, int64_t a_row, int64_t 
     }
 #pragma GCC unroll 32
     for (int r = 0; r < MR; ++r) {
-      const auto x = Step<T>::broadcast(a + r * a_row + step * a_step);
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], x, panel[v]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], a[r * a_row + step * a_step], panel[v]);
     }
   }
 }

@@ -23,6 +23,7 @@ namespace fd {
 FD_DECLARE_PATH(portable)
 FD_DECLARE_PATH(avx2)
 FD_DECLARE_PATH(avx512)
+FD_DECLARE_PATH(avx512_bf16)
 
 #undef FD_DECLARE_PATH
 

@@ -20,74 +20,74 @@ struct Problem {
   explicit Problem(const LinearArgs& args)
       : a(args), packed(static_cast<const T*>(args.packed)), steps((args.k + Step<T>::kSize - 1) / Step<T>::kSize) {}
 
-  int64_t row_size() const { return steps * Step<T>::kSize; }
   int64_t panel_size() const { return (a.k + 1) / 2 * 2 * kPanel; }
 };
 
 // Copies the rows of a block into the order in which the kernel reads them, [steps][rows]: one stream instead of many
 // that meet in the same cache sets. An odd k in bf16 gets a zero as partner, like its weight.
 template <class T>
-void pack_rows(const T* x, int64_t rows, int64_t k, T* packed) {
+void pack_rows(const T* x, int64_t rows, int64_t k, Element<T>* packed) {
   constexpr int64_t size = Step<T>::kSize, strip = 128;
   const int64_t whole = k / size;
   for (int64_t first = 0; first < whole; first += strip) {
     const int64_t end = first + strip < whole ? first + strip : whole;
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t step = first; step < end; ++step)
-        std::memcpy(packed + (step * rows + r) * size, x + r * k + step * size, size * sizeof(T));
+        packed[step * rows + r] = Step<T>::element(x + r * k + step * size);
   }
   if (whole * size == k) return;
-  for (int64_t r = 0; r < rows; ++r) {
-    packed[(whole * rows + r) * size] = x[r * k + k - 1];
-    packed[(whole * rows + r) * size + size - 1] = 0;
-  }
+  for (int64_t r = 0; r < rows; ++r) packed[whole * rows + r] = Step<T>::first_only(x + r * k + k - 1);
 }
 
 // One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order. `gates` [MR][16]
 // lasts from a gate's panel to its up's.
 template <int MR, int NV, class T>
-void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel, float* gates) {
+void row_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, float* gates) {
   F16 acc[MR][NV];
   const T *panels[NV], *ahead[NV];
   for (int v = 0; v < NV; ++v) {
     panels[v] = p.packed + (panel + v) * p.panel_size();
-    ahead[v] = panels[v] + kFetchBytes / static_cast<int64_t>(sizeof(T));
+    ahead[v] = panels[v] + kFetchBytes / (NV * static_cast<int64_t>(sizeof(T)));
   }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  constexpr int64_t size = Step<T>::kSize;
-  dot_block<MR, NV, NV == 1>(acc, x, size, MR * size, panels, kStepSize<T>, p.steps, ahead);
+  dot_block<MR, NV, NV == 1 || kFetchesStreams>(acc, x, 1, MR, panels, kStepSize<T>, p.steps, ahead);
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) finish<T>(p.a, acc[r][v], row + r, panel + v, gates + r * kPanel);
 }
 
-// A block times panels [panel, last). A single row has too few accumulators to hide the latency of its additions: it
-// takes several panels at a time.
+// The panels that a block of rows meets at a time. A single row has too few accumulators to hide the latency of its
+// additions; where several streams are fetched ahead, they come in faster than one.
+constexpr int panels_at_a_time(int rows) {
+  if (rows == 1) return kMaxPanels;
+  return kMaxPanels == 1 || !kFetchesStreams || rows > 8 ? 1 : rows <= 4 ? kMaxPanels : 2;
+}
+
+// A block times panels [panel, last).
 template <int MR, class T>
-void tile_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel, int64_t last) {
+void tile_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, int64_t last) {
   float gates[MR * kPanel];
-  if constexpr (MR == 1 && kMaxPanels > 1)
-    for (; panel + kMaxPanels <= last; panel += kMaxPanels) row_block<MR, kMaxPanels>(p, x, row, panel, gates);
+  constexpr int NV = panels_at_a_time(MR);
+  for (; panel + NV <= last; panel += NV) row_block<MR, NV>(p, x, row, panel, gates);
   for (; panel < last; ++panel) row_block<MR, 1>(p, x, row, panel, gates);
 }
 
 // As tile_block for a height known at run time.
 template <class T, int... kHeight>
-FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t height, const Problem<T>& p, const T* x,
-                              int64_t row, int64_t panel, int64_t last) {
-  using TileBlock = void (*)(const Problem<T>&, const T*, int64_t, int64_t, int64_t);
+FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t height, const Problem<T>& p,
+                              const Element<T>* x, int64_t row, int64_t panel, int64_t last) {
+  using TileBlock = void (*)(const Problem<T>&, const Element<T>*, int64_t, int64_t, int64_t);
   constexpr TileBlock by_height[] = {tile_block<kHeight + 1, T>...};
   by_height[height - 1](p, x, row, panel, last);
 }
 
-// Returns the rows in the kernel's order: packed into this thread's scratch, or as they are when that is the same.
+// Returns the rows in the kernel's order, in this thread's scratch.
 template <class T>
-const T* packed_rows(const Problem<T>& p, const Blocks& blocks) {
-  if (p.a.rows == 1 && p.row_size() == p.a.k && p.a.norm == nullptr) return static_cast<const T*>(p.a.x);
-  T* packed = static_cast<T*>(thread_scratch(static_cast<size_t>(p.a.rows * p.row_size()) * sizeof(T)));
+const Element<T>* packed_rows(const Problem<T>& p, const Blocks& blocks) {
+  auto* packed = static_cast<Element<T>*>(thread_scratch(static_cast<size_t>(p.a.rows * p.steps) * sizeof(Element<T>)));
   parallel_for(blocks.count, p.a.rows * p.a.k >= kMinParallelPack, [&](int64_t block) {
     const int64_t row = blocks.begin(block), count = blocks.begin(block + 1) - row;
-    pack_rows(input_rows<T>(p.a, row, count), count, p.a.k, packed + row * p.row_size());
+    pack_rows(input_rows<T>(p.a, row, count), count, p.a.k, packed + row * p.steps);
   });
   return packed;
 }
@@ -97,12 +97,12 @@ void linear_typed(const LinearArgs& a) {
   if (a.rows == 0) return;
   const Problem<T> p(a);
   const Blocks blocks(a.rows);
-  const T* x = packed_rows(p, blocks);
+  const Element<T>* x = packed_rows(p, blocks);
   for_each_tile(a, blocks, [&](const Tile& tile) {
     for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);
-      any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p,
-                     x + row * p.row_size(), row, tile.panel, tile.last);
+      any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, x + row * p.steps,
+                     row, tile.panel, tile.last);
     }
   });
 }

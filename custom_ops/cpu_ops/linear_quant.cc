@@ -42,25 +42,25 @@ struct QuadFormat {
 template <>
 struct Format<Quantization::kWint8> : PairFormat {
   static constexpr int kUnits = 2;
-  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_wint8(block, units); }
+  FD_INLINE Unit unit(const uint8_t* block, int u) { return wint8_unit(block, u); }
 };
 
 template <>
 struct Format<Quantization::kWint4> : PairFormat {
   static constexpr int kUnits = 4;
-  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_wint4(block, units); }
+  FD_INLINE Unit unit(const uint8_t* block, int u) { return wint4_unit(block, u); }
 };
 
 template <>
 struct Format<Quantization::kW8a8> : QuadFormat {
   static constexpr int kUnits = 1;
-  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_w8a8(block, units); }
+  FD_INLINE Unit unit(const uint8_t* block, int) { return w8a8_unit(block); }
 };
 
 template <>
 struct Format<Quantization::kW4a8> : QuadFormat {
   static constexpr int kUnits = 2;
-  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) { load_w4a8(block, units); }
+  FD_INLINE Unit unit(const uint8_t* block, int u) { return w4a8_unit(block, u); }
 };
 
 // Weights as they are stored.
@@ -76,14 +76,10 @@ struct Expanded : Format<kQuantization> {
   using Unit = typename Format<kQuantization>::Unit;
   static constexpr int kUnits = Format<kQuantization>::kUnits, kBlockBytes = kUnits * 64;
   static constexpr bool kIsFetched = false;  // they are in the cache
-  FD_INLINE void load(const uint8_t* block, Unit (&units)[kUnits]) {
-    for (int u = 0; u < kUnits; ++u) units[u] = widen_unit(load_pairs(block + 64 * u));
-  }
+  FD_INLINE Unit unit(const uint8_t* block, int u) { return widen_unit(load_pairs(block + 64 * u)); }
   FD_INLINE void make(const uint8_t* stored, uint8_t* block) {
-    Unit units[kUnits];
-    Format<kQuantization>::load(stored, units);
     for (int u = 0; u < kUnits; ++u) {
-      const Pairs pairs = narrow_unit(units[u]);
+      const Pairs pairs = narrow_unit(Format<kQuantization>::unit(stored, u));
       std::memcpy(block + 64 * u, &pairs, 64);
     }
   }
@@ -119,7 +115,7 @@ struct Problem {
 // need several panels to keep the processor busy.
 constexpr int panels_at_a_time(int rows) {
 #if defined(FD_ISA_AVX512)
-  return rows <= 2 ? 4 : rows <= 8 ? 2 : 1;
+  return rows <= 4 ? 4 : rows <= 8 ? 2 : 1;
 #else
   return rows == 1 ? 2 : 1;
 #endif
@@ -137,28 +133,33 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) total[r][v] = zero();
   for (int64_t group = 0, block = 0; group < p.num_groups; ++group) {
-    typename Source::Sum sum[MR][NV];
+    typename Source::Sum sum[MR][NV];  // in registers, because every loop over it is unrolled
+#pragma GCC unroll 32
     for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) sum[r][v] = Source::start(p.rows.start(row + r, group));
     const int64_t end = block + p.group_blocks < p.num_blocks ? block + p.group_blocks : p.num_blocks;
     for (; block < end; ++block) {
       const uint8_t* fetched = codes + (block + ahead) * Source::kBlockBytes;
       if (block + ahead >= p.num_blocks) fetched += NV * stride - p.num_blocks * Source::kBlockBytes;
+      if (Source::kIsFetched)
+        for (int v = 0; v < NV; ++v) __builtin_prefetch(fetched + v * stride);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-        if (Source::kIsFetched) __builtin_prefetch(fetched + v * stride);
-        const uint8_t* weights = codes + v * stride + block * Source::kBlockBytes;
-        typename Source::Unit units[Source::kUnits];
-        Source::load(weights, units);
+      for (int u = 0; u < Source::kUnits; ++u) {
+        typename Source::Unit units[NV];
 #pragma GCC unroll 4
-        for (int u = 0; u < Source::kUnits; ++u)
+        for (int v = 0; v < NV; ++v) units[v] = Source::unit(codes + v * stride + block * Source::kBlockBytes, u);
 #pragma GCC unroll 32
-          for (int r = 0; r < MR; ++r)
-            sum[r][v] = dot_unit(sum[r][v], x[(block * Source::kUnits + u) * MR + r], units[u]);
+        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+          for (int v = 0; v < NV; ++v)
+            sum[r][v] = dot_unit(sum[r][v], x[(block * Source::kUnits + u) * MR + r], units[v]);
       }
     }
+#pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) {
       const F16 scale = p.scale(p.panel(panel + v), group);
+#pragma GCC unroll 32
       for (int r = 0; r < MR; ++r) total[r][v] = fma(Source::value(sum[r][v]), scale, total[r][v]);
     }
   }

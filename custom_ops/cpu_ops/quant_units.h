@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the registers hold of quantized weights, once per path. A unit is what sixteen outputs need of a few
-// consecutive k: two in bf16 or fp32 (Pair) or four as integers (Quad). A row's element holds the same k.
+// What the registers hold of quantized weights, once per path: pairs of k (PairUnit) or four k as integers (QuadUnit)
+// of sixteen outputs. A row's element holds the same k.
 //
 // Blocks of 64 bytes, as pack_quantized writes them:
 //   wint8  [4 k][16 outputs] signed bytes
@@ -21,18 +21,6 @@ using I16 = __m512i;
 FD_INLINE I16 splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 FD_INLINE F16 to_float(I16 x) { return _mm512_cvtepi32_ps(x); }
 
-struct PairElement {
-  uint32_t bits;  // two bf16, the first k low
-};
-FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
-  return {static_cast<uint32_t>(first) | static_cast<uint32_t>(second) << 16};
-}
-
-using PairUnit = Pairs;
-FD_INLINE Pairs narrow_unit(PairUnit w) { return w; }
-FD_INLINE PairUnit widen_unit(Pairs w) { return w; }
-FD_INLINE F16 dot_unit(F16 acc, PairElement x, PairUnit w) { return dot_pairs(acc, w, splat_pair(x.bits)); }
-
 struct QuadElement {
   uint32_t bits;  // four signed bytes
 };
@@ -42,84 +30,49 @@ FD_INLINE QuadElement quad_element(const int8_t* x) {
   return element;
 }
 using QuadUnit = __m512i;  // four unsigned bytes per lane
-FD_INLINE I16 dot_unit(I16 acc, QuadElement x, QuadUnit w) {
-  return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(static_cast<int>(x.bits)));
+FD_INLINE I16 dot_unit(I16 acc, const QuadElement& x, QuadUnit w) {
+  // GCC 12 moves sums to memory and back around the intrinsic.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(x.bits));
+  return acc;
 }
 
-// The integers of sixteen signed bytes in fp32: they fit the upper halves.
-FD_INLINE __m512i widen_bytes(const uint8_t* p) {
+FD_INLINE F16 widen_bytes(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
-FD_INLINE void load_wint8(const uint8_t* block, PairUnit (&units)[2]) {
-  for (int i = 0; i < 2; ++i) {
-    const __m512i low = _mm512_srli_epi32(widen_bytes(block + 32 * i), 16);
-    units[i] = _mm512_or_si512(widen_bytes(block + 32 * i + 16), low);
-  }
+#if defined(FD_ISA_AVX512_BF16)
+// The integers in fp32 fit the upper halves.
+FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(widen_bytes(block + 32 * u)), 16);
+  return _mm512_or_si512(_mm512_castps_si512(widen_bytes(block + 32 * u + 16)), low);
 }
 // One look-up turns the low nibbles of 32 words into bf16; the table holds -8 .. 7 twice because the instruction reads
 // five bits.
-FD_INLINE void load_wint4(const uint8_t* block, PairUnit (&units)[4]) {
+FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
   alignas(64) static const uint16_t table[32] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
                                                  0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
                                                  0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
                                                  0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-  const __m512i values = _mm512_load_si512(table), codes = _mm512_loadu_si512(block);
-  units[0] = _mm512_permutexvar_epi16(codes, values);
-  units[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), values);
-  units[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), values);
-  units[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), values);
+  return _mm512_permutexvar_epi16(_mm512_srli_epi16(_mm512_loadu_si512(block), 4 * u), _mm512_load_si512(table));
 }
-FD_INLINE void load_w8a8(const uint8_t* block, QuadUnit (&units)[1]) { units[0] = _mm512_loadu_si512(block); }
-FD_INLINE void load_w4a8(const uint8_t* block, QuadUnit (&units)[2]) {
-  const __m512i codes = _mm512_loadu_si512(block), mask = _mm512_set1_epi8(15);
-  units[0] = _mm512_and_si512(codes, mask);
-  units[1] = _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask);
-}
-
 #else
-
-struct PairElement {
-  float first, second;
-};
-FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
-  return {bf16_to_float(first), bf16_to_float(second)};
+FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
+  return {widen_bytes(block + 32 * u), widen_bytes(block + 32 * u + 16)};
 }
-
-struct PairUnit {
-  F16 first, second;
-};
-// To and from bf16 in half of the memory; the values are integers that bf16 holds exactly.
-FD_INLINE Pairs narrow_unit(const PairUnit& w) {
-#if defined(FD_ISA_AVX2)
-  const auto join = [](__m256 first, __m256 second) {
-    return _mm256_or_si256(_mm256_castps_si256(second), _mm256_srli_epi32(_mm256_castps_si256(first), 16));
-  };
-  return {join(w.first.low, w.second.low), join(w.first.high, w.second.high)};
-#else
-  Pairs pairs;
-  for (int i = 0; i < 4; ++i) pairs.part[i] = (U4)w.second.part[i] | (U4)w.first.part[i] >> 16;
-  return pairs;
+// One look-up turns the low nibbles of sixteen words into fp32: the instruction reads four bits.
+FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
+  const F16 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m512i codes = _mm512_loadu_si512(block);
+  return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * u), values),
+          _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * u + 16), values)};
+}
 #endif
+FD_INLINE QuadUnit w8a8_unit(const uint8_t* block) { return _mm512_loadu_si512(block); }
+FD_INLINE QuadUnit w4a8_unit(const uint8_t* block, int u) {
+  return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(block), 4 * u), _mm512_set1_epi8(15));
 }
-FD_INLINE PairUnit widen_unit(Pairs w) {
-#if defined(FD_ISA_AVX2)
-  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-  return {{_mm256_castsi256_ps(_mm256_slli_epi32(w.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.high, 16))},
-          {_mm256_castsi256_ps(_mm256_and_si256(w.low, high)), _mm256_castsi256_ps(_mm256_and_si256(w.high, high))}};
+
 #else
-  PairUnit unit;
-  for (int i = 0; i < 4; ++i) {
-    unit.first.part[i] = (F4)(w.part[i] << 16);
-    unit.second.part[i] = (F4)(w.part[i] & 0xffff0000u);
-  }
-  return unit;
-#endif
-}
-// The second k before the first, as dot_pairs does.
-FD_INLINE F16 dot_unit(F16 acc, PairElement x, const PairUnit& w) {
-  return fma(splat(x.first), w.first, fma(splat(x.second), w.second, acc));
-}
 
 #if defined(FD_ISA_AVX2)
 
@@ -218,22 +171,18 @@ FD_INLINE QuadUnit quad_unit(I16 bytes) { return bytes; }
 
 #endif
 
-FD_INLINE void load_wint8(const uint8_t* block, PairUnit (&units)[2]) {
-  for (int i = 0; i < 2; ++i) units[i] = {widen_bytes(block + 32 * i), widen_bytes(block + 32 * i + 16)};
+FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
+  return {widen_bytes(block + 32 * u), widen_bytes(block + 32 * u + 16)};
 }
-FD_INLINE void load_wint4(const uint8_t* block, PairUnit (&units)[4]) {
+FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
   const I16 codes = load_ints(block);
   const F16 zero_code = splat(8.0f);
-  for (int j = 0; j < 4; ++j) {
-    units[j].first = sub(to_float(mask_bits(shift_right(codes, 4 * j), 15)), zero_code);
-    units[j].second = sub(to_float(mask_bits(shift_right(codes, 4 * j + 16), 15)), zero_code);
-  }
+  return {sub(to_float(mask_bits(shift_right(codes, 4 * u), 15)), zero_code),
+          sub(to_float(mask_bits(shift_right(codes, 4 * u + 16), 15)), zero_code)};
 }
-FD_INLINE void load_w8a8(const uint8_t* block, QuadUnit (&units)[1]) { units[0] = quad_unit(load_ints(block)); }
-FD_INLINE void load_w4a8(const uint8_t* block, QuadUnit (&units)[2]) {
-  const I16 codes = load_ints(block);
-  units[0] = quad_unit(mask_bits(codes, 0x0f0f0f0f));
-  units[1] = quad_unit(mask_bits(shift_right(codes, 4), 0x0f0f0f0f));
+FD_INLINE QuadUnit w8a8_unit(const uint8_t* block) { return quad_unit(load_ints(block)); }
+FD_INLINE QuadUnit w4a8_unit(const uint8_t* block, int u) {
+  return quad_unit(mask_bits(shift_right(load_ints(block), 4 * u), 0x0f0f0f0f));
 }
 
 #endif

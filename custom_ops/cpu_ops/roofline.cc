@@ -12,6 +12,38 @@ namespace {
 
 constexpr int64_t kReadTile = 1 << 18;  // bytes that a thread reads at a time
 
+// Rows whose sums, with a unit, fit the registers: enough that none waits for its last addition.
+constexpr int kRows = kColumnRows < 12 ? kColumnRows : 12;
+
+FD_INLINE F16 as_float(F16 x) { return x; }
+FD_INLINE F16 as_float(I16 x) { return to_float(x); }
+FD_INLINE void clear(F16& x) { x = zero(); }
+FD_INLINE void clear(I16& x) { x = splat_int(0); }
+
+// All threads do `steps` products of a unit with kRows elements many times over; returns the products of all.
+template <class Sum, class Element, class Unit>
+double multiply(int64_t steps, const Element (&elements)[kRows], const Unit& unit) {
+  const int64_t tiles = 16 * num_threads();
+  float sums[64] = {};
+  parallel_for(tiles, true, [&](int64_t tile) {
+    Sum acc[kRows];
+    Element x[kRows];
+    std::memcpy(x, elements, sizeof(x));
+    const Unit w = unit;
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) clear(acc[r]);  // unrolled like the products, or the sums would live in memory
+    for (int64_t step = 0; step < steps; ++step) {
+      asm volatile("" : "+m"(x));  // the rows may have changed: no product outlives its step
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) acc[r] = dot_unit(acc[r], x[r], w);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) sums[tile % 64] += sum_lanes(as_float(acc[r]));
+  });
+  const double products = static_cast<double>(kRows) * static_cast<double>(steps) * static_cast<double>(tiles);
+  return sums[0] == 0.12345f ? 0 : products;  // the sums are used: the loop cannot be left out
+}
+
 }  // namespace
 
 float read_memory(const void* data, int64_t bytes) {
@@ -31,63 +63,22 @@ float read_memory(const void* data, int64_t bytes) {
 }
 
 double multiply_registers(int64_t steps) {
-  const int64_t tiles = 16 * num_threads();
-  float sums[64] = {};
-  parallel_for(tiles, true, [&](int64_t tile) {
-    F16 acc[kMaxRows][kMaxPanels];
-    Pairs panel[kMaxPanels];
-    for (int v = 0; v < kMaxPanels; ++v) panel[v] = splat_pair(0x3f803f80u + static_cast<uint32_t>(tile + v));
-    for (int r = 0; r < kMaxRows; ++r)
-      for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = zero();
-    for (int64_t step = 0; step < steps; ++step) {
-      const Pairs x = splat_pair(0x3c003c00u + static_cast<uint32_t>(step & 1));
-#pragma GCC unroll 8
-      for (int r = 0; r < kMaxRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = dot_pairs(acc[r][v], x, panel[v]);
-    }
-    for (int r = 0; r < kMaxRows; ++r)
-      for (int v = 0; v < kMaxPanels; ++v) sums[tile % 64] += sum_lanes(acc[r][v]);
-  });
-  double operations = 4.0 * kMaxRows * kMaxPanels * kLanes * static_cast<double>(steps) * static_cast<double>(tiles);
-  return sums[0] == 0.12345f ? 0 : operations;  // the sums are used: the loop cannot be left out
+  PairElement x[kRows];
+  for (int r = 0; r < kRows; ++r) x[r] = pair_element(0x3f80, static_cast<uint16_t>(0x3c00 + r));
+  alignas(64) uint16_t panel[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) panel[i] = 0x3f80;
+  return 4.0 * kLanes * multiply<F16>(steps, x, widen_unit(load_pairs(panel)));
 }
 
 double multiply_integers(int64_t steps) {
-  constexpr int kRows = kMaxRows < 4 ? kMaxRows : 4;  // sums and units together leave registers free
-  const int64_t tiles = 16 * num_threads();
-  float sums[64] = {};
-  parallel_for(tiles, true, [&](int64_t tile) {
-    I16 acc[kRows][kMaxPanels];
-    QuadUnit units[kMaxPanels][1];
-    alignas(64) uint8_t block[64];
-    for (int v = 0; v < kMaxPanels; ++v) {
-      std::memset(block, static_cast<int>(tile) + v, sizeof(block));
-      load_w8a8(block, units[v]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)  // unrolled like the products, or the sums would live in memory
-#pragma GCC unroll 8
-      for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = splat_int(0);
-    QuadElement x[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      const int8_t row[4] = {1, static_cast<int8_t>(r), 2, 1};
-      x[r] = quad_element(row);
-    }
-    for (int64_t step = 0; step < steps; ++step) {
-      asm volatile("" : "+m"(x));  // the rows may have changed: no product outlives its step
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < kMaxPanels; ++v) acc[r][v] = dot_unit(acc[r][v], x[r], units[v][0]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < kMaxPanels; ++v) sums[tile % 64] += sum_lanes(to_float(acc[r][v]));
-  });
-  double operations = 8.0 * kRows * kMaxPanels * kLanes * static_cast<double>(steps) * static_cast<double>(tiles);
-  return sums[0] == 0.12345f ? 0 : operations;
+  QuadElement x[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const int8_t row[4] = {1, static_cast<int8_t>(r), 2, 1};
+    x[r] = quad_element(row);
+  }
+  alignas(64) uint8_t block[64];
+  std::memset(block, 129, sizeof(block));
+  return 8.0 * kLanes * multiply<I16>(steps, x, w8a8_unit(block));
 }
 
 }  // namespace FD_ISA

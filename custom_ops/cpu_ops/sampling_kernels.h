@@ -55,10 +55,14 @@ extern const SamplingKernels kSamplingKernels;
 namespace avx512 {
 extern const SamplingKernels kSamplingKernels;
 }
+namespace avx512_bf16 {
+extern const SamplingKernels kSamplingKernels;
+}
 
 inline const SamplingKernels& sampling_kernels() {
 #if defined(FD_HAVE_AVX512)
   if (current_isa() == Isa::kAvx512) return avx512::kSamplingKernels;
+  if (current_isa() == Isa::kAvx512Bf16) return avx512_bf16::kSamplingKernels;
 #endif
 #if defined(FD_HAVE_AVX2)
   if (current_isa() == Isa::kAvx2) return avx2::kSamplingKernels;

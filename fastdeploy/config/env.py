@@ -11,7 +11,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 API_KEY_VARIABLE = "FD_API_KEY"
 VARIABLES = {
     "FD_API_KEY": "keys that clients must send, comma-separated; `--api-key` replaces them",
-    "FD_CPU_ISA": "path of the operators: avx512, avx2 or portable (default: the best that the processor has)",
+    "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the fastest one there is)",
     "FD_DEBUG": "1 shows tracebacks where one line would do",
     "FD_FOR_TORCH_MODEL_FORMAT": "1 reads checkpoints in torch layout, whatever they say themselves",
     "FD_LOG_DIR": "folder for log files",

@@ -170,7 +170,7 @@ def check_version(library: ctypes.CDLL, path: Path) -> str:
 
 
 def isa() -> str:
-    """Return the instruction-set path of this process: "avx512", "avx2" or "portable"."""
+    """Return the instruction-set path of this process: "avx512_bf16", "avx512", "avx2" or "portable"."""
     return str(load_library().fd_isa_name().decode())
 
 

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +11,9 @@ import pytest
 
 from fastdeploy.ops import isa, select_backend
 from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, load_golden, log_softmax
+from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).resolve().parent
-PATHS = ("portable", "avx2", "avx512")  # ascending: a machine that has one has those before it
 
 
 @pytest.fixture
@@ -37,10 +34,10 @@ def test_reference_operators_reproduce_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path_is_right_and_row_independent(path: str) -> None:
-    if path == isa() or PATHS.index(path) > PATHS.index(isa()):
+    if path == isa() or path not in supported():
         pytest.skip(f"this process runs {isa()}: {path} is covered by the other tests or not there")
     suites = [str(HERE / name) for name in ("test_parity.py", "test_row_independence.py", "test_quantization.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "ernie4_5 or qwen3", *suites]
-    environment = {**os.environ, "FD_CPU_ISA": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=HERE.parent.parent)
+    done = run(
+        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "ernie4_5 or qwen3", *suites], FD_CPU_ISA=path
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

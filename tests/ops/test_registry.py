@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
 def test_the_library_names_its_version_and_sources() -> None:
     assert registry.library_version() == __version__
     assert re.fullmatch("[0-9a-f]{16}", registry.library_hash())
-    assert registry.isa() in ("avx512", "avx2", "portable")
+    assert registry.isa() in ("avx512_bf16", "avx512", "avx2", "portable")
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
