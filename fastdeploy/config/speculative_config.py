@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fastdeploy.config.drafting_checkpoint import infer_method
@@ -42,8 +42,8 @@ KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_can
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = {"suffix": MAX_SPECULATIVE_TOKENS}  # it drafts no more than it expects to be right; else 1
 MAX_MODEL_STEPS = 8
-MTP_STRATEGIES = ("default",)
-PLANNED_MTP_STRATEGIES = ("with_ngram", "with_suffix")
+MAX_NGRAM_SIZE = 16
+EXTENSIONS = {"default": None, "with_ngram": "ngram", "with_suffix": "suffix"}  # mtp_strategy: who else drafts
 MODEL_METHODS = ("mtp", "draft_model")
 OWNERS_OF_KEYS = {  # by prefix
     "suffix_decoding_": ("suffix",),
@@ -76,7 +76,8 @@ class SpeculativeConfig:
         suffix_decoding_min_token_prob: a draft ends where its probability, by past counts, falls below.
         suffix_decoding_max_cache_bytes: memory of the finished outputs.
         num_model_steps: drafts that mtp's layer makes per step.
-        mtp_strategy: default: the layer alone drafts.
+        mtp_strategy: default: the layer alone drafts; with_ngram, with_suffix: that method goes on behind its drafts.
+        needs_layer: False where mtp without a layer means suffix.
         model: checkpoint of draft_model, or of mtp's layer where that does not lie in the target's (None).
         quantization: format of that model's weights, or a mapping of parts to formats; None is the target's.
         revision: of that model on a hub; empty for the hub's default branch.
@@ -99,12 +100,13 @@ class SpeculativeConfig:
     model: str | None = None
     quantization: str | Mapping[str, str] | None = None
     revision: str = ""
+    needs_layer: bool = True
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         low = 0 if self.method == "naive" else 1
         _check_int("num_speculative_tokens", self.num_speculative_tokens, low, MAX_SPECULATIVE_TOKENS)
-        _check_int("max_ngram_size", self.max_ngram_size, 1, 64)
+        _check_int("max_ngram_size", self.max_ngram_size, 1, MAX_NGRAM_SIZE)
         _check_int("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
         _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 2, 255)
         _check_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, -1, 2**31)
@@ -112,7 +114,7 @@ class SpeculativeConfig:
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
         _check_int("suffix_decoding_max_cache_bytes", self.suffix_decoding_max_cache_bytes, 1 << 20, 1 << 34)
         _check_steps(self.num_model_steps, self.num_speculative_tokens if self.method == "mtp" else MAX_MODEL_STEPS)
-        _check_mtp_strategy(self.mtp_strategy)
+        _check_choice("mtp_strategy", self.mtp_strategy, tuple(EXTENSIONS))
         if self.model is not None and not isinstance(self.model, str):
             raise ConfigError(f"{FIELD}.model", f"expected a folder, got {self.model!r}")
         if self.method == "draft_model" and not self.model:
@@ -130,8 +132,19 @@ class SpeculativeConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the keys that belong to the method, with their values: what `from_mapping` makes this of."""
-        values = {key: value for key, value in asdict(self).items() if key != "notes"}
-        return {key: value for key, value in values.items() if self.method in _owners(key, self.method)}
+        hidden = {"notes", "needs_layer"} if self.needs_layer else {"notes", "needs_layer", "mtp_strategy"}
+        parts = _parts(self.method, self.mtp_strategy)
+        values = {key: value for key, value in asdict(self).items() if key not in hidden}
+        return {key: value for key, value in values.items() if _belongs(key, parts)}
+
+    @property
+    def extension(self) -> str | None:
+        """Return the method that goes on behind mtp's drafts, if any."""
+        return EXTENSIONS[self.mtp_strategy] if self.method == "mtp" else None
+
+    def without_layer(self) -> SpeculativeConfig:
+        """Return what stays of mtp with suffix decoding where there is no layer."""
+        return replace(self, method="suffix", mtp_strategy="default", num_model_steps=1, needs_layer=True)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> SpeculativeConfig:
@@ -147,7 +160,10 @@ class SpeculativeConfig:
             raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
         method = _resolve_method(mapping)  # before the keys, most of which belong to a method
         given = _resolve_keys(mapping)
-        _check_belongs(given, method)
+        is_suffix_meant = method == "mtp" and "mtp_strategy" not in given and any(map(_is_suffix_key, given))
+        strategy = "with_suffix" if is_suffix_meant else given.get("mtp_strategy", "default")
+        _check_choice("mtp_strategy", strategy, tuple(EXTENSIONS))
+        _check_belongs(given, method, strategy)
         ranks = given.pop("draft_tensor_parallel_size", None)
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
@@ -162,9 +178,10 @@ class SpeculativeConfig:
         else:
             values.setdefault("num_speculative_tokens", DEFAULT_SPECULATIVE_TOKENS.get(method, 1))
         if method == "mtp":
-            values.setdefault("num_model_steps", values["num_speculative_tokens"])
+            values |= {"mtp_strategy": strategy, "needs_layer": not is_suffix_meant}
+            values.setdefault("num_model_steps", values["num_speculative_tokens"] if strategy == "default" else 1)
         if "max_ngram_size" in values and "min_ngram_size" not in values:
-            _check_int("max_ngram_size", values["max_ngram_size"], 1, 64)
+            _check_int("max_ngram_size", values["max_ngram_size"], 1, MAX_NGRAM_SIZE)
             values["min_ngram_size"] = min(2, values["max_ngram_size"])
         return cls(method=method, notes=notes, **values)
 
@@ -197,16 +214,31 @@ def _resolve_method(given: Mapping[str, Any]) -> str:
     return _check_choice("method", method, METHODS)
 
 
-def _owners(key: str, method: str) -> tuple[str, ...]:
-    """Return the methods that a key belongs to; `method` if it belongs to none in particular."""
-    return next((owners for prefix, owners in OWNERS_OF_KEYS.items() if key.startswith(prefix)), (method,))
+def _owners(key: str) -> tuple[str, ...]:
+    """Return the methods that a key belongs to; none if it belongs to all of them."""
+    return next((owners for prefix, owners in OWNERS_OF_KEYS.items() if key.startswith(prefix)), ())
 
 
-def _check_belongs(given: Mapping[str, Any], method: str) -> None:
+def _belongs(key: str, parts: tuple[str, ...]) -> bool:
+    owners = _owners(key)
+    return not owners or not set(owners).isdisjoint(parts)
+
+
+def _is_suffix_key(key: str) -> bool:
+    return _owners(key) == ("suffix",)
+
+
+def _parts(method: str, strategy: str) -> tuple[str, ...]:
+    """Return the methods that draft."""
+    extension = EXTENSIONS[strategy]
+    return (method,) if extension is None else (method, extension)
+
+
+def _check_belongs(given: Mapping[str, Any], method: str, strategy: str) -> None:
+    parts = _parts(method, strategy)
     for key in given:
-        owners = _owners(key, method)
-        if method not in owners:
-            named = " or ".join(map(repr, owners))
+        if not _belongs(key, parts):
+            named = " or ".join(map(repr, _owners(key)))
             raise ConfigError(f"{FIELD}.{key}", f"belongs to method {named}, the method is {method!r}")
 
 
@@ -224,12 +256,6 @@ def _check_steps(steps: Any, num_drafts: int) -> None:
     _check_int("num_model_steps", steps, 1, MAX_MODEL_STEPS)
     if steps > num_drafts:
         raise ConfigError(f"{FIELD}.num_model_steps", f"{steps} steps make more than {num_drafts} speculative tokens")
-
-
-def _check_mtp_strategy(strategy: Any) -> None:
-    if strategy in PLANNED_MTP_STRATEGIES:
-        raise ConfigError(f"{FIELD}.mtp_strategy", f"{strategy!r} is not available yet; available: default")
-    _check_choice("mtp_strategy", strategy, MTP_STRATEGIES)
 
 
 def _check_quantization(value: Any) -> None:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
+from fastdeploy.models.mtp import holds_mtp_layer
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 Progress = Callable[[str, float], None]
+
+logger = logging.getLogger("fastdeploy.engine")
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
+    config = _with_what_drafts(config, path)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)
     tokenizer = _load_tokenizer(config, path)
@@ -128,6 +133,15 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
             "weights_bytes": model.num_weight_bytes,
         },
     )
+
+
+def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
+    """Let suffix decoding draft alone where the keys of mtp mean both and there is no layer; a line says so."""
+    wanted = config.speculative
+    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or holds_mtp_layer(path):
+        return config
+    logger.warning("speculative_config: %s holds no layer for multi-token prediction: suffix decoding alone", path)
+    return replace(config, speculative=wanted.without_layer())
 
 
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:

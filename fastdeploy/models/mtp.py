@@ -18,9 +18,7 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.layers.attention import StepIndex
 from fastdeploy.layers.linear import Linear
-from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, DecoderTraits, TensorNames
 from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers, full_step
 from fastdeploy.models.registry import find_architecture
@@ -34,9 +32,10 @@ from fastdeploy.models.weights import (
     expected_shapes,
     layer_shapes,
 )
-from fastdeploy.ops.attention import KVCache
+from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
 
 EMB_NORM = "model.mtp_emb_norm.0.weight"
@@ -73,9 +72,8 @@ class MTPLayer:
         self._buffers = StepBuffers(config, target.max_rows)
         self.source: Tensor = paddle.zeros([target.max_rows, config.hidden_size], config.dtype)
         self._embedding, self._final_norm, self._head = shared.embedding, shared.final_norm, shared.head
-        self._emb_norm, self._hidden_norm = RMSNorm(weights.emb_norm, eps), RMSNorm(weights.hidden_norm, eps)
-        self._emb_projection = Linear(weights.emb_projection)
-        self._hidden_projection = Linear(weights.hidden_projection)
+        self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
+        self._hidden_projection = Linear(weights.hidden_projection, NormRule(weights.hidden_norm, eps))
         self._block = DecoderLayer(
             config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=True
         )
@@ -108,13 +106,11 @@ class MTPLayer:
         """Write the logits of the first num_rows rows of hidden into out [capacity, vocab_size] float32."""
         self._head(hidden, out, num_rows)
 
-    def _call_operators(self, token_ids: Tensor, batch: StepIndex, cache: KVCache, num_rows: int) -> None:
+    def _call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
         hidden, normed = self._buffers.hidden, self._buffers.normed
-        self._embedding(token_ids, hidden, num_rows)
-        self._emb_norm(hidden, normed, num_rows)
+        self._embedding(token_ids, normed, num_rows)
         self._emb_projection(normed, hidden, num_rows)
-        self._hidden_norm(self.source, normed, num_rows)
-        self._hidden_projection(normed, hidden, num_rows, hidden)
+        self._hidden_projection(self.source, hidden, num_rows, hidden)
         self._block(batch, cache, num_rows)
         self._final_norm(hidden, normed, num_rows)
 
@@ -145,6 +141,11 @@ def load_mtp_layer(
         source = MTPSource(Path(path or config.path), config, architecture, shapes)
     loader = WeightLoader(config, architecture, source, shapes, None, quantization)
     return MTPLayer(config, _load(loader, config), target)
+
+
+def holds_mtp_layer(folder: str) -> bool:
+    """Return whether the checkpoint in `folder` has tensors of such a layer, readable or not."""
+    return any(MARK in name for name in SafetensorsSource(Path(folder)).shapes)
 
 
 def mtp_shapes(config: ModelConfig, traits: DecoderTraits) -> Shapes:

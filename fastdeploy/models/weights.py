@@ -23,7 +23,7 @@ Progress = Callable[[str, float], None]  # (what is being done, fraction done)
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: qkv holds q | k | v, gate_up holds gate | up."""
+    """One decoder layer: qkv holds q | k | v, gate_up is gated."""
 
     input_norm: Tensor
     qkv: PackedLinear
@@ -216,7 +216,9 @@ class WeightLoader:
     def layer(self, names: LayerNames) -> LayerWeights:
         """Return the weights of one decoder layer."""
         specs = layer_linears(self.config, self.traits, names)
-        linears = {field: self.linear(*spec, self.formats[field]) for field, spec in specs.items()}
+        linears = {
+            field: self.linear(*spec, self.formats[field], is_gated=field == "gate_up") for field, spec in specs.items()
+        }
         qk_norm = self.traits.qk_norm
         return LayerWeights(
             input_norm=self.owned(names.input_norm),
@@ -231,13 +233,18 @@ class WeightLoader:
         return self.stacked([name], list(self.shapes[name])).clone()
 
     def linear(
-        self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool, quantization: str
+        self,
+        parts: tuple[LinearPart, ...],
+        in_features: int,
+        has_bias: bool,
+        quantization: str,
+        is_gated: bool = False,
     ) -> PackedLinear:
         """Pack stored layers of equal input into one."""
         rows = sum(part.out_features for part in parts)
         weight = self.stacked([f"{part.name}.weight" for part in parts], [rows, in_features])
         bias = self.stacked([f"{part.name}.bias" for part in parts], [rows]).clone() if has_bias else None
-        return pack_linear(weight, bias, quantization)
+        return pack_linear(weight, bias, quantization, is_gated)
 
     def stacked(self, names: list[str], shape: list[int]) -> Tensor:
         """Return stored tensors stacked along the first axis in one dtype; a lone one may be the file itself."""

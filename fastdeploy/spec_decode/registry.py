@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.spec_decode.base import DraftRunner, Proposer
+
+if TYPE_CHECKING:
+    from fastdeploy.spec_decode.ngram import NgramProposer
+    from fastdeploy.spec_decode.suffix import SuffixProposer
 
 
 def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
@@ -15,13 +20,13 @@ def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     return NaiveProposer()
 
 
-def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> NgramProposer:
     from fastdeploy.spec_decode.ngram import NgramProposer
 
     return NgramProposer(config.max_ngram_size, config.min_ngram_size)
 
 
-def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProposer:
     from fastdeploy.ops.suffix_cache import SuffixRules
     from fastdeploy.spec_decode.suffix import SuffixProposer
 
@@ -40,7 +45,13 @@ def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
 def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.mtp import MTPProposer
 
-    return MTPProposer(_present(config, runner), config.num_model_steps)
+    layer = MTPProposer(_present(config, runner), config.num_model_steps)
+    if config.extension is None:
+        return layer
+    from fastdeploy.spec_decode.hybrid import HybridProposer
+
+    matcher = _suffix(config, None) if config.extension == "suffix" else _ngram(config, None)
+    return HybridProposer(layer, matcher, config.num_model_steps)
 
 
 def _draft_model(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:

@@ -15,7 +15,7 @@ import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import EXTENSIONS, SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
@@ -34,6 +34,7 @@ CASES = [  # method, chunk, most drafts
     *(("suffix", chunk, num) for chunk in (7, 2048) for num in NUM_DRAFTS),
     *(("mtp", chunk, num) for chunk in (7, 2048) for num in (1, 2, 3)),
     *(("draft_model", chunk, num) for chunk, num in ((7, 3), (2048, 1), (2048, 16))),
+    *((strategy, 7, 5) for strategy in ("with_ngram", "with_suffix")),
 ]
 
 
@@ -57,10 +58,11 @@ def config(
             max_num_seqs=16, max_num_batched_tokens=256, long_prefill_token_threshold=min(chunk, 256)
         ),
         speculative=SpeculativeConfig(
-            method=method,
+            method="mtp" if method in EXTENSIONS else method,
             num_speculative_tokens=num_drafts,
             num_model_steps=num_drafts if method == "mtp" else 1,
             model="demo/draft" if method == "draft_model" else None,
+            mtp_strategy=method if method in EXTENSIONS else "default",
             verify_strategy=verify_strategy,
             accept_policy=accept_policy,
         ),
@@ -214,6 +216,8 @@ def check_bite(engine: Engine, method: str, num_drafts: int) -> None:
     stats = engine.stats()
     assert stats.num_accepted_tokens > 0, stats
     assert stats.num_draft_tokens > stats.num_accepted_tokens, stats
+    if method in EXTENSIONS:
+        assert len(stats.accepted_per_position) > 1 and stats.accepted_per_position[-1] > 0
     if method == "oracle":
         assert len(stats.accepted_per_position) == num_drafts
         assert stats.accepted_per_position[0] > 0

@@ -57,3 +57,13 @@ def test_a_checkpoint_without_the_layer_is_refused() -> None:
 def engine_config_of(model: str) -> EngineConfig:
     speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=1)
     return EngineConfig(model=model, max_model_len=32, speculative=speculative)
+
+
+def test_keys_of_suffix_decoding_draft_alone_where_there_is_no_layer(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 64}
+    config = EngineConfig(
+        model="tests/golden/ernie4_5", max_model_len=32, speculative=SpeculativeConfig.from_mapping(given)
+    )
+    with caplog.at_level("WARNING"):
+        assert make_engine(config).describe()["speculation"]["method"] == "suffix"
+    assert "holds no layer for multi-token prediction: suffix decoding alone" in caplog.text

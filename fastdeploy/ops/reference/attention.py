@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from fastdeploy.ops.reference.rotary import prepare
+
 if TYPE_CHECKING:
     from fastdeploy.ops.attention import KVCache, RowIndex
-    from fastdeploy.ops.rotary import HeadLayout
+    from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> "KVCache":
@@ -32,8 +34,11 @@ def append_attention(
     heads: "HeadLayout",
     scale: float,
     hides_first: bool,
+    rotary: "RotaryRule | None" = None,
 ) -> None:
     """As fastdeploy.ops.attention.append_attention, one sequence at a time."""
+    if rotary is not None:
+        prepare(qkv, batch.positions, batch.num_rows, heads, rotary)
     kv, dim = heads.num_kv_heads, heads.head_dim
     rows = qkv[: batch.num_rows].reshape([batch.num_rows, -1, dim])
     query, key, value = rows[:, : heads.num_heads], rows[:, -2 * kv : -kv], rows[:, -kv:]
