@@ -55,6 +55,8 @@ def make_lane(name: str, args: argparse.Namespace, batch: int) -> Lane:
     mapping: dict[str, Any] = {"method": "naive"}
     if name not in (NAIVE, NAIVE_AGAIN):
         mapping = {"method": name, "num_speculative_tokens": args.num_speculative_tokens}
+    if name == "draft_model":
+        mapping["model"] = args.draft_model
     config = EngineConfig(
         model=args.model,
         max_model_len=args.max_prompt_tokens + args.max_tokens,
@@ -146,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--method", nargs="+", default=["ngram", "suffix"])
+    parser.add_argument("--draft-model", default="demo/draft", help="of method draft_model")
     parser.add_argument("--workload", nargs="+", default=["editing", "loop"], choices=list(WORKLOADS))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
