@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
 #include "cpu_ops/checks.h"
@@ -9,6 +10,7 @@ namespace fd {
 namespace {
 
 thread_local std::unique_ptr<Recording> current;
+std::atomic<int64_t> num_launches{0};
 
 // Refuses slots and blocks that lie outside the cache, and lengths that contradict each other.
 void check(const AttentionArgs& a) {
@@ -74,11 +76,15 @@ void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_se
   require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
   for (const Launch& launch : reinterpret_cast<const Recording*>(recording)->launches)
     std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
+  num_launches += static_cast<int64_t>(reinterpret_cast<const Recording*>(recording)->launches.size());
 }
 
 }  // namespace
 
-void perform(const Launch& launch) { std::visit(Perform(), launch); }
+void perform(const Launch& launch) {
+  std::visit(Perform(), launch);
+  ++num_launches;
+}
 
 void launch(const Launch& launch) {
   if (current == nullptr) return perform(launch);
@@ -96,6 +102,9 @@ FD_EXPORT void fd_recording_begin() { fd::current = std::make_unique<fd::Recordi
 FD_EXPORT void* fd_recording_end() { return fd::current.release(); }
 
 FD_EXPORT void fd_recording_free(void* recording) { delete static_cast<fd::Recording*>(recording); }
+
+// Launches performed by this process so far, replayed ones included.
+FD_EXPORT int64_t fd_num_launches() { return fd::num_launches; }
 
 // `out` is any tensor that the recording writes: it tells Paddle that the operator has an effect.
 PD_BUILD_OP(fd_replay)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from fastdeploy.config.model_config import local_model_path
 
 NAMED_IN_CONFIG = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # by architecture or type; longest first
-MTP_MARK = ".mtp_"  # in the name of every tensor of a layer for multi-token prediction
-DECODER_MARK = ".layers."
+ERNIE_MARK = ".mtp_"  # in the name of every tensor of a layer for multi-token prediction in ERNIE's form
+_LAYER = re.compile(r".*\.layers\.\d+\.")  # DeepSeek's form is a numbered layer, too, that holds an eh_proj
 
 
 def infer_method(model: str) -> str:
@@ -33,8 +34,10 @@ def infer_method_of(folder: Path) -> str:
         if method.replace("_", "") in kind:
             return method
     names = list(_tensor_names(folder))
-    has_decoder = any(DECODER_MARK in name for name in names)
-    return "mtp" if not has_decoder and any(MTP_MARK in name for name in names) else "draft_model"
+    layers = {match.group() for match in map(_LAYER.match, names) if match}
+    for_mtp = {layer for layer in layers if f"{layer}eh_proj.weight" in names}
+    has_mtp = for_mtp or any(ERNIE_MARK in name for name in names)
+    return "mtp" if has_mtp and layers == for_mtp else "draft_model"
 
 
 def _tensor_names(folder: Path) -> Iterator[str]:

@@ -23,15 +23,23 @@ def test_whole_models_and_what_cannot_be_read_are_draft_models(model: str) -> No
     assert infer_method(model) == "draft_model"
 
 
-@pytest.mark.parametrize("prefix", ["model", "ernie"])
-def test_a_folder_of_the_layer_alone_is_for_mtp(tmp_path: Path, prefix: str) -> None:
-    write_tensors(tmp_path / "model.safetensors", f"{prefix}.mtp_emb_norm.0.weight", "lm_head.weight")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("model.mtp_emb_norm.0.weight", "lm_head.weight"),
+        ("ernie.mtp_block.0.mlp.up_proj.weight",),
+        ("model.layers.61.eh_proj.weight", "model.layers.61.mlp.up_proj.weight", "model.embed_tokens.weight"),
+    ],
+)
+def test_a_folder_of_the_layer_alone_is_for_mtp(tmp_path: Path, names: tuple[str, ...]) -> None:
+    write_tensors(tmp_path / "model.safetensors", *names)
     config = SpeculativeConfig.from_mapping({"model": str(tmp_path), "num_speculative_tokens": 2})
     assert (config.method, config.num_model_steps) == ("mtp", 2)
 
 
-def test_a_checkpoint_that_holds_a_layer_too_is_a_draft_model(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "a.safetensors", "model.mtp_emb_norm.0.weight")
+@pytest.mark.parametrize("mark", ["model.mtp_emb_norm.0.weight", "model.layers.1.eh_proj.weight"])
+def test_a_checkpoint_that_holds_a_layer_too_is_a_draft_model(tmp_path: Path, mark: str) -> None:
+    write_tensors(tmp_path / "a.safetensors", mark)
     write_tensors(tmp_path / "b.safetensors", "model.layers.0.mlp.up_proj.weight")
     assert infer_method(str(tmp_path)) == "draft_model"
 
