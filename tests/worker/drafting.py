@@ -51,7 +51,7 @@ def engine_with(
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs, max_num_batched_tokens=256, long_prefill_token_threshold=chunk
             ),
-            speculative=SpeculativeConfig.from_mapping(SPECULATIVE[method]),
+            speculative=SpeculativeConfig.from_mapping({**SPECULATIVE[method], "adaptive": False}),
         )
     )
 
