@@ -26,11 +26,6 @@ from fastdeploy.engine.engine import Engine
 STEPS_PER_READING = 8
 
 
-def num_streamed_bytes(engine: Engine, config: ModelConfig) -> int:
-    """Return the weight bytes that one step reads: every linear layer and the head, not the embedding's other rows."""
-    return int(engine.describe()["weights_bytes"]) - 2 * config.vocab_size * config.hidden_size
-
-
 def measure(engine: Engine, config: ModelConfig, roofline: Roofline, context: int, groups: int) -> dict[str, Any]:
     """Decode after `context` tokens; return medians over groups of steps."""
     params = SamplingParams(temperature=0.0, max_tokens=groups * STEPS_PER_READING + 3, ignore_eos=True)
@@ -38,7 +33,7 @@ def measure(engine: Engine, config: ModelConfig, roofline: Roofline, context: in
     while not engine.step():
         pass  # the prompt, in chunks
     step_ms, shares = [], []
-    num_bytes = num_streamed_bytes(engine, config)
+    num_bytes = int(engine.describe()["streamed_weights_bytes"])
     for group in range(groups):
         roofline.measure()
         begin = time.perf_counter()
