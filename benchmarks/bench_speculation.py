@@ -42,6 +42,7 @@ NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
 HOST_METHODS = ("ngram", "suffix")  # these draft from text alone
 ALL_METHODS = [*(method for method in METHODS if method != NAIVE), "mtp+ngram", "mtp+suffix"]
 MODEL_STEPS = 3  # drafts of a model per step; text that goes on may follow them
+DRAFT_MODEL = "demo/draft"  # of the demonstration model; for another one, method is a JSON mapping
 SHAPE = "benchmarks/shapes/qwen3-0.6b"
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -159,7 +160,8 @@ def method_mapping(method: str, k: int) -> dict[str, Any]:
         return {"method": method, "num_speculative_tokens": k}
     first, _, extension = method.partition("+")
     if not extension:
-        return {"method": first, "num_speculative_tokens": min(k, MODEL_STEPS)}
+        model = {"model": DRAFT_MODEL} if first == "draft_model" else {}
+        return {"method": first, "num_speculative_tokens": min(k, MODEL_STEPS), **model}
     more = {"mtp_strategy": f"with_{extension}", "num_model_steps": min(k, MODEL_STEPS)}
     return {"method": first, "num_speculative_tokens": k, **more}
 

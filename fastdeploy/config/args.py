@@ -293,7 +293,7 @@ def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     older = {key: value for key, value in older.items() if value is not None}
     model = values.get("speculative_model")
     if model is not None:
-        older.update({"method": model} if model.startswith("[") else {"method": "draft_model", "model": model})
+        older.update({"method": model} if model.startswith("[") else {"model": model})
     if not older:
         return config
     if config is not None:

@@ -17,6 +17,7 @@ from fastdeploy.core.errors import ConfigError
 
 DType = Literal["bfloat16", "float32"]
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
+_SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft"}
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
@@ -317,7 +318,7 @@ def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
 
 
 def resolve_model_path(name: str, revision: str = "", field: str = "model") -> str:
-    """Find the directory of a model: a local directory, `demo`, or a name on the hub that FD_MODEL_SOURCE names.
+    """Find the directory of a model: a local one, `demo`, `demo/draft`, or a name on the hub of FD_MODEL_SOURCE.
 
     Args:
         revision: branch, tag or commit on the hub; empty for its default branch.
@@ -326,13 +327,20 @@ def resolve_model_path(name: str, revision: str = "", field: str = "model") -> s
     Raises:
         ConfigError: nothing of that name, a revision of what has none, or the hub cannot be reached.
     """
-    path = _DEMO_MODEL if name == "demo" else Path(name).expanduser()
-    if path.is_dir():
+    path = local_model_path(name)
+    if path is not None:
         if revision not in DEFAULT_REVISIONS:
             raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is a local directory")
         return str(path)
+    path = Path(name).expanduser()
     if path.suffix == ".gguf":
         raise ConfigError(field, f"{name}: GGUF checkpoints are not supported")
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ConfigError(field, f"{name} is not a directory")
     return download(name, revision, read_env().model_source, field)
+
+
+def local_model_path(name: str) -> Path | None:
+    """Return the directory of a model that lies on this machine under that name, or None."""
+    path = _SHORT_NAMES.get(name) or Path(name).expanduser()
+    return path if path.is_dir() else None

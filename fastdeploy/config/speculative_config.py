@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fastdeploy.config.drafting_checkpoint import infer_method
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
 METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
-METHODS = ("naive", "ngram", "suffix", "mtp")
-PLANNED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
+METHODS = ("naive", "ngram", "suffix", "mtp", "draft_model")
+PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
 VERIFY_STRATEGIES = ("topp", "target_match", "greedy", "topp_relaxed")
 ACCEPT_POLICIES = ("normal", "accept_all", "reject_all")
 KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
@@ -35,8 +36,6 @@ KEYS = (
     "mtp_strategy",
     "model",
     "quantization",
-)
-PLANNED_KEYS = (
     "revision",
     "draft_tensor_parallel_size",
 )
@@ -46,14 +45,17 @@ DEFAULT_SPECULATIVE_TOKENS = {"suffix": MAX_SPECULATIVE_TOKENS}  # it drafts no 
 MAX_MODEL_STEPS = 8
 MAX_NGRAM_SIZE = 16
 EXTENSIONS = {"default": None, "with_ngram": "ngram", "with_suffix": "suffix"}  # mtp_strategy: who else drafts
+MODEL_METHODS = ("mtp", "draft_model")
 OWNERS_OF_KEYS = {  # by prefix
-    "suffix_decoding_": "suffix",
-    "max_ngram_size": "ngram",
-    "min_ngram_size": "ngram",
-    "num_model_steps": "mtp",
-    "mtp_strategy": "mtp",
-    "model": "mtp",
-    "quantization": "mtp",
+    "suffix_decoding_": ("suffix",),
+    "max_ngram_size": ("ngram",),
+    "min_ngram_size": ("ngram",),
+    "num_model_steps": ("mtp",),
+    "mtp_strategy": ("mtp",),
+    "model": MODEL_METHODS,
+    "quantization": MODEL_METHODS,
+    "revision": MODEL_METHODS,
+    "draft_tensor_parallel_size": MODEL_METHODS,
 }
 FIELD = "speculative_config"
 
@@ -63,7 +65,7 @@ class SpeculativeConfig:
     """How drafts are made and judged.
 
     Attributes:
-        method: naive (no drafts), ngram, suffix or mtp.
+        method: naive (no drafts), ngram, suffix, mtp or draft_model.
         num_speculative_tokens: K, most drafts verified per step and request; 0 for naive.
         verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces
             temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
@@ -80,8 +82,9 @@ class SpeculativeConfig:
         num_model_steps: drafts that mtp's layer makes per step.
         mtp_strategy: default: the layer alone drafts; with_ngram, with_suffix: that method goes on behind its drafts.
         needs_layer: False where mtp without a layer means suffix.
-        model: folder of mtp's layer; None where it lies in the target's checkpoint.
-        quantization: format of the layer's weights, or a mapping of parts to formats; None is the target's.
+        model: checkpoint of draft_model, or of mtp's layer where that does not lie in the target's (None).
+        quantization: format of that model's weights, or a mapping of parts to formats; None is the target's.
+        revision: of that model on a hub; empty for the hub's default branch.
         notes: lines to show at start-up about keys accepted without effect.
     """
 
@@ -102,6 +105,7 @@ class SpeculativeConfig:
     mtp_strategy: str = "default"
     model: str | None = None
     quantization: str | Mapping[str, str] | None = None
+    revision: str = ""
     needs_layer: bool = True
     notes: tuple[str, ...] = ()
 
@@ -120,6 +124,10 @@ class SpeculativeConfig:
         _check_choice("mtp_strategy", self.mtp_strategy, tuple(EXTENSIONS))
         if self.model is not None and not isinstance(self.model, str):
             raise ConfigError(f"{FIELD}.model", f"expected a folder, got {self.model!r}")
+        if self.method == "draft_model" and not self.model:
+            raise ConfigError(f"{FIELD}.model", "is missing; method 'draft_model' needs a checkpoint to draft with")
+        if not isinstance(self.revision, str):
+            raise ConfigError(f"{FIELD}.revision", f"expected a branch, tag or commit, got {self.revision!r}")
         _check_quantization(self.quantization)
         _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
@@ -139,7 +147,7 @@ class SpeculativeConfig:
         hidden = {"notes", "needs_layer"} if self.needs_layer else {"notes", "needs_layer", "mtp_strategy"}
         parts = _parts(self.method, self.mtp_strategy)
         values = {key: value for key, value in asdict(self).items() if key not in hidden}
-        return {key: value for key, value in values.items() if _owner(key) in (None, *parts)}
+        return {key: value for key, value in values.items() if _belongs(key, parts)}
 
     @property
     def extension(self) -> str | None:
@@ -168,8 +176,11 @@ class SpeculativeConfig:
         strategy = "with_suffix" if is_suffix_meant else given.get("mtp_strategy", "default")
         _check_choice("mtp_strategy", strategy, tuple(EXTENSIONS))
         _check_belongs(given, method, strategy)
+        ranks = given.pop("draft_tensor_parallel_size", None)
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key != "method"}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
+        if ranks is not None:
+            notes += (_note_ranks(ranks),)
         values.setdefault("adaptive", _can_adapt(method, values.get("verify_strategy"), values.get("accept_policy")))
         if method == "naive":
             values["num_speculative_tokens"] = 0
@@ -196,10 +207,8 @@ def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
         name = KEY_ALIASES.get(key, key)
         if name in KEYS_WITHOUT_EFFECT or value is None:
             continue
-        if name in PLANNED_KEYS:
-            raise ConfigError(f"{FIELD}.{key}", "belongs to a speculation method that is not available yet")
         if name not in KEYS:
-            known = difflib.get_close_matches(key, (*KEYS, *KEY_ALIASES, *PLANNED_KEYS), n=1)
+            known = difflib.get_close_matches(key, (*KEYS, *KEY_ALIASES), n=1)
             hint = f"; did you mean {known[0]!r}?" if known else f"; known keys: {', '.join(KEYS)}"
             raise ConfigError(f"{FIELD}.{key}", f"unknown key{hint}")
         if name in given:
@@ -209,7 +218,8 @@ def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_method(given: Mapping[str, Any]) -> str:
-    method = given.get("method", "draft_model" if given.get("model") else None)  # vLLM's meaning of a model alone
+    model = given.get("model")
+    method = given.get("method") or (infer_method(model) if isinstance(model, str) and model else None)
     if not isinstance(method, str):
         raise ConfigError(f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {method!r}")
     method = METHOD_ALIASES.get(method.lower(), method.lower())
@@ -218,13 +228,18 @@ def _resolve_method(given: Mapping[str, Any]) -> str:
     return _check_choice("method", method, METHODS)
 
 
-def _owner(key: str) -> str | None:
-    """Return the method that a key belongs to, None if to all of them."""
-    return next((owner for prefix, owner in OWNERS_OF_KEYS.items() if key.startswith(prefix)), None)
+def _owners(key: str) -> tuple[str, ...]:
+    """Return the methods that a key belongs to; none if it belongs to all of them."""
+    return next((owners for prefix, owners in OWNERS_OF_KEYS.items() if key.startswith(prefix)), ())
+
+
+def _belongs(key: str, parts: tuple[str, ...]) -> bool:
+    owners = _owners(key)
+    return not owners or not set(owners).isdisjoint(parts)
 
 
 def _is_suffix_key(key: str) -> bool:
-    return _owner(key) == "suffix"
+    return _owners(key) == ("suffix",)
 
 
 def _parts(method: str, strategy: str) -> tuple[str, ...]:
@@ -236,9 +251,14 @@ def _parts(method: str, strategy: str) -> tuple[str, ...]:
 def _check_belongs(given: Mapping[str, Any], method: str, strategy: str) -> None:
     parts = _parts(method, strategy)
     for key in given:
-        owner = _owner(key)
-        if owner not in (None, *parts):
-            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owner!r}, the method is {method!r}")
+        if not _belongs(key, parts):
+            named = " or ".join(map(repr, _owners(key)))
+            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {named}, the method is {method!r}")
+
+
+def _note_ranks(value: Any) -> str:
+    _check_int("draft_tensor_parallel_size", value, 1, 2**31)
+    return f"{FIELD}.draft_tensor_parallel_size {value} has no effect: on the CPU one rank uses all cores"
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:

@@ -16,7 +16,7 @@ from fastdeploy import ops
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
-from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import Request
@@ -27,17 +27,16 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.engine.drafting import Drafting, describe_draft_model, find_drafting, make_draft_runner
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import holds_mtp_layer, load_mtp_layer
+from fastdeploy.models.mtp import holds_mtp_layer
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.mtp_runner import MTPRunner
 from fastdeploy.worker.step_timing import time_steps
 
 Progress = Callable[[str, float], None]
@@ -50,8 +49,8 @@ class MemoryPlan:
     """How many KV blocks there are and what they cost.
 
     Attributes:
-        block_bytes: of one block over all layers, a drafting layer's among them.
-        extra_bytes: of the drafting layer's scratch blocks.
+        block_bytes: of one block over all layers, the drafting model's among them.
+        extra_bytes: of the drafting model's scratch blocks.
     """
 
     num_blocks: int
@@ -96,6 +95,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     constraints = ConstraintFactory(
         tokenizer, vocab_limit, eos_token_ids, reasoning_format, config.guided_decoding_backend
     )
+    drafting = find_drafting(config, model_config, tokenizer, vocab_limit, max_model_len)
 
     model = load_model(
         model_config,
@@ -105,11 +105,13 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         on_progress=on_progress,
         quantization=config.quantization,
     )
-    plan = _plan_memory(config, model_config, max_model_len)
+    plan = _plan_memory(config, model_config, max_model_len, drafting)
     fingerprint = _fingerprint(config, model_config)
     runner_config = _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids)
-    mtp = _make_mtp(config, model_config, model, plan, runner_config) if config.speculative.method == "mtp" else None
-    runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=mtp)
+    drafter = None
+    if drafting is not None:
+        drafter = make_draft_runner(drafting, config, model, plan.num_blocks, runner_config)
+    runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=drafter)
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(
         max_model_len=max_model_len,
@@ -121,7 +123,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         server_seed=config.seed,
         constraints=constraints,
     )
-    proposer = proposer or make_proposer(config.speculative, mtp)
+    proposer = proposer or make_proposer(config.speculative, drafter)
     proposer.open(vocab_limit, partial(_vocabulary_digest, tokenizer, vocab_limit))
     return Engine(
         admission,
@@ -131,6 +133,8 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
         description={
             **_describe(config, model_config, plan, fingerprint, max_model_len),
+            "speculation": _describe_speculation(config.speculative)
+            | describe_draft_model(drafting, drafter, config, plan.num_blocks),
             "weights_bytes": model.num_weight_bytes,
             "streamed_weights_bytes": model.num_streamed_bytes,
         },
@@ -147,7 +151,8 @@ def _make_draft_budget(
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
     cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
     if proposer.is_model and config.speculative.mtp_strategy == "default":
-        return AdaptiveBudget(cost, proposer.name, config.speculative.num_model_steps)
+        steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
+        return AdaptiveBudget(cost, proposer.name, steps)
     return AdaptiveBudget(cost)
 
 
@@ -173,14 +178,15 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> li
     return [] if tokenizer is None or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
-def _plan_memory(config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> MemoryPlan:
+def _plan_memory(
+    config: EngineConfig, model_config: ModelConfig, max_model_len: int, drafting: Drafting | None
+) -> MemoryPlan:
     """Take the blocks asked for, else what all sequences' full contexts need, at most half of the free memory."""
     block_size = config.cache.block_size
     block_bytes, extra_bytes = model_config.kv_bytes_per_token * block_size, 0
-    if config.speculative.method == "mtp":
-        layer_bytes = model_config.kv_bytes_per_token_and_layer * block_size
-        block_bytes += layer_bytes + model_config.state_bytes
-        extra_bytes = layer_bytes * config.scheduler.max_num_seqs
+    if drafting is not None:
+        block_bytes += drafting.cache_bytes + drafting.state_bytes
+        extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
     blocks_per_seq = -(-max_model_len // block_size)
     if config.cache.num_blocks is not None:
         num_blocks = config.cache.num_blocks
@@ -196,23 +202,6 @@ def _plan_memory(config: EngineConfig, model_config: ModelConfig, max_model_len:
 def _allocate(model_config: ModelConfig, plan: MemoryPlan) -> list[Any]:
     shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
     return [allocate_kv_cache(*shape, model_config.dtype) for _ in range(model_config.num_layers)]
-
-
-def _make_mtp(
-    config: EngineConfig, model_config: ModelConfig, target: CausalLM, plan: MemoryPlan, runner_config: RunnerConfig
-) -> MTPRunner:
-    """Load the layer for multi-token prediction and give it a cache with a scratch block per sequence."""
-    wanted = config.speculative
-    path = None if wanted.model is None else resolve_model_path(wanted.model, field="speculative_config.model")
-    quantization = (
-        config.quantization if wanted.quantization is None else QuantizationConfig.from_value(wanted.quantization)
-    )
-    layer = load_mtp_layer(model_config, target, path, config.load_choices, quantization)
-    num_blocks = plan.num_blocks + config.scheduler.max_num_seqs
-    cache = allocate_kv_cache(
-        num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, model_config.dtype
-    )
-    return MTPRunner(layer, cache, plan.num_blocks, runner_config)
 
 
 def _runner_config(
@@ -278,7 +267,6 @@ def _vocabulary_digest(tokenizer: Tokenizer | None, vocab_limit: int) -> str:
 def _describe(
     config: EngineConfig, model_config: ModelConfig, plan: MemoryPlan, fingerprint: dict[str, Any], max_model_len: int
 ) -> dict[str, Any]:
-    speculative = config.speculative
     return {
         "model": config.model,
         "architecture": model_config.architecture,
@@ -291,13 +279,16 @@ def _describe(
         },
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "speculation": {
-            "method": speculative.method,
-            "num_speculative_tokens": speculative.num_speculative_tokens,
-            "verify_strategy": speculative.verify_strategy,
-            "accept_policy": speculative.accept_policy,
-            "adaptive": speculative.adaptive,
-            "lossy": speculative.is_lossy,
-        },
         "fingerprint": fingerprint,
+    }
+
+
+def _describe_speculation(speculative: SpeculativeConfig) -> dict[str, Any]:
+    return {
+        "method": speculative.method,
+        "num_speculative_tokens": speculative.num_speculative_tokens,
+        "verify_strategy": speculative.verify_strategy,
+        "accept_policy": speculative.accept_policy,
+        "adaptive": speculative.adaptive,
+        "lossy": speculative.is_lossy,
     }

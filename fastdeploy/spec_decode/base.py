@@ -12,7 +12,7 @@ from fastdeploy.core.stats import SuffixCacheStats
 
 
 class DraftRunner(Protocol):
-    """Runs a drafting model for a proposer: see worker.mtp_runner.MTPRunner."""
+    """Runs a drafting model for a proposer: see worker.drafter.Drafter."""
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
         """Return up to counts[i] tokens, int32, to follow the last one of requests[i]."""

@@ -46,9 +46,7 @@ def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProp
 def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.mtp import MTPProposer
 
-    if runner is None:
-        raise ValueError("method mtp needs a runner of its model")
-    layer = MTPProposer(runner, config.num_model_steps)
+    layer = MTPProposer(_present(config, runner), config.num_model_steps)
     if config.extension is None:
         return layer
     from fastdeploy.spec_decode.hybrid import HybridProposer
@@ -57,8 +55,26 @@ def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     return HybridProposer(layer, matcher, config.num_model_steps)
 
 
+def _draft_model(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+    from fastdeploy.spec_decode.draft_model import DraftModelProposer
+
+    return DraftModelProposer(_present(config, runner), config.num_speculative_tokens)
+
+
+def _present(config: SpeculativeConfig, runner: DraftRunner | None) -> DraftRunner:
+    if runner is None:
+        raise ValueError(f"method {config.method} needs a runner of its model")
+    return runner
+
+
 Maker = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]
-PROPOSERS: dict[str, Maker] = {"naive": _naive, "ngram": _ngram, "suffix": _suffix, "mtp": _mtp}
+PROPOSERS: dict[str, Maker] = {
+    "naive": _naive,
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "mtp": _mtp,
+    "draft_model": _draft_model,
+}
 
 
 def make_proposer(config: SpeculativeConfig, runner: DraftRunner | None = None) -> Proposer:

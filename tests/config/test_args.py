@@ -309,6 +309,21 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
     assert new.speculative.max_ngram_size == 4
 
 
+def test_a_draft_model_in_separate_arguments_is_the_same_mapping() -> None:
+    mapping = {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}
+    new, _ = engine_config_from_kwargs({"model": "demo", "speculative_config": mapping})
+    old, notes = engine_config_from_kwargs(
+        {
+            "model": "demo",
+            "speculative_model": "facebook/opt-125m",
+            "num_speculative_tokens": 5,
+            "speculative_draft_tensor_parallel_size": 1,
+        }
+    )
+    assert (old, old.speculative.method) == (new, "draft_model")
+    assert notes[-1].startswith("speculative_config.draft_tensor_parallel_size 1 has no effect")
+
+
 @pytest.mark.parametrize(
     ("kwargs", "field", "message"),
     [
@@ -317,11 +332,6 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
         ({"model": "demo", "disable_log_requests": True}, "disable_log_requests", "flag of the server"),
         ({"model": "demo", "quantization": "awq"}, "quantization", "got 'awq'$"),
         ({"model": "demo", "max_num_seqs": "many"}, "max_num_seqs", r"got 'many' \(LLM argument\)"),
-        (
-            {"model": "demo", "speculative_model": "facebook/opt"},
-            "speculative_config.method",
-            "'draft_model' is not available yet",
-        ),
     ],
 )
 def test_llm_argument_mistakes_name_the_argument(kwargs: dict[str, object], field: str, message: str) -> None:

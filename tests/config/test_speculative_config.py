@@ -46,7 +46,9 @@ def test_suffix_takes_the_documented_keys() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
-    config = SpeculativeConfig.from_mapping({"method": method})
+    config = SpeculativeConfig.from_mapping(
+        {"method": method, **({"model": "demo"} if method == "draft_model" else {})}
+    )
     assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
 
 
@@ -80,6 +82,15 @@ def test_mtp_takes_a_folder_and_a_format_of_its_own() -> None:
     given = {"method": "mtp", "model": "demo", "quantization": "wint4", "mtp_strategy": "default"}
     config = SpeculativeConfig.from_mapping(given)
     assert (config.model, config.quantization, config.num_model_steps) == ("demo", "wint4", 1)
+
+
+def test_a_model_alone_is_a_draft_model() -> None:
+    given = {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 4}
+    config = SpeculativeConfig.from_mapping({**given, "revision": "v1", "quantization": "wint8"})
+    assert (config.method, config.num_speculative_tokens, config.model) == ("draft_model", 5, "facebook/opt-125m")
+    assert (config.revision, config.quantization) == ("v1", "wint8")
+    ranks = "speculative_config.draft_tensor_parallel_size 4 has no effect: on the CPU one rank uses all cores"
+    assert config.notes == (ranks,)
 
 
 def test_suffix_alone_uses_the_documented_defaults() -> None:
@@ -123,8 +134,13 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "mtp", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
         ({"method": "mtp", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),
         ({"method": "ngram", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp'"),
-        ({"method": "mtp", "revision": "main"}, "revision", "not available yet"),
-        ({"model": "demo"}, "method", "'draft_model' is not available yet"),
+        ({"method": "mtp", "revision": 3}, "revision", "expected a branch, tag or commit"),
+        ({"method": "draft_model"}, "model", "is missing; method 'draft_model' needs a checkpoint"),
+        ({"method": "draft_model", "model": ""}, "model", "is missing"),
+        ({"model": "demo", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp', the method is 'draft_m"),
+        ({"model": "demo", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
+        ({"model": "demo", "draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size", r"\[1, 2147483648\], got 0"),
+        ({"method": "ngram", "model": "demo"}, "model", "belongs to method 'mtp' or 'draft_model'"),
         ({"method": "ngram", "num_speculative_token": 1}, "num_speculative_token", "did you mean"),
         ({"method": "ngram", "num_speculative_tokens": 17}, "num_speculative_tokens", r"\[1, 16\]"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens", "integer"),

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-DRAFT = "speculative_config.method: 'draft_model' is not available yet"
+EAGLE = "speculative_config.method: 'eagle' is not available yet"
+MLP_SPECULATOR = "speculative_config.method: 'mlp_speculator' is not available yet"
 SPLITWISE = "belongs to prefill/decode separation, which is not available yet"
 
 
@@ -26,11 +27,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Snippet:
-    """The arguments of `LLM` in a Python snippet, and what comes of it."""
+    """The arguments of `LLM` in a Python snippet, and what comes of it.
+
+    `draft_config` is what the config.json of its drafting model says, where that is not a whole model.
+    """
 
     name: str
     arguments: dict[str, Any]
     outcome: str = ""
+    draft_config: dict[str, Any] | None = None
 
 
 COMMANDS = (
@@ -41,7 +46,6 @@ python -m vllm.entrypoints.openai.api_server --host 0.0.0.0 --port 8000 --model 
     --seed 42 -tp 1 --gpu_memory_utilization 0.8 \\
     --speculative_config '{"model": "facebook/opt-125m", "num_speculative_tokens": 5}'
 """,
-        DRAFT,
     ),
     Command(
         "draft model in separate arguments",
@@ -54,7 +58,6 @@ python -m vllm.entrypoints.openai.api_server --host 0.0.0.0 --port 8000 \\
        --num_speculative_tokens 5 \\
        --gpu_memory_utilization 0.8
 """,
-        DRAFT,
     ),
     Command(
         "MTP on Ascend",
@@ -209,7 +212,6 @@ SNIPPETS = (
             "tensor_parallel_size": 1,
             "speculative_config": {"model": "facebook/opt-125m", "num_speculative_tokens": 5},
         },
-        DRAFT,
     ),
     Snippet(
         "draft model in separate arguments",
@@ -219,7 +221,6 @@ SNIPPETS = (
             "speculative_model": "facebook/opt-125m",
             "num_speculative_tokens": 5,
         },
-        DRAFT,
     ),
     Snippet(
         "MLP speculator",
@@ -228,7 +229,8 @@ SNIPPETS = (
             "tensor_parallel_size": 4,
             "speculative_config": {"model": "ibm-ai-platform/llama3-70b-accelerator", "draft_tensor_parallel_size": 1},
         },
-        DRAFT,
+        MLP_SPECULATOR,
+        {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"},
     ),
     Snippet(
         "MLP speculator in separate arguments",
@@ -238,7 +240,8 @@ SNIPPETS = (
             "speculative_model": "ibm-fms/llama3-70b-accelerator",
             "speculative_draft_tensor_parallel_size": 1,
         },
-        DRAFT,
+        MLP_SPECULATOR,
+        {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"},
     ),
     Snippet(
         "EAGLE without its name",
@@ -247,7 +250,8 @@ SNIPPETS = (
             "tensor_parallel_size": 4,
             "speculative_config": {"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B", "draft_tensor_parallel_size": 1},
         },
-        DRAFT,
+        EAGLE,
+        {"architectures": ["EAGLEModel"], "model_type": "eagle"},
     ),
     Snippet(
         "EAGLE",
@@ -264,7 +268,7 @@ SNIPPETS = (
                 "num_speculative_tokens": 2,
             },
         },
-        "speculative_config.method: 'eagle' is not available yet",
+        EAGLE,
     ),
     Snippet(
         "suffix",

@@ -35,6 +35,7 @@ CASES = [  # method, chunk, most drafts
     *((method, chunk, num) for method in ("ngram", "oracle") for chunk in CHUNKS for num in NUM_DRAFTS),
     *(("suffix", chunk, num) for chunk in (7, 2048) for num in NUM_DRAFTS),
     *(("mtp", chunk, num) for chunk in (7, 2048) for num in (1, 2, 3)),
+    *(("draft_model", chunk, num) for chunk, num in ((7, 3), (2048, 1), (2048, 16))),
     *((strategy, 7, 5) for strategy in ("with_ngram", "with_suffix")),
 ]
 
@@ -62,6 +63,7 @@ def config(
             method="mtp" if method in EXTENSIONS else method,
             num_speculative_tokens=num_drafts,
             num_model_steps=num_drafts if method == "mtp" else 1,
+            model="demo/draft" if method == "draft_model" else None,
             mtp_strategy=method if method in EXTENSIONS else "default",
             verify_strategy=verify_strategy,
             accept_policy=accept_policy,

@@ -30,7 +30,8 @@ class CountingRunner:
 
 
 def registered(method: str) -> Maker:
-    config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4)
+    model = "demo/draft" if method == "draft_model" else None
+    config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4, model=model)
     return lambda: make_proposer(config, CountingRunner())
 
 
@@ -215,6 +216,17 @@ def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None
     assert {draft.source for draft in drafts} == {"mtp"}
 
 
-def test_mtp_without_a_runner_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a runner"):
-        make_proposer(SpeculativeConfig(method="mtp", num_speculative_tokens=1))
+def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
+    config = SpeculativeConfig.from_mapping({"model": "demo/draft", "num_speculative_tokens": 3})
+    proposer = make_proposer(config, CountingRunner())
+    assert (proposer.is_model, proposer.needs_hidden_states) == (True, False)
+    drafts = proposer.propose([request(), request(1)], [3, 1])
+    assert [draft.token_ids.tolist() for draft in drafts] == [[9, 10, 11], [9]]
+    assert {draft.source for draft in drafts} == {"draft_model"}
+
+
+@pytest.mark.parametrize("method", ["mtp", "draft_model"])
+def test_a_model_without_a_runner_is_refused(method: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": method, "model": "demo/draft"})
+    with pytest.raises(ValueError, match=f"method {method} needs a runner"):
+        make_proposer(config)

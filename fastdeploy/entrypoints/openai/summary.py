@@ -73,8 +73,10 @@ def _batch(description: Mapping[str, Any]) -> str:
 def _speculation(speculation: Mapping[str, Any]) -> str:
     if speculation.get("method", "naive") == "naive":
         return "off"
+    draft = speculation.get("draft_model")
+    model = f" {draft['model']} ({_bytes(draft['weights_bytes'])})" if draft else ""
     text = (
-        f"{speculation['method']}, up to {speculation.get('num_speculative_tokens')} drafts, "
+        f"{speculation['method']}{model}, up to {speculation.get('num_speculative_tokens')} drafts, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
     )
     return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")

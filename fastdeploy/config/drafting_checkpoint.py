@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which speculation method a checkpoint is for, where the configuration does not say (no Paddle)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fastdeploy.config.model_config import local_model_path
+
+NAMED_IN_CONFIG = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # by architecture or type; longest first
+ERNIE_MARK = ".mtp_"  # in the name of every tensor of a layer for multi-token prediction in ERNIE's form
+_LAYER = re.compile(r".*\.layers\.\d+\.")  # DeepSeek's form is a numbered layer, too, that holds an eh_proj
+
+
+def infer_method(model: str) -> str:
+    """Return the method that drafts with `model`, as its config.json and the names of its tensors tell.
+
+    A hub's name tells nothing before it is fetched: it is taken for a whole model, as is what cannot be read. Loading
+    says what is wrong with it.
+    """
+    folder = local_model_path(model)
+    return "draft_model" if folder is None else infer_method_of(folder)
+
+
+def infer_method_of(folder: Path) -> str:
+    """Return the method that drafts with the checkpoint in `folder`."""
+    config = _read_json(folder / "config.json")
+    kind = f"{config.get('architectures')} {config.get('model_type')}".lower().replace("_", "")
+    for method in NAMED_IN_CONFIG:
+        if method.replace("_", "") in kind:
+            return method
+    names = list(_tensor_names(folder))
+    layers = {match.group() for match in map(_LAYER.match, names) if match}
+    for_mtp = {layer for layer in layers if f"{layer}eh_proj.weight" in names}
+    has_mtp = for_mtp or any(ERNIE_MARK in name for name in names)
+    return "mtp" if has_mtp and layers == for_mtp else "draft_model"
+
+
+def _tensor_names(folder: Path) -> Iterator[str]:
+    """Yield the names in the headers of the folder's safetensors files."""
+    for file in sorted(folder.glob("*.safetensors")):
+        yield from _read_json(file, has_length=True)
+
+
+def _read_json(file: Path, has_length: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a file, or at its start behind its length in 8 bytes; empty where there is none."""
+    try:
+        with file.open("rb") as stream:
+            value = json.loads(stream.read(int.from_bytes(stream.read(8), "little") if has_length else -1))
+    except (OSError, ValueError, OverflowError, MemoryError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft model is checked before anything is loaded, counted, and described."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.entrypoints.openai.summary import summary_lines
+from tests.exactness.requests import run_all
+
+DRAFT = Path(resolve_model_path("demo/draft"))
+DRAFT_BLOCK = 4 * 2 * 1 * 64 * 2 * 16  # layers, keys and values, heads, width, bytes, tokens
+TARGET_BLOCK = 14 * 2 * 2 * 64 * 2 * 16
+
+
+def engine(speculative: Mapping[str, Any], load_choices: str = "default_v1", max_model_len: int = 64) -> Engine:
+    return make_engine(
+        EngineConfig(
+            model="demo",
+            max_model_len=max_model_len,
+            load_choices=load_choices,
+            cache=CacheConfig(block_size=16, kv_cache_memory=1 << 22),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+            speculative=SpeculativeConfig.from_mapping({"num_speculative_tokens": 3, **speculative}),
+        )
+    )
+
+
+def changed_draft(folder: Path, values: Mapping[str, Any]) -> Path:
+    """Copy the draft model without its tokenizer, with other values in its config.json."""
+    shutil.copy(DRAFT / "model.safetensors", folder)
+    config = json.loads((DRAFT / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"vocab_size": 4000}, "has a vocabulary of 4000 tokens, the target 4096$"),
+        ({"max_position_embeddings": 32}, "holds 32 tokens, less than --max-model-len 64; lower that$"),
+        ({"architectures": ["OPTForCausalLM"]}, r"config.json: 'OPTForCausalLM' is not supported \(supported: Llama"),
+        ({"num_hidden_layers": 5}, "model.layers.4"),
+    ],
+)
+def test_a_model_that_cannot_draft_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        engine({"model": str(changed_draft(tmp_path, values))})
+    assert caught.value.field == "speculative_config.model"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
+    folder = changed_draft(tmp_path, {})
+    tokenizer = json.loads((DRAFT / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    names = {token_id: token for token, token_id in vocabulary.items()}
+    vocabulary.update({names[300]: 301, names[301]: 300})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shutil.copy(DRAFT / "tokenizer_config.json", folder)
+    with pytest.raises(ConfigError, match=r"has another vocabulary: .* is 30[01] in the target's tokenizer, 30[01] in"):
+        engine({"model": str(folder)})
+
+
+@pytest.mark.parametrize(
+    ("speculative", "error"),
+    [
+        ({"model": "/nowhere"}, "speculative_config.model: /nowhere is not a directory"),
+        ({"model": "demo", "revision": "v9"}, "speculative_config.revision: 'v9' needs the name of a hub's model"),
+        (
+            {"method": "draft_model", "model": "layer"},
+            "speculative_config.model: layer is no draft model but one for method 'mtp'",
+        ),
+    ],
+)
+def test_a_name_that_leads_to_no_draft_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: dict[str, Any], error: str
+) -> None:
+    header = b'{"model.mtp_emb_norm.0.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
+    (tmp_path / "layer").mkdir()
+    (tmp_path / "layer" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        engine(speculative)
+    assert str(caught.value).startswith(error)
+
+
+def test_memory_plan_and_description_count_the_draft_model() -> None:
+    plain, drafting = (engine(spec).describe() for spec in ({"method": "naive"}, {"model": "demo/draft"}))
+    assert plain["fingerprint"] == drafting["fingerprint"]
+    assert plain["kv_cache"]["num_blocks"] == (1 << 22) // TARGET_BLOCK
+    num_blocks = drafting["kv_cache"]["num_blocks"]
+    assert num_blocks == ((1 << 22) - 4 * DRAFT_BLOCK) // (TARGET_BLOCK + DRAFT_BLOCK)
+    assert drafting["kv_cache"]["bytes"] <= 1 << 22
+    described = drafting["speculation"]["draft_model"]
+    assert described["kv_cache_bytes"] == (num_blocks + 4) * DRAFT_BLOCK
+    assert 2_600_000 < described["weights_bytes"] < 3_800_000
+    assert "draft_model" not in plain["speculation"]
+    assert any("draft_model demo/draft (" in line for line in summary_lines(drafting, ()))
+
+
+def test_a_format_of_its_own_makes_the_draft_model_smaller() -> None:
+    plain, small = (engine({"model": "demo/draft", **q}).describe() for q in ({}, {"quantization": "wint4"}))
+    sizes = [d["speculation"]["draft_model"]["weights_bytes"] for d in (plain, small)]
+    assert sizes[1] < sizes[0]
+    assert plain["weights_bytes"] == small["weights_bytes"]
+
+
+def test_drawn_weights_draft_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((DRAFT / "config.json").read_text())
+    running = engine({"model": str(tmp_path)}, load_choices="dummy")
+    run_all(running, [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9))])
+    assert running.stats().num_draft_tokens > 0

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines with a drafting model, and what they draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from tests.exactness.requests import HEADS
+
+Drafts = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
+STEPS = 3
+SPECULATIVE: dict[str, dict[str, Any]] = {
+    "naive": {"method": "naive"},
+    "mtp": {"method": "mtp", "num_speculative_tokens": STEPS},
+    "draft_model": {"model": "demo/draft", "num_speculative_tokens": STEPS},
+    "itself": {"model": "demo", "num_speculative_tokens": STEPS},
+}
+
+
+def engine_with(
+    method: str,
+    chunk: int = 256,
+    prefix_caching: bool = False,
+    num_blocks: int | None = None,
+    cache_memory: int | None = None,
+    max_num_seqs: int = 8,
+    load_choices: str = "default_v1",
+) -> Engine:
+    """Return an engine of the demonstration model that drafts as SPECULATIVE says."""
+    return make_engine(
+        EngineConfig(
+            model="demo",
+            max_model_len=512,
+            seed=0,
+            load_choices=load_choices,
+            cache=CacheConfig(
+                block_size=16,
+                num_blocks=num_blocks,
+                kv_cache_memory=cache_memory,
+                enable_prefix_caching=prefix_caching,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=256, long_prefill_token_threshold=chunk
+            ),
+            speculative=SpeculativeConfig.from_mapping({**SPECULATIVE[method], "adaptive": False}),
+        )
+    )
+
+
+def eight_requests() -> list[GenerationRequest]:
+    """Return greedy and sampled requests on real text."""
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
+    variants = ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 7})
+    return [
+        GenerationRequest(f"r{i}{j}", tokenizer.encode(head), SamplingParams(max_tokens=96, ignore_eos=True, **variant))
+        for i, head in enumerate(HEADS)
+        for j, variant in enumerate(variants)
+    ]
+
+
+def record_drafts(engine: Engine) -> Drafts:
+    """Return a dictionary that fills, as the engine runs, with what was drafted after which tokens with which seed."""
+    drafts: Drafts = {}
+    propose = engine.proposer.propose
+
+    def recorded(requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+        proposed = propose(requests, caps)
+        for request, draft in zip(requests, proposed):
+            seed = 0 if request.params.is_greedy else request.seed
+            drafts[tuple(request.token_ids.tolist()), seed] = tuple(draft.token_ids.tolist())
+        return proposed
+
+    engine.proposer.propose = recorded  # type: ignore[method-assign]
+    return drafts
+
+
+def check_equal(found: Drafts, expected: Drafts, least: int) -> None:
+    """Assert that at least `least` contexts occur in both and that the same was drafted after each of them.
+
+    Not all do: a chunk or a prefix hit that leaves one token of the prompt lets the draft begin before the first token.
+    """
+    common = found.keys() & expected.keys()
+    assert len(common) >= least
+    for context in common:
+        shorter = min(len(found[context]), len(expected[context]))
+        assert found[context][:shorter] == expected[context][:shorter]
