@@ -16,9 +16,8 @@ namespace FD_ISA {
 namespace {
 
 constexpr int64_t kPanelsAtOnce =
-    16;  // at most, that share the cache lines of rows stored [in, out]: 512 bytes of each
-constexpr int64_t kUnitsAtOnce =
-    16;  // so that those rows stay in the L1 cache, also where they meet in few of its sets
+    16;                               // at most, that share the cache lines of rows stored [in, out]: 512 bytes of each
+constexpr int64_t kUnitsAtOnce = 16;  // so that those rows stay in the L1 cache, also where they meet in few sets
 
 constexpr int64_t kUnit = 4;                     // bytes
 constexpr int64_t kUnitStride = kUnit * kPanel;  // bytes from a unit of a lane to its next
@@ -50,8 +49,8 @@ void transpose_units(const char* rows, int64_t stride, int64_t count, int64_t be
         transpose_quad(from, stride, to);
         continue;
       }
-      for (int64_t i = 0; i < std::min<int64_t>(4, count - lane); ++i)
-        for (int64_t j = 0; j < std::min<int64_t>(4, end - unit); ++j)
+      for (int64_t i = 0; i < least(4, count - lane); ++i)
+        for (int64_t j = 0; j < least(4, end - unit); ++j)
           std::memcpy(to + j * kUnitStride + i * kUnit, from + i * stride + j * kUnit, kUnit);
     }
   }
@@ -63,7 +62,7 @@ void pack_rows(const PackArgs& a, const Run& run, int64_t begin, int64_t end, T*
   constexpr int64_t size = Step<T>::kSize;
   const T* rows = static_cast<const T*>(run.piece.data) + run.first * run.piece.stride;
   T* target = panel + run.lane * size;
-  const int64_t whole = std::min(end, a.k / size), stride = run.piece.stride * static_cast<int64_t>(sizeof(T));
+  const int64_t whole = least(end, a.k / size), stride = run.piece.stride * static_cast<int64_t>(sizeof(T));
   transpose_units(reinterpret_cast<const char*>(rows), stride, run.count, begin, whole,
                   reinterpret_cast<char*>(target));
   if (whole == end || size == 1) return;  // a unit that pads fp32 is all zeros
@@ -94,7 +93,7 @@ void pack_columns(const PackArgs& a, const Run& run, int64_t begin, int64_t end,
   constexpr int64_t size = Step<T>::kSize;
   const T* columns = static_cast<const T*>(run.piece.data) + run.first;
   T* target = panel + run.lane * size;
-  const int64_t whole = std::min(end, a.k / size), stride = run.piece.stride;
+  const int64_t whole = least(end, a.k / size), stride = run.piece.stride;
   for (int64_t unit = begin; unit < whole; ++unit)
     interleave(columns + unit * size * stride, stride, run.count, target + unit * kStepSize<T>);
   if (whole == end || size == 1) return;
@@ -116,13 +115,13 @@ void pack_typed(const PackArgs& a) {
   constexpr int64_t size = Step<T>::kSize;
   T* packed = static_cast<T*>(a.packed);
   const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / size, panels = num_panels(a.n, a.gated);
-  const int64_t share = panels / (2 * num_threads()), at_once = std::clamp<int64_t>(share, 1, kPanelsAtOnce);
+  const int64_t share = panels / (2 * num_threads()), at_once = share < 1 ? 1 : least(share, kPanelsAtOnce);
   parallel_for((panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
-    const int64_t last = std::min((group + 1) * at_once, panels);
+    const int64_t last = least((group + 1) * at_once, panels);
     const int64_t strip = a.pieces.data->is_transposed ? kUnitsAtOnce : units;
     for (int64_t unit = 0; unit < units; unit += strip)
       for (int64_t panel = group * at_once; panel < last; ++panel)
-        pack_panel(a, panel, unit, std::min(unit + strip, units), packed + panel * padded_k * kPanel);
+        pack_panel(a, panel, unit, least(unit + strip, units), packed + panel * padded_k * kPanel);
   });
 }
 

@@ -2,13 +2,13 @@
 // Where the outputs of a weight to pack lie.
 #pragma once
 
-#include <algorithm>
-
 #include "cpu_ops/kernels.h"
 
 namespace fd {
 namespace FD_ISA {
 namespace {
+
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Consecutive outputs within one piece, and the first of the panel's lanes that they take.
 struct Run {
@@ -23,7 +23,7 @@ void for_each_run(const PackPieces& pieces, int64_t first, int64_t count, const 
   for (const PackPiece* piece = pieces.data; count > 0; begin += piece->count, ++piece) {
     const int64_t skipped = first - begin;
     if (skipped >= piece->count) continue;
-    const int64_t taken = std::min(piece->count - skipped, count);
+    const int64_t taken = least(piece->count - skipped, count);
     visit(Run{*piece, skipped, lane, taken});
     first += taken, lane += taken, count -= taken;
   }
@@ -42,7 +42,7 @@ void for_each_run(const PackPieces& pieces, int64_t first, int64_t count, const 
     if (!run.piece.is_transposed) return;
     for (int64_t begin = 0; begin < k; begin += strip)
       for (int64_t i = 0; i < run.count; ++i)
-        for (int64_t row = begin; row < std::min(begin + strip, k); ++row)
+        for (int64_t row = begin; row < least(begin + strip, k); ++row)
           turned[(run.lane + i) * k + row] = data[row * stride + run.first + i];
   });
 }
