@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <string>
+#include <typeinfo>
 
 #include "cpu_ops/checks.h"
 #include "cpu_ops/recording.h"
@@ -76,6 +82,38 @@ Args resized(Args args, int64_t num_rows, int64_t num_seqs) {
   return args;
 }
 
+template <class Args, class = void>
+constexpr bool has_weight = false;
+
+template <class Args>
+constexpr bool has_weight<Args, std::void_t<decltype(Args::n), decltype(Args::k)>> = true;
+
+// Returns what kind of launch this is, with the size of its weight if it has one: "Linear [3072, 1024]".
+template <class Args>
+std::string describe(const Args& args) {
+  const std::unique_ptr<char, decltype(&std::free)> type(
+      abi::__cxa_demangle(typeid(Args).name(), nullptr, nullptr, nullptr), std::free);
+  std::string name = type.get();  // fd::LinearArgs
+  name = name.substr(name.rfind(':') + 1);
+  name = name.substr(0, name.rfind("Args"));
+  if constexpr (has_weight<Args>) name += " [" + std::to_string(args.n) + ", " + std::to_string(args.k) + "]";
+  return name;
+}
+
+// As replay, with the seconds of each launch.
+void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+  using Clock = std::chrono::steady_clock;
+  const auto& launches = reinterpret_cast<const Recording*>(recording)->launches;
+  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == static_cast<int64_t>(launches.size()),
+          "profile", "seconds", "float64, one per launch", seconds.numel());
+  double* out = seconds.data<double>();
+  for (const Launch& launch : launches) {
+    const Clock::time_point begin = Clock::now();
+    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
+    *out++ = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+}
+
 void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
   require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
   for (const Launch& launch : reinterpret_cast<const Recording*>(recording)->launches)
@@ -103,6 +141,19 @@ FD_EXPORT void* fd_recording_end() { return fd::current.release(); }
 
 FD_EXPORT void fd_recording_free(void* recording) { delete static_cast<fd::Recording*>(recording); }
 
+FD_EXPORT int64_t fd_recording_size(const void* recording) {
+  return static_cast<int64_t>(static_cast<const fd::Recording*>(recording)->launches.size());
+}
+
+// Returns the descriptions of all launches, one a line, valid until the thread's next call.
+FD_EXPORT const char* fd_recording_describe(const void* recording) {
+  static thread_local std::string lines;
+  lines.clear();
+  for (const fd::Launch& launch : static_cast<const fd::Recording*>(recording)->launches)
+    lines += std::visit([](const auto& args) { return fd::describe(args); }, launch) + '\n';
+  return lines.c_str();
+}
+
 // `out` is any tensor that the recording writes: it tells Paddle that the operator has an effect.
 PD_BUILD_OP(fd_replay)
     .Inputs({"out"})
@@ -110,3 +161,10 @@ PD_BUILD_OP(fd_replay)
     .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(fd::replay));
+
+PD_BUILD_OP(fd_profile)
+    .Inputs({"out", "seconds"})
+    .Outputs({"out_", "seconds_"})
+    .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
+    .SetInplaceMap({{"out", "out_"}, {"seconds", "seconds_"}})
+    .SetKernelFn(PD_KERNEL(fd::profile));

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a step's time goes, by operator, as a table and as stacked bars.
+
+    python -m benchmarks.profile_step [--quantization none] [--rounds 7] [--svg docs/profile.svg]
+
+The operators of a recorded step are timed one launch at a time by the library, those outside of it around their call;
+what is left of the step is `engine and Python`. Every case is shown as shares of its own step; medians of rounds, in
+which cases take turns. Operators go by the names that the library has for them, linear layers by the part that has
+their shape. `unprofiled` is the same step without timing, for what the timing itself costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from paddle import Tensor
+
+from benchmarks.report import print_json, print_table
+from benchmarks.shape_engine import SHAPE, TOKEN, ShapeEngine, StepShape
+from benchmarks.stacked_bars import stacked_bars
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.quantization import FORMATS
+from fastdeploy.ops import registry
+from fastdeploy.ops.linear import PackedLinear
+from fastdeploy.ops.recording import Recording
+
+REST = "engine and Python"
+Profile = dict[str, float]  # seconds by operator
+
+
+@dataclass
+class Case:
+    """A kind of step, how to run one, and what its runs took."""
+
+    name: str
+    run: Callable[[AbstractContextManager[None]], float]  # runs one inside the manager and returns its seconds
+    profiles: list[Profile] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
+
+    def shares(self) -> Profile:
+        """Return the median seconds of every operator."""
+        names = dict.fromkeys(name for profile in self.profiles for name in profile)
+        return {name: statistics.median(profile.get(name, 0.0) for profile in self.profiles) for name in names}
+
+
+@contextmanager
+def timed_operators(spent: Profile) -> Iterator[None]:
+    """Add the seconds of every operator that runs meanwhile to `spent`, by label."""
+
+    def replay(self: Recording, out: Tensor, num_rows: int, num_seqs: int) -> None:
+        for label, seconds in zip(_labels(self), self.profile(out, num_rows, num_seqs), strict=True):
+            spent[label] += seconds
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            result = function(*args, **kwargs)
+            spent[_label(name, args)] += time.perf_counter() - begin
+            return result
+
+        return call
+
+    entries = registry.entries().values()
+    runs = [entry.run for entry in entries]
+    for entry in entries:
+        entry.run = timed(entry.name, entry.run)
+    try:
+        with patch.object(Recording, "replay", replay):
+            yield
+    finally:
+        for entry, run in zip(entries, runs):
+            entry.run = run
+
+
+@lru_cache(maxsize=8)
+def _labels(recording: Recording) -> list[str]:
+    return recording.describe()
+
+
+def _label(name: str, args: tuple[Any, ...]) -> str:
+    weight = next((arg for arg in args if isinstance(arg, PackedLinear)), None)
+    if weight is None:
+        return name
+    return f"Linear [{weight.out_features}, {weight.in_features}]"
+
+
+def part_names(config: ModelConfig) -> dict[str, str]:
+    """Return what the linear layers of a model are, by the end of their labels."""
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    shapes = {
+        "qkv": (heads + 2 * config.num_kv_heads * config.head_dim, hidden),
+        "attention output": (hidden, heads),
+        "gate and up": (2 * config.intermediate_size, hidden),
+        "down": (hidden, config.intermediate_size),
+        "head": (config.vocab_size, hidden),
+    }
+    return {f"[{n}, {k}]": name for name, (n, k) in shapes.items()}
+
+
+def by_part(spent: Profile, names: dict[str, str]) -> Profile:
+    """Merge operators that are the same part."""
+    merged: Profile = defaultdict(float)
+    for label, seconds in spent.items():
+        merged[next((name for end, name in names.items() if label.endswith(end)), label)] += seconds
+    return dict(merged)
+
+
+def run_case(case: Case, names: dict[str, str]) -> None:
+    """Run a step without and one with timing."""
+    case.plain_s.append(case.run(nullcontext()))
+    spent: Profile = defaultdict(float)
+    seconds = case.run(timed_operators(spent))
+    case.profiles.append({**by_part(spent, names), REST: seconds - sum(spent.values())})
+
+
+def decoding_step(loaded: ShapeEngine, step: StepShape, timing: AbstractContextManager[None]) -> float:
+    """Return the seconds of the second step of a shape; the first warms it up."""
+    ids = loaded.start(step, num_steps=2)
+    loaded.engine.step()
+    seconds = timed_step(loaded, timing)
+    loaded.stop(ids)
+    return seconds
+
+
+def prompt_step(loaded: ShapeEngine, num_tokens: int, timing: AbstractContextManager[None]) -> float:
+    """Return the seconds of reading a prompt."""
+    loaded.add([TOKEN] * num_tokens, max_tokens=1)
+    return timed_step(loaded, timing)
+
+
+def timed_step(loaded: ShapeEngine, timing: AbstractContextManager[None]) -> float:
+    """Return the seconds of the engine's next step."""
+    with timing:
+        begin = time.perf_counter()
+        loaded.engine.step()
+        return time.perf_counter() - begin
+
+
+def make_cases(shape: str, quantization: str) -> list[Case]:
+    """Return the steps to profile: decoding, verification, many requests, and prompts."""
+    decoding = ShapeEngine.load(shape, quantization, max_num_seqs=16, max_model_len=2112, max_drafts=7)
+    decoding.skip_prompts()
+    prompts = ShapeEngine.load(shape, quantization, max_num_seqs=1, max_model_len=2064)
+    steps = {
+        "1 row, context 128": StepShape(1, 1, 128),
+        "1 row, context 2048": StepShape(1, 1, 2048),
+        "1 request, 7 drafts, 128": StepShape(1, 8, 128),
+        "1 request, 7 drafts, 2048": StepShape(1, 8, 2048),
+        "16 requests, 128": StepShape(16, 1, 128),
+        "16 requests, 2048": StepShape(16, 1, 2048),
+    }
+    return [
+        *(Case(name, partial(decoding_step, decoding, step)) for name, step in steps.items()),
+        *(Case(f"prompt of {n}", partial(prompt_step, prompts, n)) for n in (512, 2048)),
+    ]
+
+
+def main() -> None:
+    """Print shares by operator and case and one JSON line; write the bars if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
+    parser.add_argument("--quantization", choices=FORMATS, default="none")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--svg", type=Path, help="write the stacked bars to this file")
+    args = parser.parse_args()
+    cases = make_cases(args.shape, args.quantization)
+    names = part_names(ModelConfig.from_pretrained(args.shape))
+    for _ in range(args.rounds):
+        for case in cases:
+            run_case(case, names)
+    seconds = {case.name: case.shares() for case in cases}
+    totals = {name: sum(spent.values()) for name, spent in seconds.items()}
+    parts = sorted({part for spent in seconds.values() for part in spent if part != REST}, key=_most(seconds, totals))
+    shares = {part: [seconds[name].get(part, 0.0) / totals[name] for name in seconds] for part in [*parts, REST]}
+    plain_ms = [1e3 * statistics.median(case.plain_s) for case in cases]
+    print_table(
+        f"{args.shape}, {args.quantization}: shares of a step",
+        ["", *seconds],
+        [
+            *([part, *values] for part, values in shares.items()),
+            ["step ms", *(1e3 * total for total in totals.values())],
+            ["unprofiled ms", *plain_ms],
+        ],
+    )
+    if args.svg:
+        title = f"{Path(args.shape).name}, {args.quantization}: where a step's time goes"
+        args.svg.write_text(stacked_bars(title, list(seconds), shares), encoding="utf-8")
+    print_json(
+        {
+            "benchmark": "profile_step",
+            "shape": args.shape,
+            "quantization": args.quantization,
+            "unprofiled_ms": dict(zip(seconds, plain_ms)),
+            "seconds": seconds,
+        }
+    )
+
+
+def _most(seconds: dict[str, Profile], totals: dict[str, float]) -> Callable[[str], float]:
+    """Order parts by the largest share that they have anywhere."""
+    return lambda part: -max(spent.get(part, 0.0) / totals[name] for name, spent in seconds.items())
+
+
+if __name__ == "__main__":
+    main()
