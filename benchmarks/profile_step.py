@@ -4,15 +4,15 @@
     python -m benchmarks.profile_step [--quantization none] [--rounds 7] [--svg docs/profile.svg]
 
 The operators of a recorded step are timed one launch at a time by the library, those outside of it around their call;
-what is left of the step is `engine and Python`. Every case is shown as shares of its own step; medians of rounds, in
-which cases take turns. Operators go by the names that the library has for them, linear layers by the part that has
-their shape. `unprofiled` is the same step without timing, for what the timing itself costs.
+what is left of the step is `engine and Python`. Of every single call the least of the rounds counts, in which cases
+take turns: what a busy machine adds is nobody's share. Every case is shown as shares of its own step. Operators go by
+the names that the library has for them, linear layers by the part that has their shape. `unprofiled` is the same step
+without timing, for what the timing itself costs.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -35,7 +35,8 @@ from fastdeploy.ops.linear import PackedLinear
 from fastdeploy.ops.recording import Recording
 
 REST = "engine and Python"
-Profile = dict[str, float]  # seconds by operator
+Profile = dict[str, float]  # seconds by part
+Calls = list[tuple[str, float]]  # what every operator call of a step was, and its seconds, in order
 
 
 @dataclass
@@ -44,28 +45,40 @@ class Case:
 
     name: str
     run: Callable[[AbstractContextManager[None]], float]  # runs one inside the manager and returns its seconds
-    profiles: list[Profile] = field(default_factory=list)
+    calls: list[Calls] = field(default_factory=list)
+    rest_s: list[float] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
 
-    def shares(self) -> Profile:
-        """Return the median seconds of every operator."""
-        names = dict.fromkeys(name for profile in self.profiles for name in profile)
-        return {name: statistics.median(profile.get(name, 0.0) for profile in self.profiles) for name in names}
+    def run_once(self) -> None:
+        """Run a step without and one with timing."""
+        self.plain_s.append(self.run(nullcontext()))
+        calls: Calls = []
+        seconds = self.run(timed_operators(calls))
+        self.calls.append(calls)
+        self.rest_s.append(seconds - sum(spent for _, spent in calls))
+
+    def profile(self, names: dict[str, str]) -> Profile:
+        """Return the seconds of every part: `names` maps the ends of labels to parts, other labels are parts."""
+        merged: Profile = defaultdict(float)
+        for same_call in zip(*self.calls, strict=True):
+            label = same_call[0][0]
+            part = next((name for end, name in names.items() if label.endswith(end)), label)
+            merged[part] += min(seconds for _, seconds in same_call)
+        return {**merged, REST: min(self.rest_s)}
 
 
 @contextmanager
-def timed_operators(spent: Profile) -> Iterator[None]:
-    """Add the seconds of every operator that runs meanwhile to `spent`, by label."""
+def timed_operators(calls: Calls) -> Iterator[None]:
+    """Add every operator that runs meanwhile to `calls`."""
 
     def replay(self: Recording, out: Tensor, num_rows: int, num_seqs: int) -> None:
-        for label, seconds in zip(_labels(self), self.profile(out, num_rows, num_seqs), strict=True):
-            spent[label] += seconds
+        calls.extend(zip(_labels(self), self.profile(out, num_rows, num_seqs), strict=True))
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             result = function(*args, **kwargs)
-            spent[_label(name, args)] += time.perf_counter() - begin
+            calls.append((_label(name, args), time.perf_counter() - begin))
             return result
 
         return call
@@ -105,22 +118,6 @@ def part_names(config: ModelConfig) -> dict[str, str]:
         "head": (config.vocab_size, hidden),
     }
     return {f"[{n}, {k}]": name for name, (n, k) in shapes.items()}
-
-
-def by_part(spent: Profile, names: dict[str, str]) -> Profile:
-    """Merge operators that are the same part."""
-    merged: Profile = defaultdict(float)
-    for label, seconds in spent.items():
-        merged[next((name for end, name in names.items() if label.endswith(end)), label)] += seconds
-    return dict(merged)
-
-
-def run_case(case: Case, names: dict[str, str]) -> None:
-    """Run a step without and one with timing."""
-    case.plain_s.append(case.run(nullcontext()))
-    spent: Profile = defaultdict(float)
-    seconds = case.run(timed_operators(spent))
-    case.profiles.append({**by_part(spent, names), REST: seconds - sum(spent.values())})
 
 
 def decoding_step(loaded: ShapeEngine, step: StepShape, timing: AbstractContextManager[None]) -> float:
@@ -177,12 +174,12 @@ def main() -> None:
     names = part_names(ModelConfig.from_pretrained(args.shape))
     for _ in range(args.rounds):
         for case in cases:
-            run_case(case, names)
-    seconds = {case.name: case.shares() for case in cases}
+            case.run_once()
+    seconds = {case.name: case.profile(names) for case in cases}
     totals = {name: sum(spent.values()) for name, spent in seconds.items()}
     parts = sorted({part for spent in seconds.values() for part in spent if part != REST}, key=_most(seconds, totals))
     shares = {part: [seconds[name].get(part, 0.0) / totals[name] for name in seconds] for part in [*parts, REST]}
-    plain_ms = [1e3 * statistics.median(case.plain_s) for case in cases]
+    plain_ms = [1e3 * min(case.plain_s) for case in cases]
     print_table(
         f"{args.shape}, {args.quantization}: shares of a step",
         ["", *seconds],

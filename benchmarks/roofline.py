@@ -28,6 +28,7 @@ CACHE_TIMES = 4  # bytes of the whole buffer over those of the last-level cache
 TILE = 1 << 18  # bytes that a thread reads at a time
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 BLOCKED_ROWS, BLOCKED_OUT, BLOCKED_IN = 504, 3072, 1024
+REGISTER_STEPS = 10_000  # about a millisecond
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Roofline:
 
     def _multiply(self, loop: Callable[[ctypes.c_int64], float]) -> float:
         begin = self.clock()
-        operations = loop(ctypes.c_int64(10_000))
+        operations = loop(ctypes.c_int64(REGISTER_STEPS))
         return operations / (self.clock() - begin)
 
     def _multiply_blocked(self, kind: str) -> float:
