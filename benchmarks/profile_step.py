@@ -122,6 +122,7 @@ def part_names(config: ModelConfig) -> dict[str, str]:
 
 def decoding_step(loaded: ShapeEngine, step: StepShape, timing: AbstractContextManager[None]) -> float:
     """Return the seconds of the second step of a shape; the first warms it up."""
+    loaded.skip_prompts()
     ids = loaded.start(step, num_steps=2)
     loaded.engine.step()
     seconds = timed_step(loaded, timing)
@@ -131,6 +132,7 @@ def decoding_step(loaded: ShapeEngine, step: StepShape, timing: AbstractContextM
 
 def prompt_step(loaded: ShapeEngine, num_tokens: int, timing: AbstractContextManager[None]) -> float:
     """Return the seconds of reading a prompt."""
+    loaded.read_prompts()
     loaded.add([TOKEN] * num_tokens, max_tokens=1)
     return timed_step(loaded, timing)
 
@@ -145,9 +147,7 @@ def timed_step(loaded: ShapeEngine, timing: AbstractContextManager[None]) -> flo
 
 def make_cases(shape: str, quantization: str) -> list[Case]:
     """Return the steps to profile: decoding, verification, many requests, and prompts."""
-    decoding = ShapeEngine.load(shape, quantization, max_num_seqs=16, max_model_len=2112, max_drafts=7)
-    decoding.skip_prompts()
-    prompts = ShapeEngine.load(shape, quantization, max_num_seqs=1, max_model_len=2064)
+    loaded = ShapeEngine.load(shape, quantization, max_num_seqs=16, max_model_len=2112, max_drafts=7)
     steps = {
         "1 row, context 128": StepShape(1, 1, 128),
         "1 row, context 2048": StepShape(1, 1, 2048),
@@ -157,8 +157,8 @@ def make_cases(shape: str, quantization: str) -> list[Case]:
         "16 requests, 2048": StepShape(16, 1, 2048),
     }
     return [
-        *(Case(name, partial(decoding_step, decoding, step)) for name, step in steps.items()),
-        *(Case(f"prompt of {n}", partial(prompt_step, prompts, n)) for n in (512, 2048)),
+        *(Case(name, partial(decoding_step, loaded, step)) for name, step in steps.items()),
+        *(Case(f"prompt of {n}", partial(prompt_step, loaded, n)) for n in (512, 2048)),
     ]
 
 

@@ -148,11 +148,17 @@ class ShapeEngine:
         work = Work(model, quantization, int(engine.describe()["weights_bytes"]))
         return cls(engine, proposer, work)
 
+    def __post_init__(self) -> None:
+        self._runner, self._limits = self.engine.runner, self.engine.scheduler.config
+
     def skip_prompts(self) -> None:
         """From now on compute decoding steps only; prompts of any length take one step, together."""
-        self.engine.runner = PromptSkipper(self.engine.runner)
-        scheduler = self.engine.scheduler
-        scheduler.config = replace(scheduler.config, max_num_batched_tokens=1 << 30)
+        self.engine.runner = PromptSkipper(self._runner)
+        self.engine.scheduler.config = replace(self._limits, max_num_batched_tokens=1 << 30)
+
+    def read_prompts(self) -> None:
+        """From now on compute prompts too, as at first."""
+        self.engine.runner, self.engine.scheduler.config = self._runner, self._limits
 
     def start(self, step: StepShape, num_steps: int) -> list[str]:
         """Bring requests to where the next `num_steps` steps have this shape; return their ids. Skips prompts."""
