@@ -8,6 +8,7 @@
 #include "common/threads.h"
 #include "cpu_ops/dot.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/rotary.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -163,12 +164,14 @@ FD_INLINE F16 weigh_row(const float* scores, float maximum, float factor, F16 su
 // Weights of all rows of a chunk; factors[r] is what row r's earlier values are worth under its new maximum. A row that
 // sees nothing of the chunk has weights of zero and is not `touched`.
 template <int MR, class T>
-FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, float (&scores)[MR][kChunk], Partial& state,
-                           F16 (&sums)[MR], T* weights, float (&factors)[kLanes], bool (&touched)[MR]) {
+FD_INLINE void weigh_chunk(const Group<T>& g, int64_t start, float scale, bool hides_first,
+                           float (&scores)[MR][kChunk], Partial& state, F16 (&sums)[MR], T* weights,
+                           float (&factors)[kLanes], bool (&touched)[MR]) {
   float rises[kLanes] = {};
   for (int r = 0; r < MR; ++r) {
     const int64_t visible = g.limits[r] + 1 - start;
     touched[r] = visible > 0;
+    if (hides_first && start == 0 && visible > 1) scores[r][0] = kMinusInfinity;
     if (touched[r]) rises[r] = mask_row(scores[r], visible, scale, state.maximum[r]);
   }
   store(factors, exp(load(rises)));
@@ -271,7 +274,7 @@ void attend_split(const Problem<T>& p, const Group<T>& g, int64_t split, Partial
     float factors[kLanes];
     bool touched[MR];
     score_chunk<MR>(p, g, c, after, scores);
-    weigh_chunk<MR>(g, start, p.a.scale, scores, state, sums, weights, factors, touched);
+    weigh_chunk<MR>(g, start, p.a.scale, p.a.hides_first, scores, state, sums, weights, factors, touched);
     if (MR == 1 || !hides_non_finite(p, g, c)) {
       add_chunk<MR>(p, c, after, weights, factors, touched, 0, state);
     } else {
@@ -333,12 +336,25 @@ void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
   for (int64_t d = 0; d < p.head_dim; ++d) values[d * size] = value[d];
 }
 
+// Rotates one new row's key of one kv head and the queries that it meets.
 template <class T>
-void write_cache(const Problem<T>& p) {
+void rotate_group(const Problem<T>& p, int64_t row, int64_t kv_head) {
+  const RotaryView& rotary = p.a.rotary;
+  T* heads = static_cast<T*>(p.a.qkv) + row * p.row_size;
+  rotate_heads(rotary, row, rotary.q_norm, heads + kv_head * p.heads_per_kv * p.head_dim, p.heads_per_kv, p.head_dim);
+  rotate_heads(rotary, row, rotary.k_norm, heads + (p.a.num_heads + kv_head) * p.head_dim, 1, p.head_dim);
+}
+
+// Rotates the new rows, where there is a rotation, and writes their keys and values to the cache.
+template <class T>
+void take_rows(const Problem<T>& p) {
   const int64_t kv_heads = p.a.cache.num_kv_heads, strip = 64, strips = (p.a.rows + strip - 1) / strip;
-  parallel_for(kv_heads * strips, p.a.rows * kv_heads * p.head_dim >= 16384, [&](int64_t tile) {
+  parallel_for(kv_heads * strips, p.a.rows * p.row_size >= 16384, [&](int64_t tile) {
     const int64_t first = tile / kv_heads * strip, end = first + strip < p.a.rows ? first + strip : p.a.rows;
-    for (int64_t row = first; row < end; ++row) write_slot(p, row, tile % kv_heads);
+    for (int64_t row = first; row < end; ++row) {
+      if (p.a.rotary.cos_sin != nullptr) rotate_group(p, row, tile % kv_heads);
+      write_slot(p, row, tile % kv_heads);
+    }
   });
 }
 
@@ -393,7 +409,7 @@ void attend_splits(const Problem<T>& p, const int64_t* offsets, Partial* partial
 template <class T>
 void append_attention_typed(const AttentionArgs& a) {
   const Problem<T> p(a);
-  write_cache(p);
+  take_rows(p);
   int64_t num_groups = 0, max_splits = 1, work = 0;
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
     num_groups += p.num_groups(seq) * a.cache.num_kv_heads;

@@ -10,9 +10,8 @@ namespace fd {
 
 #define FD_TABLE(path)                                                                                           \
   Kernels {                                                                                                      \
-    path::pack_linear, path::linear, path::pack_quantized, path::linear_quantized, path::rms_norm, path::swiglu, \
-        path::gather, path::rotary, path::append_attention, path::read_memory, path::multiply_registers,         \
-        path::multiply_integers                                                                                  \
+    path::pack_linear, path::linear, path::pack_quantized, path::linear_quantized, path::rms_norm, path::gather, \
+        path::append_attention, path::read_memory, path::multiply_registers, path::multiply_integers             \
   }
 
 const Kernels& kernels() {

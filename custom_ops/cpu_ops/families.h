@@ -13,9 +13,7 @@ namespace fd {
   bool pack_quantized(const PackQuantizedArgs&);     \
   void linear_quantized(const QuantizedLinearArgs&); \
   void rms_norm(const RmsNormArgs&);                 \
-  void swiglu(const SwigluArgs&);                    \
   void gather(const GatherArgs&);                    \
-  void rotary(const RotaryArgs&);                    \
   void append_attention(const AttentionArgs&);       \
   float read_memory(const void*, int64_t);           \
   double multiply_registers(int64_t);                \

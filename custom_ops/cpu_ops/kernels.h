@@ -14,24 +14,45 @@ enum class DType { kFloat32, kBfloat16 };
 
 constexpr int64_t kPanel = 16;  // outputs of one panel of packed weights
 
-// Elements of a packed weight: [ceil(N/16)][K rounded up to 2][16], as pairs of k for bf16 and single k for fp32.
-constexpr int64_t packed_size(int64_t n, int64_t k) { return (n + kPanel - 1) / kPanel * kPanel * ((k + 1) / 2 * 2); }
+// What a linear layer of `n` outputs is packed from: [n, k], or gated [2 * n, k], the rows of the gate before those of
+// up. The panels of gate and up alternate, so that a tile has both.
+constexpr int64_t num_panels(int64_t n, bool gated) { return (n + kPanel - 1) / kPanel * (gated ? 2 : 1); }
+
+// The rows of the weight (and elements of the bias) that a panel holds.
+struct PanelRows {
+  int64_t first, count;
+};
+constexpr PanelRows rows_of_panel(int64_t panel, int64_t n, bool gated) {
+  const int64_t column = (gated ? panel / 2 : panel) * kPanel;
+  return {gated && panel % 2 == 1 ? n + column : column, n - column < kPanel ? n - column : kPanel};
+}
+
+// Elements of a packed weight: [panels][K rounded up to 2][16], as pairs of k for bf16 and single k for fp32.
+constexpr int64_t packed_size(int64_t n, int64_t k, bool gated) {
+  return num_panels(n, gated) * kPanel * ((k + 1) / 2 * 2);
+}
 
 struct PackArgs {
-  const void* weight;  // Float [n, k]
-  void* packed;        // Float [packed_size(n, k)], 64-byte aligned
+  const void* weight;  // Float [n, k], or [2 * n, k] when gated
+  void* packed;        // Float [packed_size(n, k, gated)], 64-byte aligned
   int64_t n, k;
+  bool gated;
   DType dtype;
 };
 
-// out[m, n] = round(sum over k, in order, of x[m, k] * w[n, k], + bias[n], + residual[m, n])
+// y[m, n] = sum over k, in order, of x[m, k] * w[n, k], + bias[n];  out[m, n] = round(y[m, n] + residual[m, n])
+// With `norm`, the rows of x are first normalised and rounded as rms_norm does. Gated, silu(y[m, n]) * y[m, N + n]
+// takes the place of y[m, n], in fp32.
 struct LinearArgs {
   const void* x;         // Float [rows, k]
   const void* packed;    // from pack_linear
-  const void* bias;      // Float [n] or null
+  const void* bias;      // Float [n], gated [2 * n], or null
   const void* residual;  // as out, or null; may be out itself
+  const void* norm;      // Float [k] or null
   void* out;             // [rows, n] of out_dtype
   int64_t rows, n, k;
+  bool gated;
+  float eps;  // of the norm
   DType dtype, out_dtype;
 };
 
@@ -53,14 +74,15 @@ constexpr int64_t block_k(Quantization q) { return has_four_bits(q) ? 8 : 4; }
 constexpr int64_t quantized_panel_bytes(Quantization q, int64_t k) {
   return scale_bytes(q, k) + (k + block_k(q) - 1) / block_k(q) * 64;
 }
-constexpr int64_t quantized_size(Quantization q, int64_t n, int64_t k) {
-  return (n + kPanel - 1) / kPanel * quantized_panel_bytes(q, k);
+constexpr int64_t quantized_size(Quantization q, int64_t n, int64_t k, bool gated) {
+  return num_panels(n, gated) * quantized_panel_bytes(q, k);
 }
 
 struct PackQuantizedArgs {
-  const uint16_t* weight;  // bf16 [n, k]
-  uint8_t* packed;         // [quantized_size(quantization, n, k)], 64-byte aligned
+  const uint16_t* weight;  // bf16 [n, k], or [2 * n, k] when gated
+  uint8_t* packed;         // [quantized_size(quantization, n, k, gated)], 64-byte aligned
   int64_t n, k;
+  bool gated;
   Quantization quantization;
 };
 
@@ -79,14 +101,6 @@ struct RmsNormArgs {
   DType dtype;
 };
 
-// out[m, i] = silu(gate_up[m, i]) * gate_up[m, size + i]
-struct SwigluArgs {
-  const void* gate_up;  // Float [rows, 2 * size]
-  void* out;            // Float [rows, size]
-  int64_t rows, size;
-  DType dtype;
-};
-
 // out[m, :] = table[ids[m], :]: embedding and gather of rows, any element size. Ids must be in range.
 struct GatherArgs {
   const int32_t* ids;
@@ -97,18 +111,16 @@ struct GatherArgs {
   const char* op;      // "embedding" or "gather_rows", for messages
 };
 
-// Rotates the first rotary_dim elements of every query and key head in place, after an optional norm over the head.
-struct RotaryArgs {
-  void* qkv;                 // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]
-  const int32_t* positions;  // [rows]
-  const float* cos_sin;      // [max_position, rotary_dim]: rotary_dim / 2 cosines, then as many sines
+// What happens to every query and key head before attention: an optional norm over the head, then its first rotary_dim
+// elements rotate.
+struct RotaryView {
+  const int32_t* positions;  // [rows], in 0..num_positions-1
+  const float* cos_sin;      // [num_positions, rotary_dim]: rotary_dim / 2 cosines, then as many sines; null: nothing
   const void* q_norm;        // Float [head_dim] or null
   const void* k_norm;
-  int64_t rows, num_heads, num_kv_heads, head_dim, rotary_dim;
+  int64_t rotary_dim, num_positions;
   bool interleaved;  // pairs (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
   float eps;
-  DType dtype;
-  int64_t num_positions;  // rows of cos_sin; positions lie in 0..num_positions-1
 };
 
 // The cache of one layer. One block holds, per kv head, block_size positions:
@@ -126,7 +138,7 @@ struct KvCacheView {
 };
 
 struct AttentionArgs {
-  const void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]
+  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; queries and keys are rotated in place
   KvCacheView cache;
   const int32_t* cu_seqlens_q;  // [num_seqs + 1]
   const int32_t* kv_lens;       // [num_seqs], the new rows included
@@ -135,6 +147,8 @@ struct AttentionArgs {
   void* out;                    // Float [rows, num_heads * head_dim]
   int64_t rows, num_seqs, max_blocks, num_heads;
   float scale;
+  bool hides_first;  // position 0 is seen by its own row only
+  RotaryView rotary;
 };
 
 struct Kernels {
@@ -143,9 +157,7 @@ struct Kernels {
   bool (*pack_quantized)(const PackQuantizedArgs&);  // false: a weight is not finite
   void (*linear_quantized)(const QuantizedLinearArgs&);
   void (*rms_norm)(const RmsNormArgs&);
-  void (*swiglu)(const SwigluArgs&);
   void (*gather)(const GatherArgs&);
-  void (*rotary)(const RotaryArgs&);
   void (*append_attention)(const AttentionArgs&);
   float (*read_memory)(const void* data, int64_t bytes);  // all threads read `bytes`, a multiple of 256 KiB; their sum
   double (*multiply_registers)(int64_t steps);            // returns the bf16 operations done by all threads

@@ -43,9 +43,10 @@ void pack_rows(const T* x, int64_t rows, int64_t k, T* packed) {
   }
 }
 
-// One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order.
+// One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order. `gates` [MR][16]
+// lasts from a gate's panel to its up's.
 template <int MR, int NV, class T>
-void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
+void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel, float* gates) {
   F16 acc[MR][NV];
   const T *panels[NV], *ahead[NV];
   for (int v = 0; v < NV; ++v) {
@@ -56,21 +57,18 @@ void row_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel) {
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
   constexpr int64_t size = Step<T>::kSize;
   dot_block<MR, NV, NV == 1>(acc, x, size, MR * size, panels, kStepSize<T>, p.steps, ahead);
-  for (int r = 0; r < MR; ++r) {
-    for (int v = 0; v < NV; ++v) {
-      const int64_t column = (panel + v) * kPanel;
-      finish<T>(p.a, acc[r][v], row + r, column);
-    }
-  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) finish<T>(p.a, acc[r][v], row + r, panel + v, gates + r * kPanel);
 }
 
 // A block times panels [panel, last). A single row has too few accumulators to hide the latency of its additions: it
 // takes several panels at a time.
 template <int MR, class T>
 void tile_block(const Problem<T>& p, const T* x, int64_t row, int64_t panel, int64_t last) {
+  float gates[MR * kPanel];
   if constexpr (MR == 1 && kMaxPanels > 1)
-    for (; panel + kMaxPanels <= last; panel += kMaxPanels) row_block<MR, kMaxPanels>(p, x, row, panel);
-  for (; panel < last; ++panel) row_block<MR, 1>(p, x, row, panel);
+    for (; panel + kMaxPanels <= last; panel += kMaxPanels) row_block<MR, kMaxPanels>(p, x, row, panel, gates);
+  for (; panel < last; ++panel) row_block<MR, 1>(p, x, row, panel, gates);
 }
 
 // As tile_block for a height known at run time.
@@ -85,12 +83,11 @@ FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t he
 // Returns the rows in the kernel's order: packed into this thread's scratch, or as they are when that is the same.
 template <class T>
 const T* packed_rows(const Problem<T>& p, const Blocks& blocks) {
-  const T* x = static_cast<const T*>(p.a.x);
-  if (p.a.rows == 1 && p.row_size() == p.a.k) return x;
+  if (p.a.rows == 1 && p.row_size() == p.a.k && p.a.norm == nullptr) return static_cast<const T*>(p.a.x);
   T* packed = static_cast<T*>(thread_scratch(static_cast<size_t>(p.a.rows * p.row_size()) * sizeof(T)));
   parallel_for(blocks.count, p.a.rows * p.a.k >= kMinParallelPack, [&](int64_t block) {
-    const int64_t row = blocks.begin(block);
-    pack_rows(x + row * p.a.k, blocks.begin(block + 1) - row, p.a.k, packed + row * p.row_size());
+    const int64_t row = blocks.begin(block), count = blocks.begin(block + 1) - row;
+    pack_rows(input_rows<T>(p.a, row, count), count, p.a.k, packed + row * p.row_size());
   });
   return packed;
 }
@@ -115,12 +112,13 @@ template <class T>
 void pack_typed(const PackArgs& a) {
   const T* weight = static_cast<const T*>(a.weight);
   T* packed = static_cast<T*>(a.packed);
-  const int64_t padded_k = (a.k + 1) / 2 * 2, num_panels = (a.n + kPanel - 1) / kPanel;
-  parallel_for(num_panels, a.n * a.k >= kMinParallelWork, [&](int64_t panel) {
+  const int64_t padded_k = (a.k + 1) / 2 * 2;
+  parallel_for(num_panels(a.n, a.gated), a.n * a.k >= kMinParallelWork, [&](int64_t panel) {
     T* target = packed + panel * padded_k * kPanel;
     std::memset(target, 0, static_cast<size_t>(padded_k * kPanel) * sizeof(T));
-    for (int64_t lane = 0; lane < kPanel && panel * kPanel + lane < a.n; ++lane) {
-      const T* row = weight + (panel * kPanel + lane) * a.k;
+    const PanelRows rows = rows_of_panel(panel, a.n, a.gated);
+    for (int64_t lane = 0; lane < rows.count; ++lane) {
+      const T* row = weight + (rows.first + lane) * a.k;
       for (int64_t k = 0; k < a.k; ++k)
         target[k / Step<T>::kSize * kStepSize<T> + lane * Step<T>::kSize + k % Step<T>::kSize] = row[k];
     }

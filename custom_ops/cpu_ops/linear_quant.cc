@@ -2,7 +2,7 @@
 // Linear layers over weights of four and eight bits. Integers are multiplied as they are, in bf16 (wint8, wint4) or
 // with rows quantized to int8 (w8a8, w4a8); scales are applied to sums. An output is, whatever the number of rows,
 //   total = 0; for each group of k in order: total = fma(sum over the group in order, scale of the group, total)
-// times the row's scale where rows are quantized, then bias and residual.
+// times the row's scale where rows are quantized; then bias, gate and residual.
 #include <cstring>
 #include <type_traits>
 #include <utility>
@@ -126,9 +126,11 @@ constexpr int panels_at_a_time(int rows) {
 }
 
 // One block of MR rows, the first of which is `row`, times NV panels. codes[v] are the panel's weights in the form of
-// Source, `stride` bytes apart; they are followed by those of the next NV panels.
+// Source, `stride` bytes apart; they are followed by those of the next NV panels. `gates` [MR][16] lasts from a gate's
+// panel to its up's.
 template <int MR, int NV, class Source, Quantization kQuantization>
-void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* codes, int64_t stride) {
+void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* codes, int64_t stride,
+               float* gates) {
   constexpr int64_t ahead = kFetchBytes / (NV * Source::kBlockBytes);
   const auto* x = p.rows.elements + row * p.row_units();
   F16 total[MR][NV];
@@ -162,7 +164,7 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
   }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v)
-      finish<uint16_t>(p.a, p.rows.scaled(total[r][v], row + r), row + r, (panel + v) * kPanel);
+      finish<uint16_t>(p.a, p.rows.scaled(total[r][v], row + r), row + r, panel + v, gates + r * kPanel);
 }
 
 // A block of rows times panels [panel, last) as they are stored.
@@ -170,9 +172,11 @@ template <int MR, Quantization kQuantization>
 void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int64_t last) {
   constexpr int NV = panels_at_a_time(MR);
   using Source = Stored<kQuantization>;
+  float gates[MR * kPanel];
   for (; panel + NV <= last; panel += NV)
-    row_block<MR, NV, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
-  for (; panel < last; ++panel) row_block<MR, 1, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes);
+    row_block<MR, NV, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes, gates);
+  for (; panel < last; ++panel)
+    row_block<MR, 1, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes, gates);
 }
 
 template <Quantization kQuantization, int... kHeight>
@@ -186,10 +190,11 @@ FD_INLINE void any_tile_block(std::integer_sequence<int, kHeight...>, int64_t he
 // As row_block for a height known at run time, over an expanded panel.
 template <Quantization kQuantization, int... kHeight>
 FD_INLINE void any_expanded_block(std::integer_sequence<int, kHeight...>, int64_t height,
-                                  const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* units) {
-  using RowBlock = void (*)(const Problem<kQuantization>&, int64_t, int64_t, const uint8_t*, int64_t);
+                                  const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* units,
+                                  float* gates) {
+  using RowBlock = void (*)(const Problem<kQuantization>&, int64_t, int64_t, const uint8_t*, int64_t, float*);
   constexpr RowBlock by_height[] = {row_block<kHeight + 1, 1, Expanded<kQuantization>, kQuantization>...};
-  by_height[height - 1](p, row, panel, units, 0);
+  by_height[height - 1](p, row, panel, units, 0, gates);
 }
 
 // A tile of several blocks of rows: each panel becomes units once.
@@ -198,6 +203,7 @@ void expanded_tile(const Problem<kQuantization>& p, const Blocks& blocks, const 
   using Source = Expanded<kQuantization>;
   auto* units =
       static_cast<uint8_t*>(thread_scratch(static_cast<size_t>(p.num_blocks * Source::kBlockBytes), Scratch::kTile));
+  float gates[kTileBlocks][kColumnRows * kPanel];
   for (int64_t panel = tile.panel; panel < tile.last; ++panel) {
     const uint8_t* codes = p.panel(panel) + p.header_bytes;
     for (int64_t block = 0; block < p.num_blocks; ++block)
@@ -205,7 +211,7 @@ void expanded_tile(const Problem<kQuantization>& p, const Blocks& blocks, const 
     for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);
       any_expanded_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, row, panel,
-                         units);
+                         units, gates[b - tile.block]);
     }
   }
 }

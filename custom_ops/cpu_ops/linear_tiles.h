@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What linear layers share whatever holds their weights: how rows are cut into blocks and work into tiles, and what
-// happens to a finished sum.
+// happens to rows before and to sums after.
 #pragma once
 
+#include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/dot.h"
 #include "cpu_ops/kernels.h"
+#include "cpu_ops/norm.h"
+#include "cpu_ops/swiglu.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -33,12 +36,12 @@ struct Tile {
 // Calls body(tile) for tiles that together cover all panels and blocks, on all threads if that is worth it.
 template <class Body>
 static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
-  const int64_t num_panels = (a.n + kPanel - 1) / kPanel;
-  const int64_t share = num_panels / (num_threads() * kTilesPerThread);
-  const int64_t tile_panels = share < 1 ? 1 : share < kMaxTilePanels ? share : kMaxTilePanels;
+  const int64_t num_panels = fd::num_panels(a.n, a.gated), together = a.gated ? 2 : 1;
+  const int64_t share = num_panels / together / (num_threads() * kTilesPerThread) * together;
+  const int64_t tile_panels = share < together ? together : share < kMaxTilePanels ? share : kMaxTilePanels;
   const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
   const int64_t tiles = (num_panels + tile_panels - 1) / tile_panels * row_tiles;
-  parallel_for(tiles, a.rows * a.n * a.k >= kMinParallelWork, [&](int64_t index) {
+  parallel_for(tiles, a.rows * num_panels * kPanel * a.k >= kMinParallelWork, [&](int64_t index) {
     const int64_t panel = index / row_tiles * tile_panels, block = index % row_tiles * kTileBlocks;
     const int64_t last = panel + tile_panels < num_panels ? panel + tile_panels : num_panels;
     const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;
@@ -46,29 +49,53 @@ static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body
   });
 }
 
-template <class T, class Out>
-FD_INLINE void finish_as(const LinearArgs& a, F16 acc, int64_t row, int64_t column) {
-  const T* bias = static_cast<const T*>(a.bias);
+// Returns `count` rows from `row` on, normalised into this thread's scratch if the layer asks for it.
+template <class T>
+const T* input_rows(const LinearArgs& a, int64_t row, int64_t count) {
+  const T* x = static_cast<const T*>(a.x) + row * a.k;
+  if (a.norm == nullptr) return x;
+  T* normed = static_cast<T*>(thread_scratch(static_cast<size_t>(count * a.k) * sizeof(T), Scratch::kTile));
+  for (int64_t r = 0; r < count; ++r)
+    norm_row(x + r * a.k, static_cast<const T*>(a.norm), normed + r * a.k, a.k, a.eps);
+  return normed;
+}
+
+template <class Out>
+FD_INLINE void write_as(const LinearArgs& a, F16 value, int64_t row, int64_t column) {
   const int64_t at = row * a.n + column;
   const Out* residual = static_cast<const Out*>(a.residual);
   Out* out = static_cast<Out*>(a.out) + at;
   const int width = static_cast<int>(a.n - column < kPanel ? a.n - column : kPanel);
   if (width == kPanel) {
-    if (bias != nullptr) acc = add(acc, load_as_float(bias + column));
-    if (residual != nullptr) acc = add(acc, load_as_float(residual + at));
-    store_rounded(out, acc);
+    if (residual != nullptr) value = add(value, load_as_float(residual + at));
+    store_rounded(out, value);
   } else {
-    if (bias != nullptr) acc = add(acc, load_first(bias + column, width));
-    if (residual != nullptr) acc = add(acc, load_first(residual + at, width));
-    store_first(out, acc, width);
+    if (residual != nullptr) value = add(value, load_first(residual + at, width));
+    store_first(out, value, width);
   }
 }
 
-// Adds bias and residual in fp32 and rounds once: the 16 outputs from `column` of one row. T is the type of the bias.
+// Adds the residual in fp32 and rounds once: the 16 outputs from `column` of one row.
+FD_INLINE void write_out(const LinearArgs& a, F16 value, int64_t row, int64_t column) {
+  a.out_dtype == DType::kFloat32 ? write_as<float>(a, value, row, column) : write_as<uint16_t>(a, value, row, column);
+}
+
+// A gate waits in `gate` [16] for its up. Not inlined: once per height of a block would be much code.
 template <class T>
-FD_INLINE void finish(const LinearArgs& a, F16 acc, int64_t row, int64_t column) {
-  a.out_dtype == DType::kFloat32 ? finish_as<T, float>(a, acc, row, column)
-                                 : finish_as<T, uint16_t>(a, acc, row, column);
+__attribute__((noinline)) void finish_gated(const LinearArgs& a, F16 sum, int64_t row, int64_t panel, float* gate) {
+  if (panel % 2 == 0) return store(gate, sum);
+  write_out(a, mul(silu(load(gate)), sum), row, panel / 2 * kPanel);
+}
+
+// Ends the sums of one row and panel. T is the type of the bias; `gate` is where the row's gates wait.
+template <class T>
+FD_INLINE void finish(const LinearArgs& a, F16 sum, int64_t row, int64_t panel, float* gate) {
+  if (a.bias != nullptr) {
+    const PanelRows outputs = rows_of_panel(panel, a.n, a.gated);
+    const T* bias = static_cast<const T*>(a.bias) + outputs.first;
+    sum = add(sum, outputs.count == kPanel ? load_as_float(bias) : load_first(bias, static_cast<int>(outputs.count)));
+  }
+  a.gated ? finish_gated<T>(a, sum, row, panel, gate) : write_out(a, sum, row, panel * kPanel);
 }
 
 }  // namespace FD_ISA

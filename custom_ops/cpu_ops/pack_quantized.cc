@@ -150,17 +150,18 @@ bool widen_output(const uint16_t* w, int64_t k, int64_t padded_k, float* wide) {
 
 template <Quantization q>
 bool pack_as(const PackQuantizedArgs& a) {
-  const int64_t panel_bytes = quantized_panel_bytes(q, a.k), num_panels = (a.n + kPanel - 1) / kPanel;
+  const int64_t panel_bytes = quantized_panel_bytes(q, a.k);
   const int64_t padded_k = (a.k + kGroup - 1) / kGroup * kGroup;
   bool all_finite = true;
-  parallel_for(num_panels, a.n * a.k >= kMinParallelWork, [&](int64_t index) {
+  parallel_for(num_panels(a.n, a.gated), a.n * a.k >= kMinParallelWork, [&](int64_t index) {
     uint8_t* panel = a.packed + index * panel_bytes;
     auto* wide = static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k * (4 + kPanel)), Scratch::kTile));
     auto* codes = reinterpret_cast<int8_t*>(wide + padded_k);
     std::memset(codes, 0, static_cast<size_t>(padded_k * kPanel));
     std::memset(panel, 0, static_cast<size_t>(scale_bytes(q, a.k)));
-    for (int64_t lane = 0; lane < kPanel && index * kPanel + lane < a.n; ++lane) {
-      if (!widen_output(a.weight + (index * kPanel + lane) * a.k, a.k, padded_k, wide))
+    const PanelRows rows = rows_of_panel(index, a.n, a.gated);
+    for (int64_t lane = 0; lane < rows.count; ++lane) {
+      if (!widen_output(a.weight + (rows.first + lane) * a.k, a.k, padded_k, wide))
         return __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
       quantize_output<q>(wide, a.k, padded_k, lane, codes + lane * padded_k, panel);
     }

@@ -19,28 +19,48 @@ const void* optional_data(const char* op, const char* name, const paddle::option
   return Argument{op, name, *tensor}.is(dtype).holds(sizes).data();
 }
 
-void pack_linear(const Tensor& weight, Tensor& packed) {
+// The outputs of a layer whose weight has so many rows: half of them when it is gated.
+int64_t outputs_of(const char* op, int64_t weight_rows, bool gated) {
+  require(!gated || weight_rows % 2 == 0, op, "weight", "an even number of rows when gated", weight_rows);
+  return gated ? weight_rows / 2 : weight_rows;
+}
+
+void pack_linear(const Tensor& weight, Tensor& packed, bool gated) {
   constexpr const char* op = "pack_linear";
   const Argument source{op, "weight", weight}, target{op, "packed", packed};
   source.shaped({-1, -1});
-  const int64_t n = source.size(0), k = source.size(1);
-  target.is(weight.dtype()).shaped({fd::packed_size(n, k)});
-  fd::kernels().pack_linear({source.data(), target.data(), n, k, source.real()});
+  const int64_t n = outputs_of(op, source.size(0), gated), k = source.size(1);
+  target.is(weight.dtype()).shaped({fd::packed_size(n, k, gated)});
+  fd::kernels().pack_linear({source.data(), target.data(), n, k, gated, source.real()});
+}
+
+// What linear layers of all weights have in common. `args` holds sizes and flags; the rest is checked against them.
+void fill_linear(fd::LinearArgs& args, const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
+                 const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out) {
+  constexpr const char* op = "linear";
+  const Argument input{op, "x", x}, output{op, "out", out};
+  require(args.rows >= 0, op, "num_rows", "at least 0", args.rows);
+  input.holds({args.rows, args.k});
+  output.holds({args.rows, args.n});
+  args.dtype = input.real();
+  args.out_dtype = output.real();
+  if (args.out_dtype != args.dtype && args.out_dtype != DType::kFloat32) output.is(x.dtype());
+  args.x = input.data();
+  args.packed = packed.data();
+  args.bias = optional_data(op, "bias", bias, x.dtype(), {args.gated ? 2 * args.n : args.n});
+  args.residual = optional_data(op, "residual", residual, out.dtype(), {args.rows, args.n});
+  args.norm = optional_data(op, "norm", norm, x.dtype(), {args.k});
+  args.out = output.data();
 }
 
 void linear(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
-            const paddle::optional<Tensor>& residual, Tensor& out, int64_t n, int64_t k, int64_t num_rows) {
-  constexpr const char* op = "linear";
-  const Argument input{op, "x", x}, weight{op, "weight", packed}, output{op, "out", out};
-  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  input.is(packed.dtype()).holds({num_rows, k});
-  weight.shaped({fd::packed_size(n, k)});
-  output.holds({num_rows, n});
-  fd::LinearArgs args{input.data(), weight.data(), nullptr, nullptr, output.data(), num_rows, n, k, input.real(), {}};
-  args.out_dtype = output.real();
-  if (args.out_dtype != args.dtype && args.out_dtype != DType::kFloat32) output.is(packed.dtype());
-  args.bias = optional_data(op, "bias", bias, packed.dtype(), {n});
-  args.residual = optional_data(op, "residual", residual, out.dtype(), {num_rows, n});
+            const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out, int64_t n,
+            int64_t k, bool gated, float eps, int64_t num_rows) {
+  Argument{"linear", "x", x}.is(packed.dtype());
+  Argument{"linear", "weight", packed}.shaped({fd::packed_size(n, k, gated)});
+  fd::LinearArgs args{};
+  args.rows = num_rows, args.n = n, args.k = k, args.gated = gated, args.eps = eps;
+  fill_linear(args, x, packed, bias, residual, norm, out);
   fd::launch(args);
 }
 
@@ -49,34 +69,27 @@ fd::Quantization quantization_at(const char* op, int64_t index) {
   return static_cast<fd::Quantization>(index);
 }
 
-void pack_quantized(const Tensor& weight, Tensor& packed, int64_t quantization) {
+void pack_quantized(const Tensor& weight, Tensor& packed, int64_t quantization, bool gated) {
   constexpr const char* op = "pack_linear";
   const fd::Quantization kind = quantization_at(op, quantization);
   const Argument source{op, "weight", weight}, target{op, "packed", packed};
   source.is(paddle::DataType::BFLOAT16).shaped({-1, -1});
-  const int64_t n = source.size(0), k = source.size(1);
+  const int64_t n = outputs_of(op, source.size(0), gated), k = source.size(1);
   require(kind != fd::Quantization::kW8a8 || k <= fd::kMaxInt8K, op, "weight", "at most 65536 in_features", k);
-  target.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k)});
-  if (!fd::kernels().pack_quantized({source.data<uint16_t>(), target.data<uint8_t>(), n, k, kind}))
+  target.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k, gated)});
+  if (!fd::kernels().pack_quantized({source.data<uint16_t>(), target.data<uint8_t>(), n, k, gated, kind}))
     fd::refuse(op, "weight", "finite values", "NaN or infinity");
 }
 
 void linear_quantized(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
-                      const paddle::optional<Tensor>& residual, Tensor& out, int64_t n, int64_t k, int64_t quantization,
-                      int64_t num_rows) {
-  constexpr const char* op = "linear";
-  const fd::Quantization kind = quantization_at(op, quantization);
-  const Argument input{op, "x", x}, weight{op, "weight", packed}, output{op, "out", out};
-  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  input.is(paddle::DataType::BFLOAT16).holds({num_rows, k});
-  weight.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k)});
-  output.holds({num_rows, n});
+                      const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out,
+                      int64_t n, int64_t k, bool gated, float eps, int64_t quantization, int64_t num_rows) {
+  const fd::Quantization kind = quantization_at("linear", quantization);
+  Argument{"linear", "x", x}.is(paddle::DataType::BFLOAT16);
+  Argument{"linear", "weight", packed}.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k, gated)});
   fd::QuantizedLinearArgs args{};
-  static_cast<fd::LinearArgs&>(args) = {input.data(), weight.data(), nullptr, nullptr, output.data(), num_rows, n, k,
-                                        input.real(), output.real()};
-  args.bias = optional_data(op, "bias", bias, x.dtype(), {n});
-  args.residual = optional_data(op, "residual", residual, out.dtype(), {num_rows, n});
-  args.quantization = kind;
+  args.rows = num_rows, args.n = n, args.k = k, args.gated = gated, args.eps = eps, args.quantization = kind;
+  fill_linear(args, x, packed, bias, residual, norm, out);
   fd::launch(args);
 }
 
@@ -89,16 +102,6 @@ void rms_norm(const Tensor& x, const Tensor& weight, Tensor& out, int64_t num_ro
   scale.is(x.dtype()).shaped({size});
   output.is(x.dtype()).holds({num_rows, size});
   fd::launch(fd::RmsNormArgs{input.data(), scale.data(), output.data(), num_rows, size, eps, input.real()});
-}
-
-void swiglu(const Tensor& gate_up, Tensor& out, int64_t num_rows) {
-  constexpr const char* op = "swiglu";
-  const Argument input{op, "gate_up", gate_up}, output{op, "out", out};
-  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  output.is(gate_up.dtype()).holds({num_rows, -1});
-  const int64_t size = output.size(1);
-  input.holds({num_rows, 2 * size});
-  fd::launch(fd::SwigluArgs{input.data(), output.data(), num_rows, size, input.real()});
 }
 
 void gather(const char* op, const char* ids_name, const Tensor& table, const Tensor& ids, Tensor& out,
@@ -121,24 +124,6 @@ void gather_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_r
   gather("gather_rows", "rows", x, rows, out, num_rows);
 }
 
-void rotary(Tensor& qkv, const Tensor& positions, const Tensor& cos_sin, const paddle::optional<Tensor>& q_norm,
-            const paddle::optional<Tensor>& k_norm, int64_t num_rows, int64_t num_heads, int64_t num_kv_heads,
-            int64_t head_dim, bool interleaved, float eps) {
-  constexpr const char* op = "rotary";
-  const Argument rows{op, "qkv", qkv}, where{op, "positions", positions}, angles{op, "cos_sin", cos_sin};
-  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  require(head_dim > 0 && head_dim <= 256, op, "head_dim", "1..256", head_dim);
-  rows.holds({num_rows, (num_heads + 2 * num_kv_heads) * head_dim});
-  where.is(paddle::DataType::INT32).holds({num_rows});
-  angles.is(paddle::DataType::FLOAT32).shaped({-1, -1});
-  const int64_t rotary_dim = angles.size(1);
-  require(rotary_dim % 2 == 0 && rotary_dim <= head_dim, op, "cos_sin", "an even last axis up to head_dim", rotary_dim);
-  fd::launch(fd::RotaryArgs{rows.data(), where.data<int32_t>(), angles.data<float>(),
-                            optional_data(op, "q_norm", q_norm, qkv.dtype(), {head_dim}),
-                            optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}), num_rows, num_heads,
-                            num_kv_heads, head_dim, rotary_dim, interleaved, eps, rows.real(), angles.size(0)});
-}
-
 fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& value) {
   const Argument keys{op, "cache.key", key}, values{op, "cache.value", value};
   keys.shaped({-1, -1, -1, -1});
@@ -149,9 +134,32 @@ fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& valu
   return view;
 }
 
-void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_seqlens_q, const Tensor& kv_lens,
-                      const Tensor& block_tables, const Tensor& slot_mapping, Tensor& out, int64_t num_rows,
-                      int64_t num_seqs, int64_t num_heads, float scale) {
+// The preparation of queries and keys; none without a table of angles.
+fd::RotaryView rotary_view(const char* op, const Tensor& qkv, const Tensor& positions,
+                           const paddle::optional<Tensor>& cos_sin, const paddle::optional<Tensor>& q_norm,
+                           const paddle::optional<Tensor>& k_norm, int64_t num_rows, int64_t head_dim, bool interleaved,
+                           float eps) {
+  if (!cos_sin) return {};
+  const Argument where{op, "positions", positions}, angles{op, "cos_sin", *cos_sin};
+  where.is(paddle::DataType::INT32).holds({num_rows});
+  angles.is(paddle::DataType::FLOAT32).shaped({-1, -1});
+  const int64_t rotary_dim = angles.size(1);
+  require(rotary_dim % 2 == 0 && rotary_dim <= head_dim, op, "cos_sin", "an even last axis up to head_dim", rotary_dim);
+  return {where.data<int32_t>(),
+          angles.data<float>(),
+          optional_data(op, "q_norm", q_norm, qkv.dtype(), {head_dim}),
+          optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}),
+          rotary_dim,
+          angles.size(0),
+          interleaved,
+          eps};
+}
+
+void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_seqlens_q, const Tensor& kv_lens,
+                      const Tensor& block_tables, const Tensor& slot_mapping, const Tensor& positions,
+                      const paddle::optional<Tensor>& cos_sin, const paddle::optional<Tensor>& q_norm,
+                      const paddle::optional<Tensor>& k_norm, Tensor& out, int64_t num_rows, int64_t num_seqs,
+                      int64_t num_heads, float scale, bool hides_first, bool interleaved, float eps) {
   constexpr const char* op = "append_attention";
   const fd::KvCacheView cache = cache_view(op, key, value);
   const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
@@ -164,18 +172,21 @@ void append_attention(const Tensor& qkv, Tensor& key, Tensor& value, const Tenso
   auto ints = [&](const char* name, const Tensor& tensor, int64_t count) {
     return Argument{op, name, tensor}.is(paddle::DataType::INT32).holds({count}).template data<int32_t>();
   };
-  const fd::AttentionArgs args{rows.data(),
-                               cache,
-                               ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1),
-                               ints("kv_lens", kv_lens, num_seqs),
-                               table.data<int32_t>(),
-                               ints("slot_mapping", slot_mapping, num_rows),
-                               output.data(),
-                               num_rows,
-                               num_seqs,
-                               table.size(1),
-                               num_heads,
-                               scale};
+  const fd::AttentionArgs args{
+      rows.data(),
+      cache,
+      ints("cu_seqlens_q", cu_seqlens_q, num_seqs + 1),
+      ints("kv_lens", kv_lens, num_seqs),
+      table.data<int32_t>(),
+      ints("slot_mapping", slot_mapping, num_rows),
+      output.data(),
+      num_rows,
+      num_seqs,
+      table.size(1),
+      num_heads,
+      scale,
+      hides_first,
+      rotary_view(op, qkv, positions, cos_sin, q_norm, k_norm, num_rows, cache.head_dim, interleaved, eps)};
   fd::launch(args);
 }
 
@@ -199,27 +210,28 @@ void copy_block(Tensor& key, Tensor& value, int64_t source, int64_t target) {
 PD_BUILD_OP(fd_pack_linear)
     .Inputs({"weight", "packed"})
     .Outputs({"packed_"})
+    .Attrs({"gated: bool"})
     .SetInplaceMap({{"packed", "packed_"}})
     .SetKernelFn(PD_KERNEL(pack_linear));
 
 PD_BUILD_OP(fd_linear)
-    .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), "out"})
+    .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), paddle::Optional("norm"), "out"})
     .Outputs({"out_"})
-    .Attrs({"n: int64_t", "k: int64_t", "num_rows: int64_t"})
+    .Attrs({"n: int64_t", "k: int64_t", "gated: bool", "eps: float", "num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(linear));
 
 PD_BUILD_OP(fd_pack_quantized)
     .Inputs({"weight", "packed"})
     .Outputs({"packed_"})
-    .Attrs({"quantization: int64_t"})
+    .Attrs({"quantization: int64_t", "gated: bool"})
     .SetInplaceMap({{"packed", "packed_"}})
     .SetKernelFn(PD_KERNEL(pack_quantized));
 
 PD_BUILD_OP(fd_linear_quantized)
-    .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), "out"})
+    .Inputs({"x", "weight", paddle::Optional("bias"), paddle::Optional("residual"), paddle::Optional("norm"), "out"})
     .Outputs({"out_"})
-    .Attrs({"n: int64_t", "k: int64_t", "quantization: int64_t", "num_rows: int64_t"})
+    .Attrs({"n: int64_t", "k: int64_t", "gated: bool", "eps: float", "quantization: int64_t", "num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(linear_quantized));
 
@@ -229,13 +241,6 @@ PD_BUILD_OP(fd_rms_norm)
     .Attrs({"num_rows: int64_t", "eps: float"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(rms_norm));
-
-PD_BUILD_OP(fd_swiglu)
-    .Inputs({"gate_up", "out"})
-    .Outputs({"out_"})
-    .Attrs({"num_rows: int64_t"})
-    .SetInplaceMap({{"out", "out_"}})
-    .SetKernelFn(PD_KERNEL(swiglu));
 
 PD_BUILD_OP(fd_embedding)
     .Inputs({"token_ids", "table", "out"})
@@ -251,19 +256,13 @@ PD_BUILD_OP(fd_gather_rows)
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(gather_rows));
 
-PD_BUILD_OP(fd_rotary)
-    .Inputs({"qkv", "positions", "cos_sin", paddle::Optional("q_norm"), paddle::Optional("k_norm")})
-    .Outputs({"qkv_"})
-    .Attrs({"num_rows: int64_t", "num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t",
-            "interleaved: bool", "eps: float"})
-    .SetInplaceMap({{"qkv", "qkv_"}})
-    .SetKernelFn(PD_KERNEL(rotary));
-
 PD_BUILD_OP(fd_append_attention)
-    .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "out"})
-    .Outputs({"key_", "value_", "out_"})
-    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float"})
-    .SetInplaceMap({{"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
+    .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "positions",
+             paddle::Optional("cos_sin"), paddle::Optional("q_norm"), paddle::Optional("k_norm"), "out"})
+    .Outputs({"qkv_", "key_", "value_", "out_"})
+    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "hides_first: bool",
+            "interleaved: bool", "eps: float"})
+    .SetInplaceMap({{"qkv", "qkv_"}, {"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
     .SetKernelFn(PD_KERNEL(append_attention));
 
 PD_BUILD_OP(fd_copy_block)

@@ -36,12 +36,11 @@ void check(const AttentionArgs& a) {
       require(block >= 0 && block < a.cache.num_blocks, op, "block_tables", "a block of the cache", block);
     }
   }
-}
-
-void check(const RotaryArgs& a) {
+  if (a.rotary.cos_sin == nullptr) return;
+  const int64_t last = a.rotary.num_positions - 1;
   for (int64_t row = 0; row < a.rows; ++row)
-    if (__builtin_expect(a.positions[row] < 0 || a.positions[row] >= a.num_positions, 0))
-      refuse("rotary", "positions", "0.." + std::to_string(a.num_positions - 1), std::to_string(a.positions[row]));
+    if (const int64_t position = a.rotary.positions[row]; __builtin_expect(position < 0 || position > last, 0))
+      refuse(op, "positions", "0.." + std::to_string(last), std::to_string(position));
 }
 
 void check(const GatherArgs& a) {
@@ -55,14 +54,9 @@ struct Perform {
   void operator()(const LinearArgs& a) const { kernels().linear(a); }
   void operator()(const QuantizedLinearArgs& a) const { kernels().linear_quantized(a); }
   void operator()(const RmsNormArgs& a) const { kernels().rms_norm(a); }
-  void operator()(const SwigluArgs& a) const { kernels().swiglu(a); }
   void operator()(const GatherArgs& a) const {
     check(a);
     kernels().gather(a);
-  }
-  void operator()(const RotaryArgs& a) const {
-    check(a);
-    kernels().rotary(a);
   }
   void operator()(const AttentionArgs& a) const {
     check(a);

@@ -77,14 +77,13 @@ static inline void pack_pairs(const uint16_t* x, int64_t rows, int64_t k, int64_
 
 template <Quantization kQuantization, class Element>
 QuantizedRows<Element> prepare_rows(const LinearArgs& a, const Blocks& blocks, int64_t row_units) {
-  const auto* x = static_cast<const uint16_t*>(a.x);
   const bool parallel = a.rows * a.k >= kMinParallelPack;
   QuantizedRows<Element> result;
   if constexpr (std::is_same_v<Element, PairElement>) {
     auto* elements = static_cast<Element*>(thread_scratch(static_cast<size_t>(a.rows * row_units) * sizeof(Element)));
     parallel_for(blocks.count, parallel, [&](int64_t b) {
-      const int64_t row = blocks.begin(b);
-      pack_pairs(x + row * a.k, blocks.begin(b + 1) - row, a.k, row_units, elements + row * row_units);
+      const int64_t row = blocks.begin(b), rows = blocks.begin(b + 1) - row;
+      pack_pairs(input_rows<uint16_t>(a, row, rows), rows, a.k, row_units, elements + row * row_units);
     });
     result.elements = elements;
   } else {
@@ -101,7 +100,7 @@ QuantizedRows<Element> prepare_rows(const LinearArgs& a, const Blocks& blocks, i
       for (int64_t r = 0; r < rows; ++r) {
         int8_t* row = codes + (first + r) * padded_k;
         std::memset(row + a.k, 0, static_cast<size_t>(padded_k - a.k));
-        scales[first + r] = quantize_row(x + (first + r) * a.k, a.k, row);
+        scales[first + r] = quantize_row(input_rows<uint16_t>(a, first + r, 1), a.k, row);
         for (int64_t g = 0; g < num_groups; ++g) {
           int32_t sum = 0;
           const int64_t end = (g + 1) * group < padded_k ? (g + 1) * group : padded_k;

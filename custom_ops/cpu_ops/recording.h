@@ -14,8 +14,7 @@
 
 namespace fd {
 
-using Launch =
-    std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, SwigluArgs, GatherArgs, RotaryArgs, AttentionArgs>;
+using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, AttentionArgs>;
 
 // Every launch is recorded with the most rows and sequences that a replay may ask for.
 struct Recording {

@@ -31,16 +31,19 @@ FD_API int64_t fd_ngram_extend_batch(void* index, const int32_t* slots, const in
   return 0;
 }
 
-// Writes up to caps[i] <= stride tokens to drafts[i * stride], their number and the length of the matched suffix.
-FD_API int64_t fd_ngram_propose_batch(void* index, const int32_t* slots, const int32_t* caps, int64_t num_slots,
-                                      int64_t stride, int32_t* drafts, int32_t* counts, int32_t* match_lens) {
+// Writes up to caps[i] <= stride tokens that follow sequence and tail to drafts[i * stride], their number and the
+// length of the matched suffix.
+FD_API int64_t fd_ngram_propose_batch(void* index, const int32_t* slots, const int32_t* caps, const int32_t* cu_tails,
+                                      const int32_t* tails, int64_t num_slots, int64_t stride, int32_t* drafts,
+                                      int32_t* counts, int32_t* match_lens) {
   for (int64_t i = 0; i < num_slots; ++i) {
     const fd::NgramSequence* sequence = static_cast<NgramIndex*>(index)->sequence(slots[i]);
     if (sequence == nullptr || caps[i] > stride) return 1 + i;
-    const fd::Proposal found = sequence->propose(caps[i]);
+    const fd::Tail tail = fd::Tails{cu_tails, tails}.at(i);
+    const fd::Proposal found = sequence->propose(tail, caps[i]);
     counts[i] = found.num_tokens;
     match_lens[i] = found.match_len;
-    sequence->write(found, drafts + i * stride);
+    sequence->write(found, tail, drafts + i * stride);
   }
   return 0;
 }

@@ -31,20 +31,19 @@ struct BackwardHash {
   uint32_t value() const { return static_cast<uint32_t>((state * 0xd6e8feb86659fd93u) >> 32); }
 };
 
-uint32_t hash_of(const std::vector<int32_t>& tokens, int n, int32_t end) {
+uint32_t hash_before(const int32_t* ngram_end, int n) {
   BackwardHash hash;
-  for (int i = 0; i < n; ++i) hash.push(tokens[end - i]);
+  for (int i = 1; i <= n; ++i) hash.push(ngram_end[-i]);
   return hash.value();
 }
 
 }  // namespace
 
-size_t PositionTable::locate(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const {
-  const int32_t* last = tokens.data() + end + 1;
+size_t PositionTable::locate(const std::vector<int32_t>& tokens, uint32_t hash, const int32_t* ngram_end) const {
   size_t slot = (static_cast<uint64_t>(hash) * slots_.size()) >> 32;
   for (;; slot = slot + 1 == slots_.size() ? 0 : slot + 1) {
     if (slots_[slot] == 0) return slot;
-    if (std::equal(last - n_, last, tokens.data() + slots_[slot] - n_)) return slot;
+    if (std::equal(ngram_end - n_, ngram_end, tokens.data() + slots_[slot] - n_)) return slot;
   }
 }
 
@@ -52,7 +51,8 @@ void PositionTable::rebuild(const std::vector<int32_t>& tokens, size_t num_slots
   std::vector<int32_t> old(num_slots);
   old.swap(slots_);
   for (int32_t entry : old) {
-    if (entry != 0) slots_[locate(tokens, hash_of(tokens, n_, entry - 1), entry - 1)] = entry;
+    const int32_t* ngram_end = tokens.data() + entry;
+    if (entry != 0) slots_[locate(tokens, hash_before(ngram_end, n_), ngram_end)] = entry;
   }
 }
 
@@ -65,13 +65,13 @@ void PositionTable::note(const std::vector<int32_t>& tokens, uint32_t hash, int3
   if (static_cast<double>(num_ngrams_ + 1) > kMaxLoad * static_cast<double>(slots_.size())) {
     rebuild(tokens, std::max(kMinSlots, static_cast<size_t>(kGrowth * static_cast<double>(slots_.size()))));
   }
-  const size_t slot = locate(tokens, hash, end);
+  const size_t slot = locate(tokens, hash, tokens.data() + end + 1);
   if (slots_[slot] == 0) ++num_ngrams_;
   slots_[slot] = end + 1;
 }
 
-int32_t PositionTable::find(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const {
-  return slots_.empty() ? -1 : slots_[locate(tokens, hash, end)] - 1;
+int32_t PositionTable::find(const std::vector<int32_t>& tokens, uint32_t hash, const int32_t* ngram_end) const {
+  return slots_.empty() ? -1 : slots_[locate(tokens, hash, ngram_end)] - 1;
 }
 
 NgramSequence::NgramSequence(int min_n, int max_n) {
@@ -99,20 +99,34 @@ void NgramSequence::extend(const int32_t* tokens, int64_t num_tokens) {
   }
 }
 
-Proposal NgramSequence::propose(int32_t cap) const {
-  const int32_t length = static_cast<int32_t>(tokens_.size());
+int32_t NgramSequence::find_in_tail(const Tail& tail, const int32_t* ngram, int n) const {
+  for (int32_t end = length() + tail.num_tokens - 2; end >= std::max(length(), n) - 1; --end) {
+    int i = 0;
+    while (i < n && token(tail, end - i) == ngram[n - 1 - i]) ++i;
+    if (i == n) return end;
+  }
+  return -1;
+}
+
+Proposal NgramSequence::propose(const Tail& tail, int32_t cap) const {
+  const int32_t whole = length() + tail.num_tokens, num_last = std::min(whole, kMaxNgram);
+  int32_t last[kMaxNgram];
+  for (int32_t i = 0; i < num_last; ++i) last[i] = token(tail, whole - num_last + i);
+  const int32_t* ngram_end = last + num_last;
   for (auto table = tables_.rbegin(); table != tables_.rend() && cap > 0; ++table) {
-    if (table->n() > length) continue;
-    const int32_t end = table->find(tokens_, hash_of(tokens_, table->n(), length - 1), length - 1);
-    if (end >= 0) return {table->n(), end + 1, cap};
+    const int n = table->n();
+    if (n > whole) continue;
+    int32_t end = find_in_tail(tail, ngram_end - n, n);
+    if (end < 0) end = table->find(tokens_, hash_before(ngram_end, n), ngram_end);
+    if (end >= 0) return {n, end + 1, cap};
   }
   return {};
 }
 
 // A match that reaches the end of the text has found a repetition: what follows is guessed to repeat with its period.
-void NgramSequence::write(const Proposal& proposal, int32_t* out) const {
-  const int32_t period = static_cast<int32_t>(tokens_.size()) - proposal.first;
-  for (int32_t i = 0; i < proposal.num_tokens; ++i) out[i] = tokens_[proposal.first + i % period];
+void NgramSequence::write(const Proposal& proposal, const Tail& tail, int32_t* out) const {
+  const int32_t period = length() + tail.num_tokens - proposal.first;
+  for (int32_t i = 0; i < proposal.num_tokens; ++i) out[i] = token(tail, proposal.first + i % period);
 }
 
 int64_t NgramSequence::num_bytes() const {
@@ -131,7 +145,8 @@ std::string NgramSequence::check_integrity() const {
       if (entry != 0 && (entry < table.n() || entry >= length)) return name + ": position out of range";
     }
     for (int32_t end = table.n() - 1; end + 1 < length; ++end) {
-      const int32_t found = table.find(tokens_, hash_of(tokens_, table.n(), end), end);
+      const int32_t* ngram_end = tokens_.data() + end + 1;
+      const int32_t found = table.find(tokens_, hash_before(ngram_end, table.n()), ngram_end);
       if (found < end) return name + ": the n-gram that ends at " + std::to_string(end) + " is not indexed";
       distinct += found == end;
     }

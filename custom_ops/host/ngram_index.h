@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "host/tail.h"
+
 namespace fd {
 
 class PositionTable {
@@ -27,8 +29,8 @@ class PositionTable {
   void reserve(const std::vector<int32_t>& tokens, int64_t num_ngrams);
   // Notes that the n-gram with this hash ends at `end`, which is later than all noted before.
   void note(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end);
-  // Returns the last noted end of the n-gram that ends at `end`, or -1.
-  int32_t find(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const;
+  // Returns the last noted end of the n-gram that ends just before `ngram_end`, or -1.
+  int32_t find(const std::vector<int32_t>& tokens, uint32_t hash, const int32_t* ngram_end) const;
 
   int n() const { return n_; }
   int64_t num_ngrams() const { return num_ngrams_; }
@@ -37,13 +39,15 @@ class PositionTable {
 
  private:
   // The slot of this n-gram, or the free slot where it belongs.
-  size_t locate(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) const;
+  size_t locate(const std::vector<int32_t>& tokens, uint32_t hash, const int32_t* ngram_end) const;
   void rebuild(const std::vector<int32_t>& tokens, size_t num_slots);
 
   int n_;
   int64_t num_ngrams_ = 0;
   std::vector<int32_t> slots_;
 };
+
+constexpr int32_t kMaxNgram = 16;
 
 struct Proposal {
   int32_t match_len = 0;   // tokens of the suffix that was found, 0 if none
@@ -55,13 +59,19 @@ class NgramSequence {
  public:
   NgramSequence(int min_n, int max_n);
   void extend(const int32_t* tokens, int64_t num_tokens);
-  Proposal propose(int32_t cap) const;
-  void write(const Proposal& proposal, int32_t* out) const;
+  // What follows the text and `tail`, which counts as text here: matches may lie in it.
+  Proposal propose(const Tail& tail, int32_t cap) const;
+  void write(const Proposal& proposal, const Tail& tail, int32_t* out) const;
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int64_t num_bytes() const;
   std::string check_integrity() const;  // "" or what is wrong
 
  private:
+  int32_t length() const { return static_cast<int32_t>(tokens_.size()); }
+  int32_t token(const Tail& tail, int32_t i) const { return i < length() ? tokens_[i] : tail.tokens[i - length()]; }
+  // The last end, behind the indexed ones and before the text's own, of an n-gram that equals ngram[0 .. n), or -1.
+  int32_t find_in_tail(const Tail& tail, const int32_t* ngram, int n) const;
+
   std::vector<int32_t> tokens_;
   std::vector<PositionTable> tables_;  // ascending n
 };

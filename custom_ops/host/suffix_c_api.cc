@@ -44,15 +44,16 @@ FD_API int64_t fd_suffix_extend_batch(void* cache, const int32_t* slots, const i
   return 0;
 }
 
-// Writes up to caps[i] <= stride tokens to drafts[i * stride]; their number, the length of the match, the expected
-// number of right tokens, and 1 if another request's output was followed.
-FD_API int64_t fd_suffix_propose_batch(void* cache, const int32_t* slots, const int32_t* caps, int64_t num_slots,
-                                       int64_t stride, int32_t* drafts, int32_t* counts, int32_t* match_lens,
-                                       float* scores, int32_t* is_shared) {
+// Writes up to caps[i] <= stride tokens that follow text and tail to drafts[i * stride]; their number, the length of
+// the match, the expected number of right tokens, and 1 if another request's output was followed.
+FD_API int64_t fd_suffix_propose_batch(void* cache, const int32_t* slots, const int32_t* caps, const int32_t* cu_tails,
+                                       const int32_t* tails, int64_t num_slots, int64_t stride, int32_t* drafts,
+                                       int32_t* counts, int32_t* match_lens, float* scores, int32_t* is_shared) {
   for (int64_t i = 0; i < num_slots; ++i) {
     fd::Found best;
     bool shared = false;
-    if (caps[i] > stride || !cache_of(cache)->propose(slots[i], caps[i], &best, &shared)) return 1 + i;
+    const fd::Tail tail = fd::Tails{cu_tails, tails}.at(i);
+    if (caps[i] > stride || !cache_of(cache)->propose(slots[i], tail, caps[i], &best, &shared)) return 1 + i;
     std::copy_n(best.tokens, best.num_tokens, drafts + i * stride);
     counts[i] = best.num_tokens;
     match_lens[i] = best.match_len;

@@ -23,16 +23,17 @@ void LiveText::extend(const int32_t* tokens, int64_t num_tokens) {
   }
 }
 
-int LiveText::context_size() const { return static_cast<int>(std::min<uint64_t>(max_depth_, tape_.end())); }
-
-const int32_t* LiveText::context_end() const {
-  return tape_.at(static_cast<uint32_t>(tape_.end() - context_size())) + context_size();
+int LiveText::write_context(const Tail& tail, int32_t* out) const {
+  const int size = static_cast<int>(std::min<uint64_t>(max_depth_, tape_.end()));
+  if (size > 0) std::copy_n(tape_.at(static_cast<uint32_t>(tape_.end() - size)), size, out);
+  std::copy_n(tail.tokens, tail.num_tokens, out + size);
+  return size + tail.num_tokens;
 }
 
-Found LiveText::propose(const DraftRules& rules, int cap) const {
+Found LiveText::propose(const DraftRules& rules, const Tail& tail, int cap) const {
   if (window() == 0) return {};
-  OwnMatcher matcher(forest_, root_, window(), rules.max_match());
-  return best_draft(matcher, std::min(rules.max_match(), window()), rules, cap, 0);
+  OwnMatcher matcher(forest_, root_, window(), tail, rules.max_match());
+  return best_draft(matcher, std::min(rules.max_match(), window() + tail.num_tokens), rules, cap, 0);
 }
 
 std::string LiveText::check_integrity() const {
@@ -114,11 +115,13 @@ int64_t SharedOutputs::work(int64_t num_suffixes) {
   return num_suffixes;
 }
 
-Found SharedOutputs::propose(const SaltTree& tree, const LiveText& text, const DraftRules& rules, int cap,
-                             double bar) const {
-  const int max_match = std::min(rules.max_match(), text.context_size());
-  if (forest_.node(tree.root).count == 0 || max_match == 0) return {};
-  SharedMatcher matcher(forest_, tree.root, text.context_end(), max_match);
+Found SharedOutputs::propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftRules& rules,
+                             int cap, double bar) const {
+  if (forest_.node(tree.root).count == 0) return {};
+  int32_t context[kMaxDepth + kMaxTail];
+  const int size = text.write_context(tail, context), max_match = std::min(rules.max_match(), size);
+  if (max_match == 0) return {};
+  SharedMatcher matcher(forest_, tree.root, context + size, max_match);
   return best_draft(matcher, max_match, rules, cap, bar);
 }
 
@@ -175,13 +178,13 @@ bool SuffixCache::extend(int64_t slot, const int32_t* tokens, int64_t num_tokens
   return true;
 }
 
-bool SuffixCache::propose(int64_t slot, int cap, Found* best, bool* is_shared) const {
+bool SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const {
   const Live* found = live(slot);
   if (found == nullptr) return false;
-  *best = found->text->propose(rules_, cap);
+  *best = found->text->propose(rules_, tail, cap);
   *is_shared = false;
   if (found->tree == nullptr) return true;
-  const Found other = shared_.propose(*found->tree, *found->text, rules_, cap, best->score);
+  const Found other = shared_.propose(*found->tree, *found->text, tail, rules_, cap, best->score);
   *is_shared = other.num_tokens > 0;
   if (*is_shared) *best = other;
   return true;

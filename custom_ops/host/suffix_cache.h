@@ -28,10 +28,9 @@ class LiveText {
  public:
   explicit LiveText(int max_depth);
   void extend(const int32_t* tokens, int64_t num_tokens);
-  Found propose(const DraftRules& rules, int cap) const;
-  // The last tokens, at most `max_depth`.
-  int context_size() const;
-  const int32_t* context_end() const;
+  Found propose(const DraftRules& rules, const Tail& tail, int cap) const;
+  // Writes the last tokens, at most `max_depth`, and the tail to `out`; returns their number.
+  int write_context(const Tail& tail, int32_t* out) const;
   int64_t num_bytes() const { return static_cast<int64_t>(sizeof(*this)) + tape_.num_bytes() + forest_.num_bytes(); }
   std::string check_integrity() const;
 
@@ -65,7 +64,8 @@ class SharedOutputs {
   // Removes and inserts up to this many suffixes; returns how many.
   int64_t work(int64_t num_suffixes);
   // Only what scores above `bar`.
-  Found propose(const SaltTree& tree, const LiveText& text, const DraftRules& rules, int cap, double bar) const;
+  Found propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftRules& rules, int cap,
+                double bar) const;
 
   int64_t num_outputs() const { return static_cast<int64_t>(outputs_.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(tape_.end() - evicted_); }
@@ -107,7 +107,7 @@ class SuffixCache {
   SuffixCache(const DraftRules& rules, const SuffixLimits& limits);
   bool start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens);  // false: in use
   bool extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);                          // false: not in use
-  bool propose(int64_t slot, int cap, Found* best, bool* is_shared) const;
+  bool propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const;
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
   SharedOutputs& shared() { return shared_; }
   int64_t num_live_bytes() const;

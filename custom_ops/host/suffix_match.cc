@@ -35,16 +35,17 @@ void SharedMatcher::walk(int match_len, int budget, double min_prob, Found* out)
   }
 }
 
-OwnMatcher::OwnMatcher(const SuffixForest& forest, uint32_t root, int window, int max_match)
-    : forest_(forest), window_(window), points_(forest, root, text_ + window, max_match) {
+OwnMatcher::OwnMatcher(const SuffixForest& forest, uint32_t root, int window, const Tail& tail, int max_match)
+    : forest_(forest), window_(window + tail.num_tokens), points_(forest, root, text_ + window_, max_match) {
   std::copy_n(forest.tape().at(static_cast<uint32_t>(forest.tape().end() - window)), window, text_);
-  const int32_t* last = text_ + window - 1;
-  for (int end = window - 1; end > 0; --end) {
+  std::copy_n(tail.tokens, tail.num_tokens, text_ + window);
+  const int32_t* last = text_ + window_ - 1;
+  for (int end = window_ - 1; end > 0; --end) {
     const int limit = std::min(end, max_match);
     int n = 0;
     while (n < limit && text_[end - 1 - n] == last[-n]) ++n;
     if (n == 0) continue;
-    ends_[num_ends_] = static_cast<uint8_t>(end);
+    ends_[num_ends_] = static_cast<uint16_t>(end);
     match_lens_[num_ends_++] = static_cast<uint8_t>(n);
   }
 }
@@ -70,8 +71,8 @@ uint32_t OwnMatcher::step(uint32_t id, int depth, int32_t token) const {
 }
 
 // The most frequent next token; among equals the one seen last, and the window comes after the tree.
-OwnMatcher::Next OwnMatcher::best_next(uint32_t id, int depth, const uint8_t* ends, int num_ends, int drafted) const {
-  Next seen[kMaxDepth];
+OwnMatcher::Next OwnMatcher::best_next(uint32_t id, int depth, const uint16_t* ends, int num_ends, int drafted) const {
+  Next seen[kMaxWindow];
   int num_seen = 0;
   for (int i = 0; i < num_ends; ++i) {
     const int32_t token = text_[ends[i] + drafted];
@@ -92,7 +93,7 @@ OwnMatcher::Next OwnMatcher::best_next(uint32_t id, int depth, const uint8_t* en
 }
 
 void OwnMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
-  uint8_t ends[kMaxDepth];
+  uint16_t ends[kMaxWindow];
   int num_ends = 0;
   for (int i = 0; i < num_ends_; ++i) {
     if (match_lens_[i] >= match_len) ends[num_ends++] = ends_[i];
@@ -110,7 +111,7 @@ void OwnMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
     out->score += prob;
     id = step(id, depth, next.token);
     num_ends = static_cast<int>(
-        std::copy_if(ends, ends + num_ends, ends, [&](uint8_t end) { return text_[end + drafted] == next.token; }) -
+        std::copy_if(ends, ends + num_ends, ends, [&](uint16_t end) { return text_[end + drafted] == next.token; }) -
         ends);
   }
 }

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "host/suffix_forest.h"
+#include "host/tail.h"
 
 namespace fd {
 
@@ -63,11 +64,12 @@ class SharedMatcher {
   MatchPoints points_;
 };
 
-// A text's own tree, which holds the suffixes of full depth, and the `window` of its last tokens, where the shorter
-// ones begin; these are compared directly. An occurrence that reaches the end of the text goes on in the draft itself.
+// A text's own tree, which holds the suffixes of full depth, and the window of its last tokens, where the shorter ones
+// begin; these, and the tail behind them, are compared directly. An occurrence that reaches the end of the text goes on
+// in the draft itself.
 class OwnMatcher {
  public:
-  OwnMatcher(const SuffixForest& forest, uint32_t root, int window, int max_match);
+  OwnMatcher(const SuffixForest& forest, uint32_t root, int window, const Tail& tail, int max_match);
   uint32_t count(int match_len);
   void walk(int match_len, int budget, double min_prob, Found* out);
 
@@ -78,13 +80,14 @@ class OwnMatcher {
   };
   Next from_tree(uint32_t node, int depth) const;
   uint32_t step(uint32_t node, int depth, int32_t token) const;  // the node one token further, 0 if none
-  Next best_next(uint32_t node, int depth, const uint8_t* ends, int num_ends, int drafted) const;
+  Next best_next(uint32_t node, int depth, const uint16_t* ends, int num_ends, int drafted) const;
 
   const SuffixForest& forest_;
-  int window_, num_ends_ = 0;
-  int32_t text_[kMaxDepth + kMaxReach];  // the window, then the draft
-  uint8_t ends_[kMaxDepth];              // places in the window where matches end, latest first
-  uint8_t match_lens_[kMaxDepth];        // of those matches
+  int window_, num_ends_ = 0;  // the window with its tail
+  static constexpr int kMaxWindow = kMaxDepth + kMaxTail;
+  int32_t text_[kMaxWindow + kMaxReach];  // the window, the tail, then the draft
+  uint16_t ends_[kMaxWindow];             // places before the draft where matches end, latest first
+  uint8_t match_lens_[kMaxWindow];        // of those matches
   MatchPoints points_;
 };
 

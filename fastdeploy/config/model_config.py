@@ -123,7 +123,17 @@ class ModelConfig:
     @property
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of keys and values that one token holds over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[self.dtype]
+        return self.num_layers * self.kv_bytes_per_token_and_layer
+
+    @property
+    def kv_bytes_per_token_and_layer(self) -> int:
+        """Return the bytes of keys and values that one token holds in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[self.dtype]
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of one hidden state."""
+        return self.hidden_size * _DTYPE_BYTES[self.dtype]
 
     def check_max_model_len(self, max_model_len: int) -> None:
         """Refuse a context for which this model would need what is not supported.

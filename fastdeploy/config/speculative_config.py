@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 
 METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
-METHODS = ("naive", "ngram", "suffix")
-PLANNED_METHODS = ("mtp", "draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
+METHODS = ("naive", "ngram", "suffix", "mtp")
+PLANNED_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
 VERIFY_STRATEGIES = ("topp", "target_match", "greedy", "topp_relaxed")
 ACCEPT_POLICIES = ("normal", "accept_all", "reject_all")
 KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
@@ -29,19 +30,30 @@ KEYS = (
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
     "suffix_decoding_max_cache_bytes",
-)
-PLANNED_KEYS = (
-    "model",
-    "quantization",
-    "revision",
     "num_model_steps",
     "mtp_strategy",
+    "model",
+    "quantization",
+)
+PLANNED_KEYS = (
+    "revision",
     "draft_tensor_parallel_size",
 )
 KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_candidate_len", "verify_window")
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = {"suffix": MAX_SPECULATIVE_TOKENS}  # it drafts no more than it expects to be right; else 1
-OWNERS_OF_KEYS = {"suffix_decoding_": "suffix", "max_ngram_size": "ngram", "min_ngram_size": "ngram"}  # by prefix
+MAX_MODEL_STEPS = 8
+MAX_NGRAM_SIZE = 16
+EXTENSIONS = {"default": None, "with_ngram": "ngram", "with_suffix": "suffix"}  # mtp_strategy: who else drafts
+OWNERS_OF_KEYS = {  # by prefix
+    "suffix_decoding_": "suffix",
+    "max_ngram_size": "ngram",
+    "min_ngram_size": "ngram",
+    "num_model_steps": "mtp",
+    "mtp_strategy": "mtp",
+    "model": "mtp",
+    "quantization": "mtp",
+}
 FIELD = "speculative_config"
 
 
@@ -50,7 +62,7 @@ class SpeculativeConfig:
     """How drafts are made and judged.
 
     Attributes:
-        method: naive (no drafts), ngram or suffix.
+        method: naive (no drafts), ngram, suffix or mtp.
         num_speculative_tokens: K, most drafts verified per step and request; 0 for naive.
         verify_strategy: topp and target_match accept a draft that equals the target's draw; greedy forces
             temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
@@ -61,6 +73,11 @@ class SpeculativeConfig:
         suffix_decoding_max_spec_factor: a match of m tokens drafts at most m * factor.
         suffix_decoding_min_token_prob: a draft ends where its probability, by past counts, falls below.
         suffix_decoding_max_cache_bytes: memory of the finished outputs.
+        num_model_steps: drafts that mtp's layer makes per step.
+        mtp_strategy: default: the layer alone drafts; with_ngram, with_suffix: that method goes on behind its drafts.
+        needs_layer: False where mtp without a layer means suffix.
+        model: folder of mtp's layer; None where it lies in the target's checkpoint.
+        quantization: format of the layer's weights, or a mapping of parts to formats; None is the target's.
         notes: lines to show at start-up about keys accepted without effect.
     """
 
@@ -75,18 +92,28 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_max_cache_bytes: int = 256 << 20
+    num_model_steps: int = 1
+    mtp_strategy: str = "default"
+    model: str | None = None
+    quantization: str | Mapping[str, str] | None = None
+    needs_layer: bool = True
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         low = 0 if self.method == "naive" else 1
         _check_int("num_speculative_tokens", self.num_speculative_tokens, low, MAX_SPECULATIVE_TOKENS)
-        _check_int("max_ngram_size", self.max_ngram_size, 1, 64)
+        _check_int("max_ngram_size", self.max_ngram_size, 1, MAX_NGRAM_SIZE)
         _check_int("min_ngram_size", self.min_ngram_size, 1, self.max_ngram_size)
         _check_int("suffix_decoding_max_tree_depth", self.suffix_decoding_max_tree_depth, 2, 255)
         _check_int("suffix_decoding_max_cached_requests", self.suffix_decoding_max_cached_requests, -1, 2**31)
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 64)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
         _check_int("suffix_decoding_max_cache_bytes", self.suffix_decoding_max_cache_bytes, 1 << 20, 1 << 34)
+        _check_steps(self.num_model_steps, self.num_speculative_tokens if self.method == "mtp" else MAX_MODEL_STEPS)
+        _check_choice("mtp_strategy", self.mtp_strategy, tuple(EXTENSIONS))
+        if self.model is not None and not isinstance(self.model, str):
+            raise ConfigError(f"{FIELD}.model", f"expected a folder, got {self.model!r}")
+        _check_quantization(self.quantization)
         _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
 
@@ -97,8 +124,19 @@ class SpeculativeConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the keys that belong to the method, with their values: what `from_mapping` makes this of."""
-        values = {key: value for key, value in asdict(self).items() if key != "notes"}
-        return {key: value for key, value in values.items() if _owner(key, self.method) == self.method}
+        hidden = {"notes", "needs_layer"} if self.needs_layer else {"notes", "needs_layer", "mtp_strategy"}
+        parts = _parts(self.method, self.mtp_strategy)
+        values = {key: value for key, value in asdict(self).items() if key not in hidden}
+        return {key: value for key, value in values.items() if _owner(key) in (None, *parts)}
+
+    @property
+    def extension(self) -> str | None:
+        """Return the method that goes on behind mtp's drafts, if any."""
+        return EXTENSIONS[self.mtp_strategy] if self.method == "mtp" else None
+
+    def without_layer(self) -> SpeculativeConfig:
+        """Return what stays of mtp with suffix decoding where there is no layer."""
+        return replace(self, method="suffix", mtp_strategy="default", num_model_steps=1, needs_layer=True)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any] | None) -> SpeculativeConfig:
@@ -114,7 +152,10 @@ class SpeculativeConfig:
             raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
         method = _resolve_method(mapping)  # before the keys, most of which belong to a method
         given = _resolve_keys(mapping)
-        _check_belongs(given, method)
+        is_suffix_meant = method == "mtp" and "mtp_strategy" not in given and any(map(_is_suffix_key, given))
+        strategy = "with_suffix" if is_suffix_meant else given.get("mtp_strategy", "default")
+        _check_choice("mtp_strategy", strategy, tuple(EXTENSIONS))
+        _check_belongs(given, method, strategy)
         values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
         if given.get("adaptive", False) is not False:
@@ -125,8 +166,11 @@ class SpeculativeConfig:
             values["num_speculative_tokens"] = 0
         else:
             values.setdefault("num_speculative_tokens", DEFAULT_SPECULATIVE_TOKENS.get(method, 1))
+        if method == "mtp":
+            values |= {"mtp_strategy": strategy, "needs_layer": not is_suffix_meant}
+            values.setdefault("num_model_steps", values["num_speculative_tokens"] if strategy == "default" else 1)
         if "max_ngram_size" in values and "min_ngram_size" not in values:
-            _check_int("max_ngram_size", values["max_ngram_size"], 1, 64)
+            _check_int("max_ngram_size", values["max_ngram_size"], 1, MAX_NGRAM_SIZE)
             values["min_ngram_size"] = min(2, values["max_ngram_size"])
         return cls(method=method, notes=notes, **values)
 
@@ -160,20 +204,45 @@ def _resolve_method(given: Mapping[str, Any]) -> str:
     return _check_choice("method", method, METHODS)
 
 
-def _owner(key: str, method: str) -> str:
-    """Return the method that a key belongs to; `method` if it belongs to none in particular."""
-    return next((owner for prefix, owner in OWNERS_OF_KEYS.items() if key.startswith(prefix)), method)
+def _owner(key: str) -> str | None:
+    """Return the method that a key belongs to, None if to all of them."""
+    return next((owner for prefix, owner in OWNERS_OF_KEYS.items() if key.startswith(prefix)), None)
 
 
-def _check_belongs(given: Mapping[str, Any], method: str) -> None:
+def _is_suffix_key(key: str) -> bool:
+    return _owner(key) == "suffix"
+
+
+def _parts(method: str, strategy: str) -> tuple[str, ...]:
+    """Return the methods that draft."""
+    extension = EXTENSIONS[strategy]
+    return (method,) if extension is None else (method, extension)
+
+
+def _check_belongs(given: Mapping[str, Any], method: str, strategy: str) -> None:
+    parts = _parts(method, strategy)
     for key in given:
-        if _owner(key, method) != method:
-            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {_owner(key, method)!r}, the method is {method!r}")
+        owner = _owner(key)
+        if owner not in (None, *parts):
+            raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owner!r}, the method is {method!r}")
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{FIELD}.{name}", f"expected an integer in [{low}, {high}], got {value!r}")
+
+
+def _check_steps(steps: Any, num_drafts: int) -> None:
+    _check_int("num_model_steps", steps, 1, MAX_MODEL_STEPS)
+    if steps > num_drafts:
+        raise ConfigError(f"{FIELD}.num_model_steps", f"{steps} steps make more than {num_drafts} speculative tokens")
+
+
+def _check_quantization(value: Any) -> None:
+    try:
+        QuantizationConfig.from_value("none" if value is None else value)
+    except ConfigError as error:
+        raise ConfigError(f"{FIELD}.{error.field}", error.message) from None
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -45,17 +45,23 @@ class Draft:
     Attributes:
         token_ids: [num_drafts] int32, possibly empty.
         source: the proposer that made them, as reported in metrics.
+        sources: of each token, where several proposers made one draft; else empty.
     """
 
     token_ids: TokenArray
     source: str = ""
+    sources: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def cut(self, length: int) -> Draft:
         """Return the first `length` tokens of this draft."""
-        return self if length >= len(self) else Draft(self.token_ids[:length], self.source)
+        return self if length >= len(self) else Draft(self.token_ids[:length], self.source, self.sources[:length])
+
+    def source_of_each(self) -> list[str]:
+        """Return the proposer of each token."""
+        return list(self.sources) or [self.source] * len(self)
 
 
 NO_DRAFT = Draft(np.empty(0, np.int32))
@@ -83,8 +89,9 @@ class SpeculationTally:
     accepted_at: list[int] = field(default_factory=list)
     source: dict[str, int] = field(default_factory=dict)
 
-    def record(self, num_drafted: int, num_accepted: int, num_emitted: int, source: str) -> None:
-        """Add one decoding step."""
+    def record(self, drafted_by: list[str], num_accepted: int, num_emitted: int) -> None:
+        """Add one decoding step, whose drafts came from these proposers."""
+        num_drafted = len(drafted_by)
         self.num_steps += 1
         self.num_emitted += num_emitted
         while len(self.drafted_at) < num_drafted:
@@ -93,8 +100,8 @@ class SpeculationTally:
         for i in range(num_drafted):
             self.drafted_at[i] += 1
             self.accepted_at[i] += i < num_accepted
-        if num_drafted:
-            self.source[source] = self.source.get(source, 0) + num_drafted
+        for source in drafted_by:
+            self.source[source] = self.source.get(source, 0) + 1
 
 
 class Request:

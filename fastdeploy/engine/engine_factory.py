@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastdeploy import ops
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import Request
@@ -26,27 +28,43 @@ from fastdeploy.engine.constraint import ConstraintFactory
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
+from fastdeploy.models.mtp import holds_mtp_layer, load_mtp_layer
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
+from fastdeploy.worker.mtp_runner import MTPRunner
 
 Progress = Callable[[str, float], None]
+
+logger = logging.getLogger("fastdeploy.engine")
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How many KV blocks there are and what they cost."""
+    """How many KV blocks there are and what they cost.
+
+    Attributes:
+        block_bytes: of one block over all layers, a drafting layer's among them.
+        extra_bytes: of the drafting layer's scratch blocks.
+    """
 
     num_blocks: int
     block_size: int
     block_bytes: int
+    extra_bytes: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the cache holds."""
         return self.num_blocks * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all of it."""
+        return self.num_blocks * self.block_bytes + self.extra_bytes
 
 
 def make_engine(config: EngineConfig, on_progress: Progress | None = None, proposer: Proposer | None = None) -> Engine:
@@ -65,6 +83,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
+    config = _with_what_drafts(config, path)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)
     tokenizer = _load_tokenizer(config, path)
@@ -85,11 +104,9 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     )
     plan = _plan_memory(config, model_config, max_model_len)
     fingerprint = _fingerprint(config, model_config)
-    runner = ModelRunner(
-        model,
-        _allocate(model_config, plan),
-        _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids),
-    )
+    runner_config = _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids)
+    mtp = _make_mtp(config, model_config, model, plan, runner_config) if config.speculative.method == "mtp" else None
+    runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=mtp)
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(
         max_model_len=max_model_len,
@@ -105,13 +122,22 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         admission,
         BatchScheduler(config.scheduler, kv),
         runner,
-        proposer or make_proposer(config.speculative),
+        proposer or make_proposer(config.speculative, mtp),
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
         description={
             **_describe(config, model_config, plan, fingerprint, max_model_len),
             "weights_bytes": model.num_weight_bytes,
         },
     )
+
+
+def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
+    """Let suffix decoding draft alone where the keys of mtp mean both and there is no layer; a line says so."""
+    wanted = config.speculative
+    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or holds_mtp_layer(path):
+        return config
+    logger.warning("speculative_config: %s holds no layer for multi-token prediction: suffix decoding alone", path)
+    return replace(config, speculative=wanted.without_layer())
 
 
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
@@ -130,22 +156,43 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> li
 def _plan_memory(config: EngineConfig, model_config: ModelConfig, max_model_len: int) -> MemoryPlan:
     """Take the blocks asked for, else what all sequences' full contexts need, at most half of the free memory."""
     block_size = config.cache.block_size
-    block_bytes = model_config.kv_bytes_per_token * block_size
+    block_bytes, extra_bytes = model_config.kv_bytes_per_token * block_size, 0
+    if config.speculative.method == "mtp":
+        layer_bytes = model_config.kv_bytes_per_token_and_layer * block_size
+        block_bytes += layer_bytes + model_config.state_bytes
+        extra_bytes = layer_bytes * config.scheduler.max_num_seqs
     blocks_per_seq = -(-max_model_len // block_size)
     if config.cache.num_blocks is not None:
         num_blocks = config.cache.num_blocks
     elif config.cache.kv_cache_memory is not None:
-        num_blocks = config.cache.kv_cache_memory // block_bytes
+        num_blocks = (config.cache.kv_cache_memory - extra_bytes) // block_bytes
     else:
         num_blocks = min(config.scheduler.max_num_seqs * blocks_per_seq, available_memory_bytes() // 2 // block_bytes)
     if num_blocks < 1:
         raise ConfigError("kv_cache_memory", f"too little for one block of {block_bytes} bytes")
-    return MemoryPlan(num_blocks, block_size, block_bytes)
+    return MemoryPlan(num_blocks, block_size, block_bytes, extra_bytes)
 
 
 def _allocate(model_config: ModelConfig, plan: MemoryPlan) -> list[Any]:
     shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
     return [allocate_kv_cache(*shape, model_config.dtype) for _ in range(model_config.num_layers)]
+
+
+def _make_mtp(
+    config: EngineConfig, model_config: ModelConfig, target: CausalLM, plan: MemoryPlan, runner_config: RunnerConfig
+) -> MTPRunner:
+    """Load the layer for multi-token prediction and give it a cache with a scratch block per sequence."""
+    wanted = config.speculative
+    path = None if wanted.model is None else resolve_model_path(wanted.model, field="speculative_config.model")
+    quantization = (
+        config.quantization if wanted.quantization is None else QuantizationConfig.from_value(wanted.quantization)
+    )
+    layer = load_mtp_layer(model_config, target, path, config.load_choices, quantization)
+    num_blocks = plan.num_blocks + config.scheduler.max_num_seqs
+    cache = allocate_kv_cache(
+        num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim, model_config.dtype
+    )
+    return MTPRunner(layer, cache, plan.num_blocks, runner_config)
 
 
 def _runner_config(
@@ -214,7 +261,7 @@ def _describe(
             "num_blocks": plan.num_blocks,
             "block_size": plan.block_size,
             "num_tokens": plan.num_tokens,
-            "bytes": plan.num_blocks * plan.block_bytes,
+            "bytes": plan.num_bytes,
         },
         "max_num_seqs": config.scheduler.max_num_seqs,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,

@@ -41,7 +41,7 @@ class StatsKeeper:
             return
         num_drafted = int(plan.num_drafts[row])
         num_accepted = min(result.num_accepted, count)
-        request.tally.record(num_drafted, num_accepted, count, request.draft.source)
+        request.tally.record(request.draft.source_of_each()[:num_drafted], num_accepted, count)
         self._count_drafts(num_drafted, num_accepted, count)
 
     def forbidden(self, num_tokens: int) -> None:

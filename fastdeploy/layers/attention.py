@@ -3,50 +3,51 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from paddle import Tensor
 
 from fastdeploy.layers.linear import Linear
-from fastdeploy.layers.rotary import Rotary
 from fastdeploy.ops.attention import KVCache, RowIndex, append_attention
-
-
-class StepIndex(RowIndex, Protocol):
-    """What a layer reads of a fastdeploy.ops.batch_index.BatchIndex."""
-
-    @property
-    def positions(self) -> Tensor:
-        """[num_rows] int32: the position of each row in its sequence."""
+from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 class Attention:
-    """o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
+    """x + o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
 
-    __slots__ = ("attended", "heads", "output", "qkv", "qkv_out", "rotary", "scale")
+    __slots__ = ("attended", "heads", "hides_first", "output", "qkv", "qkv_out", "rotary", "scale")
 
-    def __init__(self, qkv: Linear, rotary: Rotary, output: Linear, qkv_out: Tensor, attended: Tensor) -> None:
+    def __init__(
+        self,
+        qkv: Linear,
+        heads: HeadLayout,
+        rotary: RotaryRule,
+        output: Linear,
+        qkv_out: Tensor,
+        attended: Tensor,
+        hides_first: bool = False,
+    ) -> None:
         """Bind the weights to scratch buffers that all layers share.
 
         Args:
-            qkv: hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim (q | k | v).
-            rotary: rotation of q and k; its heads are those of the attention.
+            qkv: hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim (q | k | v), after the layer's norm.
+            heads: how a row of q | k | v is divided.
+            rotary: norm and rotation of q and k.
             output: num_heads * head_dim -> hidden_size.
             qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
             attended: scratch [capacity, num_heads * head_dim].
+            hides_first: position 0 is seen by its own row only.
         """
         self.qkv = qkv
         self.rotary = rotary
         self.output = output
         self.qkv_out = qkv_out
         self.attended = attended
-        self.heads = rotary.heads
-        self.scale = float(rotary.heads.head_dim) ** -0.5
+        self.hides_first = hides_first
+        self.heads = heads
+        self.scale = float(heads.head_dim) ** -0.5
 
-    def __call__(self, x: Tensor, hidden: Tensor, batch: StepIndex, cache: KVCache, num_rows: int) -> None:
-        """Write the keys and values of the rows, attend, and add the output for x to hidden [capacity, hidden_size]."""
+    def __call__(self, hidden: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
+        """Write the keys and values of the rows, attend, and add the output to hidden [capacity, hidden_size]."""
         qkv_out, attended = self.qkv_out, self.attended
-        self.qkv(x, qkv_out, num_rows)
-        self.rotary(qkv_out, batch.positions, num_rows)
-        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale)
+        self.qkv(hidden, qkv_out, num_rows)
+        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.hides_first, self.rotary)
         self.output(attended, hidden, num_rows, hidden)

@@ -6,15 +6,17 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy.ops.linear import PackedLinear, linear
+from fastdeploy.ops.norm import NormRule
 
 
 class Linear:
-    """y = x W^T + bias (+ residual), one rounding at the end."""
+    """y = norm(x) W^T + bias (+ residual), one rounding at the end; a gated weight makes it silu(gate) * up."""
 
-    __slots__ = ("weight",)
+    __slots__ = ("norm", "weight")
 
-    def __init__(self, weight: PackedLinear) -> None:
+    def __init__(self, weight: PackedLinear, norm: NormRule | None = None) -> None:
         self.weight = weight
+        self.norm = norm
 
     def __call__(self, x: Tensor, out: Tensor, num_rows: int, residual: Tensor | None = None) -> None:
         """Write the first num_rows rows.
@@ -25,4 +27,4 @@ class Linear:
             num_rows: rows to compute.
             residual: [capacity, out_features], added before rounding; may be `out` itself.
         """
-        linear(x, self.weight, out, num_rows, residual)
+        linear(x, self.weight, out, num_rows, residual, self.norm)

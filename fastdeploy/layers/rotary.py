@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding: the table of cosines and sines, and the layer that applies it.
+"""Rotary position embedding: the table of cosines and sines.
 
 Sources: Su et al. 2021 (RoFormer); the rules of config.json's `rope_type` as the model families publish them: linear
 interpolation, dynamic NTK-aware scaling, the frequency bands of Llama 3.1, YaRN (Peng et al. 2023).
@@ -11,38 +11,10 @@ from math import ceil, floor, log, pi
 
 import numpy as np
 from numpy.typing import NDArray
-from paddle import Tensor
 
 from fastdeploy.config.rope_config import RopeConfig
-from fastdeploy.ops.rotary import HeadLayout, rotary
 
 _TABLE_CHUNK = 4096  # positions computed at a time: bounds the float64 scratch
-
-
-class Rotary:
-    """Rotation of q and k in place, after an optional norm per head."""
-
-    __slots__ = ("cos_sin", "eps", "heads", "interleaved", "k_norm", "q_norm")
-
-    def __init__(
-        self,
-        cos_sin: Tensor,
-        heads: HeadLayout,
-        interleaved: bool,
-        q_norm: Tensor | None = None,
-        k_norm: Tensor | None = None,
-        eps: float = 1e-6,
-    ) -> None:
-        self.cos_sin = cos_sin
-        self.heads = heads
-        self.interleaved = interleaved
-        self.q_norm = q_norm
-        self.k_norm = k_norm
-        self.eps = eps
-
-    def __call__(self, qkv: Tensor, positions: Tensor, num_rows: int) -> None:
-        """Rotate q and k of qkv [capacity, (num_heads + 2 * num_kv_heads) * head_dim] to positions [capacity] int32."""
-        rotary(qkv, positions, self.cos_sin, num_rows, self.heads, self.interleaved, self.q_norm, self.k_norm, self.eps)
 
 
 def rotary_table(rope: RopeConfig, max_model_len: int) -> NDArray[np.float32]:

@@ -10,25 +10,26 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.layers.attention import Attention, StepIndex
+from fastdeploy.layers.attention import Attention
 from fastdeploy.layers.embedding import Embedding
 from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.mlp import GatedMLP
 from fastdeploy.layers.norm import RMSNorm
-from fastdeploy.layers.rotary import Rotary, rotary_table
+from fastdeploy.layers.rotary import rotary_table
 from fastdeploy.models.architecture import DecoderTraits
 from fastdeploy.models.weights import DecoderWeights, LayerWeights
-from fastdeploy.ops.attention import KVCache
+from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
-from fastdeploy.ops.rotary import HeadLayout
+from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 class StepBuffers:
     """Scratch of one step, shared by all layers; every tensor is [max_rows, ...] in the model's dtype."""
 
-    __slots__ = ("activated", "attended", "gate_up", "hidden", "normed", "qkv")
+    __slots__ = ("activated", "attended", "hidden", "normed", "qkv")
 
     def __init__(self, config: ModelConfig, max_rows: int) -> None:
         def rows_of(width: int) -> Tensor:
@@ -38,7 +39,6 @@ class StepBuffers:
         self.normed = rows_of(config.hidden_size)
         self.qkv = rows_of((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         self.attended = rows_of(config.num_heads * config.head_dim)
-        self.gate_up = rows_of(2 * config.intermediate_size)
         self.activated = rows_of(config.intermediate_size)
 
 
@@ -53,6 +53,31 @@ class FullStep:
     kv_lens: Tensor
     block_tables: Tensor
     slot_mapping: Tensor
+
+
+def full_step(batch: BatchIndex, num_rows: int) -> FullStep:
+    """Return the step of `num_rows` rows, and of as many sequences as the batch has room for, to be recorded."""
+    return FullStep(
+        num_rows=num_rows,
+        num_seqs=batch.kv_lens.shape[0],
+        positions=batch.positions,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        kv_lens=batch.kv_lens,
+        block_tables=batch.block_tables,
+        slot_mapping=batch.slot_mapping,
+    )
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """What a layer for multi-token prediction shares with its target."""
+
+    traits: DecoderTraits
+    heads: HeadLayout
+    cos_sin: Tensor
+    embedding: Embedding
+    final_norm: RMSNorm
+    head: LogitsHead
 
 
 @dataclass(frozen=True)
@@ -70,9 +95,9 @@ class RecordedStep:
 
 
 class DecoderLayer:
-    """hidden += attention(norm(hidden)); hidden += mlp(norm(hidden))."""
+    """hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)): five operators."""
 
-    __slots__ = ("attention", "hidden", "input_norm", "mlp", "normed", "post_norm")
+    __slots__ = ("attention", "hidden", "mlp")
 
     def __init__(
         self,
@@ -82,23 +107,22 @@ class DecoderLayer:
         heads: HeadLayout,
         cos_sin: Tensor,
         buffers: StepBuffers,
+        hides_first: bool = False,
     ) -> None:
         eps = config.rms_norm_eps
-        rotary = Rotary(cos_sin, heads, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
-        self.input_norm = RMSNorm(weights.input_norm, eps)
-        self.attention = Attention(Linear(weights.qkv), rotary, Linear(weights.output), buffers.qkv, buffers.attended)
-        self.post_norm = RMSNorm(weights.post_norm, eps)
-        self.mlp = GatedMLP(Linear(weights.gate_up), Linear(weights.down), buffers.gate_up, buffers.activated)
+        rotary = RotaryRule(cos_sin, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
+        qkv = Linear(weights.qkv, NormRule(weights.input_norm, eps))
+        self.attention = Attention(
+            qkv, heads, rotary, Linear(weights.output), buffers.qkv, buffers.attended, hides_first
+        )
+        gate_up = Linear(weights.gate_up, NormRule(weights.post_norm, eps))
+        self.mlp = GatedMLP(gate_up, Linear(weights.down), buffers.activated)
         self.hidden = buffers.hidden
-        self.normed = buffers.normed
 
-    def __call__(self, batch: StepIndex, cache: KVCache, num_rows: int) -> None:
+    def __call__(self, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
         """Advance the rows of the shared hidden buffer by one layer."""
-        hidden, normed = self.hidden, self.normed
-        self.input_norm(hidden, normed, num_rows)
-        self.attention(normed, hidden, batch, cache, num_rows)
-        self.post_norm(hidden, normed, num_rows)
-        self.mlp(normed, hidden, num_rows)
+        self.attention(self.hidden, batch, cache, num_rows)
+        self.mlp(self.hidden, num_rows)
 
 
 class CausalLM:
@@ -112,6 +136,7 @@ class CausalLM:
         max_rows: most rows of one step.
         max_model_len: positions from 0 up to here, excluded.
         num_weight_bytes: bytes of the embedding and the packed linear layers.
+        shared: parts that a layer for multi-token prediction uses too.
     """
 
     def __init__(
@@ -144,6 +169,7 @@ class CausalLM:
         self._embedding = Embedding(weights.embedding)
         self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
         self._head = LogitsHead(weights.head)
+        self.shared = SharedParts(traits, self.heads, cos_sin, self._embedding, self._final_norm, self._head)
         self._records = can_record()
         self._recorded: RecordedStep | None = None
 
@@ -170,7 +196,7 @@ class CausalLM:
         recorded.recording.replay(out, batch.num_rows, batch.num_seqs)
         return out
 
-    def _call_operators(self, token_ids: Tensor, batch: StepIndex, kv_caches: Sequence[KVCache], num_rows: int) -> None:
+    def _call_operators(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache], num_rows: int) -> None:
         buffers = self._buffers
         self._embedding(token_ids, buffers.hidden, num_rows)
         for layer, cache in zip(self._layers, kv_caches, strict=True):
@@ -180,15 +206,7 @@ class CausalLM:
     def _record(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> RecordedStep:
         """Record a step of as many rows and sequences as the buffers hold."""
         num_rows = min(self.max_rows, token_ids.shape[0], batch.positions.shape[0])
-        full = FullStep(
-            num_rows=num_rows,
-            num_seqs=batch.kv_lens.shape[0],
-            positions=batch.positions,
-            cu_seqlens_q=batch.cu_seqlens_q,
-            kv_lens=batch.kv_lens,
-            block_tables=batch.block_tables,
-            slot_mapping=batch.slot_mapping,
-        )
+        full = full_step(batch, num_rows)
         recording = Recording(lambda: self._call_operators(token_ids, full, kv_caches, num_rows))
         return RecordedStep(recording, token_ids, batch, kv_caches)
 

@@ -23,7 +23,7 @@ Progress = Callable[[str, float], None]  # (what is being done, fraction done)
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: qkv holds q | k | v, gate_up holds gate | up."""
+    """One decoder layer: qkv holds q | k | v, gate_up is gated."""
 
     input_norm: Tensor
     qkv: PackedLinear
@@ -85,15 +85,20 @@ def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
     if not config.tie_word_embeddings:
         shapes[f"{names.head}.weight"] = (config.vocab_size, config.hidden_size)
     for index in range(config.num_layers):
-        layer = names.layer(index)
-        shapes[layer.input_norm] = shapes[layer.post_norm] = (config.hidden_size,)
-        if traits.qk_norm:
-            shapes[layer.q_norm] = shapes[layer.k_norm] = (config.head_dim,)
-        for parts, in_features, has_bias in layer_linears(config, traits, layer).values():
-            for part in parts:
-                shapes[f"{part.name}.weight"] = (part.out_features, in_features)
-                if has_bias:
-                    shapes[f"{part.name}.bias"] = (part.out_features,)
+        shapes.update(layer_shapes(config, traits, names.layer(index)))
+    return shapes
+
+
+def layer_shapes(config: ModelConfig, traits: DecoderTraits, names: LayerNames) -> Shapes:
+    """Return the name and shape of every tensor of one decoder layer."""
+    shapes: Shapes = {names.input_norm: (config.hidden_size,), names.post_norm: (config.hidden_size,)}
+    if traits.qk_norm:
+        shapes[names.q_norm] = shapes[names.k_norm] = (config.head_dim,)
+    for parts, in_features, has_bias in layer_linears(config, traits, names).values():
+        for part in parts:
+            shapes[f"{part.name}.weight"] = (part.out_features, in_features)
+            if has_bias:
+                shapes[f"{part.name}.bias"] = (part.out_features,)
     return shapes
 
 
@@ -160,15 +165,20 @@ def load_weights(
     Raises:
         ConfigError: tensors are missing, surplus or misshapen; quantization of another dtype than bfloat16.
     """
-    if not quantization.is_none and config.dtype != "bfloat16":
-        raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
+    check_quantization(config, quantization)
     expected = expected_shapes(config, architecture)
     check_shapes(source.shapes, expected, config, architecture, layout)
-    return _Loader(config, architecture, source, expected, on_progress, quantization).load()
+    return WeightLoader(config, architecture, source, expected, on_progress, quantization).load()
 
 
-class _Loader:
-    """State of one load."""
+def check_quantization(config: ModelConfig, quantization: QuantizationConfig) -> None:
+    """Raise ConfigError where weights of the model's dtype cannot be quantized."""
+    if not quantization.is_none and config.dtype != "bfloat16":
+        raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
+
+
+class WeightLoader:
+    """Reads, converts and packs the tensors of a checkpoint whose names and shapes have been checked."""
 
     def __init__(
         self,
@@ -192,6 +202,7 @@ class _Loader:
         self.num_done = 0
 
     def load(self) -> DecoderWeights:
+        """Return all weights of a decoder."""
         names, config = self.architecture.names, self.config
         embedding = self.owned(names.embedding)
         layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
@@ -203,8 +214,11 @@ class _Loader:
         return DecoderWeights(embedding, layers, self.owned(names.final_norm), head)
 
     def layer(self, names: LayerNames) -> LayerWeights:
+        """Return the weights of one decoder layer."""
         specs = layer_linears(self.config, self.traits, names)
-        linears = {field: self.linear(*spec, self.formats[field]) for field, spec in specs.items()}
+        linears = {
+            field: self.linear(*spec, self.formats[field], is_gated=field == "gate_up") for field, spec in specs.items()
+        }
         qk_norm = self.traits.qk_norm
         return LayerWeights(
             input_norm=self.owned(names.input_norm),
@@ -219,13 +233,18 @@ class _Loader:
         return self.stacked([name], list(self.shapes[name])).clone()
 
     def linear(
-        self, parts: tuple[LinearPart, ...], in_features: int, has_bias: bool, quantization: str
+        self,
+        parts: tuple[LinearPart, ...],
+        in_features: int,
+        has_bias: bool,
+        quantization: str,
+        is_gated: bool = False,
     ) -> PackedLinear:
         """Pack stored layers of equal input into one."""
         rows = sum(part.out_features for part in parts)
         weight = self.stacked([f"{part.name}.weight" for part in parts], [rows, in_features])
         bias = self.stacked([f"{part.name}.bias" for part in parts], [rows]).clone() if has_bias else None
-        return pack_linear(weight, bias, quantization)
+        return pack_linear(weight, bias, quantization, is_gated)
 
     def stacked(self, names: list[str], shape: list[int]) -> Tensor:
         """Return stored tensors stacked along the first axis in one dtype; a lone one may be the file itself."""

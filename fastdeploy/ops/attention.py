@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a paged key/value cache: write the new rows, then attend, for any mix of prompt and decode rows."""
+"""Attention over a paged key/value cache: rotate and write the new rows, then attend, for any mix of rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fastdeploy.ops.linear import dtype_name
 from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.reference import attention as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
-from fastdeploy.ops.rotary import HeadLayout
+from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class RowIndex(Protocol):
     def slot_mapping(self) -> paddle.Tensor:
         """[num_rows] int32: block_id * block_size + offset of each new row."""
 
+    @property
+    def positions(self) -> paddle.Tensor:
+        """[num_rows] int32: the position of each row in its sequence."""
+
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
     """Allocate the cache of one layer for the selected backend, filled with zeros.
@@ -66,12 +70,20 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
 
 
 def append_attention(
-    qkv: paddle.Tensor, cache: KVCache, batch: RowIndex, out: paddle.Tensor, heads: HeadLayout, scale: float
+    qkv: paddle.Tensor,
+    cache: KVCache,
+    batch: RowIndex,
+    out: paddle.Tensor,
+    heads: HeadLayout,
+    scale: float,
+    hides_first: bool = False,
+    rotary: RotaryRule | None = None,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
 
-    Scores and sums are fp32; weights are rounded to the dtype for their product with the values. A row's result depends
-    on the values that it sees and on their absolute positions, never on how many rows or sequences share the call.
+    With `rotary`, the queries and keys of the new rows are first prepared as it says, in place. Scores and sums are
+    fp32; weights are rounded to the dtype for their product with the values. A row's result depends on the values that
+    it sees and on their absolute positions, never on how many rows or sequences share the call.
 
     Args:
         qkv: [cap, heads.row_size] bfloat16 or float32.
@@ -80,11 +92,15 @@ def append_attention(
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
+        hides_first: position 0 holds nothing; only its own row sees it, so that every row sees something. What stands
+            there must be finite.
+        rotary: norm and rotation of queries and keys; None leaves them as they are.
 
     Raises:
-        ValueError: a slot or block outside the cache, or a shape or dtype that does not fit.
+        ValueError: a slot or block outside the cache, a position outside rotary.cos_sin, or a shape or dtype that does
+            not fit.
     """
-    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale)
+    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, hides_first, rotary)
 
 
 def copy_block(cache: KVCache, src: int, dst: int) -> None:
@@ -105,8 +121,17 @@ def _allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_dim:
 
 
 def _cpu(
-    qkv: paddle.Tensor, cache: KVCache, batch: RowIndex, out: paddle.Tensor, heads: HeadLayout, scale: float
+    qkv: paddle.Tensor,
+    cache: KVCache,
+    batch: RowIndex,
+    out: paddle.Tensor,
+    heads: HeadLayout,
+    scale: float,
+    hides_first: bool,
+    rotary: RotaryRule | None = None,
 ) -> None:
+    tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)
+    is_interleaved, eps = (False, 0.0) if rotary is None else (rotary.is_interleaved, rotary.eps)
     run_native(
         "fd_append_attention",
         qkv,
@@ -116,11 +141,16 @@ def _cpu(
         batch.kv_lens,
         batch.block_tables,
         batch.slot_mapping,
+        batch.positions,
+        *tables,
         out,
         batch.num_rows,
         batch.num_seqs,
         heads.num_heads,
         scale,
+        hides_first,
+        is_interleaved,
+        eps,
     )
 
 
@@ -138,32 +168,49 @@ class PlainIndex:
     kv_lens: paddle.Tensor
     block_tables: paddle.Tensor
     slot_mapping: paddle.Tensor
+    positions: paddle.Tensor
 
 
 def plain_index(num_new: Sequence[int], kv_lens: Sequence[int], tables: np.ndarray, block_size: int) -> PlainIndex:
     """Index num_new[b] rows at the end of kv_lens[b] positions, through tables [num_seqs, max_blocks] int32."""
     cu = np.concatenate([[0], np.cumsum(num_new)]).astype(np.int32)
-    slots = [
-        tables[b, t // block_size] * block_size + t % block_size
-        for b, (new, total) in enumerate(zip(num_new, kv_lens, strict=True))
-        for t in range(total - new, total)
-    ]
-    lens, mapping = np.array(kv_lens, np.int32), np.array(slots, np.int32)
-    tensors = [paddle.to_tensor(a, place=paddle.CPUPlace()) for a in (cu, lens, tables.astype(np.int32), mapping)]
+    rows = [(b, t) for b, (new, end) in enumerate(zip(num_new, kv_lens, strict=True)) for t in range(end - new, end)]
+    slots = [tables[b, t // block_size] * block_size + t % block_size for b, t in rows]
+    arrays = cu, kv_lens, tables, slots, [t for _, t in rows]
+    tensors = [paddle.to_tensor(np.asarray(a, np.int32), place=paddle.CPUPlace()) for a in arrays]
     return PlainIndex(int(cu[-1]), len(num_new), *tensors)
 
 
-_EXAMPLES = (  # heads, block_size, then steps: (new rows, positions afterwards) per sequence
-    (HeadLayout(4, 2, 64), 16, (((5, 33), (5, 33)), ((1, 1), (6, 34)))),
-    (HeadLayout(3, 3, 20), 64, (((70, 1), (70, 1)), ((1, 4), (71, 5)))),
-    (HeadLayout(7, 1, 128), 32, (((130,), (130,)), ((3,), (133,)))),
-    (HeadLayout(4, 1, 80), 48, (((1090,), (1090,)), ((1,), (1091,)), ((2,), (1093,)))),
+_EXAMPLES = (  # heads, rotary_dim, is_interleaved, has_norm, block_size, then steps: (new rows, positions afterwards)
+    (HeadLayout(4, 2, 64), 64, False, False, 16, (((5, 33), (5, 33)), ((1, 1), (6, 34)))),
+    (HeadLayout(4, 2, 64), 64, True, False, 16, (((5, 33), (5, 33)), ((1, 1), (6, 34)))),
+    (HeadLayout(3, 3, 20), 0, False, False, 64, (((70, 1), (70, 1)), ((1, 4), (71, 5)))),
+    (HeadLayout(3, 1, 24), 8, True, True, 16, (((5, 33), (5, 33)), ((1, 1), (6, 34)))),
+    (HeadLayout(7, 1, 128), 128, False, True, 32, (((130,), (130,)), ((3,), (133,)))),
+    (HeadLayout(4, 1, 80), 20, False, True, 48, (((1090,), (1090,)), ((1,), (1091,)), ((2,), (1093,)))),
 )
 
 
+def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, has_norm: bool, dtype: str) -> RotaryRule:
+    angles = np.random.default_rng(11).uniform(0, 6.28, (1100, rotary_dim // 2))
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    q_norm, k_norm = (random_rows(1, heads.head_dim, dtype, seed).reshape([-1]) for seed in (12, 13))
+    cos_sin = paddle.to_tensor(table, place=paddle.CPUPlace())
+    return RotaryRule(cos_sin, is_interleaved, q_norm if has_norm else None, k_norm if has_norm else None)
+
+
 def _example(
-    dtype: str, heads: HeadLayout, block_size: int, steps: Sequence[Sequence[Sequence[int]]], lookup: Lookup
+    dtype: str,
+    hides_first: bool,
+    heads: HeadLayout,
+    rotary_dim: int,
+    is_interleaved: bool,
+    has_norm: bool,
+    block_size: int,
+    steps: Sequence[Sequence[Sequence[int]]],
+    lookup: Lookup,
 ) -> Sequence[paddle.Tensor]:
+    rotary = _example_rotary(heads, rotary_dim, is_interleaved, has_norm, dtype) if rotary_dim else None
     num_seqs, most = len(steps[-1][1]), -(-max(steps[-1][1]) // block_size)
     tables = np.random.default_rng(14).permutation(num_seqs * most).reshape(num_seqs, most)
     cache = lookup("allocate_kv_cache")(num_seqs * most + 1, block_size, heads.num_kv_heads, heads.head_dim, dtype)
@@ -172,8 +219,8 @@ def _example(
         batch = plain_index(num_new, kv_lens, tables, block_size)
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
-        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5)
-        outs.append(out)
+        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, hides_first, rotary)
+        outs += [out, qkv]
     if dtype_name(cache.key) != dtype:
         raise AssertionError(f"allocate_kv_cache: expected {dtype}, got {dtype_name(cache.key)}")
     return outs
@@ -187,6 +234,11 @@ _APPEND_ATTENTION = register(
         reference.append_attention,
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
-        [partial(_example, dtype, *args) for dtype in ("float32", "bfloat16") for args in _EXAMPLES],
+        [
+            partial(_example, dtype, hides_first, *args)
+            for dtype in ("float32", "bfloat16")
+            for hides_first in (False, True)
+            for args in _EXAMPLES
+        ],
     )
 )

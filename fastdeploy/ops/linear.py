@@ -5,6 +5,9 @@
 absmax / 127 per output. Four bits: codes -8..7 with a bf16 scale per output and group of 128 inputs, of seven
 candidates that with the least squared error. `wint8` and `wint4` multiply the codes by bf16 inputs and add in fp32;
 `w8a8` and `w4a8` also quantize each row of inputs to -127..127 with its scale absmax / 127 and add integers.
+
+A layer can normalise its rows on the way in, and be gated on the way out: two halves, gate and up, of which it writes
+silu(gate) * up. The activation reads the sums in fp32, before any rounding.
 """
 
 from collections.abc import Sequence
@@ -15,6 +18,7 @@ import paddle
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.memory import allocate_streamed
+from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.reference import linear as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 
@@ -30,11 +34,12 @@ class PackedLinear:
 
     Attributes:
         data: the weight in the order of the backend that packed it; opaque.
-        bias: [out_features] or None.
+        bias: [out_features], gated [2 * out_features], or None.
         in_features: K.
-        out_features: N.
+        out_features: N, the columns that `linear` writes.
         dtype: "bfloat16" or "float32", of bias and input, and of the weight unless it is quantized.
         quantization: "none" or one of QUANTIZATIONS.
+        is_gated: `linear` writes silu(gate) * up of two halves of out_features each.
     """
 
     data: paddle.Tensor
@@ -43,6 +48,7 @@ class PackedLinear:
     out_features: int
     dtype: str
     quantization: str = NO_QUANTIZATION
+    is_gated: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -52,31 +58,41 @@ class PackedLinear:
 
 
 def pack_linear(
-    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = NO_QUANTIZATION
+    weight: paddle.Tensor,
+    bias: paddle.Tensor | None = None,
+    quantization: str = NO_QUANTIZATION,
+    is_gated: bool = False,
 ) -> PackedLinear:
     """Pack a weight for the selected backend.
 
     Args:
-        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside.
-        bias: [out_features], dtype of weight.
+        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside. When
+            gated, [2 * out_features, in_features]: the rows of the gate, then those of up.
+        bias: [out_features], gated [2 * out_features], dtype of weight.
         quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
+        is_gated: the layer is gate and up of a feed-forward block.
 
     Raises:
         ValueError: a shape, dtype or quantization that does not fit; a weight to quantize that is not finite.
     """
     _check_weight(weight, bias, quantization)
-    packed: PackedLinear = _PACK_LINEAR.run(weight, bias, quantization)
+    packed: PackedLinear = _PACK_LINEAR.run(weight, bias, quantization, is_gated)
     return packed
 
 
 def linear(
-    x: paddle.Tensor, w: PackedLinear, out: paddle.Tensor, num_rows: int, residual: paddle.Tensor | None = None
+    x: paddle.Tensor,
+    w: PackedLinear,
+    out: paddle.Tensor,
+    num_rows: int,
+    residual: paddle.Tensor | None = None,
+    norm: NormRule | None = None,
 ) -> None:
-    """Write out = x @ weight.T + bias + residual for the first `num_rows` rows.
+    """Write out = norm(x) @ weight.T + bias + residual for the first `num_rows` rows.
 
     Every output is one fp32 accumulation over in_features in order (with a quantized weight, of codes over each group,
-    scaled and added to those before); bias and residual are added in fp32, in this order, and the sum is rounded once.
-    A row's result does not depend on num_rows.
+    scaled and added to those before). The bias is added, the gate applied and the residual added in fp32, in this
+    order, and the result is rounded once. A row's result does not depend on num_rows.
 
     Args:
         x: [cap, in_features], dtype of w.
@@ -84,11 +100,12 @@ def linear(
         out: [cap, out_features], dtype of w, or float32 (logits).
         num_rows: rows to read and write.
         residual: [cap, out_features], dtype of out; may be out.
+        norm: what rows of x go through first, with the rounding of rms_norm; its weight is [in_features].
 
     Raises:
         ValueError: a shape or dtype that does not fit, named with operator and argument.
     """
-    _LINEAR.run(x, w, out, num_rows, residual)
+    _LINEAR.run(x, w, out, num_rows, residual, norm)
 
 
 def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantization: str) -> None:
@@ -109,17 +126,21 @@ def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantizatio
 
 
 def _pack_cpu(
-    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = NO_QUANTIZATION
+    weight: paddle.Tensor,
+    bias: paddle.Tensor | None = None,
+    quantization: str = NO_QUANTIZATION,
+    is_gated: bool = False,
 ) -> PackedLinear:
-    n, k = weight.shape
-    num_panels = -(-n // _PANEL)
+    halves = 2 if is_gated else 1
+    n, k = weight.shape[0] // halves, weight.shape[1]
+    num_panels = -(-n // _PANEL) * halves
     if quantization == NO_QUANTIZATION:
         packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype_name(weight))
-        run_native("fd_pack_linear", weight.contiguous(), packed)
+        run_native("fd_pack_linear", weight.contiguous(), packed, is_gated)
     else:
         packed = allocate_streamed([num_panels * _quantized_panel_bytes(k, quantization)], "uint8")
-        run_native("fd_pack_quantized", weight.contiguous(), packed, QUANTIZATIONS.index(quantization))
-    return PackedLinear(packed, bias, k, n, dtype_name(weight), quantization)
+        run_native("fd_pack_quantized", weight.contiguous(), packed, QUANTIZATIONS.index(quantization), is_gated)
+    return PackedLinear(packed, bias, k, n, dtype_name(weight), quantization, is_gated)
 
 
 def _quantized_panel_bytes(k: int, quantization: str) -> int:
@@ -135,14 +156,19 @@ def dtype_name(tensor: paddle.Tensor) -> str:
 
 
 def _cpu(
-    x: paddle.Tensor, w: PackedLinear, out: paddle.Tensor, num_rows: int, residual: paddle.Tensor | None = None
+    x: paddle.Tensor,
+    w: PackedLinear,
+    out: paddle.Tensor,
+    num_rows: int,
+    residual: paddle.Tensor | None = None,
+    norm: NormRule | None = None,
 ) -> None:
-    sizes = w.out_features, w.in_features
+    norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    arguments = x, w.data, w.bias, residual, norm_weight, out, w.out_features, w.in_features, w.is_gated, eps
     if w.quantization == NO_QUANTIZATION:
-        run_native("fd_linear", x, w.data, w.bias, residual, out, *sizes, num_rows)
+        run_native("fd_linear", *arguments, num_rows)
     else:
-        kind = QUANTIZATIONS.index(w.quantization)
-        run_native("fd_linear_quantized", x, w.data, w.bias, residual, out, *sizes, kind, num_rows)
+        run_native("fd_linear_quantized", *arguments, QUANTIZATIONS.index(w.quantization), num_rows)
 
 
 def _example(
@@ -151,13 +177,18 @@ def _example(
     extras: bool,
     lookup: Lookup,
     quantization: str = NO_QUANTIZATION,
+    is_gated: bool = False,
 ) -> Sequence[paddle.Tensor]:
     (dtype, out_dtype), (rows, n, k) = dtypes, sizes
-    weight = random_rows(n, k, dtype, 6, scale=k**-0.5)
-    bias = random_rows(1, n, dtype, 7).reshape([n]) if extras else None
+    weight_rows = 2 * n if is_gated else n
+    weight = random_rows(weight_rows, k, dtype, 6, scale=k**-0.5)
+    bias = random_rows(1, weight_rows, dtype, 7).reshape([-1]) if extras else None
     x, out = random_rows(rows + 1, k, dtype, 8), paddle.full([rows + 1, n], 7.0, out_dtype)
     residual = random_rows(rows + 1, n, out_dtype, 9) if extras else None
-    lookup("linear")(x, lookup("pack_linear")(weight, bias, quantization), out, rows, residual)
+    # Rounded rows may differ by one step, which only a result in the same type hides.
+    has_norm = dtype == out_dtype and (extras or is_gated)
+    norm = NormRule(random_rows(1, k, dtype, 10).reshape([k]), 1e-6) if has_norm else None
+    lookup("linear")(x, lookup("pack_linear")(weight, bias, quantization, is_gated), out, rows, residual, norm)
     return [out]
 
 
@@ -169,12 +200,14 @@ _LINEAR = register(
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 8e-3},
         [
-            partial(_example, dtypes, sizes, extras)
+            partial(_example, dtypes, sizes, extras, is_gated=is_gated)
+            for is_gated in (False, True)
             for dtypes in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
             for sizes, extras in (((1, 64, 64), False), ((7, 80, 33), True), ((19, 150, 256), True), ((2, 3, 5), False))
         ]
         + [
-            partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization)
+            partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization, is_gated=is_gated)
+            for is_gated in (False, True)
             for quantization in QUANTIZATIONS
             for out_dtype, sizes, extras in (
                 ("float32", (1, 64, 64), False),

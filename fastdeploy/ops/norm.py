@@ -2,6 +2,7 @@
 """Root-mean-square normalisation of rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import paddle
@@ -9,6 +10,14 @@ import paddle
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import norm as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+
+
+@dataclass(frozen=True)
+class NormRule:
+    """A norm that another operator applies to its rows: weight [size], and eps, as rms_norm takes them."""
+
+    weight: paddle.Tensor
+    eps: float
 
 
 def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_rows: int, eps: float) -> None:

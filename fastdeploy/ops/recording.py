@@ -25,7 +25,7 @@ class Recording:
     __slots__ = ("_free", "_handle", "_num_launches")
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        """Record the operators that `function` calls: linear, norms, rotary, swiglu, gathers and attention.
+        """Record the operators that `function` calls: linear layers, norms, gathers and attention.
 
         They are checked as usual but not performed, so `function` must not read their results. Every one of them is
         to be called with the most rows (and sequences) that a replay may ask for.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy.ops.host import IntArray, load_library
+from fastdeploy.ops.host import IntArray, PackedTails, load_library
 
 MAX_TREE_DEPTH = 255
 MAX_REACH = 64
@@ -139,18 +139,25 @@ class SuffixCache:
         )
         _check("extend_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
 
-    def propose_batch(self, slots: IntArray | Sequence[int], caps: IntArray | Sequence[int]) -> SuffixDrafts:
+    def propose_batch(
+        self,
+        slots: IntArray | Sequence[int],
+        caps: IntArray | Sequence[int],
+        tails: Sequence[IntArray] | None = None,
+    ) -> SuffixDrafts:
         """Draft for every text in one native call.
 
         Args:
             slots: [n] texts; caps: [n] most tokens wanted of each, 0 and below for none.
+            tails: [n] arrays of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
 
         Raises:
-            ValueError: a slot is not in use.
+            ValueError: a slot is not in use, or a tail is too long.
         """
         slots, caps = _int32_array(slots), _int32_array(caps)
         if len(slots) != len(caps):
             raise ValueError(f"SuffixCache.propose_batch: caps: expected {len(slots)}, got {len(caps)}")
+        packed = PackedTails(tails, len(slots))
         n, stride = len(slots), max([0, *caps.tolist()])
         block = np.zeros((4 + stride) * n, np.int32)  # one block: an address costs as much as half a proposal
         first, row_bytes = block.ctypes.data, 4 * n
@@ -158,6 +165,7 @@ class SuffixCache:
             self._cache,
             slots.ctypes.data,
             caps.ctypes.data,
+            *packed.addresses,
             n,
             stride,
             first + 4 * row_bytes,

@@ -5,8 +5,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
-from fastdeploy.core.request import Draft, Request
+from fastdeploy.core.request import Draft, Request, TokenArray
+
+
+class DraftRunner(Protocol):
+    """Runs a drafting model for a proposer: see worker.mtp_runner.MTPRunner."""
+
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+        """Return up to counts[i] tokens, int32, to follow the last one of requests[i]."""
 
 
 class Proposer(ABC):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
 from fastdeploy.ops.host import NgramIndex
 from fastdeploy.spec_decode.base import Proposer
 
@@ -38,8 +38,14 @@ class NgramProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Look every request up in one native call."""
+        return self.extend(requests, caps, None)
+
+    def extend(
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+    ) -> list[Draft]:
+        """Guess what follows each request's text and its tail."""
         slots = np.array([self._slots[r.key] for r in requests], np.int32)
-        tokens, counts, _ = self._index.propose_batch(slots, np.array(caps, np.int32))
+        tokens, counts, _ = self._index.propose_batch(slots, np.array(caps, np.int32), tails)
         return [Draft(row[:n].copy(), self.name) if n else NO_DRAFT for row, n in zip(tokens, counts.tolist())]
 
     def finish(self, request: Request) -> None:

@@ -4,24 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.base import DraftRunner, Proposer
+
+if TYPE_CHECKING:
+    from fastdeploy.spec_decode.ngram import NgramProposer
+    from fastdeploy.spec_decode.suffix import SuffixProposer
 
 
-def _naive(config: SpeculativeConfig) -> Proposer:
+def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.naive import NaiveProposer
 
     return NaiveProposer()
 
 
-def _ngram(config: SpeculativeConfig) -> Proposer:
+def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> NgramProposer:
     from fastdeploy.spec_decode.ngram import NgramProposer
 
     return NgramProposer(config.max_ngram_size, config.min_ngram_size)
 
 
-def _suffix(config: SpeculativeConfig) -> Proposer:
+def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProposer:
     from fastdeploy.ops.suffix_cache import SuffixRules
     from fastdeploy.spec_decode.suffix import SuffixProposer
 
@@ -37,9 +42,31 @@ def _suffix(config: SpeculativeConfig) -> Proposer:
     )
 
 
-PROPOSERS: dict[str, Callable[[SpeculativeConfig], Proposer]] = {"naive": _naive, "ngram": _ngram, "suffix": _suffix}
+def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+    from fastdeploy.spec_decode.mtp import MTPProposer
+
+    if runner is None:
+        raise ValueError("method mtp needs a runner of its model")
+    layer = MTPProposer(runner, config.num_model_steps)
+    if config.extension is None:
+        return layer
+    from fastdeploy.spec_decode.hybrid import HybridProposer
+
+    matcher = _suffix(config, None) if config.extension == "suffix" else _ngram(config, None)
+    return HybridProposer(layer, matcher, config.num_model_steps)
 
 
-def make_proposer(config: SpeculativeConfig) -> Proposer:
-    """Return the proposer that `config.method` names."""
-    return PROPOSERS[config.method](config)
+Maker = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]
+PROPOSERS: dict[str, Maker] = {"naive": _naive, "ngram": _ngram, "suffix": _suffix, "mtp": _mtp}
+
+
+def make_proposer(config: SpeculativeConfig, runner: DraftRunner | None = None) -> Proposer:
+    """Return the proposer that `config.method` names.
+
+    Args:
+        runner: runs the drafting model, for methods that have one.
+
+    Raises:
+        ValueError: the method has a model and there is no runner.
+    """
+    return PROPOSERS[config.method](config, runner)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
 from fastdeploy.spec_decode.base import Proposer
 
 
@@ -38,11 +38,28 @@ class SuffixProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Draft for all requests in one native call."""
+        return self.extend(requests, caps, None)
+
+    def extend(
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+    ) -> list[Draft]:
+        """Guess what follows each request's text and its tail."""
+        return self._drafts(self._match(requests, caps, tails))
+
+    def propose_scored(self, requests: Sequence[Request], caps: Sequence[int]) -> list[tuple[Draft, float]]:
+        """Draft as `propose` does; return the number of tokens that each draft is expected to have right, too."""
+        found = self._match(requests, caps, None)
+        return list(zip(self._drafts(found), found.scores.tolist()))
+
+    def _match(
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+    ) -> SuffixDrafts:
         slots = np.array([self._slots[r.key] for r in requests], np.int32)
-        drafts = self._cache.propose_batch(slots, np.array(caps, np.int32))
-        return [
-            Draft(row[:n].copy(), self.name) if n else NO_DRAFT for row, n in zip(drafts.tokens, drafts.counts.tolist())
-        ]
+        return self._cache.propose_batch(slots, np.array(caps, np.int32), tails)
+
+    def _drafts(self, found: SuffixDrafts) -> list[Draft]:
+        pairs = zip(found.tokens, found.counts.tolist())
+        return [Draft(row[:n].copy(), self.name) if n else NO_DRAFT for row, n in pairs]
 
     def finish(self, request: Request) -> None:
         """Drop the request's own text; what it said is shared from now on, however it ended."""

@@ -45,6 +45,13 @@ class CausalLM(Protocol):
         """Write float32 logits [num_rows, V] of the first rows of `hidden`."""
 
 
+class StepObserver(Protocol):
+    """Learns from every step's hidden states."""
+
+    def observe(self, plan: StepPlan, hidden: Tensor, result: StepResult) -> None:
+        """See the states [max_rows, hidden] of the plan's rows, which are gone with the next step."""
+
+
 @dataclass(frozen=True)
 class RunnerConfig:
     """Sizes of the runner's buffers and the rules of verification.
@@ -109,10 +116,22 @@ class _Outcome:
 class ModelRunner:
     """Holds the model, its cache and every buffer of a step."""
 
-    def __init__(self, model: CausalLM, kv_caches: Sequence[KVCache], config: RunnerConfig) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: Sequence[KVCache],
+        config: RunnerConfig,
+        observer: StepObserver | None = None,
+    ) -> None:
+        """Allocate the buffers.
+
+        Args:
+            observer: is shown every step's hidden states: the runner of a drafting model that reads them.
+        """
         self.model = model
         self.kv_caches = kv_caches
         self.config = config
+        self.observer = observer
         self.batch = BatchIndex(config.max_rows, config.max_seqs, config.max_blocks_per_seq, config.block_size)
         self.token_ids = HostBuffer(config.max_rows, "int32")
         fitting = LOGITS_BYTES // (4 * config.vocab_size)
@@ -144,7 +163,10 @@ class ModelRunner:
             self._sample(plan, go)
             self._judge(plan, [segment for segment in go if not segment.is_prompt], outcomes)
             self._read_logprobs(plan, go, outcomes)
-        return StepResult(tuple(outcome.freeze() for outcome in outcomes))
+        result = StepResult(tuple(outcome.freeze() for outcome in outcomes))
+        if self.observer is not None:
+            self.observer.observe(plan, hidden, result)
+        return result
 
     def _compute_logits(self, hidden: Tensor, go: list[_Segment]) -> None:
         at = 0

@@ -60,6 +60,17 @@ class RowRules:
         floats[first : first + count] = _float_row(SamplingParams(temperature=0.0))
         ints[first : first + count] = _int_row(0, SamplingParams(), self._vocab_limit)
 
+    def write_draft(self, request: Request, row: int, num_drafted: int) -> None:
+        """Make a row draw a draft after `num_drafted` others: by the request's filters and noise, without its history.
+
+        The noise is that of the target's row at the same position, so that both agree as often as they can.
+        """
+        template = self._template(request)
+        ints = self.batch.int_params.array[row]
+        self.batch.float_params.array[row] = template.floats
+        ints[:] = template.ints
+        ints[IntColumn.POSITION] += request.num_tokens + num_drafted
+
     def write(self, request: Request, first: int, count: int) -> None:
         """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i."""
         template = self._template(request)

@@ -197,7 +197,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --kv-cache-memory 5x", "--kv-cache-memory", "number of bytes"),
         ("demo --speculative-config '{'", "--speculative-config", "expected a JSON mapping"),
         ("demo --speculative-config 3", "--speculative-config", "expected a JSON mapping"),
-        ('demo --speculative-config \'{"method": "mtp"}\'', "speculative_config.method", "not available yet"),
+        ('demo --speculative-config \'{"method": "eagle"}\'', "speculative_config.method", "not available yet"),
         ("demo --num-speculative-tokens 3", "speculative_model", "is missing"),
         ("demo --api-key=", "api_key", "not empty"),
         ("demo --root-path api", "root_path", "begins with /, got 'api'"),

@@ -50,6 +50,38 @@ def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
     assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
 
 
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "ernie_mtp", "MTP"])
+def test_mtp_runs_its_layer_once_per_draft_unless_told_otherwise(method: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 3})
+    assert (config.method, config.num_speculative_tokens, config.num_model_steps) == ("mtp", 3, 3)
+    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 5, "num_model_steps": 2})
+    assert (config.num_speculative_tokens, config.num_model_steps) == (5, 2)
+    assert (config.model, config.quantization, config.mtp_strategy) == (None, None, "default")
+
+
+@pytest.mark.parametrize(("strategy", "extension"), [("with_ngram", "ngram"), ("with_suffix", "suffix")])
+def test_a_hybrid_takes_the_keys_of_both_and_runs_its_layer_once(strategy: str, extension: str) -> None:
+    key = {"ngram": "max_ngram_size", "suffix": "suffix_decoding_max_tree_depth"}[extension]
+    given = {"method": "mtp", "mtp_strategy": strategy, "num_speculative_tokens": 5, key: 7}
+    config = SpeculativeConfig.from_mapping(given)
+    assert (config.extension, config.num_model_steps, getattr(config, key)) == (extension, 1, 7)
+    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+
+
+def test_keys_of_suffix_decoding_under_mtp_mean_both_and_either_alone_where_there_is_no_layer() -> None:
+    given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 32}
+    config = SpeculativeConfig.from_mapping(given)
+    assert (config.mtp_strategy, config.needs_layer) == ("with_suffix", False)
+    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+    assert config.without_layer() == SpeculativeConfig.from_mapping(given | {"method": "suffix"})
+
+
+def test_mtp_takes_a_folder_and_a_format_of_its_own() -> None:
+    given = {"method": "mtp", "model": "demo", "quantization": "wint4", "mtp_strategy": "default"}
+    config = SpeculativeConfig.from_mapping(given)
+    assert (config.model, config.quantization, config.num_model_steps) == ("demo", "wint4", 1)
+
+
 def test_suffix_alone_uses_the_documented_defaults() -> None:
     config = SpeculativeConfig.from_mapping({"method": "suffix"})
     assert config.num_speculative_tokens == 16
@@ -69,7 +101,24 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "suffix", "suffix_decoding_min_prob": 0.1}, "suffix_decoding_min_prob", "min_token_prob"),
         ({"method": "ngram", "suffix_decoding_min_token_prob": 0.1}, "min_token_prob", "belongs to method 'suffix'"),
         ({"method": "suffix", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),
-        ({"method": "mtp", "suffix_decoding_max_tree_depth": 64}, "method", "'mtp' is not available yet"),
+        ({"method": "mtp", "mtp_strategy": "default", "suffix_decoding_max_tree_depth": 64}, "depth", "'suffix'"),
+        ({"method": "mtp", "mtp_strategy": "with_ngram", "suffix_decoding_min_token_prob": 0}, "prob", "'suffix'"),
+        ({"method": "mtp", "mtp_strategy": "with_suffix", "max_ngram_size": 3}, "max_ngram_size", "'ngram'"),
+        ({"method": "ngram", "max_ngram_size": 17}, "max_ngram_size", r"\[1, 16\], got 17"),
+        ({"method": "mtp", "num_speculative_tokens": 9}, "num_model_steps", r"\[1, 8\], got 9"),
+        ({"method": "mtp", "num_speculative_tokens": 5, "num_model_steps": 0}, "num_model_steps", r"\[1, 8\]"),
+        ({"method": "mtp", "num_model_steps": 2}, "num_model_steps", "2 steps make more than 1 speculative tokens"),
+        (
+            {"method": "mtp", "mtp_strategy": "hybrid"},
+            "mtp_strategy",
+            "expected one of default, with_ngram, with_suffix",
+        ),
+        ({"method": "mtp", "model": 3}, "model", "expected a folder"),
+        ({"method": "mtp", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
+        ({"method": "mtp", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),
+        ({"method": "ngram", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp'"),
+        ({"method": "mtp", "revision": "main"}, "revision", "not available yet"),
+        ({"model": "demo"}, "method", "'draft_model' is not available yet"),
         ({"method": "ngram", "num_speculative_token": 1}, "num_speculative_token", "did you mean"),
         ({"method": "ngram", "num_speculative_tokens": 17}, "num_speculative_tokens", r"\[1, 16\]"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens", "integer"),

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 DRAFT = "speculative_config.method: 'draft_model' is not available yet"
-MTP = "speculative_config.method: 'mtp' is not available yet; available: naive, ngram, suffix"
 SPLITWISE = "belongs to prefill/decode separation, which is not available yet"
 
 
@@ -87,7 +86,6 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --config ${path_to_FastDeploy}benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        MTP,
     ),
     Command(
         "MTP, prefill node",
@@ -158,7 +156,6 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --config ${path_to_FastDeploy}benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 64, "suffix_decoding_max_cached_requests": 10000, "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1}'
 """,
-        MTP,
     ),
     Command(
         "naive",
@@ -174,13 +171,13 @@ python -m fastdeploy.entrypoints.openai.api_server \\
 SPECULATIVE_OPTIONS = (
     (
         '{"method": "mtp", "verify_strategy": "greedy", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}',
-        MTP,
+        "",
     ),
-    ('{"method": "mtp", "accept_policy": "accept_all", "num_speculative_tokens": 1}', MTP),
+    ('{"method": "mtp", "accept_policy": "accept_all", "num_speculative_tokens": 1}', ""),
     (
         '{"method": "mtp", "num_model_steps": 2, "mtp_strategy": "with_ngram", "num_speculative_tokens": 5, '
         '"model": "${path_to_main_model}/mtp"}',
-        MTP,
+        "",
     ),
     ('{"method": "ngram", "num_speculative_tokens": 1}', ""),
 )

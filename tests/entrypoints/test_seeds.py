@@ -42,7 +42,7 @@ def flags_of(text: str) -> list[str]:
     for placeholder, value in (
         ("path_to_main_model", "demo"),
         ("path_to_FastDeploy", ""),
-        ("path_to_mtp_model", "mtp"),
+        ("path_to_mtp_model", "demo"),
     ):
         text = text.replace("${" + placeholder + "}", value)
     words = shlex.split(text.replace("\\\n", " ").replace(" /benchmarks", " benchmarks"))
@@ -70,7 +70,7 @@ def test_command_that_cannot_run_ends_with_the_promised_line(command: Command) -
 def test_speculative_options_are_taken_or_refused_by_their_method(option: str, outcome: str) -> None:
     flags = ["demo", "--speculative-config", option]
     if not outcome:
-        assert parse_serve_args(flags).engine.speculative.method == "ngram"
+        assert parse_serve_args(flags).engine.speculative.method == json.loads(option)["method"]
         return
     with pytest.raises(ConfigError) as caught:
         parse_serve_args(flags)

@@ -11,7 +11,7 @@ from fastdeploy.ops import registry
 from tests.ops.test_paths import PATHS, run, supported
 
 SUITE = Path(__file__).parent / "test_speculation_is_invisible.py"
-CASES = "(test_speculation and oracle-7-run_all-5) or (preemption and oracle-7-True-5)"
+CASES = "(test_speculation and (oracle-7-5-run_all or mtp-7-3-run_all)) or (preemption and oracle-7-5-True)"
 
 
 @pytest.mark.parametrize("path", PATHS)

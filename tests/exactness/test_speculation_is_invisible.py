@@ -15,7 +15,7 @@ import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import EXTENSIONS, SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
@@ -29,10 +29,11 @@ Run = Callable[[Engine, Sequence[GenerationRequest]], Texts]
 CHUNKS = (1, 7, 64, 2048)
 NUM_DRAFTS = (1, 3, 5, 16)
 # the width of a chunk and what is proposed meet only in the mechanism that n-gram and oracle drafts go through too
-METHODS_AND_CHUNKS = [
-    *((method, chunk) for method in ("ngram", "oracle") for chunk in CHUNKS),
-    ("suffix", 7),
-    ("suffix", 2048),
+CASES = [  # method, chunk, most drafts
+    *((method, chunk, num) for method in ("ngram", "oracle") for chunk in CHUNKS for num in NUM_DRAFTS),
+    *(("suffix", chunk, num) for chunk in (7, 2048) for num in NUM_DRAFTS),
+    *(("mtp", chunk, num) for chunk in (7, 2048) for num in (1, 2, 3)),
+    *((strategy, 7, 5) for strategy in ("with_ngram", "with_suffix")),
 ]
 
 
@@ -56,8 +57,10 @@ def config(
             max_num_seqs=16, max_num_batched_tokens=256, long_prefill_token_threshold=min(chunk, 256)
         ),
         speculative=SpeculativeConfig(
-            method=method,
+            method="mtp" if method in EXTENSIONS else method,
             num_speculative_tokens=num_drafts,
+            num_model_steps=num_drafts if method == "mtp" else 1,
+            mtp_strategy=method if method in EXTENSIONS else "default",
             verify_strategy=verify_strategy,
             accept_policy=accept_policy,
         ),
@@ -107,9 +110,8 @@ def test_batching_and_chunking(requests: list[GenerationRequest], plain: Texts, 
     assert run_all(build(config(chunk=chunk)), requests) == plain
 
 
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("run", [run_all, run_alone])
-@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
+@pytest.mark.parametrize(("method", "chunk", "num_drafts"), CASES)
 def test_speculation(
     requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
@@ -118,9 +120,8 @@ def test_speculation(
     check_bite(engine, method, num_drafts)
 
 
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("run", [run_all, run_alone])
-@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
+@pytest.mark.parametrize(("method", "chunk", "num_drafts"), CASES)
 def test_prefix_hits(
     requests: list[GenerationRequest], plain: Texts, method: str, run: Run, chunk: int, num_drafts: int
 ) -> None:
@@ -133,9 +134,8 @@ def test_prefix_hits(
     check_bite(engine, method, num_drafts)
 
 
-@pytest.mark.parametrize("num_drafts", NUM_DRAFTS)
 @pytest.mark.parametrize("prefix_caching", [False, True])
-@pytest.mark.parametrize(("method", "chunk"), METHODS_AND_CHUNKS)
+@pytest.mark.parametrize(("method", "chunk", "num_drafts"), CASES)
 def test_forced_preemption(
     requests: list[GenerationRequest], plain: Texts, method: str, prefix_caching: bool, chunk: int, num_drafts: int
 ) -> None:
@@ -214,6 +214,8 @@ def check_bite(engine: Engine, method: str, num_drafts: int) -> None:
     stats = engine.stats()
     assert stats.num_accepted_tokens > 0, stats
     assert stats.num_draft_tokens > stats.num_accepted_tokens, stats
+    if method in EXTENSIONS:
+        assert len(stats.accepted_per_position) > 1 and stats.accepted_per_position[-1] > 0
     if method == "oracle":
         assert len(stats.accepted_per_position) == num_drafts
         assert stats.accepted_per_position[0] > 0

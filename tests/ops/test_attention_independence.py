@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.rotary import HeadLayout
+from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 from tests.ops.bits import assert_same_bits, bits
 
 CHUNK, SPLIT = 64, 1024  # kChunk and kSplit of custom_ops/cpu_ops/attention.cc
@@ -27,6 +27,8 @@ def poisoned_cache(num_blocks: int, block_size: int, heads: HeadLayout, dtype: s
 class Sequence1:
     """One sequence of random rows and the tables of the blocks that it lies in."""
 
+    rotary: RotaryRule | None = None
+
     def __init__(self, length: int, heads: HeadLayout, dtype: str, block_size: int, seed: int = 1) -> None:
         self.qkv = random_rows(length, heads.row_size, dtype, seed)
         self.length, self.heads, self.dtype, self.block_size = length, heads, dtype, block_size
@@ -39,14 +41,16 @@ class Sequence1:
         outs, start = [], 0
         for end in cuts:
             batch = plain_index([end - start], [end], self.table, self.block_size)
-            outs.append(attend(self.qkv[start:end], cache, batch, self.heads))
+            outs.append(attend(self.qkv[start:end].clone(), cache, batch, self.heads, self.rotary))
             start = end
         return np.concatenate(outs)
 
 
-def attend(qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout) -> np.ndarray:
+def attend(
+    qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout, rotary: RotaryRule | None = None
+) -> np.ndarray:
     out = paddle.zeros([qkv.shape[0], heads.num_heads * heads.head_dim], qkv.dtype)
-    append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5)  # type: ignore[arg-type]
+    append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5, rotary=rotary)  # type: ignore[arg-type]
     return bits(out)
 
 
@@ -68,6 +72,20 @@ def test_chunked_prefill_equals_one_token_at_a_time(dtype: str, heads: HeadLayou
     alone = sequence.run(range(1, length + 1))
     assert is_finite(alone, dtype)
     for size in (2, 3, 7, 64, length):
+        assert_same_bits(sequence.run([*range(size, length, size), length]), alone, f"chunks of {size}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_rows_are_rotated_by_their_positions_however_they_are_cut(dtype: str, is_interleaved: bool) -> None:
+    length, heads = 2 * CHUNK + 6, HeadLayout(6, 2, 40)
+    sequence = Sequence1(length, heads, dtype, 16)
+    unrotated = sequence.run(range(1, length + 1))
+    norms = [random_rows(1, 40, dtype, seed).reshape([40]) for seed in (2, 3)]
+    sequence.rotary = RotaryRule(random_rows(length, 20, "float32", 4), is_interleaved, *norms)
+    alone = sequence.run(range(1, length + 1))
+    assert (alone != unrotated).any(axis=1)[1:].all()  # the first row's value is its output whatever its key
+    for size in (2, 3, 7, CHUNK, CHUNK + 1, length):
         assert_same_bits(sequence.run([*range(size, length, size), length]), alone, f"chunks of {size}")
 
 

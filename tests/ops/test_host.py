@@ -57,6 +57,22 @@ def test_proposal_is_what_a_search_through_the_history_finds(
     index.check_integrity()
 
 
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    tail=st.lists(st.integers(0, 3), max_size=16),
+    window=st.sampled_from([(1, 1), (1, 3), (2, 5), (8, 16)]),
+)
+def test_a_tail_counts_as_text_and_is_not_kept(tokens: list[int], tail: list[int], window: tuple[int, int]) -> None:
+    index, whole = NgramIndex(*window), NgramIndex(*window)
+    index.start(0, tokens)
+    whole.start(0, tokens + tail)
+    before = propose(index, 0)
+    drafts, counts, match_lens = index.propose_batch([0], [CAP], [np.array(tail, np.int32)])
+    assert (drafts[0, : counts[0]].tolist(), match_lens[0]) == propose(whole, 0)
+    assert propose(index, 0) == before
+    index.check_integrity()
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_sequences_do_not_disturb_each_other(seed: int) -> None:
@@ -151,6 +167,8 @@ def test_wrong_slots_and_offsets_are_refused_by_name() -> None:
         index.extend_batch([0, 4], [0, 1, 2], [1, 2])
     with pytest.raises(ValueError, match="live slots, got 7"):
         index.propose_batch([7], [1])
+    with pytest.raises(ValueError, match=r"tails: expected 1 of at most 16 tokens, got lengths \[17\]"):
+        index.propose_batch([0], [1], [np.zeros(17, np.int32)])
     with pytest.raises(ValueError, match="expected 2 offsets into 1 tokens"):
         index.extend_batch([0], [0, 2], [1])
     with pytest.raises(ValueError, match="live slot, got 1"):

@@ -13,9 +13,8 @@ from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attentio
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.linear import linear, pack_linear
-from fastdeploy.ops.norm import rms_norm
-from fastdeploy.ops.rotary import HeadLayout, rotary
-from fastdeploy.ops.swiglu import swiglu
+from fastdeploy.ops.norm import NormRule, rms_norm
+from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 HEADS = HeadLayout(2, 1, 16)
 
@@ -34,12 +33,13 @@ def attend(
     kv_len: int = 2,
     slot: int | None = None,
     heads: HeadLayout = HEADS,
+    rotary: RotaryRule | None = None,
 ) -> None:
     cache = allocate_kv_cache(2, 16, 1, 16, "float32")
     batch = plain_index([2], [kv_len], np.array([[table]]), 16)
     if slot is not None:
         batch.slot_mapping = ints(0, slot)
-    append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25)
+    append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25, rotary=rotary)
 
 
 PACKED = pack_linear(floats(8, 4))
@@ -60,6 +60,22 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (
         "linear: residual: expected a CPU tensor that holds [2, 8], got [1, 8]",
         lambda: linear(floats(2, 4), PACKED, floats(2, 8), 2, floats(1, 8)),
+    ),
+    (
+        "linear: norm: expected a CPU tensor that holds [4], got [3]",
+        lambda: linear(floats(2, 4), PACKED, floats(2, 8), 2, norm=NormRule(floats(3), 1e-6)),
+    ),
+    (
+        "linear: weight: expected a CPU tensor of [128], got [64]",
+        lambda: linear(floats(2, 4), replace(PACKED, is_gated=True), floats(2, 8), 2),
+    ),
+    (
+        "pack_linear: weight: expected an even number of rows when gated, got 7",
+        lambda: pack_linear(floats(7, 4), is_gated=True),
+    ),
+    (
+        "pack_linear: weight: expected an even number of rows when gated, got 7",
+        lambda: pack_linear(floats(7, 4, dtype="bfloat16"), None, "w4a8", is_gated=True),
     ),
     ("linear: num_rows: expected at least 0, got -1", lambda: linear(floats(2, 4), PACKED, floats(2, 8), -1)),
     ("pack_linear: weight: expected [out_features, in_features], got [4]", lambda: pack_linear(floats(4))),
@@ -108,10 +124,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: rms_norm(floats(2, 8), floats(8), floats(2, 8, dtype="bfloat16"), 2, 1e-6),
     ),
     (
-        "swiglu: gate_up: expected a CPU tensor that holds [2, 8], got [2, 6]",
-        lambda: swiglu(floats(2, 6), floats(2, 4), 2),
-    ),
-    (
         "embedding: token_ids: expected 0..4, got 5 at row 1",
         lambda: embedding(ints(0, 5), floats(5, 2), floats(2, 2), 2),
     ),
@@ -120,14 +132,17 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: embedding(ints(-1, 5), floats(5, 2), floats(2, 2), 2),
     ),
     ("gather_rows: rows: expected 0..2, got 3 at row 0", lambda: gather_rows(floats(3, 2), ints(3), floats(1, 2), 1)),
-    ("rotary: positions: expected 0..4, got 5", lambda: rotary(floats(1, 64), ints(5), floats(5, 16), 1, HEADS, False)),
     (
-        "rotary: cos_sin: expected an even last axis up to head_dim, got 18",
-        lambda: rotary(floats(1, 64), ints(0), floats(5, 18), 1, HEADS, False),
+        "append_attention: positions: expected 0..4, got 5",
+        lambda: attend(kv_len=6, rotary=RotaryRule(floats(5, 16), False)),
     ),
     (
-        "rotary: q_norm: expected a CPU tensor that holds [16], got [15]",
-        lambda: rotary(floats(1, 64), ints(0), floats(5, 16), 1, HEADS, False, floats(15)),
+        "append_attention: cos_sin: expected an even last axis up to head_dim, got 18",
+        lambda: attend(rotary=RotaryRule(floats(5, 18), False)),
+    ),
+    (
+        "append_attention: q_norm: expected a CPU tensor that holds [16], got [15]",
+        lambda: attend(rotary=RotaryRule(floats(5, 16), False, floats(15))),
     ),
     ("append_attention: qkv: expected a CPU tensor that holds [2, 64], got [2, 63]", lambda: attend(floats(2, 63))),
     ("append_attention: block_tables: expected a block of the cache, got 2", lambda: attend(table=2, slot=1)),

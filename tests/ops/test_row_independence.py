@@ -9,14 +9,13 @@ import pytest
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
-from fastdeploy.ops.norm import rms_norm
-from fastdeploy.ops.rotary import HeadLayout, rotary
-from fastdeploy.ops.swiglu import swiglu
+from fastdeploy.ops.norm import NormRule, rms_norm
 from tests.ops.bits import assert_same_bits, bits
 
 BLOCK, TILE = 24, 384  # kColumnRows of custom_ops/cpu_ops/dot.h; kTileBlocks blocks of linear_tiles.h
 EDGES = [*range(1, 21), *(edge + d for edge in (BLOCK, 2 * BLOCK, TILE, 504, 2040, 2048) for d in (-1, 0, 1))]
 DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+PLAIN, FUSED, GATED = range(3)  # nothing but the product; bias, residual and norm; the same and the gate
 
 
 def one_row_at_a_time(call: Callable[[int, int], paddle.Tensor], rows: int) -> np.ndarray:
@@ -26,14 +25,17 @@ def one_row_at_a_time(call: Callable[[int, int], paddle.Tensor], rows: int) -> n
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 97)])
-@pytest.mark.parametrize("fused", [False, True])
-def test_linear(dtype: str, out_dtype: str, n: int, k: int, fused: bool) -> None:
-    weight = pack_linear(random_rows(n, k, dtype, 1), random_rows(1, n, dtype, 2).reshape([n]) if fused else None)
+@pytest.mark.parametrize("kind", [PLAIN, FUSED, GATED])
+def test_linear(dtype: str, out_dtype: str, n: int, k: int, kind: int) -> None:
+    weight_rows = 2 * n if kind == GATED else n
+    bias = random_rows(1, weight_rows, dtype, 2).reshape([-1]) if kind else None
+    weight = pack_linear(random_rows(weight_rows, k, dtype, 1), bias, is_gated=kind == GATED)
     x, residual = random_rows(max(EDGES), k, dtype, 3), random_rows(max(EDGES), n, out_dtype, 4)
+    norm = NormRule(random_rows(1, k, dtype, 5).reshape([k]), 1e-6) if kind else None
 
     def call(first: int, rows: int) -> paddle.Tensor:
         out = paddle.zeros([rows, n], out_dtype)
-        linear(x[first : first + rows], weight, out, rows, residual[first : first + rows] if fused else None)
+        linear(x[first : first + rows], weight, out, rows, residual[first : first + rows] if kind else None, norm)
         return out
 
     alone = one_row_at_a_time(call, max(EDGES))
@@ -42,15 +44,18 @@ def test_linear(dtype: str, out_dtype: str, n: int, k: int, fused: bool) -> None
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize(("n", "k", "out_dtype"), [(64, 300, "float32"), (200, 331, "float32"), (1600, 40, "bfloat16")])
-def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str) -> None:
-    bias = random_rows(1, n, "bfloat16", 2).reshape([n])
-    weight = pack_linear(random_rows(n, k, "bfloat16", 1), bias, quantization)
+def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str, is_gated: bool) -> None:
+    weight_rows = 2 * n if is_gated else n
+    bias = random_rows(1, weight_rows, "bfloat16", 2).reshape([-1])
+    weight = pack_linear(random_rows(weight_rows, k, "bfloat16", 1), bias, quantization, is_gated)
     x, residual = random_rows(max(EDGES), k, "bfloat16", 3), random_rows(max(EDGES), n, out_dtype, 4)
+    norm = NormRule(random_rows(1, k, "bfloat16", 5).reshape([k]), 1e-6) if is_gated else None
 
     def call(first: int, rows: int) -> paddle.Tensor:
         out = paddle.zeros([rows, n], out_dtype)
-        linear(x[first : first + rows], weight, out, rows, residual[first : first + rows])
+        linear(x[first : first + rows], weight, out, rows, residual[first : first + rows], norm)
         return out
 
     alone = one_row_at_a_time(call, max(EDGES))
@@ -65,6 +70,20 @@ def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
     linear(x, weight, apart, 9, residual)
     linear(x, weight, inside, 9, inside)
     assert_same_bits(bits(inside), bits(apart), "linear with residual in place")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *QUANTIZATIONS))]
+)
+@pytest.mark.parametrize("rows", [1, 9, 60])
+def test_a_norm_inside_a_layer_has_the_bits_of_one_before_it(dtype: str, quantization: str, rows: int) -> None:
+    weight = pack_linear(random_rows(80, 100, dtype, 1), None, quantization)
+    x, norm = random_rows(rows, 100, dtype, 2, 3.0), NormRule(random_rows(1, 100, dtype, 3).reshape([100]), 1e-6)
+    inside, after, normed = paddle.zeros([rows, 80]), paddle.zeros([rows, 80]), paddle.zeros_like(x)
+    linear(x, weight, inside, rows, norm=norm)
+    rms_norm(x, norm.weight, normed, rows, norm.eps)
+    linear(normed, weight, after, rows)
+    assert_same_bits(bits(inside), bits(after), f"norm inside {dtype} {quantization}, {rows} rows")
 
 
 @pytest.mark.parametrize("k", [64, 97])
@@ -99,38 +118,6 @@ def test_rms_norm(dtype: str, size: int) -> None:
     alone = one_row_at_a_time(call, 2048)
     for rows in (*range(1, 21), 504, 2040, 2048):
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"rms_norm {dtype}, {rows} rows")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_swiglu(dtype: str) -> None:
-    gate_up = random_rows(2048, 2 * 72, dtype, 1, scale=5.0)
-
-    def call(first: int, rows: int) -> paddle.Tensor:
-        out = paddle.zeros([rows, 72], dtype)
-        swiglu(gate_up[first : first + rows], out, rows)
-        return out
-
-    alone = one_row_at_a_time(call, 2048)
-    for rows in (*range(1, 21), 504, 2040, 2048):
-        assert_same_bits(bits(call(0, rows)), alone[:rows], f"swiglu {dtype}, {rows} rows")
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rotary(dtype: str, interleaved: bool) -> None:
-    heads = HeadLayout(3, 1, 40)
-    source, norm = random_rows(600, heads.row_size, dtype, 1), random_rows(1, 40, dtype, 2).reshape([40])
-    cos_sin = random_rows(600, 20, "float32", 3)
-    positions = paddle.to_tensor(np.random.default_rng(4).permutation(600).astype(np.int32))
-
-    def call(first: int, rows: int) -> paddle.Tensor:
-        qkv = source[first : first + rows].clone()
-        rotary(qkv, positions[first : first + rows], cos_sin, rows, heads, interleaved, norm, norm)
-        return qkv
-
-    alone = one_row_at_a_time(call, 600)
-    for rows in (*range(1, 21), 504, 600):
-        assert_same_bits(bits(call(0, rows)), alone[:rows], f"rotary {dtype}, {rows} rows")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -153,6 +153,31 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
         assert_row(drafts, row, expected_guess(text, shared, rules, 3))
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    rules=RULES,
+    alphabet=st.sampled_from([1, 2, 3]),
+    outputs=st.lists(TOKENS, max_size=4),
+    text=st.lists(st.integers(0, 49), min_size=1, max_size=100),
+    tail=st.lists(st.integers(0, 49), max_size=16),
+)
+def test_a_tail_counts_as_text_and_is_not_kept(
+    rules: SuffixRules, alphabet: int, outputs: list[list[int]], text: list[int], tail: list[int]
+) -> None:
+    cache, text, tail = SuffixCache(rules), folded(text, alphabet), folded(tail, alphabet)
+    for output in outputs:
+        share(cache, folded(output, alphabet))
+    cache.start(0, "", text)
+    cache.start(1, "", text + tail)
+    cache.settle()
+    expected = cache.propose_batch([0, 1], [16, 16])
+    found = cache.propose_batch([0], [16], [np.array(tail, np.int32)])
+    for row, name in enumerate(SuffixDrafts._fields):
+        assert np.array_equal(found[row][0], expected[row][1]), name
+    assert np.array_equal(cache.propose_batch([0], [16]).tokens[0], expected.tokens[0])
+    cache.check_integrity()
+
+
 def share(cache: SuffixCache, output: list[int], salt: str = "") -> None:
     cache.start(99, salt, [])
     cache.finish(99, output)

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import GenerationRequest, Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
@@ -22,15 +22,32 @@ PERIOD = [5, 6, 7, 8]
 Maker = Callable[[], Proposer]
 
 
+class CountingRunner:
+    """A drafting model that counts on from the last token."""
+
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+        return [np.arange(1, count + 1, dtype=np.int32) + r.token_ids[-1] for r, count in zip(requests, counts)]
+
+
 def registered(method: str) -> Maker:
-    return lambda: make_proposer(SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4))
+    config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4)
+    return lambda: make_proposer(config, CountingRunner())
+
+
+def hybrid(strategy: str) -> Maker:
+    config = SpeculativeConfig(method="mtp", num_speculative_tokens=4, num_model_steps=2, mtp_strategy=strategy)
+    return lambda: make_proposer(config, CountingRunner())
 
 
 def oracle() -> Proposer:
     return OracleProposer({("a", i): (PERIOD * 20) for i in range(100)}, corruption=0.5)
 
 
-ALL: dict[str, Maker] = {**{method: registered(method) for method in PROPOSERS}, "oracle": oracle}
+ALL: dict[str, Maker] = {
+    **{method: registered(method) for method in PROPOSERS},
+    **{strategy: hybrid(strategy) for strategy in ("with_ngram", "with_suffix")},
+    "oracle": oracle,
+}
 
 
 def request(index: int = 0, repeats: int = 3) -> Request:
@@ -61,7 +78,8 @@ def test_drafts_never_exceed_their_caps(name: str) -> None:
     for draft, cap in zip(drafts, caps):
         assert len(draft) <= cap
         assert draft.token_ids.dtype == np.int32
-        assert len(draft) == 0 or draft.source == proposer.name
+        assert len(draft.source_of_each()) == len(draft)
+        assert len(draft) == 0 or draft.source in (proposer.name, "ngram", "suffix")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -112,6 +130,35 @@ def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None
         proposer.check_integrity([])
 
 
+def of_text(tokens: list[int]) -> Request:
+    return Request(GenerationRequest("a", tokens, SamplingParams()), 0, seed=0, max_total_tokens=200, max_drafts=16)
+
+
+def test_a_match_goes_on_behind_the_drafts_of_the_layer() -> None:
+    proposer, r = ALL["with_ngram"](), of_text([7, 8, 9, 1, 2, 3, 7])
+    proposer.start(r)
+    draft = proposer.propose([r], [4])[0]  # the layer says 8 9, which 1 2 followed
+    assert draft.token_ids.tolist() == [8, 9, 1, 2]
+    assert draft.source_of_each() == ["mtp", "mtp", "ngram", "ngram"]
+    assert draft.cut(3).source_of_each() == ["mtp", "mtp", "ngram"]
+    assert proposer.propose([r], [2])[0].source_of_each() == ["mtp", "mtp"]
+
+
+def test_a_suffix_match_takes_the_place_of_drafts_that_were_lately_wrong() -> None:
+    proposer, r = ALL["with_suffix"](), of_text([7, 9, 3] * 6)
+    proposer.start(r)
+    assert proposer.propose([r], [4])[0].source_of_each() == ["suffix"] * 4  # four are sure, the layer drafts two
+    other, proposer = of_text([1, 2, 40, 1]), ALL["with_suffix"]()
+    proposer.start(other)
+    sources = []
+    for i in range(8):  # one token is sure to follow 1; of the layer's two, none comes true
+        sources.append(proposer.propose([other], [4])[0].source)
+        emit(proposer, [other], [[2]])
+        emit(proposer, [other], [[50 + i, 1]])
+    assert sources[0] == "mtp"
+    assert sources[-1] == "suffix"
+
+
 def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> None:
     proposer = NgramProposer(3, 2)
     source = GenerationRequest("a", [1, 2, 3, 4, 1, 2], SamplingParams())
@@ -157,3 +204,17 @@ def test_suffix_does_not_share_prompts() -> None:
     later = salted(1, "mine", [7, 1, 2, 3])
     proposer.start(later)
     assert len(proposer.propose([later], [8])[0]) == 0
+
+
+def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None:
+    config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
+    proposer = make_proposer(config, CountingRunner())
+    assert (proposer.is_model, proposer.needs_hidden_states) == (True, True)
+    drafts = proposer.propose([request(), request(1)], [5, 1])
+    assert [draft.token_ids.tolist() for draft in drafts] == [[9, 10], [9]]
+    assert {draft.source for draft in drafts} == {"mtp"}
+
+
+def test_mtp_without_a_runner_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a runner"):
+        make_proposer(SpeculativeConfig(method="mtp", num_speculative_tokens=1))

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from fastdeploy.ops.reference.rotary import prepare
+
 if TYPE_CHECKING:
     from fastdeploy.ops.attention import KVCache, RowIndex
-    from fastdeploy.ops.rotary import HeadLayout
+    from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> "KVCache":
@@ -25,9 +27,18 @@ def copy_block(cache: "KVCache", src: int, dst: int) -> None:
 
 
 def append_attention(
-    qkv: paddle.Tensor, cache: "KVCache", batch: "RowIndex", out: paddle.Tensor, heads: "HeadLayout", scale: float
+    qkv: paddle.Tensor,
+    cache: "KVCache",
+    batch: "RowIndex",
+    out: paddle.Tensor,
+    heads: "HeadLayout",
+    scale: float,
+    hides_first: bool,
+    rotary: "RotaryRule | None" = None,
 ) -> None:
     """As fastdeploy.ops.attention.append_attention, one sequence at a time."""
+    if rotary is not None:
+        prepare(qkv, batch.positions, batch.num_rows, heads, rotary)
     kv, dim = heads.num_kv_heads, heads.head_dim
     rows = qkv[: batch.num_rows].reshape([batch.num_rows, -1, dim])
     query, key, value = rows[:, : heads.num_heads], rows[:, -2 * kv : -kv], rows[:, -kv:]
@@ -42,11 +53,13 @@ def append_attention(
         keys, values = (
             paddle.gather(store, blocks).reshape([-1, kv, dim])[: lens[b]] for store in (cache.key, cache.value)
         )
-        attended = causal_attention(query[cu[b] : cu[b + 1]], keys, values, scale)
+        attended = causal_attention(query[cu[b] : cu[b + 1]], keys, values, scale, hides_first)
         out[cu[b] : cu[b + 1]] = attended.reshape([cu[b + 1] - cu[b], -1]).astype(out.dtype)
 
 
-def causal_attention(query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float) -> paddle.Tensor:
+def causal_attention(
+    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, hides_first: bool = False
+) -> paddle.Tensor:
     """Return [rows, num_heads, D] float32: the last `rows` of len(keys) positions attend to themselves and before.
 
     Args:
@@ -54,11 +67,14 @@ def causal_attention(query: paddle.Tensor, keys: paddle.Tensor, values: paddle.T
         keys: [positions, num_kv_heads, D].
         values: [positions, num_kv_heads, D].
         scale: multiplies the scores.
+        hides_first: position 0 is seen by its own row only.
     """
     (rows, num_heads, dim), (positions, num_kv_heads, _) = query.shape, keys.shape
     grouped = query.astype("float32").reshape([rows, num_kv_heads, num_heads // num_kv_heads, dim])
     scores = paddle.einsum("rkgd,pkd->rkgp", grouped, keys.astype("float32")) * scale
     visible = paddle.arange(positions)[None, :] <= paddle.arange(positions - rows, positions)[:, None]
+    if hides_first and positions > 1:
+        visible[max(0, rows - positions + 1) :, 0] = False
     masked = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
     weights = paddle.nn.functional.softmax(masked, axis=-1)
     return paddle.einsum("rkgp,pkd->rkgd", weights, values.astype("float32")).reshape([rows, num_heads, dim])

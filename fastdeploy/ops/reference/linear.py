@@ -5,31 +5,46 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from fastdeploy.ops.reference.norm import normalise
 from fastdeploy.ops.reference.quantization import dequantized, quantized_rows
 
 if TYPE_CHECKING:
     from fastdeploy.ops.linear import PackedLinear
+    from fastdeploy.ops.norm import NormRule
 
 
-def pack_linear(weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none") -> "PackedLinear":
+def pack_linear(
+    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none", is_gated: bool = False
+) -> "PackedLinear":
     """As fastdeploy.ops.linear.pack_linear; the weight stays as it is, or is what its codes and scales stand for."""
     from fastdeploy.ops.linear import PackedLinear
 
-    n, k = weight.shape
+    n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
     data = weight if quantization == "none" else dequantized(weight.astype("float32"), quantization)
-    return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization)
+    return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization, is_gated)
 
 
 def linear(
-    x: paddle.Tensor, w: "PackedLinear", out: paddle.Tensor, num_rows: int, residual: paddle.Tensor | None = None
+    x: paddle.Tensor,
+    w: "PackedLinear",
+    out: paddle.Tensor,
+    num_rows: int,
+    residual: paddle.Tensor | None = None,
+    norm: "NormRule | None" = None,
 ) -> None:
     """As fastdeploy.ops.linear.linear, except that a row's rounding may depend on num_rows."""
-    rows = x[:num_rows].astype("float32")
+    rows = x[:num_rows]
+    if norm is not None:
+        rows = normalise(rows, norm.weight, norm.eps).astype(x.dtype)
+    rows = rows.astype("float32")
     if w.quantization in ("w8a8", "w4a8"):
         rows = quantized_rows(rows)
     total = paddle.matmul(rows, w.data.astype("float32"), transpose_y=True)
     if w.bias is not None:
         total = total + w.bias.astype("float32")
+    if w.is_gated:
+        gate, up = paddle.chunk(total, 2, axis=-1)
+        total = paddle.nn.functional.silu(gate) * up
     if residual is not None:
         total = total + residual[:num_rows].astype("float32")
     out[:num_rows] = total.astype(out.dtype)

@@ -8,7 +8,7 @@ import paddle
 from fastdeploy.ops.reference.norm import normalise
 
 if TYPE_CHECKING:
-    from fastdeploy.ops.rotary import HeadLayout
+    from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddle.Tensor:
@@ -25,25 +25,17 @@ def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddl
     return paddle.concat([rotated, kept], axis=-1) if kept.shape[-1] else rotated
 
 
-def rotary(
-    qkv: paddle.Tensor,
-    positions: paddle.Tensor,
-    cos_sin: paddle.Tensor,
-    num_rows: int,
-    heads: "HeadLayout",
-    interleaved: bool,
-    q_norm: paddle.Tensor | None = None,
-    k_norm: paddle.Tensor | None = None,
-    eps: float = 1e-6,
+def prepare(
+    qkv: paddle.Tensor, positions: paddle.Tensor, num_rows: int, heads: "HeadLayout", rule: "RotaryRule"
 ) -> None:
-    """As fastdeploy.ops.rotary.rotary."""
+    """Normalise and rotate the query and key heads of the first `num_rows` rows of qkv in place."""
     if num_rows == 0:
         return
-    angles = paddle.gather(cos_sin, positions[:num_rows])
+    angles = paddle.gather(rule.cos_sin, positions[:num_rows])
     rows = qkv[:num_rows].astype("float32").reshape([num_rows, -1, heads.head_dim])
-    for start, count, norm in ((0, heads.num_heads, q_norm), (heads.num_heads, heads.num_kv_heads, k_norm)):
+    for start, count, norm in ((0, heads.num_heads, rule.q_norm), (heads.num_heads, heads.num_kv_heads, rule.k_norm)):
         part = rows[:, start : start + count]
         if norm is not None:
-            part = normalise(part, norm, eps).astype(qkv.dtype).astype("float32")
-        rows[:, start : start + count] = rotate(part, angles, interleaved)
+            part = normalise(part, norm, rule.eps).astype(qkv.dtype).astype("float32")
+        rows[:, start : start + count] = rotate(part, angles, rule.is_interleaved)
     qkv[:num_rows] = rows.reshape([num_rows, -1]).astype(qkv.dtype)

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/threads.h"
-#include "cpu_ops/families.h"
+#pragma once
+
+#include "cpu_ops/kernels.h"
 #include "cpu_ops/norm.h"
 
 namespace fd {
 namespace FD_ISA {
-namespace {
 
-constexpr int64_t kElementsWorthAThread = 16384;
-constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kMaxRotaryDim = 256;
 
 // Rotates pairs (x1, x2) by the angles of 16 consecutive frequencies.
 FD_INLINE void rotate(F16& x1, F16& x2, F16 cosine, F16 sine) {
@@ -18,7 +17,7 @@ FD_INLINE void rotate(F16& x1, F16& x2, F16 cosine, F16 sine) {
 }
 
 template <class T>
-void rotate_half_split(T* head, const float* cosine, const float* sine, int64_t half) {
+static inline void rotate_half_split(T* head, const float* cosine, const float* sine, int64_t half) {
   for (int64_t i = 0; i < half; i += kLanes) {
     const int width = static_cast<int>(half - i < kLanes ? half - i : kLanes);
     F16 x1 = load_first(head + i, width), x2 = load_first(head + half + i, width);
@@ -29,8 +28,8 @@ void rotate_half_split(T* head, const float* cosine, const float* sine, int64_t 
 }
 
 template <class T>
-void rotate_interleaved(T* head, const float* cosine, const float* sine, int64_t half) {
-  T even[kMaxHeadDim / 2], odd[kMaxHeadDim / 2];
+static inline void rotate_interleaved(T* head, const float* cosine, const float* sine, int64_t half) {
+  T even[kMaxRotaryDim / 2], odd[kMaxRotaryDim / 2];
   for (int64_t i = 0; i < half; ++i) {
     even[i] = head[2 * i];
     odd[i] = head[2 * i + 1];
@@ -48,25 +47,18 @@ void rotate_interleaved(T* head, const float* cosine, const float* sine, int64_t
   }
 }
 
+// Normalises, where there is a norm, and rotates `count` heads of one row in place, rounding after each.
 template <class T>
-void rotary_typed(const RotaryArgs& a) {
-  const int64_t heads = a.num_heads + a.num_kv_heads, row_size = (heads + a.num_kv_heads) * a.head_dim;
+static inline void rotate_heads(const RotaryView& a, int64_t row, const void* norm, T* head, int64_t count,
+                                int64_t head_dim) {
   const int64_t half = a.rotary_dim / 2;
-  parallel_for(a.rows, a.rows * row_size >= kElementsWorthAThread, [&](int64_t row) {
-    const float* cosine = a.cos_sin + a.positions[row] * a.rotary_dim;
-    T* head = static_cast<T*>(a.qkv) + row * row_size;
-    for (int64_t h = 0; h < heads; ++h, head += a.head_dim) {
-      const T* norm = static_cast<const T*>(h < a.num_heads ? a.q_norm : a.k_norm);
-      if (norm != nullptr) norm_row(head, norm, head, a.head_dim, a.eps);
-      a.interleaved ? rotate_interleaved(head, cosine, cosine + half, half)
-                    : rotate_half_split(head, cosine, cosine + half, half);
-    }
-  });
+  const float* cosine = a.cos_sin + a.positions[row] * a.rotary_dim;
+  for (int64_t h = 0; h < count; ++h, head += head_dim) {
+    if (norm != nullptr) norm_row(head, static_cast<const T*>(norm), head, head_dim, a.eps);
+    a.interleaved ? rotate_interleaved(head, cosine, cosine + half, half)
+                  : rotate_half_split(head, cosine, cosine + half, half);
+  }
 }
-
-}  // namespace
-
-void rotary(const RotaryArgs& a) { a.dtype == DType::kBfloat16 ? rotary_typed<uint16_t>(a) : rotary_typed<float>(a); }
 
 }  // namespace FD_ISA
 }  // namespace fd

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "common/vec.h"
+
+namespace fd {
+namespace FD_ISA {
+
+// x / (1 + e^-x)
+FD_INLINE F16 silu(F16 x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); }
+
+}  // namespace FD_ISA
+}  // namespace fd
