@@ -109,15 +109,15 @@ def _label(name: str, args: tuple[Any, ...]) -> str:
 
 def part_names(config: ModelConfig) -> dict[str, str]:
     """Return what the linear layers of a model are, by the end of their labels."""
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    shapes = {
-        "qkv": (heads + 2 * config.num_kv_heads * config.head_dim, hidden),
-        "attention output": (hidden, heads),
-        "gate and up": (2 * config.intermediate_size, hidden),
-        "down": (hidden, config.intermediate_size),
-        "head": (config.vocab_size, hidden),
+    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    parts = {
+        "qkv": [(heads + 2 * config.num_kv_heads * config.head_dim, hidden)],
+        "attention output": [(hidden, heads)],
+        "gate and up": [(2 * inner, hidden), (inner, hidden)],  # the second where SwiGLU is part of the layer
+        "down": [(hidden, inner)],
+        "head": [(config.vocab_size, hidden)],
     }
-    return {f"[{n}, {k}]": name for name, (n, k) in shapes.items()}
+    return {f"[{n}, {k}]": name for name, shapes in parts.items() for n, k in shapes}
 
 
 def decoding_step(loaded: ShapeEngine, step: StepShape, timing: AbstractContextManager[None]) -> float:

@@ -14,7 +14,7 @@ TINY = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 192,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

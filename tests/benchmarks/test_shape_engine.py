@@ -47,21 +47,21 @@ def test_streamed_bytes_are_those_of_the_packed_layers_and_the_head(
     tiny: str, quantization: str, least: float, most: float
 ) -> None:
     work = ShapeEngine.load(tiny, quantization, max_num_seqs=1, max_model_len=64).work
-    assert work.layer_parameters == 73_728
-    assert least <= work.streamed_bytes / (73_728 + 4096 * 64) <= most
+    assert work.layer_parameters == 98_304
+    assert least <= work.streamed_bytes / (98_304 + 4096 * 64) <= most
     assert work.num_bytes(StepShape(3, 1, 10)) == work.streamed_bytes + 3 * 10 * 256
 
 
 def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) -> None:
     config = ModelConfig.from_pretrained(tiny)
-    weights = 2.0 * (8 * 73_728 + 8 * 4096 * 64)
+    weights = 2.0 * (8 * 98_304 + 8 * 4096 * 64)
     seen = 93 + 94 + 95 + 96 + 97 + 98 + 99 + 100
     attention = 4.0 * 2 * 4 * 16 * seen
     assert Work(config, "none", 0).operations(StepShape(1, 8, 100), 8) == (weights + attention, 0.0)
     assert Work(config, "w8a8", 0).operations(StepShape(1, 8, 100), 8) == (attention, weights)
     prompt = StepShape(1, 100, 100)
     assert Work(config, "none", 0).operations(prompt, 1)[0] == (
-        2.0 * (100 * 73_728 + 4096 * 64) + 4.0 * 2 * 4 * 16 * 100 * 101 / 2
+        2.0 * (100 * 98_304 + 4096 * 64) + 4.0 * 2 * 4 * 16 * 100 * 101 / 2
     ), "the causal half, and the head for one row"
 
 
