@@ -145,7 +145,7 @@ def timed_step(loaded: ShapeEngine, timing: AbstractContextManager[None]) -> flo
         return time.perf_counter() - begin
 
 
-def make_cases(shape: str, quantization: str) -> list[Case]:
+def make_cases(shape: str, quantization: str, prompts: list[int]) -> list[Case]:
     """Return the steps to profile: decoding, verification, many requests, and prompts."""
     loaded = ShapeEngine.load(shape, quantization, max_num_seqs=16, max_model_len=2112, max_drafts=7)
     steps = {
@@ -158,7 +158,7 @@ def make_cases(shape: str, quantization: str) -> list[Case]:
     }
     return [
         *(Case(name, partial(decoding_step, loaded, step)) for name, step in steps.items()),
-        *(Case(f"prompt of {n}", partial(prompt_step, loaded, n)) for n in (512, 2048)),
+        *(Case(f"prompt of {n}", partial(prompt_step, loaded, n)) for n in prompts),
     ]
 
 
@@ -168,9 +168,10 @@ def main() -> None:
     parser.add_argument("--shape", default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
     parser.add_argument("--quantization", choices=FORMATS, default="none")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--prompts", type=int, nargs="*", default=[512, 2048], help="their tokens, up to 2048")
     parser.add_argument("--svg", type=Path, help="write the stacked bars to this file")
     args = parser.parse_args()
-    cases = make_cases(args.shape, args.quantization)
+    cases = make_cases(args.shape, args.quantization, args.prompts)
     names = part_names(ModelConfig.from_pretrained(args.shape))
     for _ in range(args.rounds):
         for case in cases:
