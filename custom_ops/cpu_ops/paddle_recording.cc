@@ -2,6 +2,7 @@
 #include <cxxabi.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -15,6 +16,7 @@ namespace fd {
 namespace {
 
 thread_local std::unique_ptr<Recording> current;
+std::atomic<int64_t> num_launches{0};
 
 // Refuses slots and blocks that lie outside the cache, and lengths that contradict each other.
 void check(const AttentionArgs& a) {
@@ -94,29 +96,43 @@ std::string describe(const Args& args) {
   return name;
 }
 
-// As replay, with the seconds of each launch.
-void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
-  using Clock = std::chrono::steady_clock;
+// Performs all launches, telling `after` when each is done.
+template <class After>
+void perform_all(int64_t recording, int64_t num_rows, int64_t num_seqs, After after) {
+  require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
   const auto& launches = reinterpret_cast<const Recording*>(recording)->launches;
-  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == static_cast<int64_t>(launches.size()),
-          "profile", "seconds", "float64, one per launch", seconds.numel());
-  double* out = seconds.data<double>();
   for (const Launch& launch : launches) {
-    const Clock::time_point begin = Clock::now();
     std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
-    *out++ = std::chrono::duration<double>(Clock::now() - begin).count();
+    after();
   }
+  num_launches += static_cast<int64_t>(launches.size());
 }
 
 void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
-  require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
-  for (const Launch& launch : reinterpret_cast<const Recording*>(recording)->launches)
-    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
+  perform_all(recording, num_rows, num_seqs, [] {});
+}
+
+// As replay, with the seconds of each launch.
+void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+  using Clock = std::chrono::steady_clock;
+  const auto count = static_cast<int64_t>(reinterpret_cast<const Recording*>(recording)->launches.size());
+  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == count, "profile", "seconds",
+          "float64, one per launch", seconds.numel());
+  double* out = seconds.data<double>();
+  Clock::time_point last = Clock::now();
+  perform_all(recording, num_rows, num_seqs, [&] {
+    const Clock::time_point now = Clock::now();
+    *out++ = std::chrono::duration<double>(now - last).count();
+    last = now;
+  });
 }
 
 }  // namespace
 
-void perform(const Launch& launch) { std::visit(Perform(), launch); }
+void perform(const Launch& launch) {
+  std::visit(Perform(), launch);
+  ++num_launches;
+}
 
 void launch(const Launch& launch) {
   if (current == nullptr) return perform(launch);
@@ -147,6 +163,9 @@ FD_EXPORT const char* fd_recording_describe(const void* recording) {
     lines += std::visit([](const auto& args) { return fd::describe(args); }, launch) + '\n';
   return lines.c_str();
 }
+
+// Launches performed by this process so far, replayed ones included.
+FD_EXPORT int64_t fd_num_launches() { return fd::num_launches; }
 
 // `out` is any tensor that the recording writes: it tells Paddle that the operator has an effect.
 PD_BUILD_OP(fd_replay)

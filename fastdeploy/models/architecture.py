@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fastdeploy.config.model_config import ModelConfig
@@ -91,3 +92,12 @@ class Architecture:
     ignorable: tuple[str, ...] = ("rotary_emb.inv_freq",)
     paddle_prefix: str = "model"
     has_grouped_qkv: bool = True
+
+
+def nextn_layers(names: Collection[str]) -> list[int]:
+    """Return the numbers of the layers that are for multi-token prediction, in DeepSeek-V3's and GLM-4.5's form.
+
+    They follow the decoder's layers; a projection of their own tells them apart.
+    """
+    found = (re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name) for name in names)
+    return sorted(int(match[1]) for match in found if match)

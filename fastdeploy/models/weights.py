@@ -13,7 +13,7 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames
+from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames, nextn_layers
 from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 
@@ -115,6 +115,7 @@ def check_shapes(
     """
     ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
     missing = [name for name in expected if name not in found]
+    ignorable += tuple(f"model.layers.{index}." for index in nextn_layers(found) if index >= config.num_layers)
     surplus = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
     misshapen = [
         f"{name} is {list(found[name])}, expected {list(shape)}"

@@ -74,6 +74,13 @@ class Recording:
             self._free(handle)
 
 
+def num_launches() -> int:
+    """Return how many native operators that can be recorded this process has performed, replayed ones included."""
+    library = load_library()
+    library.fd_num_launches.restype = ctypes.c_int64
+    return int(library.fd_num_launches())
+
+
 def can_record() -> bool:
     """Return whether the selected backend can record: the native operators of the CPU can."""
     return selected_backend() == "cpu"

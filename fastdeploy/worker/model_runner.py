@@ -83,7 +83,7 @@ class RunnerConfig:
     processed_logprobs: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Segment:
     """Consecutive logits rows of one request: all its verification rows, or some of its prompt rows.
 
@@ -205,15 +205,17 @@ class ModelRunner:
             relaxed,
             policy,
         )
-        accepted, emitted, status = batch.num_accepted.array, batch.emitted.array, sampling.status.array
-        for i, segment in enumerate(segments):
-            outcome, first, count = outcomes[segment.plan_row], firsts[i], int(accepted[i])
-            bad = status[first : first + count + 1]
-            if bad.any():
+        num_rows = firsts[-1] + counts[-1]
+        status = sampling.status.array[:num_rows]
+        any_bad = bool(status.any())
+        emitted = batch.emitted.array[:num_rows].tolist()
+        for segment, first, count in zip(segments, firsts, batch.num_accepted.array[: len(segments)].tolist()):
+            outcome, end = outcomes[segment.plan_row], first + count + 1
+            if any_bad and (bad := status[first:end]).any():
                 _fail(outcome, plan.requests[segment.plan_row], RowStatus(int(bad[bad != 0][0])))
                 continue
             outcome.num_accepted = count
-            outcome.token_ids = emitted[first : first + count + 1].tolist()
+            outcome.token_ids = emitted[first:end]
 
     def _read_logprobs(self, plan: StepPlan, go: list[_Segment], outcomes: list[_Outcome]) -> None:
         """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""

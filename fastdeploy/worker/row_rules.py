@@ -65,15 +65,13 @@ class RowRules:
 
         The noise is that of the target's row at the same position, so that both agree as often as they can.
         """
-        template = self._template(request)
-        ints = self.batch.int_params.array[row]
-        self.batch.float_params.array[row] = template.floats
-        ints[:] = template.ints
-        ints[IntColumn.POSITION] += request.num_tokens + num_drafted
+        self._write_alone(self._template(request), row, request.num_tokens + num_drafted)
 
     def write(self, request: Request, first: int, count: int) -> None:
         """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i."""
         template = self._template(request)
+        if count == 1 and not template.needs_lists and request.constraint is None:
+            return self._write_alone(template, first, request.num_tokens)
         rows = slice(first, first + count)
         ints = self.batch.int_params.array[rows]
         self.batch.float_params.array[rows] = template.floats
@@ -84,6 +82,12 @@ class RowRules:
             self._write_lists(request, template, ints, count)
         if request.constraint is not None:
             self._write_masks(request.constraint, request.draft.token_ids, ints)
+
+    def _write_alone(self, template: _Template, row: int, position: int) -> None:
+        ints = self.batch.int_params.array[row]
+        self.batch.float_params.array[row] = template.floats
+        ints[:] = template.ints
+        ints[IntColumn.POSITION] += position
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)

@@ -189,6 +189,11 @@ def add_layer(tensors: Tensors) -> None:
     tensors["model.mtp_block.1.input_layernorm.weight"] = paddle.ones([256])
 
 
+def add_deepseek_layers(tensors: Tensors) -> None:
+    tensors.clear()
+    tensors |= {f"model.layers.{index}.eh_proj.weight": paddle.zeros([256, 512]) for index in (14, 15)}
+
+
 def lose_all(tensors: Tensors) -> None:
     tensors.clear()
     tensors["model.norm.weight"] = paddle.ones([256])
@@ -201,6 +206,7 @@ def lose_all(tensors: Tensors) -> None:
         (add_foreign, r"1 surplus \(model.mtp_block.0.self_attn.q_norm.weight\)"),
         (cut_projection, r"mtp_linear_proj.0.weight is \[256, 256\], expected \[256, 512\]"),
         (add_layer, "several layers"),
+        (add_deepseek_layers, r"2 layers for multi-token prediction \(\[14, 15\]\), expected one"),
         (lose_all, "no layer for multi-token prediction"),
     ],
 )

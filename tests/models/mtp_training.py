@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer for multi-token prediction as its definition says, in Paddle operators that can be trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import Tensor
+from safetensors.paddle import load_file
+
+from fastdeploy.config.model_config import ModelConfig
+
+ERNIE = {
+    "enorm": "model.mtp_emb_norm.0",
+    "hnorm": "model.mtp_hidden_norm.0",
+    "eh_proj": "model.mtp_linear_proj.0",
+    "block": "model.mtp_block.0",
+}
+DEEPSEEK = {
+    **{part: f"model.layers.14.{part}" for part in ("enorm", "hnorm", "eh_proj")},
+    "block": "model.layers.14",
+    "norm": "model.layers.14.shared_head.norm",
+    "head": "model.layers.14.shared_head.head",
+    "embedding": "model.layers.14.embed_tokens",
+}
+FORMS = {"ernie": ERNIE, "deepseek": DEEPSEEK}
+LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+LINEARS = (*LINEARS, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+class DefinedLayer:
+    """A dense decoder layer around which a form of multi-token prediction is built; float32, whole sequences.
+
+    Attributes:
+        weights: the layer's tensors by their names in a checkpoint, linear layers [out, in].
+    """
+
+    def __init__(self, form: str, folder: Path, config: ModelConfig, seed: int) -> None:
+        """Draw weights; a head and an embedding of its own begin as the target's."""
+        paddle.seed(seed)
+        self.names, self.config = FORMS[form], config
+        self.recycles_normed = form == "ernie"
+        stored = load_file(folder / "model.safetensors")
+        self.target = {name: stored[f"model.{name}.weight"].astype("float32") for name in ("embed_tokens", "norm")}
+        hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
+        inner, query = config.intermediate_size, config.num_heads * config.head_dim
+        sizes = [(query, hidden), (kv, hidden), (kv, hidden), (hidden, query)]
+        sizes += [(inner, hidden), (inner, hidden), (hidden, inner)]
+        shapes = {f"{self.names['block']}.{name}": size for name, size in zip(LINEARS, sizes)}
+        shapes[self.names["eh_proj"]] = (hidden, 2 * hidden)
+        weights = {f"{name}.weight": paddle.randn(list(size)) * size[1] ** -0.5 for name, size in shapes.items()}
+        norms = [self.names["enorm"], self.names["hnorm"]]
+        norms += [f"{self.names['block']}.{name}_layernorm" for name in ("input", "post_attention")]
+        weights |= {f"{name}.weight": paddle.ones([hidden]) for name in norms}
+        if form == "deepseek":
+            copies = {"norm": "norm", "head": "embed_tokens", "embedding": "embed_tokens"}
+            weights |= {f"{self.names[own]}.weight": self.target[name].clone() for own, name in copies.items()}
+        self.weights = weights
+
+    def weight(self, name: str) -> Tensor:
+        """Return a weight by its part's name; the target's where the form has none of its own."""
+        shared = {"norm": "norm", "head": "embed_tokens", "embedding": "embed_tokens"}
+        own = self.names.get(name, f"{self.names['block']}.{name}")
+        return self.target[shared[name]] if name in shared and name not in self.names else self.weights[f"{own}.weight"]
+
+    def states(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Return what stands for the next states: [B, T, hidden] of tokens 1 .. T and the states 0 .. T - 1."""
+        embedded = self.norm("enorm", F.embedding(tokens, self.weight("embedding")))
+        x = self.linear("eh_proj", paddle.concat([embedded, self.norm("hnorm", states)], axis=-1))
+        x = x + self.attention(self.norm("input_layernorm", x))
+        y = self.norm("post_attention_layernorm", x)
+        gated = F.silu(self.linear("mlp.gate_proj", y)) * self.linear("mlp.up_proj", y)
+        x = x + self.linear("mlp.down_proj", gated)
+        return self.norm("norm", x) if self.recycles_normed else x
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits [B, T, vocab] of what `states` returned."""
+        return self.linear("head", states if self.recycles_normed else self.norm("norm", states))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt() * self.weight(name)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return paddle.matmul(x, self.weight(name), transpose_y=True)
+
+    def attention(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        dim, groups = self.config.head_dim, self.config.num_kv_heads
+
+        def heads(name: str) -> Tensor:
+            return self.linear(name, x).reshape([batch, length, -1, dim]).transpose([0, 2, 1, 3])
+
+        query, key = self.rotate(heads("self_attn.q_proj")), self.rotate(heads("self_attn.k_proj"))
+        key, value = (
+            part.repeat_interleave(self.config.num_heads // groups, axis=1) for part in (key, heads("self_attn.v_proj"))
+        )
+        scores = paddle.matmul(query, key, transpose_y=True) * dim**-0.5
+        hidden = paddle.triu(paddle.full([length, length], -1e9), 1)
+        attended = paddle.matmul(F.softmax(scores + hidden), value)
+        return self.linear("self_attn.o_proj", attended.transpose([0, 2, 1, 3]).reshape([batch, length, -1]))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turn the pairs (2i, 2i + 1) of every head; row 0 stands at position 1."""
+        dim, length = self.config.head_dim, x.shape[2]
+        angles = np.outer(np.arange(1, length + 1), 10000.0 ** (-np.arange(0, dim, 2) / dim)).astype(np.float32)
+        cos, sin = paddle.to_tensor(np.cos(angles)), paddle.to_tensor(np.sin(angles))
+        even, odd = x[..., 0::2], x[..., 1::2]
+        return paddle.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(x.shape)
+
+
+def train(layer: DefinedLayer, tokens: Tensor, states: Tensor, num_steps: int) -> None:
+    """Teach the layer the sequences, two drafts ahead.
+
+    Args:
+        tokens: [B, T + 1] int64.
+        states: [B, T + 1, hidden], the target's after its final norm.
+    """
+    for weight in layer.weights.values():
+        weight.stop_gradient = False
+    adam = paddle.optimizer.Adam(learning_rate=2e-3, parameters=list(layer.weights.values()))
+    for _ in range(num_steps):
+        first = layer.states(tokens[:, 1:-1], states[:, :-2])
+        second = layer.states(tokens[:, 2:-1], first[:, :-1])
+        loss = F.cross_entropy(layer.logits(first), tokens[:, 2:])
+        loss = loss + F.cross_entropy(layer.logits(second), tokens[:, 3:])
+        loss.backward()
+        adam.step()
+        adam.clear_grad()
+    for weight in layer.weights.values():
+        weight.stop_gradient = True

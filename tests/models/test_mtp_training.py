@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each form's layer, trained by its definition, drafts in the engine what the definition says; other readings fail."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from safetensors.paddle import load_file, save_file
+
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.models.loader import load_model
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.buffer import HostBuffer
+from tests.exactness.requests import HEADS, run_all
+from tests.models.mtp_training import FORMS, DefinedLayer, train
+
+DEMO = Path(resolve_model_path("demo"))
+NUM_TOKENS = 48  # generated after each prompt
+Tensors = dict[str, paddle.Tensor]
+
+
+def engine_of(model: str, method: str) -> Engine:
+    speculative = SpeculativeConfig()
+    if method == "mtp":
+        speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=2, num_model_steps=2)
+    return make_engine(
+        EngineConfig(
+            model=model,
+            dtype="float32",
+            max_model_len=128,
+            cache=CacheConfig(block_size=16),
+            scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256),
+            speculative=speculative,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    tokenizer = Tokenizer.from_pretrained(str(DEMO))
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True)  # greedy texts are loops
+    return [GenerationRequest(str(i), tokenizer.encode(head)[:20], params) for i, head in enumerate(HEADS)]
+
+
+@pytest.fixture(scope="module")
+def texts(requests: list[GenerationRequest]) -> list[list[int]]:
+    """Return prompts with what the target says, cut to one length."""
+    said = run_all(engine_of("demo", "naive"), requests)
+    whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
+    return [text[: min(map(len, whole))] for text in whole]
+
+
+@pytest.fixture(scope="module")
+def states(texts: list[list[int]]) -> paddle.Tensor:
+    """Return the target's states [B, T, hidden] after its final norm."""
+    config, length = ModelConfig.from_pretrained(str(DEMO), dtype="float32"), len(texts[0])
+    model = load_model(config, max_rows=length, max_model_len=length)
+    batch, tokens = BatchIndex(length, 1, 8, 16), HostBuffer(length, "int32")
+    shape = (8, 16, config.num_kv_heads, config.head_dim, "float32")
+    caches = [allocate_kv_cache(*shape) for _ in range(config.num_layers)]
+    rows, zero = np.array([length], np.int32), np.zeros(1, np.int32)
+    found = []
+    for text in texts:
+        tokens.array[:] = text
+        batch.fill(rows, zero, zero, [list(range(8))])
+        found.append(model.forward(tokens.tensor, batch, caches).clone())
+    return paddle.stack(found)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def trained(request: pytest.FixtureRequest, texts: list[list[int]], states: paddle.Tensor) -> DefinedLayer:
+    config = ModelConfig.from_pretrained(str(DEMO), dtype="float32")
+    layer = DefinedLayer(request.param, DEMO, config, seed=1)
+    train(layer, paddle.to_tensor(texts, "int64"), states, num_steps=40)
+    return layer
+
+
+def accepted_with(
+    folder: Path, layer: DefinedLayer, requests: list[GenerationRequest], change: Callable[[Tensors], None]
+) -> list[float]:
+    """Write the target with the layer, changed, and return the share of drafts accepted at each position."""
+    tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" not in name}
+    own = {name: value.clone() for name, value in layer.weights.items()}
+    change(own)
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(tensors | own, folder / "model.safetensors", {"format": "pt"})
+    engine = engine_of(str(folder), "mtp")
+    run_all(engine, requests)
+    stats = engine.stats()
+    return [a / b for a, b in zip(stats.accepted_per_position, stats.drafted_per_position)]
+
+
+def keep(tensors: Tensors) -> None:
+    pass
+
+
+def state_first(tensors: Tensors) -> None:
+    """Read the projection as [state ; embedding]."""
+    name = next(name for name in tensors if "eh_proj" in name or "linear_proj" in name)
+    embedding, state = tensors[name].chunk(2, axis=1)
+    tensors[name] = paddle.concat([state, embedding], axis=1)
+
+
+def test_a_trained_layer_drafts_as_its_definition_does(
+    tmp_path: Path,
+    trained: DefinedLayer,
+    requests: list[GenerationRequest],
+    texts: list[list[int]],
+    states: paddle.Tensor,
+) -> None:
+    tokens = paddle.to_tensor(texts, "int64")
+    first = trained.states(tokens[:, 1:-1], states[:, :-2])
+    right = (trained.logits(first).argmax(-1) == tokens[:, 2:]).astype("float32")
+    begin = len(requests[0].prompt_token_ids)
+    defined = float(right[:, begin:].mean())
+    accepted = accepted_with(tmp_path / "model", trained, requests, keep)
+    assert accepted[0] == pytest.approx(defined, abs=0.08)
+    assert min(accepted) > 0.9
+
+
+def test_the_other_order_of_the_projection_drafts_badly(
+    tmp_path: Path, trained: DefinedLayer, requests: list[GenerationRequest]
+) -> None:
+    assert accepted_with(tmp_path / "model", trained, requests, state_first)[0] < 0.6

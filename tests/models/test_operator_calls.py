@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many operators a step calls, counted where they are performed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy.ops.linear import QUANTIZATIONS
+from fastdeploy.ops.recording import num_launches
+from tests.models.model_driver import GOLDEN_NAMES, Driver, load_golden
+
+MODELS = [*((name, "float32", "none") for name in GOLDEN_NAMES), *(("qwen3", "bfloat16", q) for q in QUANTIZATIONS)]
+BESIDE_LAYERS = 2  # the embedding and the final norm
+
+
+@pytest.mark.parametrize(("name", "dtype", "quantization"), MODELS)
+def test_a_layer_is_five_operator_calls(name: str, dtype: str, quantization: str) -> None:
+    model = load_golden(name, dtype, quantization)  # type: ignore[arg-type]
+    driver = Driver(model)
+    one, other = driver.start(), driver.start()
+    for work in ([(one, [1, 2, 3])], [(one, [4]), (other, [5, 6])], [(one, [7])]):
+        before = num_launches()
+        driver.step(work)
+        head = 1  # the driver asks for the logits of every row
+        assert num_launches() - before == BESIDE_LAYERS + 5 * model.num_layers + head
