@@ -1,167 +1,272 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second with and without speculation, in one run, on work made of real code.
+"""Tokens per second with and without speculation, in one run, on work made of real local text.
 
-    python -m benchmarks.bench_speculation [--model demo] [--method ngram suffix] [--workload editing loop]
-        [--batch 1 4] [--num-speculative-tokens 5]
+    python -m benchmarks.bench_speculation [--model demo] [--workload editing loop] [--batch 1 4 16 64]
+        [--method ngram mtp+suffix '{"method": "suffix", "num_speculative_tokens": 16}'] [--num-speculative-tokens 8]
+    python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--quantization w4a8]
 
-`editing` asks once for each function, `loop` comes back for it turn after turn, as an agent does. Methods take turns,
-group by group; naive runs twice, so that the ratio of naive to naive shows the noise. Outputs are shared within a group
-of one round only.
+Without --replay the model answers for itself; with it, random weights of a shape compute every step and the recorded
+answers are emitted (benchmarks.replay). Methods take turns, group by group; naive runs twice, so that the ratio of
+naive to naive shows the noise. Outputs are shared within a session of one round only. Milliseconds are those of a step:
+`draft` of the proposer, `verify` of the target's rows, their sampling and verification, `overhead` of the rest.
+`conversion` is how much of the mean acceptance length became speed. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+from benchmarks.replay import replay_answers
 from benchmarks.report import print_json, print_table
-from benchmarks.workloads import agent_loops, code_editing
+from benchmarks.workloads import WORKLOADS, Session, Turn, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 
-# Prompts of one group: [turn][slot of the batch]
-Group = list[list[list[int]]]
 NAIVE, NAIVE_AGAIN = "naive", "naive again"
+HOST_METHODS = ("ngram", "suffix")  # these draft from text alone
+ALL_METHODS = [*(method for method in METHODS if method != NAIVE), "mtp+ngram", "mtp+suffix"]
+MODEL_STEPS = 3  # drafts of a model per step; text that goes on may follow them
+SHAPE = "benchmarks/shapes/qwen3-0.6b"
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 _ids = count()
 
 
 @dataclass
+class Spent:
+    """What decoding came to, from the first token of the last request to start.
+
+    Attributes:
+        num_emitted, num_request_steps: of all decoding steps, counted for each request of a step.
+    """
+
+    total_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_emitted: int = 0
+    num_request_steps: int = 0
+
+    def add(self, other: Spent) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class Timed:
+    """An engine that tells how long its proposer and its runner take, and may replay answers."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float], replay: bool) -> None:
+        self.engine, self.clock = engine, clock
+        self.draft_s = self.verify_s = 0.0
+        self.answers: dict[str, list[int]] | None = None
+        if replay:
+            self.answers = {}
+            replay_answers(engine, self.answers)
+        for part, name, bucket in (
+            (engine.proposer, "observe", "draft_s"),
+            (engine.proposer, "propose", "draft_s"),
+            (engine.runner, "forward", "verify_s"),
+            (engine.runner, "verify", "verify_s"),
+        ):
+            setattr(part, name, self._timed(getattr(part, name), bucket))
+
+    def _timed(self, function: Callable[..., Any], bucket: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            begin = self.clock()
+            result = function(*arguments)
+            setattr(self, bucket, getattr(self, bucket) + self.clock() - begin)
+            return result
+
+        return call
+
+    def run(self, turns: list[Turn], params: SamplingParams, salt: str) -> tuple[Spent, list[list[int]]]:
+        """Run prompts side by side; return what decoding took and the texts."""
+        texts: dict[str, list[int]] = {}
+        before = self.engine.stats()
+        for turn in turns:
+            request_id = f"bench-{next(_ids)}"
+            texts[request_id] = []
+            if self.answers is not None:
+                self.answers[request_id] = turn.answer
+            self.engine.add_request(GenerationRequest(request_id, turn.prompt, params, cache_salt=salt))
+        while not all(texts.values()):
+            self._step(texts)
+        spent, begin = Spent(draft_s=-self.draft_s, verify_s=-self.verify_s), self.clock()
+        while self.engine.has_unfinished():
+            spent.num_tokens += self._step(texts)
+            spent.num_steps += 1
+        after = self.engine.stats()
+        spent.num_emitted = after.num_emitted_tokens - before.num_emitted_tokens
+        spent.num_request_steps = after.num_steps - before.num_steps
+        spent.add(Spent(self.clock() - begin, self.draft_s, self.verify_s))
+        return spent, list(texts.values())
+
+    def _step(self, texts: dict[str, list[int]]) -> int:
+        deltas = self.engine.step()
+        for delta in deltas:
+            texts[delta.request_id] += delta.token_ids
+        return sum(len(delta.token_ids) for delta in deltas)
+
+
+@dataclass
 class Lane:
-    """One method's engine and what it came to."""
+    """One method and what it came to."""
 
     name: str
-    engine: Engine
+    timed: Timed
     tokens_per_s: list[float] = field(default_factory=list)
+    spent: Spent = field(default_factory=Spent)
     texts: list[list[int]] = field(default_factory=list)
 
-    def mean_acceptance_length(self) -> float:
-        stats = self.engine.stats()
-        return stats.num_emitted_tokens / max(1, stats.num_steps)
+    def run(self, group: list[Session], params: SamplingParams, salt: str) -> None:
+        """Run a group's turns one after the other, its sessions side by side."""
+        spent, self.texts = Spent(), []
+        for turns in zip(*group):
+            one, texts = self.timed.run(list(turns), params, salt)
+            spent.add(one)
+            self.texts += texts
+        self.tokens_per_s.append(spent.num_tokens / spent.total_s)
+        self.spent.add(spent)
 
 
-def make_lane(name: str, args: argparse.Namespace, batch: int) -> Lane:
-    """Build the engine of one lane: a method's, or one that decodes plainly."""
-    mapping: dict[str, Any] = {"method": "naive"}
-    if name not in (NAIVE, NAIVE_AGAIN):
-        mapping = {"method": name, "num_speculative_tokens": args.num_speculative_tokens}
+def method_mapping(method: str, k: int) -> dict[str, Any]:
+    """Return the speculative configuration that a name, such as mtp+suffix, or a JSON mapping stands for."""
+    if method.startswith("{"):
+        mapping: dict[str, Any] = json.loads(method)
+        return mapping
+    if method == NAIVE:
+        return {"method": method}
+    if method in HOST_METHODS:
+        return {"method": method, "num_speculative_tokens": k}
+    first, _, extension = method.partition("+")
+    if not extension:
+        return {"method": first, "num_speculative_tokens": min(k, MODEL_STEPS)}
+    more = {"mtp_strategy": f"with_{extension}", "num_model_steps": min(k, MODEL_STEPS)}
+    return {"method": first, "num_speculative_tokens": k, **more}
+
+
+def make_timed(method: str, args: argparse.Namespace) -> Timed:
+    """Build the engine of a method.
+
+    Raises:
+        ConfigError: this model cannot do it.
+    """
     config = EngineConfig(
-        model=args.model,
+        model=args.shape if args.replay else args.model,
+        load_choices="dummy" if args.replay else EngineConfig.load_choices,
+        quantization=QuantizationConfig.from_value(args.quantization),
         max_model_len=args.max_prompt_tokens + args.max_tokens,
         cache=CacheConfig(enable_prefix_caching=False),
-        scheduler=SchedulerConfig(max_num_seqs=batch),
-        speculative=SpeculativeConfig.from_mapping(mapping),
+        scheduler=SchedulerConfig(max_num_seqs=max(args.batch)),
+        speculative=SpeculativeConfig.from_mapping(method_mapping(method, args.num_speculative_tokens)),
     )
-    return Lane(name, Engine.from_config(config))
+    return Timed(Engine.from_config(config), CLOCKS[args.clock], args.replay)
 
 
-def run_turn(lane: Lane, prompts: list[list[int]], max_tokens: int, salt: str) -> tuple[int, float]:
-    """Run prompts together; return output tokens and seconds of decoding, from the first token of the last to start."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    index_of: dict[str, int] = {}
-    for index, prompt in enumerate(prompts):
-        request_id = f"bench-{next(_ids)}"
-        index_of[request_id] = index
-        lane.engine.add_request(GenerationRequest(request_id, prompt, params, cache_salt=salt))
-    texts: dict[int, list[int]] = {index: [] for index in range(len(prompts))}
-    begin, num_tokens = 0.0, 0
-    while lane.engine.has_unfinished():
-        deltas = lane.engine.step()
-        if all(texts.values()):
-            num_tokens += sum(len(delta.token_ids) for delta in deltas)
-        for delta in deltas:
-            texts[index_of[delta.request_id]] += delta.token_ids
-        if not begin and all(texts.values()):
-            begin = time.perf_counter()
-    lane.texts += [texts[index] for index in range(len(prompts))]
-    return num_tokens, time.perf_counter() - begin
+def make_lanes(args: argparse.Namespace) -> list[Lane]:
+    """Build naive, the methods that this model can do, and naive again on the engine of the first."""
+    naive = make_timed(NAIVE, args)
+    lanes = [Lane(NAIVE, naive)]
+    for method in args.method:
+        if args.replay and method_mapping(method, 1)["method"] not in HOST_METHODS:
+            print(f"{method} is left out: its model's weights are random here, and it would draft noise")
+            continue
+        try:
+            lanes.append(Lane(method, make_timed(method, args)))
+        except ConfigError as error:
+            print(f"{method} is left out: {error}")
+    return [*lanes, Lane(NAIVE_AGAIN, naive)]
 
 
-def run_group(lane: Lane, group: Group, max_tokens: int, salt: str) -> None:
-    """Run a group's turns one after the other and note its tokens per second of decoding."""
-    lane.texts = []
-    results = [run_turn(lane, prompts, max_tokens, salt) for prompts in group]
-    lane.tokens_per_s.append(sum(tokens for tokens, _ in results) / sum(seconds for _, seconds in results))
-
-
-def compare(args: argparse.Namespace, tokenizer: Tokenizer, workload: str, batch: int) -> list[dict[str, Any]]:
-    """Interleave the lanes and return each method's medians of ratios to naive."""
-    groups = WORKLOADS[workload](tokenizer, batch, args)
-    naive, *lanes, again = (make_lane(name, args, batch) for name in (NAIVE, *args.method, NAIVE_AGAIN))
+def compare(
+    args: argparse.Namespace, tokenizer: Tokenizer, workload: str, batch: int, lanes: list[Lane]
+) -> list[dict[str, Any]]:
+    """Interleave the lanes; return a row of figures for each method."""
+    lanes = [Lane(lane.name, lane.timed) for lane in lanes]
+    turns = args.turns if workload == "loop" else 1
+    texts = sessions(
+        workload, tokenizer, batch * args.groups, turns, args.max_prompt_tokens, args.max_tokens, args.seed
+    )
+    temperature = 1.0 if workload == "random" else 0.0
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens, ignore_eos=True)
     for round_ in range(args.rounds):
-        for number, group in enumerate(groups):
-            for lane in (naive, *lanes, again):
-                run_group(lane, group, args.max_tokens, salt=f"{round_}-{number}")
-                assert lane.texts == naive.texts, "speculation changed a text"
-    rows = []
-    for lane in lanes:
-        ratio = statistics.median(b / a for a, b in zip(naive.tokens_per_s, lane.tokens_per_s))
-        length = lane.mean_acceptance_length()
-        stats = lane.engine.stats()
-        rows.append(
-            {
-                "workload": workload,
-                "batch": batch,
-                "method": lane.name,
-                "naive_tokens_per_s": statistics.median(naive.tokens_per_s),
-                "tokens_per_s": statistics.median(lane.tokens_per_s),
-                "ratio": ratio,
-                "naive_to_naive": statistics.median(b / a for a, b in zip(naive.tokens_per_s, again.tokens_per_s)),
-                "mean_acceptance_length": length,
-                "acceptance_rate": stats.num_accepted_tokens / max(1, stats.num_draft_tokens),
-                "conversion": ratio / length,
-            }
-        )
-    return rows
+        for number in range(args.groups):
+            for lane in lanes:
+                lane.run(texts[number * batch : (number + 1) * batch], params, f"{workload}-{round_}-{number}")
+                assert lane.texts == lanes[0].texts, f"{lane.name} changed a text"
+    noise = statistics.median(b / a for a, b in zip(lanes[0].tokens_per_s, lanes[-1].tokens_per_s))
+    return [_row(workload, batch, lanes[0], lane, noise) for lane in lanes[:-1]]
 
 
-def _editing(tokenizer: Tokenizer, batch: int, args: argparse.Namespace) -> list[Group]:
-    prompts = code_editing(tokenizer, batch * args.groups, args.max_prompt_tokens, args.seed)
-    return [[prompts[i * batch : (i + 1) * batch]] for i in range(args.groups)]
-
-
-def _loop(tokenizer: Tokenizer, batch: int, args: argparse.Namespace) -> list[Group]:
-    loops = agent_loops(tokenizer, batch * args.groups, args.turns, args.max_prompt_tokens, args.seed)
-    return [[list(turn) for turn in zip(*loops[i * batch : (i + 1) * batch])] for i in range(args.groups)]
-
-
-WORKLOADS: dict[str, Callable[[Tokenizer, int, argparse.Namespace], list[Group]]] = {
-    "editing": _editing,
-    "loop": _loop,
-}
+def _row(workload: str, batch: int, naive: Lane, lane: Lane, noise: float) -> dict[str, Any]:
+    spent = lane.spent
+    speed_up = statistics.median(b / a for a, b in zip(naive.tokens_per_s, lane.tokens_per_s))
+    length = spent.num_emitted / spent.num_request_steps
+    step_ms = 1000 / spent.num_steps
+    return {
+        "workload": workload,
+        "batch": batch,
+        "method": lane.name,
+        "tokens_per_s": statistics.median(lane.tokens_per_s),
+        "speed_up": speed_up,
+        "naive_to_naive": noise,
+        "mean_acceptance_length": length,
+        "conversion": speed_up / length,
+        "draft_ms": spent.draft_s * step_ms,
+        "verify_ms": spent.verify_s * step_ms,
+        "overhead_ms": (spent.total_s - spent.draft_s - spent.verify_s) * step_ms,
+    }
 
 
 def main() -> None:
     """Print one row per workload, batch size and method, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--method", nargs="+", default=["ngram", "suffix"])
-    parser.add_argument("--workload", nargs="+", default=["editing", "loop"], choices=list(WORKLOADS))
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--replay", action="store_true", help="emit recorded answers on random weights of --shape")
+    parser.add_argument("--shape", default=SHAPE, help="folder with a config.json")
+    parser.add_argument("--quantization", default="none", help="as the flag of fastdeploy serve (default: none)")
+    parser.add_argument("--method", nargs="+", default=ALL_METHODS, help="names or JSON mappings")
+    parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--max-prompt-tokens", type=int, default=900)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--groups", type=int, default=4, help="different prompts per batch slot")
-    parser.add_argument("--turns", type=int, default=4, help="of a loop")
+    parser.add_argument("--groups", type=int, default=2, help="different texts per slot of the batch")
+    parser.add_argument("--turns", type=int, default=8, help="of a loop")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--figures", type=Path, help="folder for pictures (SVG; needs the extra `bench`)")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model))
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo" if args.replay else args.model))
+    lanes = make_lanes(args)
     cases = [(workload, batch) for workload in args.workload for batch in args.batch]
-    rows = [row for workload, batch in cases for row in compare(args, tokenizer, workload, batch)]
-    title = f"{args.model}: real code, greedy, K = {args.num_speculative_tokens}"
+    rows = [row for workload, batch in cases for row in compare(args, tokenizer, workload, batch, lanes)]
+    target = f"{args.shape}, replay" if args.replay else args.model
+    title = f"{target}, quantization {args.quantization}, K = {args.num_speculative_tokens}"
     print_table(title, list(rows[0]), [list(row.values()) for row in rows])
-    print_json({"benchmark": "speculation", "model": args.model, "k": args.num_speculative_tokens, "results": rows})
+    if args.figures is not None:
+        from benchmarks.figures import draw_speculation
+
+        draw_speculation(rows, title, args.figures)
+    options = {key: value for key, value in vars(args).items() if key != "figures"}
+    print_json({"benchmark": "speculation", "options": options, "results": rows})
 
 
 if __name__ == "__main__":

@@ -1,27 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts made of real local text: the source of the Python standard library."""
+"""Work made of real local text: the source of the Python standard library and the prose of its reference.
+
+A session is a conversation of some turns; a turn is a prompt and the answer that the text itself gives to it, for
+replay. A model that is asked the prompts gives answers of its own.
+"""
 
 from __future__ import annotations
 
 import ast
 import random
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
-FILES = (
-    "textwrap.py",
-    "shlex.py",
-    "configparser.py",
-    "fractions.py",
-    "statistics.py",
-    "csv.py",
-    "heapq.py",
-    "difflib.py",
-)
+FILES = """
+    textwrap shlex configparser fractions statistics csv heapq difflib inspect typing shutil pydoc platform dataclasses
+    functools dis pickletools pkgutil posixpath ntpath ipaddress base64 uuid subprocess zipfile tempfile ssl locale
+    doctest datetime mimetypes traceback warnings webbrowser runpy os gettext tokenize site selectors
+"""  # of the standard library
+RANDOM_IDS = range(300, 4000)  # ordinary tokens of every vocabulary here
+NUM_PASSAGES = 6
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A prompt and its recorded answer, as token ids."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+Session = list[Turn]
+
+
+def editing(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
+    """Yield sessions of one turn: a function and its first third again; in the rest one line in eight is another."""
+    dice = random.Random(seed)
+    for source in library_functions(20, 80, seed):
+        lines = source.splitlines(keepends=True)
+        third = len(lines) // 3
+        prompt = source + "\n\n" + "".join(lines[:third])
+        yield [Turn(tokenizer.encode(prompt), _answer(tokenizer, edited("".join(lines[third:]), 1 / 8, dice)))]
+
+
+def loop(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
+    """Yield sessions whose answers repeat each other, not their prompts: an agent that writes a function once more.
+
+    From turn to turn one line in forty changes, and one line more is given.
+    """
+    dice = random.Random(seed)
+    for source in library_functions(20 + num_turns, 80, seed):
+        session = []
+        for turn in range(num_turns):
+            lines = source.splitlines(keepends=True)
+            prompt, answer = "".join(lines[: 2 + turn]), "".join(lines[2 + turn :])
+            session.append(Turn(tokenizer.encode(prompt), _answer(tokenizer, answer)))
+            source = "".join(lines[: 3 + turn]) + edited("".join(lines[3 + turn :]), 1 / 40, dice)
+        yield session
+
+
+def quoting(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
+    """Yield sessions of one turn: passages of a manual, and an answer that quotes some between words of its own."""
+    dice = random.Random(seed)
+    passages = reference_passages()
+    while True:
+        chosen = dice.sample(passages, NUM_PASSAGES + 3)
+        found, own = chosen[:NUM_PASSAGES], chosen[NUM_PASSAGES:]
+        prompt = "\n\n".join(f"[{number}] {passage}" for number, passage in enumerate(found, 1)) + "\n\nAnswer:"
+        quotes = dice.sample(found, len(own))
+        answer = "".join(f' {own_words(text)} "{quote}"\n' for text, quote in zip(own, quotes))
+        yield [Turn(tokenizer.encode(prompt), _answer(tokenizer, answer))]
+
+
+def plain(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
+    """Yield sessions of one turn: the head of a function, and its rest."""
+    for source in library_functions(20, 80, seed):
+        yield [Turn(tokenizer.encode(source[:200]), _answer(tokenizer, source[200:]))]
+
+
+def random_tokens(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
+    """Yield sessions of one turn of tokens that follow nothing."""
+    dice = random.Random(seed)
+    while True:
+        ids = dice.choices(RANDOM_IDS, k=1024)
+        yield [Turn(ids[:256], ids[256:])]
+
+
+WORKLOADS: dict[str, Callable[[Tokenizer, int, int], Iterator[Session]]] = {
+    "editing": editing,
+    "loop": loop,
+    "quoting": quoting,
+    "plain": plain,
+    "random": random_tokens,
+}
+
+
+def sessions(
+    workload: str, tokenizer: Tokenizer, count: int, num_turns: int, max_prompt_tokens: int, num_tokens: int, seed: int
+) -> list[Session]:
+    """Return `count` sessions of a workload whose prompts fit and whose answers are cut to `num_tokens`.
+
+    Raises:
+        ValueError: the local text does not hold as many.
+    """
+    found = []
+    for session in WORKLOADS[workload](tokenizer, num_turns, seed):
+        if any(len(turn.prompt) > max_prompt_tokens or len(turn.answer) < num_tokens for turn in session):
+            continue
+        found.append([Turn(turn.prompt, turn.answer[:num_tokens]) for turn in session])
+        if len(found) == count:
+            return found
+    raise ValueError(f"{workload}: the library holds {len(found)} fitting texts, {count} are wanted")
 
 
 def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed: int = 0) -> list[list[int]]:
@@ -29,27 +124,7 @@ def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed:
 
     What follows overlaps the prompt as far as the model edits little: the work of an editor that rewrites a function.
     """
-    return [prompts[0] for prompts in agent_loops(tokenizer, count, 1, max_prompt_tokens, seed)]
-
-
-def agent_loops(
-    tokenizer: Tokenizer, count: int, num_turns: int, max_prompt_tokens: int, seed: int = 0
-) -> list[list[list[int]]]:
-    """Return [count][num_turns] prompts: an agent that asks for one function turn after turn, each time a line later.
-
-    What follows overlaps the prompt, and beyond it what the model said in earlier turns.
-    """
-    functions = library_functions(20, 60, seed)
-    loops = []
-    for source in functions:
-        lines = source.splitlines(keepends=True)
-        starts = range(len(lines) // 3, len(lines) // 3 + num_turns)
-        prompts = [tokenizer.encode(source + "\n\n" + "".join(lines[:start])) for start in starts]
-        if all(len(prompt) <= max_prompt_tokens for prompt in prompts):
-            loops.append(prompts)
-        if len(loops) == count:
-            return loops
-    raise ValueError(f"the library holds {len(loops)} fitting functions, {count} are wanted")
+    return [session[0].prompt for session in sessions("editing", tokenizer, count, 1, max_prompt_tokens, 1, seed)]
 
 
 def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
@@ -67,12 +142,47 @@ def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
 
 def library_functions(min_lines: int, max_lines: int, seed: int) -> list[str]:
     """Return the source of the library's functions of so many lines, shuffled."""
+    fitting = [source for source in _all_functions() if min_lines <= len(source.splitlines()) <= max_lines]
+    random.Random(seed).shuffle(fitting)
+    return fitting
+
+
+def edited(source: str, share: float, dice: random.Random) -> str:
+    """Replace this share of the lines by others of the library."""
+    others = _all_lines()
+    return "".join(dice.choice(others) if dice.random() < share else line for line in source.splitlines(keepends=True))
+
+
+@lru_cache(maxsize=1)
+def reference_passages() -> list[str]:
+    """Return paragraphs of 30 to 90 words of the reference that comes with Python."""
+    from pydoc_data.topics import topics
+
+    texts = [topics[name] for name in sorted(topics)]
+    paragraphs = [" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text)]
+    return [paragraph for paragraph in paragraphs if 30 <= len(paragraph.split()) <= 90]
+
+
+def own_words(passage: str) -> str:
+    """Return the first twelve words of a passage."""
+    return " ".join(passage.split()[:12])
+
+
+@lru_cache(maxsize=1)
+def _all_functions() -> tuple[str, ...]:
     found = []
-    for name in FILES:
-        text = (Path(sysconfig.get_paths()["stdlib"]) / name).read_text()
+    for name in FILES.split():
+        text = (Path(sysconfig.get_paths()["stdlib"]) / f"{name}.py").read_text()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and node.col_offset == 0:
                 found.append((ast.get_source_segment(text, node) or "") + "\n")
-    fitting = [source for source in found if min_lines <= len(source.splitlines()) <= max_lines]
-    random.Random(seed).shuffle(fitting)
-    return fitting
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _all_lines() -> tuple[str, ...]:
+    return tuple(line for source in _all_functions() for line in source.splitlines(keepends=True))
+
+
+def _answer(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)

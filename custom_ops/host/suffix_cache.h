@@ -59,6 +59,15 @@ class SharedOutputs {
 
   // Queues an output; one that could not fit beside nothing else is left out.
   void add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens);
+  // Queues an output that no request has just said.
+  void restore(const std::string& salt, const int32_t* tokens, int64_t num_tokens);
+  // Writes the salt and the tokens of the output that is `index` after the oldest.
+  void read(int64_t index, std::string* salt, int32_t* tokens) const;
+  int64_t num_tokens_of(int64_t index) const {
+    return static_cast<int64_t>(outputs_[index].end - outputs_[index].begin);
+  }
+  // The oldest output that is wholly there and wanted.
+  int64_t first_whole() const;
   // Marks the oldest as unwanted.
   void evict(int64_t num) { num_unwanted_ = std::min(num_unwanted_ + num, num_outputs()); }
   // Removes and inserts up to this many suffixes; returns how many.
@@ -71,6 +80,7 @@ class SharedOutputs {
   int64_t num_tokens() const { return static_cast<int64_t>(tape_.end() - evicted_); }
   int64_t num_waiting() const { return static_cast<int64_t>(tape_.end() - inserted_); }
   int64_t num_nodes() const { return forest_.num_nodes(); }
+  int64_t num_evicted() const { return num_evicted_; }
   int64_t num_bytes() const;
   std::string check_integrity() const;
 
@@ -93,7 +103,7 @@ class SharedOutputs {
   std::deque<Output> outputs_;
   size_t inserting_ = 0;  // index in outputs_
   uint64_t evicted_ = 0, inserted_ = 0;
-  int64_t salt_bytes_ = 0;
+  int64_t salt_bytes_ = 0, num_evicted_ = 0;
   std::unordered_map<std::string, std::unique_ptr<SaltTree>> salts_;
 };
 
@@ -109,6 +119,7 @@ class SuffixCache {
   bool extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);                          // false: not in use
   bool propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const;
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
+  bool is_sharing() const { return is_sharing_; }
   SharedOutputs& shared() { return shared_; }
   int64_t num_live_bytes() const;
   std::string check_integrity() const;

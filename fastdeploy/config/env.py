@@ -43,6 +43,7 @@ class Env:
         cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for what is made once and kept.
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
         openai_api_key: OPENAI_API_KEY, the key that this package's own clients send.
+        no_color: NO_COLOR is set and not empty: no command writes in colour.
         unread: names of FD_* variables that are set and that nothing reads.
     """
 
@@ -57,6 +58,7 @@ class Env:
     cache_dir: str = ""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     openai_api_key: str = field(default="", repr=False)
+    no_color: bool = False
     unread: tuple[str, ...] = ()
 
 
@@ -83,6 +85,7 @@ def read_env() -> Env:
         cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
         openai_api_key=os.environ.get("OPENAI_API_KEY", ""),
+        no_color=bool(os.environ.get("NO_COLOR")),
         unread=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
     )
 

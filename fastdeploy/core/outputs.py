@@ -77,7 +77,7 @@ class TokenDelta:
     Attributes:
         request_id, index: the request and which of its n choices.
         token_ids: the tokens emitted in this step, in order, cut after a stop.
-        num_accepted_drafts: how many of them were drafts (the first ones of their step).
+        drafted_by: the proposer of each accepted draft; these are the first tokens of their step.
         logprobs: one entry per token, if the request asked.
         prompt_logprobs: one entry per prompt token (None for the first), once, if the request asked.
         finish_reason: None while running; stop, length, abort or error.
@@ -86,13 +86,13 @@ class TokenDelta:
         seed: the seed of this choice.
         metrics, speculate_metrics: set with finish_reason.
         error: set when finish_reason is error.
-        steps: (tokens, accepted drafts) of each step, when deltas of several steps were joined.
+        steps: (tokens, proposers of the accepted drafts) of each step, when deltas of several steps were joined.
     """
 
     request_id: str
     index: int
     token_ids: list[int] = field(default_factory=list)
-    num_accepted_drafts: int = 0
+    drafted_by: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
@@ -102,15 +102,15 @@ class TokenDelta:
     metrics: RequestMetrics | None = None
     speculate_metrics: SpeculateMetrics | None = None
     error: ErrorInfo | None = None
-    steps: list[tuple[int, int]] | None = None
+    steps: list[tuple[int, list[str]]] | None = None
 
-    def step_counts(self) -> list[tuple[int, int]]:
-        """Return (tokens, accepted drafts) of each step that emitted these tokens."""
-        return [(len(self.token_ids), self.num_accepted_drafts)] if self.steps is None else self.steps
+    def step_origins(self) -> list[tuple[int, list[str]]]:
+        """Return (tokens, proposers of the accepted drafts) of each step that emitted these tokens."""
+        return [(len(self.token_ids), self.drafted_by)] if self.steps is None else self.steps
 
-    def are_drafts(self) -> list[bool]:
-        """Return for each token whether it was an accepted draft; the others come from the target itself."""
-        return [at < accepted for count, accepted in self.step_counts() for at in range(count)]
+    def sources(self) -> list[str | None]:
+        """Return for each token the proposer of the accepted draft that it is; None for the target's own."""
+        return [name for count, names in self.step_origins() for name in (*names, *[None] * (count - len(names)))]
 
 
 @dataclass

@@ -7,10 +7,31 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class SuffixCacheStats:
+    """What suffix decoding keeps, and how often it helped; totals grow from the engine's start.
+
+    Attributes:
+        live_bytes, shared_bytes: memory of the live requests' texts and of the finished outputs.
+        num_outputs, num_tokens: finished outputs kept, and their tokens.
+        num_evicted_outputs: finished outputs that left again.
+        num_own_drafts, num_shared_drafts: drafts that followed a request's own text, and a finished output.
+    """
+
+    live_bytes: int = 0
+    shared_bytes: int = 0
+    num_outputs: int = 0
+    num_tokens: int = 0
+    num_evicted_outputs: int = 0
+    num_own_drafts: int = 0
+    num_shared_drafts: int = 0
+
+
+@dataclass
 class EngineStats:
     """What `/metrics`, `/load` and the tests read; totals grow from the engine's start.
 
-    `accepted_per_position[i]` counts steps that kept draft i, `drafted_per_position[i]` steps that verified one there.
+    `accepted_per_position[i]` counts steps that kept draft i, `drafted_per_position[i]` steps that verified one there;
+    `drafted_per_source` and `accepted_per_source` count draft tokens by the proposer that made them.
     `num_forbidden_draft_tokens` were proposed and never verified, as a grammar or a reasoning budget forbade them.
     """
 
@@ -31,4 +52,7 @@ class EngineStats:
     num_emitted_tokens: int = 0
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
+    drafted_per_source: dict[str, int] = field(default_factory=dict)
+    accepted_per_source: dict[str, int] = field(default_factory=dict)
+    suffix_cache: SuffixCacheStats | None = None
     num_finished: dict[str, int] = field(default_factory=dict)

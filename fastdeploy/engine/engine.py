@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fastdeploy.config.engine_config import EngineConfig
@@ -116,11 +117,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return counters and the state now."""
-        return self._stats.snapshot(self.scheduler)
+        return replace(self._stats.snapshot(self.scheduler), suffix_cache=self.proposer.suffix_cache_stats())
 
     def describe(self) -> dict[str, Any]:
         """Return what the engine runs: model, numerics, memory plan, speculation."""
         return self._description
+
+    def close(self) -> None:
+        """Keep what a later run can use; the last call."""
+        self.proposer.close()
 
     @property
     def max_model_len(self) -> int:
@@ -153,11 +158,12 @@ class Engine:
                 continue
             request.prompt_logprobs.extend(outcome.prompt_logprobs or ())
             emission = self.outputs.cut(request, outcome.token_ids)
-            self._stats.emitted(request, plan, row, outcome, emission)
+            drafted_by = request.draft.source_of_each()[: outcome.num_accepted]
+            self._stats.emitted(request, outcome, emission)
             self.scheduler.commit(plan, row, outcome, emission.token_ids)
             if not emission.token_ids:
                 continue
-            delta = self.outputs.delta(request, outcome, emission)
+            delta = self.outputs.delta(request, outcome, emission, drafted_by)
             deltas.append(delta)
             if delta.finish_reason is not None:
                 self._forget(request, delta.finish_reason)

@@ -84,8 +84,12 @@ class OutputProcessor:
                 return Emission(kept, "length")
         return Emission(token_ids)
 
-    def delta(self, request: Request, result: RequestResult, emission: Emission) -> TokenDelta:
-        """Report one step of one request; call after the ledger has taken the tokens."""
+    def delta(self, request: Request, result: RequestResult, emission: Emission, drafted_by: list[str]) -> TokenDelta:
+        """Report one step of one request; call after the ledger has taken the tokens.
+
+        Args:
+            drafted_by: the proposer of each accepted draft.
+        """
         count = len(emission.token_ids)
         if count and request.metrics.first_token_s is None:
             request.metrics.first_token_s = self._clock() - request.arrival_s
@@ -93,7 +97,7 @@ class OutputProcessor:
             request_id=request.request_id,
             index=request.index,
             token_ids=emission.token_ids,
-            num_accepted_drafts=min(result.num_accepted, count),
+            drafted_by=drafted_by[:count],
             logprobs=None if result.logprobs is None else result.logprobs[:count],
             is_complete=emission.is_complete,
             seed=request.seed,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.stats import EngineStats
-from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.core.step import RequestResult
 
 if TYPE_CHECKING:
     from fastdeploy.engine.batch_scheduler import BatchScheduler
@@ -29,7 +29,7 @@ class StatsKeeper:
         """Count an end."""
         self._stats.num_finished[reason] = self._stats.num_finished.get(reason, 0) + 1
 
-    def emitted(self, request: Request, plan: StepPlan, row: int, result: RequestResult, emission: Emission) -> None:
+    def emitted(self, request: Request, result: RequestResult, emission: Emission) -> None:
         """Count one request's part in a step; call before the ledger takes the tokens.
 
         The token that the prompt's last row emits is no decoding step. Where the text ends at an accepted draft, the
@@ -39,10 +39,10 @@ class StatsKeeper:
         self._stats.num_generated_tokens += count
         if not count or request.num_output_tokens == 0:
             return
-        num_drafted = int(plan.num_drafts[row])
         num_accepted = min(result.num_accepted, count)
-        request.tally.record(request.draft.source_of_each()[:num_drafted], num_accepted, count)
-        self._count_drafts(num_drafted, num_accepted, count)
+        drafted_by = request.draft.source_of_each()
+        request.tally.record(drafted_by, num_accepted, count)
+        self._count_drafts(drafted_by, num_accepted, count)
 
     def forbidden(self, num_tokens: int) -> None:
         """Count drafts that a request's constraint cut off before they cost a row."""
@@ -62,11 +62,13 @@ class StatsKeeper:
             num_prefix_hit_tokens=scheduler.kv.num_hit_tokens,
             drafted_per_position=list(self._stats.drafted_per_position),
             accepted_per_position=list(self._stats.accepted_per_position),
+            drafted_per_source=dict(self._stats.drafted_per_source),
+            accepted_per_source=dict(self._stats.accepted_per_source),
             num_finished=dict(self._stats.num_finished),
         )
 
-    def _count_drafts(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        stats = self._stats
+    def _count_drafts(self, drafted_by: list[str], num_accepted: int, num_emitted: int) -> None:
+        stats, num_drafted = self._stats, len(drafted_by)
         stats.num_steps += 1
         stats.num_emitted_tokens += num_emitted
         stats.num_drafts += num_drafted > 0
@@ -75,6 +77,9 @@ class StatsKeeper:
         while len(stats.drafted_per_position) < num_drafted:
             stats.drafted_per_position.append(0)
             stats.accepted_per_position.append(0)
-        for i in range(num_drafted):
+        for i, source in enumerate(drafted_by):
+            is_accepted = i < num_accepted
             stats.drafted_per_position[i] += 1
-            stats.accepted_per_position[i] += i < num_accepted
+            stats.accepted_per_position[i] += is_accepted
+            stats.drafted_per_source[source] = stats.drafted_per_source.get(source, 0) + 1
+            stats.accepted_per_source[source] = stats.accepted_per_source.get(source, 0) + is_accepted

@@ -54,14 +54,14 @@ class _Stream:
         if waiting is not delta:
             join_delta(waiting, delta)
 
-    def put_tokens(self, index: int, token_ids: list[int], num_accepted: int, seed: int) -> None:
+    def put_tokens(self, index: int, token_ids: list[int], drafted_by: list[str], seed: int) -> None:
         """Put a delta that is nothing but tokens."""
         self.num_unread += len(token_ids)
         waiting = self.deltas.get(index)
         if waiting is None:
-            self.deltas[index] = TokenDelta(self.request_id, index, token_ids, num_accepted, seed=seed)
+            self.deltas[index] = TokenDelta(self.request_id, index, token_ids, drafted_by, seed=seed)
         else:
-            join_tokens(waiting, token_ids, num_accepted)
+            join_tokens(waiting, token_ids, drafted_by)
 
     def fail(self, error: FastDeployError) -> None:
         self.error = error
@@ -261,9 +261,9 @@ class EngineConnection:
     def _handle(self, message: messages.ToClient) -> None:
         match message:
             case messages.Deltas(plain, others):
-                for request_id, index, token_ids, num_accepted, seed in plain:
+                for request_id, index, token_ids, drafted_by, seed in plain:
                     if (stream := self._streams.get(request_id)) is not None and stream.error is None:
-                        stream.put_tokens(index, token_ids, num_accepted, seed)
+                        stream.put_tokens(index, token_ids, drafted_by, seed)
                         self._note_arrival(stream)
                 for delta in others:
                     self._put(delta)

@@ -15,23 +15,24 @@ def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
     waiting.append(delta)
 
 
-def join_tokens(earlier: TokenDelta, token_ids: list[int], num_accepted_drafts: int) -> None:
+def join_tokens(earlier: TokenDelta, token_ids: list[int], drafted_by: list[str]) -> None:
     """Append the tokens of a step to `earlier`, in place: a copy per step would make a long text cost its square."""
     if earlier.steps is None:
-        earlier.steps = earlier.step_counts()
-    earlier.steps.append((len(token_ids), num_accepted_drafts))
+        earlier.steps = [(len(earlier.token_ids), list(earlier.drafted_by))]
+    earlier.steps.append((len(token_ids), drafted_by))
     earlier.token_ids.extend(token_ids)
-    earlier.num_accepted_drafts += num_accepted_drafts
+    earlier.drafted_by.extend(drafted_by)
 
 
 def join_delta(earlier: TokenDelta, later: TokenDelta) -> None:
     """Append all of `later` to `earlier`, in place."""
     if later.steps is None:
-        join_tokens(earlier, later.token_ids, later.num_accepted_drafts)
+        join_tokens(earlier, later.token_ids, later.drafted_by)
     else:
-        earlier.steps = [*earlier.step_counts(), *later.steps]
+        own = [(len(earlier.token_ids), list(earlier.drafted_by))] if earlier.steps is None else earlier.steps
+        earlier.steps = [*own, *later.steps]
         earlier.token_ids.extend(later.token_ids)
-        earlier.num_accepted_drafts += later.num_accepted_drafts
+        earlier.drafted_by.extend(later.drafted_by)
     if later.logprobs is not None:
         if earlier.logprobs is None:
             earlier.logprobs = []

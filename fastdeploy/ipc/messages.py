@@ -93,8 +93,8 @@ class Aborted(Message):
     num_tokens: list[tuple[str, int]]
 
 
-PlainDelta = tuple[str, int, list[int], int, int]
-"""What most steps emit: request id, choice, tokens, accepted drafts, seed."""
+PlainDelta = tuple[str, int, list[int], list[str], int]
+"""What most steps emit: request id, choice, tokens, proposers of the accepted drafts, seed."""
 
 
 class Deltas(Message):
@@ -120,7 +120,7 @@ def split_deltas(deltas: list[TokenDelta]) -> Deltas:
     others: list[TokenDelta] = []
     for delta in deltas:
         if delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None:
-            plain.append((delta.request_id, delta.index, delta.token_ids, delta.num_accepted_drafts, delta.seed))
+            plain.append((delta.request_id, delta.index, delta.token_ids, delta.drafted_by, delta.seed))
         else:
             others.append(delta)
     return Deltas(plain, others)

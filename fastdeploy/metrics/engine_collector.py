@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.stats import EngineStats, SuffixCacheStats
 
 PREFIX = "fastdeploy:"
 
@@ -31,6 +31,7 @@ class EngineCollector(Collector):
         yield from _capacity(stats, description)
         yield from _totals(stats)
         yield from _speculation(stats, description.get("speculation", {}))
+        yield from _suffix_cache(stats.suffix_cache or SuffixCacheStats())
 
 
 def _state(stats: EngineStats) -> Iterator[Metric]:
@@ -79,7 +80,8 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
         ("num_emitted_tokens", "Tokens kept in decoding steps", stats.num_emitted_tokens),
     ):
         yield _counter("spec_decode_" + name, text, value, labels)
-    yield _per_position(stats, labels)
+    yield from _per_position(stats, labels)
+    yield from _per_source(stats, labels)
     rows = stats.num_steps + stats.num_draft_tokens
     acceptance = _ratio(stats.num_accepted_tokens, stats.num_draft_tokens)
     yield _gauge("spec_decode_draft_acceptance_rate", "Draft tokens kept / verified", acceptance, labels)
@@ -90,12 +92,32 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
         yield _gauge(name, f"Drafts at position {i} kept / verified", _ratio(accepted, drafted), labels)
 
 
-def _per_position(stats: EngineStats, labels: Mapping[str, str]) -> Metric:
-    name = PREFIX + "spec_decode_num_accepted_tokens_per_pos"
-    family = CounterMetricFamily(name, "Draft tokens kept, by position in the draft", labels=[*labels, "position"])
-    for position, count in enumerate(stats.accepted_per_position):
-        family.add_metric([*labels.values(), str(position)], count)
-    return family
+def _per_position(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    for what, text, counts in (
+        ("draft", "Draft tokens verified, by position in the draft", stats.drafted_per_position),
+        ("accepted", "Draft tokens kept, by position in the draft", stats.accepted_per_position),
+    ):
+        by_position = {str(position): count for position, count in enumerate(counts)}
+        yield _counters(f"spec_decode_num_{what}_tokens_per_pos", text, "position", by_position, labels)
+
+
+def _per_source(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    for what, text, counts in (
+        ("draft", "Draft tokens verified, by the proposer that made them", stats.drafted_per_source),
+        ("accepted", "Draft tokens kept, by the proposer that made them", stats.accepted_per_source),
+    ):
+        yield _counters(f"spec_decode_num_{what}_tokens_per_source", text, "source", counts, labels)
+
+
+def _suffix_cache(cache: SuffixCacheStats) -> Iterator[Metric]:
+    yield _gauge("suffix_cache_live_bytes", "Memory of the texts of live requests", cache.live_bytes)
+    yield _gauge("suffix_cache_bytes", "Memory of the finished outputs kept", cache.shared_bytes)
+    yield _gauge("suffix_cache_num_outputs", "Finished outputs kept", cache.num_outputs)
+    yield _gauge("suffix_cache_num_tokens", "Tokens of the finished outputs kept", cache.num_tokens)
+    yield _counter("suffix_cache_evicted_outputs", "Finished outputs that left the cache", cache.num_evicted_outputs)
+    drafts = {"own": cache.num_own_drafts, "shared": cache.num_shared_drafts}
+    text = "Drafts that followed the request's own text, and finished outputs (hits of the cache)"
+    yield _counters("suffix_cache_drafts", text, "text", drafts, {})
 
 
 def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
@@ -107,6 +129,14 @@ def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None 
 def _counter(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:
     family = CounterMetricFamily(PREFIX + name, text, labels=list(labels or ()))
     family.add_metric(list((labels or {}).values()), value)
+    return family
+
+
+def _counters(name: str, text: str, label: str, counts: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
+    """Return one counter per value of `label`."""
+    family = CounterMetricFamily(PREFIX + name, text, labels=[*labels, label])
+    for value, count in counts.items():
+        family.add_metric([*labels.values(), value], count)
     return family
 
 

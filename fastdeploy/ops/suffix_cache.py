@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,7 +77,7 @@ class SuffixDrafts(NamedTuple):
 
 
 class SuffixUsage(NamedTuple):
-    """Memory and contents: live texts, then the finished outputs with those that wait to be counted."""
+    """Memory and contents: live texts, then the finished outputs with those that wait to be counted, and those gone."""
 
     live_bytes: int
     shared_bytes: int
@@ -85,6 +85,7 @@ class SuffixUsage(NamedTuple):
     num_tokens: int
     num_waiting_tokens: int
     num_nodes: int
+    num_evicted_outputs: int
 
 
 class SuffixCache:
@@ -184,6 +185,24 @@ class SuffixCache:
         values = _int32_array(output)
         wrong = self._library.fd_suffix_finish(self._cache, slot, values.ctypes.data, len(values))
         _check("finish", wrong, f"slot: expected a live slot, got {slot}")
+
+    def outputs(self) -> Iterator[tuple[str, IntArray]]:
+        """Yield salt and tokens of every shared output, oldest first; salts of more than 255 bytes come cut."""
+        usage = self.usage()
+        tokens, salt = np.empty(usage.num_tokens, np.int32), ctypes.create_string_buffer(_MESSAGE_BYTES)
+        for index in range(self._library.fd_suffix_first_output(self._cache), usage.num_outputs):
+            count = self._library.fd_suffix_read_output(self._cache, index, tokens.ctypes.data, salt, _MESSAGE_BYTES)
+            yield salt.value.decode(), tokens[:count].copy()
+
+    def restore(self, salt: str, output: IntArray) -> None:
+        """Share an output as if a request of this salt had just ended with it.
+
+        Raises:
+            ValueError: a token is outside [0, 2**24).
+        """
+        values, name = _int32_array(output), salt.encode()
+        wrong = self._library.fd_suffix_restore(self._cache, name, len(name), values.ctypes.data, len(values))
+        _check("restore", wrong, "")
 
     def evict(self, num_outputs: int) -> None:
         """Mark the oldest outputs as unwanted; later calls remove them."""

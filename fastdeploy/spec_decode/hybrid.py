@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.mtp import MTPProposer
 from fastdeploy.spec_decode.ngram import NgramProposer
@@ -33,6 +34,14 @@ class HybridProposer(Proposer):
         self._expected = float(num_model_steps)  # tokens that the layer's drafts have right, over all requests
         self._gains: dict[tuple[str, int], float] = {}  # the same of each request, once it has drafted
         self._is_layers: dict[tuple[str, int], bool] = {}  # whether the layer made the last draft
+
+    def open(self, vocab_size: int, read_vocabulary: Callable[[], str]) -> None:
+        """Let the matcher take up what it has kept."""
+        self._matcher.open(vocab_size, read_vocabulary)
+
+    def close(self) -> None:
+        """Let the matcher keep what a later run can use."""
+        self._matcher.close()
 
     def start(self, request: Request) -> None:
         """Show the matcher the prompt."""
@@ -60,6 +69,10 @@ class HybridProposer(Proposer):
         self._matcher.finish(request)
         self._gains.pop(request.key, None)
         self._is_layers.pop(request.key, None)
+
+    def suffix_cache_stats(self) -> SuffixCacheStats | None:
+        """Return what the matcher keeps."""
+        return self._matcher.suffix_cache_stats()
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Check the matcher's state, and that no other requests are remembered."""

@@ -10,7 +10,7 @@ from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 
 def update(index: int, token_ids: list[int], text: str, finish_reason: str | None = None) -> ChoiceUpdate:
-    delta = TokenDelta("r", index, token_ids, num_accepted_drafts=len(token_ids) - 1, finish_reason=finish_reason)
+    delta = TokenDelta("r", index, token_ids, drafted_by=["ngram"] * (len(token_ids) - 1), finish_reason=finish_reason)
     return ChoiceUpdate(0, index, text, delta, is_first=token_ids[0] == 1)
 
 
@@ -20,7 +20,7 @@ def test_choices_wait_for_their_own_tokens_and_lose_none() -> None:
     assert gatherer.push([update(0, [2], "c")]) == []
     (ready,) = gatherer.push([update(0, [3, 4], "d")])
     assert (ready.text, ready.delta.token_ids, ready.is_first) == ("acd", [1, 2, 3, 4], True)
-    assert ready.delta.are_drafts() == [False, False, True, False]
+    assert ready.delta.sources() == [None, None, "ngram", None]
     (last,) = gatherer.push([update(0, [5], "e", "stop")])
     assert (last.text, last.is_first, last.delta.finish_reason) == ("e", False, "stop")
 
@@ -33,8 +33,9 @@ def test_one_token_holds_nothing_back() -> None:
 def test_described_tokens_tell_half_characters_and_origin() -> None:
     tokenizer = make_tokenizer("byte_level")
     smile = tokenizer.encode("\U0001f642", add_special_tokens=False)
-    first = describe_tokens(
-        tokenizer, TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], num_accepted_drafts=1)
-    )
-    assert first[0]["text"].startswith("bytes:\\xf0") and first[0]["origin"] == "draft"
+    delta = TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], drafted_by=["suffix"])
+    first = describe_tokens(tokenizer, delta)
+    assert first[0]["text"].startswith("bytes:\\xf0")
+    assert (first[0]["origin"], first[0]["source"]) == ("draft", "suffix")
     assert (first[1]["id"], first[1]["origin"]) == (tokenizer.encode("fox")[0], "target")
+    assert "source" not in first[1]

@@ -106,4 +106,6 @@ def test_origins_add_up_to_the_accepted_drafts_however_steps_are_joined(drafting
     metrics = chunks[-1]["speculate_metrics"]
     assert len(origins) == 60 and origins[0] == "target"
     assert origins.count("draft") == metrics["accepted_tokens"] > 0
+    sources = [token.get("source") for chunk in chunks for token in chunk["tokens"]]
+    assert sources == ["ngram" if origin == "draft" else None for origin in origins]
     assert all(len(chunk["tokens"]) >= gathered for chunk in chunks[:-1])

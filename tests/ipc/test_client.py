@@ -330,8 +330,8 @@ def test_messages_survive_the_wire_with_every_field() -> None:
 
 
 def test_deltas_of_one_choice_that_wait_are_joined() -> None:
-    first = TokenDelta("r", 0, [1], num_accepted_drafts=0, logprobs=[TokenLogprobs(1, -1.0, 1)], prompt_logprobs=[None])
-    second = TokenDelta("r", 0, [2, 3], num_accepted_drafts=1, logprobs=[TokenLogprobs(2, -1.0, 1)] * 2)
+    first = TokenDelta("r", 0, [1], logprobs=[TokenLogprobs(1, -1.0, 1)], prompt_logprobs=[None])
+    second = TokenDelta("r", 0, [2, 3], drafted_by=["mtp"], logprobs=[TokenLogprobs(2, -1.0, 1)] * 2)
     last = TokenDelta("r", 0, [4], logprobs=[TokenLogprobs(4, -1.0, 1)], finish_reason="stop", stop_reason=4, seed=9)
     last.is_complete = True
     waiting: list[TokenDelta] = []
@@ -339,10 +339,10 @@ def test_deltas_of_one_choice_that_wait_are_joined() -> None:
         merge_deltas(waiting, delta)
     assert [delta.index for delta in waiting] == [0, 1]
     joined = waiting[0]
-    assert (joined.token_ids, joined.num_accepted_drafts, joined.finish_reason) == ([1, 2, 3, 4], 1, "stop")
+    assert (joined.token_ids, joined.drafted_by, joined.finish_reason) == ([1, 2, 3, 4], ["mtp"], "stop")
     assert (joined.stop_reason, joined.is_complete, joined.seed, joined.prompt_logprobs) == (4, True, 9, [None])
     assert joined.logprobs is not None and [entry.token_id for entry in joined.logprobs] == [1, 2, 2, 4]
-    assert joined.are_drafts() == [False, True, False, False], "the first tokens of each step are its accepted drafts"
+    assert joined.sources() == [None, "mtp", None, None], "the first tokens of each step are its accepted drafts"
 
 
 @contextlib.asynccontextmanager

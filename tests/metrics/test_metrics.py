@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
-from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.stats import EngineStats, SuffixCacheStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -35,6 +35,9 @@ STATS = EngineStats(
     num_emitted_tokens=12,
     drafted_per_position=[4, 4, 3],
     accepted_per_position=[4, 2, 0],
+    drafted_per_source={"mtp": 8, "suffix": 3},
+    accepted_per_source={"mtp": 5, "suffix": 1},
+    suffix_cache=SuffixCacheStats(4096, 8192, 3, 50, 2, 7, 9),
     num_finished={"stop": 2, "length": 1},
 )
 SPECULATION = {"method": "ngram", "verify_strategy": "topp", "accept_policy": "normal"}
@@ -83,7 +86,28 @@ def exposition() -> dict[str, float]:
             + LABELS.replace(",verify", ',position="1",verify'),
             2,
         ),
+        (
+            "fastdeploy:spec_decode_num_draft_tokens_per_pos_total" + LABELS.replace(",verify", ',position="2",verify'),
+            3,
+        ),
+        (
+            "fastdeploy:spec_decode_num_draft_tokens_per_source_total"
+            + LABELS.replace(",verify", ',source="suffix",verify'),
+            3,
+        ),
+        (
+            "fastdeploy:spec_decode_num_accepted_tokens_per_source_total"
+            + LABELS.replace(",verify", ',source="mtp",verify'),
+            5,
+        ),
         ("fastdeploy:spec_decode_draft_single_head_acceptance_rate_1" + LABELS, 0.5),
+        ("fastdeploy:suffix_cache_live_bytes", 4096),
+        ("fastdeploy:suffix_cache_bytes", 8192),
+        ("fastdeploy:suffix_cache_num_outputs", 3),
+        ("fastdeploy:suffix_cache_num_tokens", 50),
+        ("fastdeploy:suffix_cache_evicted_outputs_total", 2),
+        ('fastdeploy:suffix_cache_drafts_total{text="own"}', 7),
+        ('fastdeploy:suffix_cache_drafts_total{text="shared"}', 9),
     ],
 )
 def test_engine_counters_have_the_names_of_the_contract(name: str, value: float) -> None:

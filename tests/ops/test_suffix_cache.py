@@ -294,7 +294,7 @@ def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
     cache.check_integrity()
     assert cache.usage().num_outputs == 2  # the long one is on its way out
     cache.settle()
-    assert cache.usage()[2:] == (1, 3, 0, cache.usage().num_nodes)
+    assert cache.usage()[2:] == (1, 3, 0, cache.usage().num_nodes, 1)
 
 
 def test_bytes_per_token_stay_bounded_on_text_and_are_given_back() -> None:

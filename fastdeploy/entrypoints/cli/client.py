@@ -6,12 +6,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastdeploy.config.env import read_env
 from fastdeploy.entrypoints.cli.http_client import HttpClient, ServerError, UnreachableError
+from fastdeploy.entrypoints.cli.origin_view import ASKED, OriginView
 from fastdeploy.entrypoints.cli.parser import CommandParser, positive_int
 
 DEFAULT_URL = "http://localhost:8000/v1"
@@ -22,11 +23,16 @@ class Printer:
     """Writes an answer as it comes; reasoning stands dim on a terminal, between marks elsewhere."""
 
     def __init__(self) -> None:
-        self._begin, self._end = (DIM, PLAIN + "\n") if sys.stdout.isatty() else ("[reasoning] ", "\n[answer] ")
+        is_dim = sys.stdout.isatty() and not read_env().no_color
+        self._begin, self._end = (DIM, PLAIN + "\n") if is_dim else ("[reasoning] ", "\n[answer] ")
         self._is_reasoning = False
 
-    def write(self, text: str, is_reasoning: bool = False) -> None:
-        """Write a piece."""
+    def show(self, choice: Mapping[str, Any], text: str, reasoning: str) -> None:
+        """Write what is new of a choice."""
+        self._write(reasoning, is_reasoning=True)
+        self._write(text, is_reasoning=False)
+
+    def _write(self, text: str, is_reasoning: bool) -> None:
         if not text:
             return
         if is_reasoning != self._is_reasoning:
@@ -40,25 +46,51 @@ class Printer:
         self._is_reasoning = False
 
 
+class OriginPrinter:
+    """Writes an answer token by token with `OriginView`, reasoning and special tokens included."""
+
+    def __init__(self) -> None:
+        self._view = OriginView()
+        self._metrics: Mapping[str, Any] | None = None
+        self._untold = ""
+
+    def show(self, choice: Mapping[str, Any], text: str, reasoning: str) -> None:
+        """Write what is new of a choice."""
+        tokens = choice.get("tokens")
+        self._untold = self._untold + reasoning + text if tokens is None else ""
+        self._view.write(tokens or ())
+        self._metrics = choice.get("speculate_metrics") or self._metrics
+
+    def end(self) -> None:
+        """End the answer with the figures, or with the text, if the server does not tell where tokens come from."""
+        self._view.end(self._metrics)
+        if self._untold:
+            print(f"{self._untold}\n(this server does not tell where its tokens come from)")
+
+
 @dataclass
 class Conversation:
-    """The server, what every request carries, and the messages so far."""
+    """The server, what every request carries, and the messages so far.
+
+    Attributes:
+        is_verbose: show where each token came from.
+    """
 
     client: HttpClient
     parameters: dict[str, Any]
+    is_verbose: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
 
     async def say(self, text: str) -> None:
         """Send a message and print the answer; both are remembered if there was one, as far as it came."""
         self.messages.append({"role": "user", "content": text})
-        printer, answer = Printer(), ""
+        printer, answer = self._printer(), ""
         body = {**self.parameters, "messages": self.messages, "stream": True}
         try:
             async for event in self.client.stream("/chat/completions", body):
                 for choice in event["choices"]:
-                    printer.write(choice["delta"].get("reasoning_content") or "", is_reasoning=True)
                     piece = choice["delta"].get("content") or ""
-                    printer.write(piece)
+                    printer.show(choice, piece, choice["delta"].get("reasoning_content") or "")
                     answer += piece
         except (ServerError, UnreachableError):
             answer = ""
@@ -72,13 +104,16 @@ class Conversation:
 
     async def complete(self, text: str) -> None:
         """Print the continuation of a text."""
-        printer = Printer()
+        printer = self._printer()
         try:
             async for event in self.client.stream("/completions", {**self.parameters, "prompt": text, "stream": True}):
                 for choice in event["choices"]:
-                    printer.write(choice["text"])
+                    printer.show(choice, choice["text"], "")
         finally:
             printer.end()
+
+    def _printer(self) -> Printer | OriginPrinter:
+        return OriginPrinter() if self.is_verbose else Printer()
 
 
 def chat(arguments: list[str]) -> int:
@@ -119,14 +154,17 @@ def _parser(command: str, description: str) -> CommandParser:
     add_key_flag(parser)
     parser.add_argument("--max-tokens", type=positive_int, default=512, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, help="0 is greedy; else the server's")
+    parser.add_argument(
+        "--verbose", action="store_true", help="colour each token by what proposed it, and end with figures"
+    )
     return parser
 
 
 def _conversation(args: argparse.Namespace) -> Conversation:
-    parameters = {"max_tokens": args.max_tokens}
+    parameters: dict[str, Any] = {"max_tokens": args.max_tokens, **(ASKED if args.verbose else {})}
     if args.temperature is not None:
         parameters["temperature"] = args.temperature
-    return Conversation(HttpClient(args.url.rstrip("/"), server_key(args)), parameters)
+    return Conversation(HttpClient(args.url.rstrip("/"), server_key(args)), parameters, args.verbose)
 
 
 def _converse(args: argparse.Namespace, conversation: Conversation, turn: Callable[[str], Any]) -> int:

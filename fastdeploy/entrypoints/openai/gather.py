@@ -42,8 +42,15 @@ class ChunkGatherer:
 
 
 def describe_tokens(tokenizer: Tokenizer, delta: TokenDelta) -> list[dict[str, Any]]:
-    """Return each token's id, its text (`bytes:...` for half characters), and where it came from: draft or target."""
+    """Return each token's id, its text (`bytes:...` for half characters), and where it came from.
+
+    `origin` is draft or target, `source` the proposer of a draft.
+    """
     return [
-        {"id": token_id, "text": token_name(tokenizer, token_id), "origin": "draft" if is_draft else "target"}
-        for token_id, is_draft in zip(delta.token_ids, delta.are_drafts(), strict=True)
+        {"id": token_id, "text": token_name(tokenizer, token_id), **_origin(source)}
+        for token_id, source in zip(delta.token_ids, delta.sources(), strict=True)
     ]
+
+
+def _origin(source: str | None) -> dict[str, str]:
+    return {"origin": "target"} if source is None else {"origin": "draft", "source": source}

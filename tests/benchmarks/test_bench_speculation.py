@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of speculation measures what it says, on the least of work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.bench_speculation import main, method_mapping
+
+LEAST = ["--batch", "2", "--rounds", "1", "--groups", "1", "--max-tokens", "24", "--max-prompt-tokens", "300"]
+
+
+def results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[dict[str, Any]]:
+    monkeypatch.setattr(sys, "argv", ["bench_speculation", *LEAST, *flags])
+    main()
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    return found
+
+
+def test_every_workload_and_method_has_a_row_and_drafts_shorten_the_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--workload", "editing", "random", "--method", "ngram", '{"method": "suffix"}']
+    rows = results(capsys, monkeypatch, *flags)
+    assert [(row["workload"], row["method"]) for row in rows] == [
+        (workload, method)
+        for workload in ("editing", "random")
+        for method in ("naive", "ngram", '{"method": "suffix"}')
+    ]
+    for row in rows:
+        assert row["conversion"] == pytest.approx(row["speed_up"] / row["mean_acceptance_length"])
+        assert row["verify_ms"] > 0 and row["draft_ms"] >= 0 and row["overhead_ms"] > 0
+    lengths = [row["mean_acceptance_length"] for row in rows[:3]]
+    assert lengths[0] == 1 and min(lengths[1:]) > 1.2
+    assert rows[0]["speed_up"] == 1
+
+
+def test_replay_leaves_out_what_random_weights_cannot_draft(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = results(
+        capsys, monkeypatch, "--replay", "--shape", "demo", "--workload", "editing", "--method", "mtp", "suffix"
+    )
+    assert [row["method"] for row in rows] == ["naive", "suffix"]
+    assert rows[1]["mean_acceptance_length"] > 1.2
+
+
+def test_pictures_are_small_and_the_same_every_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+    from benchmarks.figures import draw_speculation
+
+    row = {"speed_up": 2.0, "mean_acceptance_length": 2.5, "draft_ms": 0.1, "verify_ms": 9.0, "overhead_ms": 0.5}
+    rows = [
+        {"workload": workload, "batch": batch, "method": method, **row}
+        for workload in ("editing", "loop", "quoting", "plain", "random")
+        for batch in (1, 4, 16, 64)
+        for method in ("naive", "ngram", "suffix")
+    ]
+    for folder in ("a", "b"):
+        draw_speculation(rows, "title", tmp_path / folder)
+    for name in ("speed-up.svg", "step.svg"):
+        assert 4000 < (tmp_path / "a" / name).stat().st_size < 60_000
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("method", "mapping"),
+    [
+        ("ngram", {"method": "ngram", "num_speculative_tokens": 8}),
+        ("mtp", {"method": "mtp", "num_speculative_tokens": 3}),
+        (
+            "mtp+suffix",
+            {"method": "mtp", "num_speculative_tokens": 8, "mtp_strategy": "with_suffix", "num_model_steps": 3},
+        ),
+        ('{"method": "suffix"}', {"method": "suffix"}),
+    ],
+)
+def test_methods_are_named_or_spelt_out(method: str, mapping: dict[str, Any]) -> None:
+    assert method_mapping(method, 8) == mapping

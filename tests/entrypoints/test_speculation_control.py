@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request may ask of speculation, what it is told of it, and what suffix decoding keeps between runs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy import LLM, SamplingParams
+from fastdeploy.config.speculative_config import METHODS
+from fastdeploy.core.outputs import CompletionOutput
+from fastdeploy.core.sampling_params import SpeculativeParams
+from tests.entrypoints.server_process import ServerProcess, real_server
+from tests.entrypoints.test_lifecycle import metric
+
+PROMPT = "x = 1\nx = 1\nx = 1\nx = 1\nx = "
+
+
+@pytest.fixture(scope="module", params=[method for method in METHODS if method != "naive"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    return LLM("demo", max_model_len=256, speculative_config={"method": request.param, "num_speculative_tokens": 4})
+
+
+def ask(llm: LLM, speculative: SpeculativeParams | None) -> CompletionOutput:
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, speculative=speculative)
+    outputs = llm.generate(PROMPT, params, use_tqdm=False)
+    assert isinstance(outputs, list)
+    return outputs[0].outputs[0]
+
+
+def test_request_lowers_its_own_draft_length_or_switches_drafts_off_and_keeps_its_text(llm: LLM) -> None:
+    free, short, none, off, more = (
+        ask(llm, asked)
+        for asked in (
+            None,
+            SpeculativeParams(num_speculative_tokens=2),
+            SpeculativeParams(num_speculative_tokens=0),
+            SpeculativeParams(method="off"),
+            SpeculativeParams(num_speculative_tokens=16),
+        )
+    )
+    heads = [len(answer.speculate_metrics.accepted_tokens_per_head) for answer in (free, short, none, off, more)]  # type: ignore[union-attr]
+    assert heads == [4, 2, 0, 0, 4], "never above the server's"
+    assert {tuple(answer.token_ids) for answer in (short, none, off, more)} == {tuple(free.token_ids)}
+
+
+def test_offline_result_always_tells_how_speculation_went(llm: LLM) -> None:
+    metrics = ask(llm, None).speculate_metrics
+    assert metrics is not None and metrics.accepted_tokens > 0
+    assert metrics.drafted_tokens == metrics.accepted_tokens + metrics.rejected_tokens == sum(metrics.source.values())
+    assert metrics.accepted_tokens == sum(metrics.accepted_tokens_per_head)
+    assert metrics.accept_ratio == metrics.accepted_tokens / metrics.drafted_tokens
+    assert metrics.average_accept_length == (60 - 1) / metrics.num_steps
+    assert len(metrics.accept_ratio_per_head) == 4 and max(metrics.accept_ratio_per_head) <= 1
+    plain = ask(llm, SpeculativeParams(method="off")).speculate_metrics
+    assert plain is not None
+    assert (plain.num_steps, plain.average_accept_length, plain.source) == (59, 1.0, {})
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[ServerProcess]:
+    """The demonstration model with n-gram drafts."""
+    config = '{"method": "ngram", "num_speculative_tokens": 4}'
+    with real_server("demo", "--max-model-len", "256", "--speculative-config", config) as server:
+        yield server
+
+
+def complete_command(server: ServerProcess, *flags: str) -> list[str]:
+    ask = ["complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "40"]
+    return [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *ask, *flags]
+
+
+def on_terminal(command: list[str], **variables: str) -> str:
+    """Run a command whose output is a terminal; return what it wrote."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdout=theirs, env={**os.environ, **variables}) as process:
+        os.close(theirs)
+        written = b""
+        while piece := _read(ours):
+            written += piece
+    os.close(ours)
+    assert process.returncode == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux says so when the other side has closed
+        return b""
+
+
+def test_verbose_view_puts_accepted_drafts_on_the_colour_of_their_proposer(drafting: ServerProcess) -> None:
+    plain = subprocess.run(complete_command(drafting), capture_output=True, text=True, check=True).stdout
+    shown = on_terminal(complete_command(drafting, "--verbose"))
+    *answer, figures = shown.rstrip("\n").split("\n")
+    painted = re.findall(r"\033\[30;42m(.*?)\033\[0m", "\n".join(answer))
+    assert re.sub(r"\033\[[0-9;]*m", "", "\n".join(answer)) + "\n" == plain
+    counts = re.fullmatch(
+        r"\(40 tokens: \033\[30;42mngram\033\[0m (\d+), target (\d+); (\d\.\d\d) tokens per step; "
+        r"accepted (\d+) of (\d+) drafted; \d+\.\d tokens/s; first after \d+ ms\)",
+        figures,
+    )
+    assert counts is not None
+    drafts, own, length, accepted, drafted = (float(value) for value in counts.groups())
+    assert drafts == accepted > 20 and drafts + own == 40 and drafted >= accepted
+    assert length == pytest.approx(39 / (own - 1), abs=0.01), "all steps but the first token's end in a target token"
+    assert len("".join(painted)) > 20
+
+
+def test_verbose_view_has_no_colour_where_none_is_wanted(drafting: ServerProcess) -> None:
+    command = complete_command(drafting, "--verbose")
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for text in (piped, on_terminal(command, NO_COLOR="1")):
+        assert "\033" not in text
+        assert re.search(r"^\(40 tokens: ngram \d+, target \d+; ", text, re.MULTILINE)
+
+
+def test_verbose_chat_shows_the_answer_once(drafting: ServerProcess) -> None:
+    flags = ["chat", "--url", drafting.url + "/v1", "-q", "hello", "--temperature", "0", "--max-tokens", "20"]
+    command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *flags]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    verbose = subprocess.run([*command, "--verbose"], capture_output=True, text=True, check=True).stdout
+    text, _, figures = verbose.removesuffix("\n").rpartition("\n")
+    assert text + "\n" == plain and figures.startswith("(20 tokens: ")
+
+
+def suffix_flags(snapshot: Path) -> list[str]:
+    config = f'{{"method": "suffix", "suffix_decoding_snapshot_path": "{snapshot}"}}'
+    return ["--max-model-len", "256", "--api-key", "alice", "--api-key", "bob", "--speculative-config", config]
+
+
+def complete(server: ServerProcess, key: str) -> dict[str, Any]:
+    """Return a choice whose text repeats nothing of its prompt, so that only shared outputs can be followed much."""
+    body = {"prompt": "def parse(", "max_tokens": 60, "temperature": 1, "seed": 3, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    answer = server.post("/v1/completions", {**body, "collect_metrics": True}, headers=headers)
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def test_outputs_survive_a_restart_within_their_api_key(tmp_path: Path) -> None:
+    flags = suffix_flags(tmp_path / "outputs")
+    with real_server("demo", *flags) as server:
+        first = complete(server, "alice")
+        server.terminate()
+        assert server.wait_end() == 0
+    with real_server("demo", *flags) as server:
+        assert metric(server, "suffix_cache_num_outputs") == 1
+        assert metric(server, "suffix_cache_num_tokens") == 60
+        stranger, again = complete(server, "bob"), complete(server, "alice")
+        assert metric(server, "suffix_cache_num_outputs") == 3
+        assert metric(server, 'suffix_cache_drafts_total{text="shared"}') > 0
+        assert metric(server, "suffix_cache_bytes") > 0
+    assert first["text"] == stranger["text"] == again["text"]
+    accepted = [choice["speculate_metrics"]["accepted_tokens"] for choice in (first, stranger, again)]
+    assert accepted[0] == accepted[1] < accepted[2] - 20
+
+
+def test_offline_run_keeps_its_outputs_when_it_is_closed(tmp_path: Path) -> None:
+    config = {"method": "suffix", "suffix_decoding_snapshot_path": str(tmp_path / "outputs")}
+    first = LLM("demo", max_model_len=256, speculative_config=config)
+    accepted = ask(first, None).speculate_metrics
+    first.close()
+    later = ask(LLM("demo", max_model_len=256, speculative_config=config), None).speculate_metrics
+    assert accepted is not None and later is not None
+    assert later.num_steps < accepted.num_steps
