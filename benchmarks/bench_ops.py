@@ -79,20 +79,22 @@ def linear_case(weights: list[PackedLinear], rows: int) -> Case:
     )
 
 
-def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout) -> Case:
-    """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions."""
-    per_sequence = -(-kv_len // 64)
+def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0) -> Case:
+    """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions, the first `shared` of them common."""
+    per_sequence, common = -(-kv_len // 64), shared // 64
     cache = allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, "bfloat16")
     cache.key.fill_(0.01)
     tables = np.arange(num_seqs * per_sequence).reshape(num_seqs, per_sequence)
+    tables[:, :common] = tables[0, :common]
     batch = plain_index([rows] * num_seqs, [kv_len] * num_seqs, tables, 64)
     qkv = random_rows(batch.num_rows, heads.row_size, "bfloat16", 1)
     out = paddle.zeros([batch.num_rows, heads.num_heads * heads.head_dim], "bfloat16")
     seen = num_seqs * rows * (kv_len - (rows - 1) / 2)
+    held = shared + num_seqs * (kv_len - shared)
     return Case(
-        f"attention {num_seqs} x {rows} rows, {kv_len} positions",
+        f"attention {num_seqs} x {rows} rows, {kv_len} positions" + f", {shared} shared" * bool(shared),
         lambda: append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5),
-        4.0 * num_seqs * kv_len * heads.num_kv_heads * heads.head_dim,
+        4.0 * held * heads.num_kv_heads * heads.head_dim,
         4.0 * seen * heads.num_heads * heads.head_dim,
     )
 
@@ -118,9 +120,10 @@ def cases() -> list[Case]:
             for rows, copies in (((1, 2, 4, 8, 16), 32), ((128, 512), 1))
             for case in linear_cases(rows, 3072, 1024, copies, quantization)
         ),
-        attention_case(8, 1, 4096, heads),
-        attention_case(8, 6, 4096, heads),
-        attention_case(1, 1024, 1024, heads),
+        *(attention_case(8, 1, kv_len, heads) for kv_len in (2048, 8192)),
+        *(attention_case(8, rows, 2048, heads) for rows in (6, 17)),
+        *(attention_case(1, rows, rows, heads) for rows in (512, 2048)),
+        *(attention_case(16, 1, 2304, heads, shared) for shared in (0, 2048)),
     ]
 
 

@@ -6,10 +6,11 @@
     python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--quantization w4a8]
 
 Without --replay the model answers for itself; with it, random weights of a shape compute every step and the recorded
-answers are emitted (benchmarks.replay). Methods take turns, group by group; naive runs twice, so that the ratio of
-naive to naive shows the noise. Outputs are shared within a session of one round only. Milliseconds are those of a step:
-`draft` of the proposer, `verify` of the target's rows, their sampling and verification, `overhead` of the rest.
-`conversion` is how much of the mean acceptance length became speed. --figures writes the results as pictures.
+answers are emitted (benchmarks.replay). A name that ends in -fixed runs without the adaptive length. Methods take
+turns, group by group; naive runs twice, so that the ratio of naive to naive shows the noise. Outputs are shared within
+a session of one round only. Milliseconds are those of a step: `draft` of the proposer, `verify` of the target's rows,
+their sampling and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became
+speed. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 
-NAIVE, NAIVE_AGAIN = "naive", "naive again"
+NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
 HOST_METHODS = ("ngram", "suffix")  # these draft from text alone
 ALL_METHODS = [*(method for method in METHODS if method != NAIVE), "mtp+ngram", "mtp+suffix"]
 MODEL_STEPS = 3  # drafts of a model per step; text that goes on may follow them
@@ -152,6 +153,8 @@ def method_mapping(method: str, k: int) -> dict[str, Any]:
         return mapping
     if method == NAIVE:
         return {"method": method}
+    if method.endswith(FIXED):
+        return method_mapping(method.removesuffix(FIXED), k) | {"adaptive": False}
     if method in HOST_METHODS:
         return {"method": method, "num_speculative_tokens": k}
     first, _, extension = method.partition("+")

@@ -55,6 +55,7 @@ class Work:
     config: ModelConfig
     quantization: str
     weights_bytes: int  # of the embedding and all packed weights, as the engine reports
+    streamed_bytes: int  # of those that every step reads
 
     @property
     def layer_parameters(self) -> int:
@@ -62,11 +63,6 @@ class Work:
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
         return c.num_layers * (attention + 3 * c.hidden_size * c.intermediate_size)
-
-    @property
-    def streamed_bytes(self) -> int:
-        """Bytes that every step reads of the weights: all but the embedding."""
-        return self.weights_bytes - 2 * self.config.vocab_size * self.config.hidden_size
 
     def num_bytes(self, step: StepShape) -> int:
         """Return the bytes of weights, keys and values that a step reads."""
@@ -147,7 +143,8 @@ class ShapeEngine:
         proposer = FixedDraft()
         engine = make_engine(config, proposer=proposer)
         model = ModelConfig.from_pretrained(shape)
-        work = Work(model, quantization, int(engine.describe()["weights_bytes"]))
+        sizes = engine.describe()
+        work = Work(model, quantization, int(sizes["weights_bytes"]), int(sizes["streamed_weights_bytes"]))
         return cls(engine, proposer, work)
 
     def __post_init__(self) -> None:

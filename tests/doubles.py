@@ -15,10 +15,12 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan, StepResult
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.step_cost import StepCost
 
 EOS = 0
 VOCAB = 7
@@ -105,6 +107,13 @@ class OracleProposer(Proposer):
         return Draft(np.where(wrong, np.maximum(tokens - 1, 0), tokens).astype(np.int32), self.name)
 
 
+class FixedCost(StepCost):
+    """A step whose time is what it is said to be, whatever a clock says."""
+
+    def learn(self, num_rows: int, num_requests: int, seconds: float) -> None:
+        pass
+
+
 class ManualClock:
     """A clock that moves when told."""
 
@@ -125,6 +134,7 @@ def make_engine(
     prefix_caching: bool = True,
     scheduler: SchedulerConfig | None = None,
     clock: ManualClock | None = None,
+    draft_budget: DraftBudget | None = None,
 ) -> Engine:
     """Build a real engine around the slot model."""
     clock = clock or ManualClock()
@@ -142,7 +152,7 @@ def make_engine(
     outputs = OutputProcessor([EOS], _no_scanner, clock)
     scheduler = scheduler or SchedulerConfig()
     runner = SlotModelRunner(num_blocks, block_size)
-    return Engine(admission, BatchScheduler(scheduler, kv), runner, proposer, outputs, clock)
+    return Engine(admission, BatchScheduler(scheduler, kv, draft_budget), runner, proposer, outputs, clock)
 
 
 def plain_text(prompt: Sequence[int], seed: int, params: SamplingParams, max_model_len: int = 64) -> list[int]:

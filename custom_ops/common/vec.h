@@ -42,9 +42,7 @@ FD_INLINE F16 min(F16 a, F16 b) { return _mm512_min_ps(a, b); }
 FD_INLINE F16 fma(F16 a, F16 b, F16 c) { return _mm512_fmadd_ps(a, b, c); }
 FD_INLINE F16 round_to_int(F16 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x * 2^n for an integral n with -126 <= n <= 127
-FD_INLINE F16 scale_by_power(F16 x, F16 n) {
-  return mul(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtps_epi32(add(n, splat(127.0f))), 23)));
-}
+FD_INLINE F16 scale_by_power(F16 x, F16 n) { return _mm512_scalef_ps(x, n); }
 // value, but 0 where x < limit
 FD_INLINE F16 zero_where_below(F16 x, float limit, F16 value) {
   return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x, splat(limit), _CMP_LT_OQ), _mm512_setzero_ps());

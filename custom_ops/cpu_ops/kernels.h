@@ -32,9 +32,23 @@ constexpr int64_t packed_size(int64_t n, int64_t k, bool gated) {
   return num_panels(n, gated) * kPanel * ((k + 1) / 2 * 2);
 }
 
+// Some outputs of a stored weight: rows of k, or columns of k.
+struct PackPiece {
+  const void* data;    // Float; the first k of the first output
+  int64_t stride;      // elements from a stored row to the next
+  int64_t count;       // outputs
+  bool is_transposed;  // stored [in, out]
+};
+
+// The weight [n, k], or [2 * n, k] when gated, that its pieces make in order.
+struct PackPieces {
+  const PackPiece* data;
+  int64_t count;
+};
+
 struct PackArgs {
-  const void* weight;  // Float [n, k], or [2 * n, k] when gated
-  void* packed;        // Float [packed_size(n, k, gated)], 64-byte aligned
+  PackPieces pieces;
+  void* packed;  // Float [packed_size(n, k, gated)], 64-byte aligned
   int64_t n, k;
   bool gated;
   DType dtype;
@@ -79,8 +93,8 @@ constexpr int64_t quantized_size(Quantization q, int64_t n, int64_t k, bool gate
 }
 
 struct PackQuantizedArgs {
-  const uint16_t* weight;  // bf16 [n, k], or [2 * n, k] when gated
-  uint8_t* packed;         // [quantized_size(quantization, n, k, gated)], 64-byte aligned
+  PackPieces pieces;  // bf16
+  uint8_t* packed;    // [quantized_size(quantization, n, k, gated)], 64-byte aligned
   int64_t n, k;
   bool gated;
   Quantization quantization;
@@ -107,8 +121,9 @@ struct GatherArgs {
   const void* table;
   void* out;
   int64_t rows, row_bytes;
-  int64_t table_rows;  // ids lie in 0..table_rows-1
-  const char* op;      // "embedding" or "gather_rows", for messages
+  int64_t table_rows;       // ids lie in 0..table_rows-1
+  const char* op;           // "embedding" or "gather_rows", for messages
+  int64_t panel_bytes = 0;  // 0: the table's rows lie one after the other; else it is a packed weight of such panels
 };
 
 // What happens to every query and key head before attention: an optional norm over the head, then its first rotary_dim

@@ -107,27 +107,7 @@ void linear_typed(const LinearArgs& a) {
   });
 }
 
-// Element (output, k) of a weight goes to its panel, its step, its lane and its place in the pair.
-template <class T>
-void pack_typed(const PackArgs& a) {
-  const T* weight = static_cast<const T*>(a.weight);
-  T* packed = static_cast<T*>(a.packed);
-  const int64_t padded_k = (a.k + 1) / 2 * 2;
-  parallel_for(num_panels(a.n, a.gated), a.n * a.k >= kMinParallelWork, [&](int64_t panel) {
-    T* target = packed + panel * padded_k * kPanel;
-    std::memset(target, 0, static_cast<size_t>(padded_k * kPanel) * sizeof(T));
-    const PanelRows rows = rows_of_panel(panel, a.n, a.gated);
-    for (int64_t lane = 0; lane < rows.count; ++lane) {
-      const T* row = weight + (rows.first + lane) * a.k;
-      for (int64_t k = 0; k < a.k; ++k)
-        target[k / Step<T>::kSize * kStepSize<T> + lane * Step<T>::kSize + k % Step<T>::kSize] = row[k];
-    }
-  });
-}
-
 }  // namespace
-
-void pack_linear(const PackArgs& a) { a.dtype == DType::kBfloat16 ? pack_typed<uint16_t>(a) : pack_typed<float>(a); }
 
 void linear(const LinearArgs& a) { a.dtype == DType::kBfloat16 ? linear_typed<uint16_t>(a) : linear_typed<float>(a); }
 

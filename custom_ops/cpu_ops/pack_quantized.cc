@@ -8,6 +8,7 @@
 #include "common/scratch.h"
 #include "cpu_ops/families.h"
 #include "cpu_ops/linear_tiles.h"
+#include "cpu_ops/pack_pieces.h"
 #include "cpu_ops/quant_rows.h"
 
 namespace fd {
@@ -155,13 +156,17 @@ bool pack_as(const PackQuantizedArgs& a) {
   bool all_finite = true;
   parallel_for(num_panels(a.n, a.gated), a.n * a.k >= kMinParallelWork, [&](int64_t index) {
     uint8_t* panel = a.packed + index * panel_bytes;
-    auto* wide = static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k * (4 + kPanel)), Scratch::kTile));
+    auto* wide =
+        static_cast<float*>(thread_scratch(static_cast<size_t>(padded_k * (4 + kPanel + 2 * kPanel)), Scratch::kTile));
     auto* codes = reinterpret_cast<int8_t*>(wide + padded_k);
+    auto* turned = reinterpret_cast<uint16_t*>(codes + kPanel * padded_k);
     std::memset(codes, 0, static_cast<size_t>(padded_k * kPanel));
     std::memset(panel, 0, static_cast<size_t>(scale_bytes(q, a.k)));
+    const uint16_t* weights[kPanel];
     const PanelRows rows = rows_of_panel(index, a.n, a.gated);
+    panel_rows(a.pieces, rows.first, rows.count, a.k, turned, weights);
     for (int64_t lane = 0; lane < rows.count; ++lane) {
-      if (!widen_output(a.weight + (rows.first + lane) * a.k, a.k, padded_k, wide))
+      if (!widen_output(weights[lane], a.k, padded_k, wide))
         return __atomic_store_n(&all_finite, false, __ATOMIC_RELAXED);
       quantize_output<q>(wide, a.k, padded_k, lane, codes + lane * padded_k, panel);
     }

@@ -19,19 +19,46 @@ const void* optional_data(const char* op, const char* name, const paddle::option
   return Argument{op, name, *tensor}.is(dtype).holds(sizes).data();
 }
 
+// The weight that outputs [begins[i], ends[i]) of the stored matrices make in order.
+struct Stored {
+  std::vector<fd::PackPiece> pieces;
+  int64_t n = 0, k = 0;
+
+  Stored(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& begins,
+         const std::vector<int64_t>& ends, bool is_transposed) {
+    require(!weights.empty() && weights.size() == begins.size() && weights.size() == ends.size(), op, "weights",
+            "as many as begins and ends", static_cast<int64_t>(weights.size()));
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const Argument weight{op, "weight", weights[i]};
+      weight.is(weights[0].dtype()).shaped({-1, -1});
+      if (i == 0) k = weight.size(is_transposed ? 0 : 1);
+      is_transposed ? weight.shaped({k, -1}) : weight.shaped({-1, k});
+      require(0 <= begins[i] && begins[i] <= ends[i] && ends[i] <= weight.size(is_transposed ? 1 : 0), op, "weight",
+              "a range of its outputs", ends[i]);
+      const int64_t stride = weight.size(1), first = is_transposed ? begins[i] : begins[i] * stride;
+      const char* data = weight.data<char>() + first * static_cast<int64_t>(phi::SizeOf(weights[0].dtype()));
+      pieces.push_back({data, stride, ends[i] - begins[i], is_transposed});
+      n += ends[i] - begins[i];
+    }
+  }
+
+  fd::PackPieces view() const { return {pieces.data(), static_cast<int64_t>(pieces.size())}; }
+};
+
 // The outputs of a layer whose weight has so many rows: half of them when it is gated.
 int64_t outputs_of(const char* op, int64_t weight_rows, bool gated) {
   require(!gated || weight_rows % 2 == 0, op, "weight", "an even number of rows when gated", weight_rows);
   return gated ? weight_rows / 2 : weight_rows;
 }
 
-void pack_linear(const Tensor& weight, Tensor& packed, bool gated) {
+void pack_linear(const std::vector<Tensor>& weights, Tensor& packed, const std::vector<int64_t>& begins,
+                 const std::vector<int64_t>& ends, bool is_transposed, bool gated) {
   constexpr const char* op = "pack_linear";
-  const Argument source{op, "weight", weight}, target{op, "packed", packed};
-  source.shaped({-1, -1});
-  const int64_t n = outputs_of(op, source.size(0), gated), k = source.size(1);
-  target.is(weight.dtype()).shaped({fd::packed_size(n, k, gated)});
-  fd::kernels().pack_linear({source.data(), target.data(), n, k, gated, source.real()});
+  const Stored stored(op, weights, begins, ends, is_transposed);
+  const int64_t n = outputs_of(op, stored.n, gated);
+  const Argument target{op, "packed", packed};
+  target.is(weights[0].dtype()).shaped({fd::packed_size(n, stored.k, gated)});
+  fd::kernels().pack_linear({stored.view(), target.data(), n, stored.k, gated, target.real()});
 }
 
 // What linear layers of all weights have in common. `args` holds sizes and flags; the rest is checked against them.
@@ -69,15 +96,17 @@ fd::Quantization quantization_at(const char* op, int64_t index) {
   return static_cast<fd::Quantization>(index);
 }
 
-void pack_quantized(const Tensor& weight, Tensor& packed, int64_t quantization, bool gated) {
+void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const std::vector<int64_t>& begins,
+                    const std::vector<int64_t>& ends, bool is_transposed, int64_t quantization, bool gated) {
   constexpr const char* op = "pack_linear";
   const fd::Quantization kind = quantization_at(op, quantization);
-  const Argument source{op, "weight", weight}, target{op, "packed", packed};
-  source.is(paddle::DataType::BFLOAT16).shaped({-1, -1});
-  const int64_t n = outputs_of(op, source.size(0), gated), k = source.size(1);
+  const Stored stored(op, weights, begins, ends, is_transposed);
+  const Argument target{op, "packed", packed};
+  Argument{op, "weight", weights[0]}.is(paddle::DataType::BFLOAT16);
+  const int64_t n = outputs_of(op, stored.n, gated), k = stored.k;
   require(kind != fd::Quantization::kW8a8 || k <= fd::kMaxInt8K, op, "weight", "at most 65536 in_features", k);
   target.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k, gated)});
-  if (!fd::kernels().pack_quantized({source.data<uint16_t>(), target.data<uint8_t>(), n, k, gated, kind}))
+  if (!fd::kernels().pack_quantized({stored.view(), target.data<uint8_t>(), n, k, gated, kind}))
     fd::refuse(op, "weight", "finite values", "NaN or infinity");
 }
 
@@ -118,6 +147,19 @@ void gather(const char* op, const char* ids_name, const Tensor& table, const Ten
 
 void embedding(const Tensor& token_ids, const Tensor& table, Tensor& out, int64_t num_rows) {
   gather("embedding", "token_ids", table, token_ids, out, num_rows);
+}
+
+// As embedding, with a packed weight [vocab, size] as the table.
+void packed_embedding(const Tensor& token_ids, const Tensor& packed, Tensor& out, int64_t vocab, int64_t num_rows) {
+  constexpr const char* op = "embedding";
+  const Argument source{op, "table", packed}, index{op, "token_ids", token_ids}, output{op, "out", out};
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  index.is(paddle::DataType::INT32).holds({num_rows});
+  output.is(packed.dtype()).holds({num_rows, -1});
+  const int64_t size = output.size(1), element = static_cast<int64_t>(phi::SizeOf(packed.dtype()));
+  source.shaped({fd::packed_size(vocab, size, false)});
+  fd::launch(fd::GatherArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, size * element, vocab, op,
+                            fd::packed_size(fd::kPanel, size, false) * element});
 }
 
 void gather_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_rows) {
@@ -208,9 +250,9 @@ void copy_block(Tensor& key, Tensor& value, int64_t source, int64_t target) {
 }  // namespace
 
 PD_BUILD_OP(fd_pack_linear)
-    .Inputs({"weight", "packed"})
+    .Inputs({paddle::Vec("weights"), "packed"})
     .Outputs({"packed_"})
-    .Attrs({"gated: bool"})
+    .Attrs({"begins: std::vector<int64_t>", "ends: std::vector<int64_t>", "is_transposed: bool", "gated: bool"})
     .SetInplaceMap({{"packed", "packed_"}})
     .SetKernelFn(PD_KERNEL(pack_linear));
 
@@ -222,9 +264,10 @@ PD_BUILD_OP(fd_linear)
     .SetKernelFn(PD_KERNEL(linear));
 
 PD_BUILD_OP(fd_pack_quantized)
-    .Inputs({"weight", "packed"})
+    .Inputs({paddle::Vec("weights"), "packed"})
     .Outputs({"packed_"})
-    .Attrs({"quantization: int64_t", "gated: bool"})
+    .Attrs({"begins: std::vector<int64_t>", "ends: std::vector<int64_t>", "is_transposed: bool",
+            "quantization: int64_t", "gated: bool"})
     .SetInplaceMap({{"packed", "packed_"}})
     .SetKernelFn(PD_KERNEL(pack_quantized));
 
@@ -248,6 +291,13 @@ PD_BUILD_OP(fd_embedding)
     .Attrs({"num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(embedding));
+
+PD_BUILD_OP(fd_packed_embedding)
+    .Inputs({"token_ids", "packed", "out"})
+    .Outputs({"out_"})
+    .Attrs({"vocab: int64_t", "num_rows: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(packed_embedding));
 
 PD_BUILD_OP(fd_gather_rows)
     .Inputs({"x", "rows", "out"})

@@ -69,6 +69,8 @@ class SpeculativeConfig:
             temperature 0; topp_relaxed accepts every draft inside the target's surviving set and is lossy.
         accept_policy: normal; accept_all and reject_all are for debugging speed.
         max_ngram_size, min_ngram_size: longest and shortest suffix that ngram looks up.
+        adaptive: verify only the drafts that are expected to pay for their rows; a user's mapping has it on unless it
+            says otherwise.
         suffix_decoding_max_tree_depth: tokens of a match and its continuation together.
         suffix_decoding_max_cached_requests: finished outputs kept to draft from; -1 as many as the bytes allow, 0 none.
         suffix_decoding_max_spec_factor: a match of m tokens drafts at most m * factor.
@@ -89,6 +91,7 @@ class SpeculativeConfig:
     accept_policy: str = "normal"
     max_ngram_size: int = 5
     min_ngram_size: int = 2
+    adaptive: bool = False
     suffix_decoding_max_tree_depth: int = 64
     suffix_decoding_max_cached_requests: int = -1
     suffix_decoding_max_spec_factor: float = 1.0
@@ -120,6 +123,11 @@ class SpeculativeConfig:
         _check_quantization(self.quantization)
         _check_choice("verify_strategy", self.verify_strategy, VERIFY_STRATEGIES)
         _check_choice("accept_policy", self.accept_policy, ACCEPT_POLICIES)
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(f"{FIELD}.adaptive", f"expected true or false, got {self.adaptive!r}")
+        if self.adaptive and not _can_adapt(self.method, self.verify_strategy, self.accept_policy):
+            message = "needs a method that drafts, accept_policy normal and a verify_strategy other than topp_relaxed"
+            raise ConfigError(f"{FIELD}.adaptive", message)
 
     @property
     def is_lossy(self) -> bool:
@@ -160,12 +168,9 @@ class SpeculativeConfig:
         strategy = "with_suffix" if is_suffix_meant else given.get("mtp_strategy", "default")
         _check_choice("mtp_strategy", strategy, tuple(EXTENSIONS))
         _check_belongs(given, method, strategy)
-        values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key not in ("method", "adaptive")}
+        values: dict[str, Any] = {key: given[key] for key in KEYS if key in given and key != "method"}
         notes = tuple(f"speculative_config.{key} has no effect here" for key in KEYS_WITHOUT_EFFECT if key in mapping)
-        if given.get("adaptive", False) is not False:
-            raise ConfigError(
-                f"{FIELD}.adaptive", "adaptive draft length is not available yet; use false or leave it out"
-            )
+        values.setdefault("adaptive", _can_adapt(method, values.get("verify_strategy"), values.get("accept_policy")))
         if method == "naive":
             values["num_speculative_tokens"] = 0
         else:
@@ -177,6 +182,11 @@ class SpeculativeConfig:
             _check_int("max_ngram_size", values["max_ngram_size"], 1, MAX_NGRAM_SIZE)
             values["min_ngram_size"] = min(2, values["max_ngram_size"])
         return cls(method=method, notes=notes, **values)
+
+
+def _can_adapt(method: str, verify_strategy: Any, accept_policy: Any) -> bool:
+    """True where the number of drafts, which follows measured times, cannot change the text; None is the default."""
+    return method != "naive" and verify_strategy != "topp_relaxed" and accept_policy in (None, "normal")
 
 
 def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -46,18 +46,22 @@ class Draft:
         token_ids: [num_drafts] int32, possibly empty.
         source: the proposer that made them, as reported in metrics.
         sources: of each token, where several proposers made one draft; else empty.
+        match_len: tokens before them that were found to occur earlier; 0 for a source that does not match.
     """
 
     token_ids: TokenArray
     source: str = ""
     sources: tuple[str, ...] = ()
+    match_len: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def cut(self, length: int) -> Draft:
         """Return the first `length` tokens of this draft."""
-        return self if length >= len(self) else Draft(self.token_ids[:length], self.source, self.sources[:length])
+        if length >= len(self):
+            return self
+        return replace(self, token_ids=self.token_ids[:length], sources=self.sources[:length])
 
     def source_of_each(self) -> list[str]:
         """Return the proposer of each token."""

@@ -16,6 +16,7 @@ import numpy as np
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
@@ -45,9 +46,10 @@ class BatchScheduler:
     that arrives makes nobody's next token wait for more than about two steps.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_budget: DraftBudget | None = None) -> None:
         self.config = config
         self.kv = kv
+        self.draft_budget = draft_budget or DraftBudget()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -72,7 +74,9 @@ class BatchScheduler:
         """Plan the next step; None if there is nothing to compute."""
         builder = _PlanBuilder(self.config.max_num_batched_tokens)
         preempted = self.num_preemptions
-        self._plan_all(builder, [r for r in self.running if r.num_pending == 1])
+        decoding = [r for r in self.running if r.num_pending == 1]
+        self.draft_budget.choose(decoding, self._num_prompt_rows())
+        self._plan_all(builder, decoding)
         if builder.requests and self.config.enable_chunked_prefill:
             builder.budget = min(builder.budget, max(MIN_PROMPT_ROWS, sum(builder.num_scheduled)))
         self._plan_all(builder, [r for r in self.running if r.num_pending > 1])
@@ -125,6 +129,11 @@ class BatchScheduler:
             request.status = RequestStatus.RUNNING
             insort(self.running, request, key=_urgency)
             builder.take(request, num_rows)
+
+    def _num_prompt_rows(self) -> int:
+        """Prompt rows that the next step is likely to have beside those that decode."""
+        known = sum(r.num_pending for r in self.running if r.num_pending > 1)
+        return min(known, MIN_PROMPT_ROWS if self.config.enable_chunked_prefill else self.config.max_num_batched_tokens)
 
     def _prompt_is_under_way(self, request: Request) -> bool:
         """True while another choice of the same request computes the blocks that this one can share."""

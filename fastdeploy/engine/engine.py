@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import QueueFullError
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta
-from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import StepPlan, StepResult
 from fastdeploy.engine.admission import Admission
@@ -52,6 +52,7 @@ class Engine:
     ) -> None:
         self.admission = admission
         self.scheduler = scheduler
+        self.draft_budget = scheduler.draft_budget
         self.runner = runner
         self.proposer = proposer
         self.outputs = outputs
@@ -108,6 +109,7 @@ class Engine:
         hidden = self.runner.forward(plan)
         result = self.runner.verify(hidden, plan)
         deltas += self._commit(plan, result)
+        self.draft_budget.end_step(plan)
         self._propose(plan)
         return deltas
 
@@ -148,6 +150,7 @@ class Engine:
         assert {r.key for r in live} == {r.key for r in (*self.scheduler.running, *self.scheduler.waiting)}
         self.scheduler.check_integrity()
         self.proposer.check_integrity(live)
+        self.draft_budget.check_integrity(live)
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         deltas = []
@@ -171,16 +174,19 @@ class Engine:
                 observed.append((request, emission.token_ids))
         if observed:
             self.proposer.observe([r for r, _ in observed], [tokens for _, tokens in observed])
+            self.draft_budget.observe([r for r, _ in observed], [tokens for _, tokens in observed])
         return deltas
 
     def _propose(self, plan: StepPlan) -> None:
         """Ask for drafts of the requests whose next step decodes."""
         running = (r for r in plan.requests if r.status is RequestStatus.RUNNING)
         ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
-        if not ready:
-            return
-        for request, draft in zip(ready, self.proposer.propose(ready, [r.draft_room for r in ready])):
-            request.set_draft(self._permitted(request, draft))
+        caps = dict(zip(ready, self.draft_budget.caps(ready)))
+        asked = [request for request, cap in caps.items() if cap]
+        drafts = dict(zip(asked, self.proposer.propose(asked, [caps[r] for r in asked]))) if asked else {}
+        for request in ready:
+            request.set_draft(self._permitted(request, drafts.get(request, NO_DRAFT)))
+        self.draft_budget.proposed(asked, [caps[r] for r in asked])
 
     def _permitted(self, request: Request, draft: Draft) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
@@ -207,6 +213,7 @@ class Engine:
     def _forget(self, request: Request, finish_reason: str) -> None:
         self.scheduler.remove(request)
         self.proposer.finish(request)
+        self.draft_budget.forget(request)
         self.outputs.finish(request)
         choices = self._live[request.request_id]
         choices.remove(request)

@@ -26,6 +26,7 @@ from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -37,6 +38,7 @@ from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.mtp_runner import MTPRunner
+from fastdeploy.worker.step_timing import time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -123,15 +125,30 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     proposer.open(vocab_limit, partial(_vocabulary_digest, tokenizer, vocab_limit))
     return Engine(
         admission,
-        BatchScheduler(config.scheduler, kv),
+        BatchScheduler(config.scheduler, kv, _make_draft_budget(config, runner, proposer, plan, max_model_len)),
         runner,
         proposer,
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
         description={
             **_describe(config, model_config, plan, fingerprint, max_model_len),
             "weights_bytes": model.num_weight_bytes,
+            "streamed_weights_bytes": model.num_streamed_bytes,
         },
     )
+
+
+def _make_draft_budget(
+    config: EngineConfig, runner: ModelRunner, proposer: Proposer, plan: MemoryPlan, max_model_len: int
+) -> DraftBudget:
+    """Return the choice of draft lengths that the configuration asks for; the adaptive one times the runner first."""
+    if not config.speculative.adaptive:
+        return DraftBudget()
+    num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
+    max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
+    cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
+    if proposer.is_model and config.speculative.mtp_strategy == "default":
+        return AdaptiveBudget(cost, proposer.name, config.speculative.num_model_steps)
+    return AdaptiveBudget(cost)
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
@@ -279,6 +296,7 @@ def _describe(
             "num_speculative_tokens": speculative.num_speculative_tokens,
             "verify_strategy": speculative.verify_strategy,
             "accept_policy": speculative.accept_policy,
+            "adaptive": speculative.adaptive,
             "lossy": speculative.is_lossy,
         },
         "fingerprint": fingerprint,

@@ -65,6 +65,7 @@ class StatsKeeper:
             drafted_per_source=dict(self._stats.drafted_per_source),
             accepted_per_source=dict(self._stats.accepted_per_source),
             num_finished=dict(self._stats.num_finished),
+            draft_budget=scheduler.draft_budget.stats(),
         )
 
     def _count_drafts(self, drafted_by: list[str], num_accepted: int, num_emitted: int) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 from paddle import Tensor
 
-from fastdeploy.ops.embedding import embedding
+from fastdeploy.ops.embedding import embedding, packed_embedding
+from fastdeploy.ops.linear import PackedLinear
 
 
 class Embedding:
-    """Rows of a table [vocab_size, hidden_size]."""
+    """Rows of a table [vocab_size, hidden_size], plain or packed as the head that shares it."""
 
     __slots__ = ("table",)
 
-    def __init__(self, table: Tensor) -> None:
+    def __init__(self, table: Tensor | PackedLinear) -> None:
         self.table = table
 
     def __call__(self, token_ids: Tensor, out: Tensor, num_rows: int) -> None:
         """Write the rows of token_ids [capacity] int32 into out [capacity, hidden_size]."""
-        embedding(token_ids, self.table, out, num_rows)
+        if isinstance(self.table, PackedLinear):
+            packed_embedding(token_ids, self.table, out, num_rows)
+        else:
+            embedding(token_ids, self.table, out, num_rows)

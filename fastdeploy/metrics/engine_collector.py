@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastdeploy.core.stats import EngineStats, SuffixCacheStats
+from fastdeploy.core.stats import DraftBudgetStats, EngineStats, SuffixCacheStats
 
 PREFIX = "fastdeploy:"
 
@@ -80,6 +80,7 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
         ("num_emitted_tokens", "Tokens kept in decoding steps", stats.num_emitted_tokens),
     ):
         yield _counter("spec_decode_" + name, text, value, labels)
+    yield from _draft_budget(stats.draft_budget, labels)
     yield from _per_position(stats, labels)
     yield from _per_source(stats, labels)
     rows = stats.num_steps + stats.num_draft_tokens
@@ -118,6 +119,14 @@ def _suffix_cache(cache: SuffixCacheStats) -> Iterator[Metric]:
     drafts = {"own": cache.num_own_drafts, "shared": cache.num_shared_drafts}
     text = "Drafts that followed the request's own text, and finished outputs (hits of the cache)"
     yield _counters("suffix_cache_drafts", text, "text", drafts, {})
+
+
+def _draft_budget(stats: DraftBudgetStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    name = "spec_decode_adaptive_"
+    yield _gauge(name + "mean_length", "Drafts verified per request and step, running mean", stats.mean_length, labels)
+    yield _gauge(name + "rows", "Drafts that the latest step verified", stats.num_rows, labels)
+    yield _counter(name + "zero_choices", "Steps with drafts that verified none", stats.num_zero_choices, labels)
+    yield _counter(name + "withheld_tokens", "Draft tokens that did not pay", stats.num_withheld_tokens, labels)
 
 
 def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:

@@ -136,6 +136,7 @@ class CausalLM:
         max_rows: most rows of one step.
         max_model_len: positions from 0 up to here, excluded.
         num_weight_bytes: bytes of the embedding and the packed linear layers.
+        num_streamed_bytes: those of them that every step reads.
         shared: parts that a layer for multi-token prediction uses too.
     """
 
@@ -161,6 +162,7 @@ class CausalLM:
         self.max_rows = max_rows
         self.max_model_len = max_model_len
         self.num_weight_bytes = weights.num_bytes
+        self.num_streamed_bytes = weights.num_streamed_bytes
         self._buffers = StepBuffers(config, max_rows)
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len), place=paddle.CPUPlace())
         self._layers = tuple(

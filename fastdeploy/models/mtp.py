@@ -37,7 +37,7 @@ from fastdeploy.models.weights import (
 )
 from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex
-from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
 from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
 
@@ -221,6 +221,11 @@ class MTPSource:
         """Return one tensor on the CPU in the type it is stored in."""
         tensor = self._files.read(self._names[name])
         return tensor.t().contiguous() if self._is_transposed and len(self._shapes[name]) == 2 else tensor
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return a linear layer's weight in this type: the whole of what is stored."""
+        matrix = self._files.read(self._names[name]).astype(dtype)
+        return [WeightPiece(matrix, 0, self._shapes[name][0], self._is_transposed)]
 
     def _found(self, of_target: Shapes) -> dict[str, tuple[int, ...]]:
         """Return the files' tensors without the target's own, which lie beside the layer's."""

@@ -12,7 +12,7 @@ from paddle import Tensor
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture
-from fastdeploy.models.weight_source import SafetensorsSource, WeightSource
+from fastdeploy.models.weight_source import SafetensorsSource, WeightSource, whole_matrix
 from fastdeploy.models.weights import (
     LinearPart,
     Shapes,
@@ -20,6 +20,7 @@ from fastdeploy.models.weights import (
     expected_shapes,
     layer_linears,
 )
+from fastdeploy.ops.linear import WeightPiece
 
 Layout = Literal["torch", "paddle"]
 _HEADER_FORMATS: dict[str, Layout] = {"pt": "torch", "np": "paddle", "pd": "paddle"}
@@ -45,13 +46,22 @@ class Stored:
     end: int = 0
 
     def read(self, source: WeightSource) -> Tensor:
-        """Return the tensor as the decoder wants it: linear layers [out, in]."""
+        """Return the tensor, of which a linear layer's weight stays [in, out]."""
         tensor = source.read(self.name)
-        if self.num_groups:
-            rows = list(self.shape[:-1])
-            groups = tensor.reshape([*rows, self.num_groups, -1])
-            tensor = groups[..., self.begin : self.end].reshape([*rows, -1])
-        return tensor.t().contiguous() if self.is_linear else tensor
+        if not self.num_groups:
+            return tensor
+        rows = list(self.shape[:-1])
+        groups = tensor.reshape([*rows, self.num_groups, -1])
+        return groups[..., self.begin : self.end].reshape([*rows, -1])
+
+    def pieces(self, source: WeightSource, dtype: str) -> list[WeightPiece]:
+        """Return a linear layer's weight as columns of the stored matrix."""
+        matrix = source.read(self.name).astype(dtype)
+        if not self.num_groups:
+            return [WeightPiece(matrix, 0, self.shape[1], True)]
+        width = self.shape[1] // self.num_groups
+        starts = range(0, self.shape[1], width)
+        return [WeightPiece(matrix, start + self.begin, start + self.end, True) for start in starts]
 
 
 class PaddleSource:
@@ -84,7 +94,14 @@ class PaddleSource:
 
     def read(self, name: str) -> Tensor:
         """Return one tensor on the CPU in the type it is stored in."""
-        return self._stored[name].read(self._source)
+        stored = self._stored[name]
+        tensor = stored.read(self._source)
+        return tensor.t() if stored.is_linear else tensor
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return a linear layer's weight in this type: columns of what is stored."""
+        stored = self._stored[name]
+        return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
 
 
 def _prefix(source: WeightSource, architecture: Architecture) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 import numpy as np
@@ -15,6 +16,7 @@ from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.ops.linear import WeightPiece
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
 _NAMES_SHOWN = 24
@@ -44,6 +46,9 @@ class WeightSource(Protocol):
     def read(self, name: str) -> Tensor:
         """Return one tensor on the CPU in the type it is stored in."""
 
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return a linear layer's weight in this type as it is stored, the pieces in order."""
+
 
 class SafetensorsSource:
     """The safetensors files of a checkpoint directory, mapped into memory.
@@ -62,6 +67,8 @@ class SafetensorsSource:
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
+        # Paddle aborts where two tensors are made of the same mapped bytes: what is in use is handed out again.
+        self._in_use: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self.header_formats: set[str] = set()
         index = directory / _INDEX_FILE
         weight_map = _read_index(index) if index.exists() else None
@@ -77,7 +84,14 @@ class SafetensorsSource:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor whose memory is the mapped file itself, in the stored type."""
-        return self._files[name].get_tensor(name)
+        tensor = self._in_use.get(name)
+        if tensor is None:
+            tensor = self._in_use[name] = self._files[name].get_tensor(name)
+        return tensor
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return the whole matrix, the mapped file itself where it holds this type."""
+        return whole_matrix(self.read(name).astype(dtype))
 
     def _open(self, path: Path) -> None:
         try:
@@ -124,6 +138,15 @@ class DummySource:
             values *= np.float32(0.2)
             values += np.float32("norm" in name)
         return paddle.to_tensor(values, place=paddle.CPUPlace())
+
+    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
+        """Return the values of `read`."""
+        return whole_matrix(self.read(name).astype(dtype))
+
+
+def whole_matrix(matrix: Tensor) -> list[WeightPiece]:
+    """Return a matrix [out, in] as its only piece."""
+    return [WeightPiece(matrix, 0, matrix.shape[0])]
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames, nextn_layers
 from fastdeploy.models.weight_source import WeightSource, listed
-from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, pack_linear
 
 Shapes = dict[str, tuple[int, ...]]
 Progress = Callable[[str, float], None]  # (what is being done, fraction done)
@@ -37,9 +37,13 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All weights of a decoder; a tied head is a packed copy of the embedding."""
+    """All weights of a decoder.
 
-    embedding: Tensor
+    Attributes:
+        embedding: [vocab_size, hidden_size]; where it is tied to a head that is not quantized, that head itself.
+    """
+
+    embedding: Tensor | PackedLinear
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: PackedLinear
@@ -47,9 +51,15 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of the embedding and of every packed layer; the norms do not count."""
+        table = self.embedding
+        embedding = 0 if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
+        return embedding + self.num_streamed_bytes
+
+    @property
+    def num_streamed_bytes(self) -> int:
+        """Bytes that every step reads: all but the embedding, of which it reads a few rows."""
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        embedding = int(self.embedding.size) * int(self.embedding.element_size())
-        return embedding + sum(linear.num_bytes for linear in (*linears, self.head))
+        return sum(linear.num_bytes for linear in (*linears, self.head))
 
 
 @dataclass(frozen=True)
@@ -205,14 +215,25 @@ class WeightLoader:
     def load(self) -> DecoderWeights:
         """Return all weights of a decoder."""
         names, config = self.architecture.names, self.config
-        embedding = self.owned(names.embedding)
+        embedding, head = self.tied() if config.tie_word_embeddings else self.untied()
         layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
-        if config.tie_word_embeddings:
-            head = pack_linear(embedding, None, self.head_format)
-        else:
-            part = LinearPart(names.head, config.vocab_size)
-            head = self.linear((part,), config.hidden_size, False, self.head_format)
         return DecoderWeights(embedding, layers, self.owned(names.final_norm), head)
+
+    def tied(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
+        """Return embedding and head, which are one tensor where the head keeps the embedding's values."""
+        name = self.architecture.names.embedding
+        if self.head_format != NO_QUANTIZATION:
+            table = self.owned(name)
+            return table, pack_linear(table, None, self.head_format)
+        head = pack_linear(self.source.pieces(name, self.config.dtype))
+        self.advance([name])
+        return head, head
+
+    def untied(self) -> tuple[Tensor, PackedLinear]:
+        names = self.architecture.names
+        part = LinearPart(names.head, self.config.vocab_size)
+        head = self.linear((part,), self.config.hidden_size, False, self.head_format)
+        return self.owned(names.embedding), head
 
     def layer(self, names: LayerNames) -> LayerWeights:
         """Return the weights of one decoder layer."""
@@ -231,7 +252,8 @@ class WeightLoader:
 
     def owned(self, name: str) -> Tensor:
         """Return one tensor in the model's dtype, in memory of its own: the files may change or go after the load."""
-        return self.stacked([name], list(self.shapes[name])).clone()
+        self.advance([name])
+        return self.source.read(name).astype(self.config.dtype).clone()
 
     def linear(
         self,
@@ -242,23 +264,12 @@ class WeightLoader:
         is_gated: bool = False,
     ) -> PackedLinear:
         """Pack stored layers of equal input into one."""
-        rows = sum(part.out_features for part in parts)
-        weight = self.stacked([f"{part.name}.weight" for part in parts], [rows, in_features])
-        bias = self.stacked([f"{part.name}.bias" for part in parts], [rows]).clone() if has_bias else None
-        return pack_linear(weight, bias, quantization, is_gated)
-
-    def stacked(self, names: list[str], shape: list[int]) -> Tensor:
-        """Return stored tensors stacked along the first axis in one dtype; a lone one may be the file itself."""
+        names = [f"{part.name}.weight" for part in parts]
+        pieces = [piece for name in names for piece in self.source.pieces(name, self.config.dtype)]
+        bias = paddle.concat([self.owned(f"{part.name}.bias") for part in parts]) if has_bias else None
+        packed = pack_linear(pieces, bias, quantization, is_gated)
         self.advance(names)
-        if len(names) == 1:
-            return self.source.read(names[0]).astype(self.config.dtype)
-        whole = paddle.empty(shape, self.config.dtype)
-        begin = 0
-        for name in names:
-            end = begin + self.shapes[name][0]
-            whole[begin:end] = self.source.read(name).astype(self.config.dtype)
-            begin = end
-        return whole
+        return packed
 
     def advance(self, names: list[str]) -> None:
         self.num_done += sum(prod(self.shapes[name]) for name in names)

@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear
 from fastdeploy.ops.reference import gather as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 
@@ -27,8 +28,29 @@ def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor
     _EMBEDDING.run(token_ids, table, out, num_rows)
 
 
+def packed_embedding(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.Tensor, num_rows: int) -> None:
+    """As embedding, with the rows of a packed weight: a head that is tied to the embedding need not be held twice.
+
+    Args:
+        token_ids: [cap] int32.
+        table: of vocab outputs and hidden inputs, not quantized.
+        out: [cap, hidden], dtype of table.
+        num_rows: rows to read and write.
+
+    Raises:
+        ValueError: a quantized table, an id outside 0..vocab-1, or a shape or dtype that does not fit.
+    """
+    if table.quantization != NO_QUANTIZATION:
+        raise ValueError(f"embedding: table: expected a weight that is not quantized, got {table.quantization}")
+    _PACKED_EMBEDDING.run(token_ids, table, out, num_rows)
+
+
 def _cpu(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
     run_native("fd_embedding", token_ids, table, out, num_rows)
+
+
+def _packed_cpu(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.Tensor, num_rows: int) -> None:
+    run_native("fd_packed_embedding", token_ids, table.data, out, table.out_features, num_rows)
 
 
 def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
@@ -39,6 +61,14 @@ def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
     return [out]
 
 
+def _packed_example(dtype: str, hidden: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    table = lookup("pack_linear")(random_rows(37, hidden, dtype, 4))
+    ids = paddle.to_tensor(np.array([36, 0, 15, 16, 16, 99], np.int32), place=paddle.CPUPlace())
+    out = paddle.full([6, hidden], 7.0, dtype)
+    lookup("packed_embedding")(ids, table, out, 5)
+    return [out]
+
+
 _EMBEDDING = register(
     OpEntry(
         "embedding",
@@ -46,5 +76,15 @@ _EMBEDDING = register(
         {"cpu": _cpu},
         {"float32": 0.0, "bfloat16": 0.0},
         [partial(_example, dtype) for dtype in ("float32", "bfloat16")],
+    )
+)
+
+_PACKED_EMBEDDING = register(
+    OpEntry(
+        "packed_embedding",
+        reference.packed_embedding,
+        {"cpu": _packed_cpu},
+        {"float32": 0.0, "bfloat16": 0.0},
+        [partial(_packed_example, dtype, hidden) for dtype in ("float32", "bfloat16") for hidden in (24, 33)],
     )
 )

@@ -29,6 +29,26 @@ _PANEL = 16  # outputs of one packed panel: kPanel of custom_ops/cpu_ops/kernels
 
 
 @dataclass(frozen=True)
+class WeightPiece:
+    """Some outputs of a stored linear layer.
+
+    Attributes:
+        matrix: [out, in], or [in, out] where it is transposed.
+        begin, end: the outputs that are meant, [begin, end).
+        is_transposed: the matrix is stored [in, out].
+    """
+
+    matrix: paddle.Tensor
+    begin: int
+    end: int
+    is_transposed: bool = False
+
+    def rows(self) -> paddle.Tensor:
+        """Return [end - begin, in]."""
+        return self.matrix[:, self.begin : self.end].t() if self.is_transposed else self.matrix[self.begin : self.end]
+
+
+@dataclass(frozen=True)
 class PackedLinear:
     """A weight and bias ready for `linear`.
 
@@ -58,7 +78,7 @@ class PackedLinear:
 
 
 def pack_linear(
-    weight: paddle.Tensor,
+    weight: paddle.Tensor | Sequence[WeightPiece],
     bias: paddle.Tensor | None = None,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
@@ -67,7 +87,8 @@ def pack_linear(
 
     Args:
         weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside. When
-            gated, [2 * out_features, in_features]: the rows of the gate, then those of up.
+            gated, [2 * out_features, in_features]: the rows of the gate, then those of up. Or the pieces that make it
+            in order, of one dtype and all transposed or none.
         bias: [out_features], gated [2 * out_features], dtype of weight.
         quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
         is_gated: the layer is gate and up of a feed-forward block.
@@ -75,8 +96,9 @@ def pack_linear(
     Raises:
         ValueError: a shape, dtype or quantization that does not fit; a weight to quantize that is not finite.
     """
-    _check_weight(weight, bias, quantization)
-    packed: PackedLinear = _PACK_LINEAR.run(weight, bias, quantization, is_gated)
+    pieces = _pieces_of(weight)
+    _check_pieces(pieces, bias, quantization)
+    packed: PackedLinear = _PACK_LINEAR.run(pieces, bias, quantization, is_gated)
     return packed
 
 
@@ -108,10 +130,17 @@ def linear(
     _LINEAR.run(x, w, out, num_rows, residual, norm)
 
 
-def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantization: str) -> None:
+def _pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiece, ...]:
+    return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else tuple(weight)
+
+
+def _check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, quantization: str) -> None:
+    weight = pieces[0].matrix
     if weight.ndim != 2:
         raise ValueError(f"pack_linear: weight: expected [out_features, in_features], got {list(weight.shape)}")
-    n = weight.shape[0]
+    if len({piece.is_transposed for piece in pieces}) > 1:
+        raise ValueError("pack_linear: weight: expected all pieces transposed or none, got both")
+    n = sum(piece.end - piece.begin for piece in pieces)
     if bias is not None and (list(bias.shape) != [n] or bias.dtype != weight.dtype):
         raise ValueError(f"pack_linear: bias: expected {weight.dtype} of [{n}], got {bias.dtype} of {list(bias.shape)}")
     if dtype_name(weight) not in ("bfloat16", "float32"):
@@ -126,21 +155,26 @@ def _check_weight(weight: paddle.Tensor, bias: paddle.Tensor | None, quantizatio
 
 
 def _pack_cpu(
-    weight: paddle.Tensor,
+    weight: paddle.Tensor | Sequence[WeightPiece],
     bias: paddle.Tensor | None = None,
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
 ) -> PackedLinear:
+    pieces = _pieces_of(weight)
+    begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
+    is_transposed, dtype = pieces[0].is_transposed, dtype_name(pieces[0].matrix)
     halves = 2 if is_gated else 1
-    n, k = weight.shape[0] // halves, weight.shape[1]
+    n, k = (sum(ends) - sum(begins)) // halves, pieces[0].matrix.shape[0 if is_transposed else 1]
     num_panels = -(-n // _PANEL) * halves
+    stored = [piece.matrix.contiguous() for piece in pieces]
     if quantization == NO_QUANTIZATION:
-        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype_name(weight))
-        run_native("fd_pack_linear", weight.contiguous(), packed, is_gated)
+        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype)
+        run_native("fd_pack_linear", stored, packed, begins, ends, is_transposed, is_gated)
     else:
         packed = allocate_streamed([num_panels * _quantized_panel_bytes(k, quantization)], "uint8")
-        run_native("fd_pack_quantized", weight.contiguous(), packed, QUANTIZATIONS.index(quantization), is_gated)
-    return PackedLinear(packed, bias, k, n, dtype_name(weight), quantization, is_gated)
+        kind = QUANTIZATIONS.index(quantization)
+        run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, kind, is_gated)
+    return PackedLinear(packed, bias, k, n, dtype, quantization, is_gated)
 
 
 def _quantized_panel_bytes(k: int, quantization: str) -> int:

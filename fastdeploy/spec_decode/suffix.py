@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
@@ -45,6 +46,7 @@ class SuffixProposer(Proposer):
         self._vocabulary = ""
         self._salt_key = os.urandom(SALT_KEY_BYTES)
         self._slots: dict[tuple[str, int], int] = {}
+        self._num_read: dict[tuple[str, int], int] = {}  # tokens that the index knows
         self._free_slots: list[int] = []
         self._num_drafts = self._num_shared_drafts = 0
 
@@ -88,15 +90,11 @@ class SuffixProposer(Proposer):
         """Read the prompt."""
         slot = self._free_slots.pop() if self._free_slots else len(self._slots)
         self._slots[request.key] = slot
+        self._num_read[request.key] = request.num_tokens
         self._cache.start(slot, owner_of(request.cache_salt, self._salt_key), request.token_ids)
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Read the emitted tokens."""
-        slots = np.array([self._slots[r.key] for r in requests], np.int32)
-        cu_tokens = np.zeros(len(requests) + 1, np.int32)
-        np.cumsum([len(tokens) for tokens in emitted], out=cu_tokens[1:])
-        flat = np.array([token for tokens in emitted for token in tokens], np.int32)
-        self._cache.extend_batch(slots, cu_tokens, flat)
+        """Leave the tokens to the next `propose`: where drafts do not pay, nothing is spent on them."""
 
     def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Draft for all requests in one native call."""
@@ -117,17 +115,29 @@ class SuffixProposer(Proposer):
         self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
     ) -> SuffixDrafts:
         slots = np.array([self._slots[r.key] for r in requests], np.int32)
+        self._read(requests, slots)
         return self._cache.propose_batch(slots, np.array(caps, np.int32), tails)
 
     def _drafts(self, found: SuffixDrafts) -> list[Draft]:
         self._num_drafts += int(np.count_nonzero(found.counts))
         self._num_shared_drafts += int(found.is_shared.sum())
-        pairs = zip(found.tokens, found.counts.tolist())
-        return [Draft(row[:n].copy(), self.name) if n else NO_DRAFT for row, n in pairs]
+        found_of_each = zip(found.tokens, found.counts.tolist(), found.match_lens.tolist())
+        return [
+            Draft(row[:n].copy(), self.name, match_len=length) if n else NO_DRAFT for row, n, length in found_of_each
+        ]
+
+    def _read(self, requests: Sequence[Request], slots: npt.NDArray[np.int32]) -> None:
+        """Take in what was emitted since the last time."""
+        unread = [r.token_ids[self._num_read[r.key] :] for r in requests]
+        cu_tokens = np.zeros(len(requests) + 1, np.int32)
+        np.cumsum([len(tokens) for tokens in unread], out=cu_tokens[1:])
+        self._cache.extend_batch(slots, cu_tokens, np.concatenate(unread))
+        self._num_read.update((r.key, r.num_tokens) for r in requests)
 
     def finish(self, request: Request) -> None:
         """Drop the request's own text; what it said is shared from now on, however it ended."""
         slot = self._slots.pop(request.key)
+        del self._num_read[request.key]
         self._cache.finish(slot, request.output_token_ids)
         self._free_slots.append(slot)
 

@@ -57,10 +57,10 @@ def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) ->
     weights = 2.0 * (8 * 98_304 + 8 * 4096 * 64)
     seen = 93 + 94 + 95 + 96 + 97 + 98 + 99 + 100
     attention = 4.0 * 2 * 4 * 16 * seen
-    assert Work(config, "none", 0).operations(StepShape(1, 8, 100), 8) == (weights + attention, 0.0)
-    assert Work(config, "w8a8", 0).operations(StepShape(1, 8, 100), 8) == (attention, weights)
+    assert Work(config, "none", 0, 0).operations(StepShape(1, 8, 100), 8) == (weights + attention, 0.0)
+    assert Work(config, "w8a8", 0, 0).operations(StepShape(1, 8, 100), 8) == (attention, weights)
     prompt = StepShape(1, 100, 100)
-    assert Work(config, "none", 0).operations(prompt, 1)[0] == (
+    assert Work(config, "none", 0, 0).operations(prompt, 1)[0] == (
         2.0 * (100 * 98_304 + 4096 * 64) + 4.0 * 2 * 4 * 16 * 100 * 101 / 2
     ), "the causal half, and the head for one row"
 

@@ -132,7 +132,10 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "ngram", "accept_policy": 3}, "accept_policy", "reject_all"),
         ({"method": "ngram", "max_ngram_size": 3, "min_ngram_size": 4}, "min_ngram_size", r"\[1, 3\]"),
         ({"method": "ngram", "max_ngram_size": 3, "prompt_lookup_max": 4}, "prompt_lookup_max", "twice"),
-        ({"method": "ngram", "adaptive": True}, "adaptive", "not available yet"),
+        ({"method": "ngram", "adaptive": 1}, "adaptive", "true or false"),
+        ({"method": "naive", "adaptive": True}, "adaptive", "a method that drafts"),
+        ({"method": "ngram", "adaptive": True, "accept_policy": "reject_all"}, "adaptive", "accept_policy normal"),
+        ({"method": "ngram", "adaptive": True, "verify_strategy": "topp_relaxed"}, "adaptive", "topp_relaxed"),
         ({"method": "eagle3"}, "method", "not available yet"),
         ({"method": "unknown"}, "method", "naive, ngram"),
         ({}, "method", "naive, ngram"),
@@ -142,6 +145,23 @@ def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field:
     with pytest.raises(ConfigError, match=text) as caught:
         SpeculativeConfig.from_mapping(mapping)
     assert caught.value.field.endswith(field)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "adaptive"),
+    [
+        ({"method": "ngram"}, True),
+        ({"method": "suffix", "adaptive": True}, True),
+        ({"method": "suffix", "adaptive": False}, False),
+        ({"method": "naive"}, False),
+        ({"method": "ngram", "accept_policy": "accept_all"}, False),
+        ({"method": "ngram", "verify_strategy": "topp_relaxed"}, False),
+    ],
+)
+def test_methods_that_draft_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
+    config = SpeculativeConfig.from_mapping(mapping)
+    assert config.adaptive is adaptive
+    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
 
 
 def test_keys_of_other_engines_are_noted_not_ignored() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
+from fastdeploy.engine.draft_budget import AdaptiveBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.naive import NaiveProposer
 from fastdeploy.spec_decode.ngram import NgramProposer
+from fastdeploy.spec_decode.step_cost import StepCost
 from fastdeploy.spec_decode.suffix import SuffixProposer
 from tests.doubles import VOCAB, OracleProposer, make_engine, plain_text
 
@@ -74,10 +77,22 @@ def drive(
     return texts, aborted
 
 
-@pytest.mark.parametrize("method", ["naive", "ngram", "suffix", "oracle"])
-def test_any_mix_gives_each_request_its_solo_text(method: str) -> None:
+def adaptive_budget(seed: int) -> AdaptiveBudget:
+    """Price rows so that drafts pay at some loads and not at others, the same in every run."""
+    slope = (0.02, 0.3, 2.0)[seed % 3]
+    ticks = count()
+    model = "oracle" if seed % 2 else ""
+    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, 4, clock=lambda: 0.7 * next(ticks))
+
+
+@pytest.mark.parametrize(
+    ("method", "adaptive"),
+    [(method, False) for method in ("naive", "ngram", "suffix", "oracle")]
+    + [(method, True) for method in ("ngram", "suffix", "oracle")],
+)
+def test_any_mix_gives_each_request_its_solo_text(method: str, adaptive: bool) -> None:
     totals: Counter[str] = Counter()
-    for round_seed in range(1000):
+    for round_seed in range(400 if adaptive else 1000):
         random = np.random.default_rng(round_seed)
         requests = [random_request(random, f"r{i}") for i in range(random.integers(1, 9))]
         expected = expected_texts(requests)
@@ -93,6 +108,7 @@ def test_any_mix_gives_each_request_its_solo_text(method: str) -> None:
                 max_num_batched_tokens=budget,
                 long_prefill_token_threshold=int(random.choice([0, 1, 3, 7])),
             ),
+            draft_budget=adaptive_budget(round_seed) if adaptive else None,
         )
         texts, aborted = drive(engine, requests, random)
         for key, text in expected.items():
@@ -109,8 +125,10 @@ def test_any_mix_gives_each_request_its_solo_text(method: str) -> None:
             accepted=stats.num_accepted_tokens,
             rejected=stats.num_draft_tokens - stats.num_accepted_tokens,
             aborted=len(aborted),
+            withheld=stats.draft_budget.num_withheld_tokens,
         )
-    assert totals["requests"] > 4000
+    assert totals["requests"] > (1600 if adaptive else 4000)
+    assert (totals["withheld"] > 0) == adaptive
     assert min(totals["preempted"], totals["hits"], totals["aborted"]) > 0, totals
     if method != "naive":
         assert min(totals["accepted"], totals["rejected"]) > 0, totals

@@ -137,7 +137,7 @@ def accepted_drafts(server: ServerProcess, key: str) -> int:
 
 
 def test_what_one_key_was_told_is_drafted_for_that_key_only() -> None:
-    speculation = ("--speculative-config", '{"method": "suffix"}')
+    speculation = ("--speculative-config", '{"method": "suffix", "adaptive": false}')
     with real_server("demo", *FLAGS, *speculation, "--api-key", "alice", "--api-key", "bob") as server:
         unheard = accepted_drafts(server, "alice")
         assert accepted_drafts(server, "alice") > unheard + 40

@@ -19,7 +19,10 @@ PROMPT = "def add(a, b):\n    return a + b\n\n\ndef "
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM(
-        model="demo", max_model_len=256, seed=1, speculative_config={"method": "ngram", "num_speculative_tokens": 4}
+        model="demo",
+        max_model_len=256,
+        seed=1,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 4, "adaptive": False},
     )
 
 

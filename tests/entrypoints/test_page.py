@@ -86,7 +86,8 @@ def token_bytes(text: str) -> bytes:
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[ServerProcess]:
     """The demonstration model with n-gram drafts."""
-    with real_server("demo", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}') as running:
+    speculation = '{"method": "ngram", "num_speculative_tokens": 4, "adaptive": false}'
+    with real_server("demo", "--speculative-config", speculation) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.mock_engine import save_mock_model
 
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "max_ngram_size": 3}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "max_ngram_size": 3, "adaptive": false}'
 FLAGS = ("--load-choices", "dummy", "--dtype", "float32", "--max-model-len", "256", "--num-gpu-blocks-override", "40")
 PROMPT = "for name in names: for name in names: for name"
 

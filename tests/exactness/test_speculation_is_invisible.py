@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import EXTENSIONS, SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.draft_budget import AdaptiveBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.spec_decode.base import Proposer
-from tests.doubles import OracleProposer
+from tests.doubles import FixedCost, OracleProposer
 from tests.exactness.requests import Text, make_requests, run_all, run_alone
 
 Texts = dict[tuple[str, int], Text]
@@ -118,6 +120,22 @@ def test_speculation(
     engine = build(config(configured(method), num_drafts, chunk), proposer_of(method, plain, num_drafts))
     assert run(engine, requests) == plain
     check_bite(engine, method, num_drafts)
+
+
+@pytest.mark.parametrize(("run", "slope"), [(run_all, 0.05), (run_alone, 0.2), (run_all, 1.0)])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "oracle", "mtp", "with_suffix"])
+def test_adaptive_length(requests: list[GenerationRequest], plain: Texts, method: str, run: Run, slope: float) -> None:
+    engine = build(config(configured(method), 5, prefix_caching=True), proposer_of(method, plain, 5))
+    ticks = count()
+    cost, model = FixedCost({1: 1.0, 2: 1.0 + slope}), "mtp" if method == "mtp" else ""
+    budget = AdaptiveBudget(cost, model, 5, clock=lambda: 0.01 * next(ticks))
+    engine.scheduler.draft_budget = engine.draft_budget = budget
+    assert run(engine, requests) == plain
+    engine.check_integrity()
+    stats = engine.stats()
+    if slope < 1.0:
+        assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
+    assert stats.draft_budget.num_withheld_tokens > 0
 
 
 @pytest.mark.parametrize("run", [run_all, run_alone])

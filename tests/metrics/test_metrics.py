@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
-from fastdeploy.core.stats import EngineStats, SuffixCacheStats
+from fastdeploy.core.stats import DraftBudgetStats, EngineStats, SuffixCacheStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -39,6 +39,7 @@ STATS = EngineStats(
     accepted_per_source={"mtp": 5, "suffix": 1},
     suffix_cache=SuffixCacheStats(4096, 8192, 3, 50, 2, 7, 9),
     num_finished={"stop": 2, "length": 1},
+    draft_budget=DraftBudgetStats(mean_length=1.5, num_rows=4, num_zero_choices=3, num_withheld_tokens=9),
 )
 SPECULATION = {"method": "ngram", "verify_strategy": "topp", "accept_policy": "normal"}
 DESCRIPTION = {
@@ -81,6 +82,10 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:spec_decode_num_emitted_tokens_total" + LABELS, 12),
         ("fastdeploy:spec_decode_draft_acceptance_rate" + LABELS, 6 / 11),
         ("fastdeploy:spec_decode_efficiency" + LABELS, 12 / 16),
+        ("fastdeploy:spec_decode_adaptive_mean_length" + LABELS, 1.5),
+        ("fastdeploy:spec_decode_adaptive_rows" + LABELS, 4),
+        ("fastdeploy:spec_decode_adaptive_zero_choices_total" + LABELS, 3),
+        ("fastdeploy:spec_decode_adaptive_withheld_tokens_total" + LABELS, 9),
         (
             "fastdeploy:spec_decode_num_accepted_tokens_per_pos_total"
             + LABELS.replace(",verify", ',position="1",verify'),

@@ -169,3 +169,16 @@ def test_progress_rises_to_one() -> None:
     seen: list[float] = []
     load(GOLDEN / "qwen2", on_progress=lambda _what, fraction: seen.append(fraction))
     assert seen == sorted(seen) and seen[0] > 0.0 and seen[-1] == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_tied_head_and_its_embedding_are_one_tensor_in_memory(dtype: str) -> None:
+    model = load_golden("ernie4_5", dtype)
+    assert model.config.tie_word_embeddings
+    assert model._embedding.table is model._head.weight
+    assert model.num_weight_bytes == model.num_streamed_bytes
+
+
+def test_an_embedding_of_its_own_is_held_beside_the_head() -> None:
+    model = load_golden("llama_untied_bias", "bfloat16")
+    assert model.num_weight_bytes - model.num_streamed_bytes == 2 * model.vocab_size * model.config.hidden_size

@@ -7,12 +7,19 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
+from fastdeploy.ops.attention import (
+    KVCache,
+    PlainIndex,
+    allocate_kv_cache,
+    append_attention,
+    copy_block,
+    plain_index,
+)
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 from tests.ops.bits import assert_same_bits, bits
 
-CHUNK, SPLIT = 64, 1024  # kChunk and kSplit of custom_ops/cpu_ops/attention.cc
+SPLIT, TASK_ROWS = 256, 96  # kSplit and kTaskRows of custom_ops/cpu_ops/attention_plan.h
 DTYPES = ["float32", "bfloat16"]
 LAYOUTS = [HeadLayout(4, 2, 32), HeadLayout(3, 1, 72)]
 
@@ -46,6 +53,35 @@ class Sequence1:
         return np.concatenate(outs)
 
 
+class SharedPrefix:
+    """Sequences of which number b holds the first shared[b] blocks of number 0, then blocks of its own."""
+
+    def __init__(
+        self, heads: HeadLayout, dtype: str, block_size: int, shared: tuple[int, ...], rows: int, own: int = 5
+    ) -> None:
+        self.heads, self.block_size, self.rows = heads, block_size, rows
+        most = max(shared) + own
+        self.tables = np.arange(len(shared) * most).reshape(len(shared), most)[:, ::-1].copy()
+        self.lens = [max(shared) * block_size + 3 * b + rows for b in range(len(shared))]
+        self.cache = poisoned_cache(len(shared) * most, block_size, heads, dtype)
+        self.qkv = []
+        for b, count in enumerate(shared):
+            self.tables[b, :count] = self.tables[0, :count]
+            start, end = count * block_size, self.lens[b] - rows
+            before = random_rows(end - start, heads.row_size, dtype, 2 * b)
+            if end > start:
+                attend(before, self.cache, self.index([b], [end - start], [end]), heads)
+            self.qkv.append(random_rows(rows, heads.row_size, dtype, 2 * b + 1))
+
+    def index(self, sequences: list[int], num_new: list[int], lens: list[int]) -> PlainIndex:
+        return plain_index(num_new, lens, self.tables[sequences], self.block_size)
+
+    def run(self, sequences: list[int]) -> np.ndarray:
+        """Return the bits of the last rows of the given sequences, computed in one call."""
+        batch = self.index(sequences, [self.rows] * len(sequences), [self.lens[b] for b in sequences])
+        return attend(paddle.concat([self.qkv[b] for b in sequences]), self.cache, batch, self.heads)
+
+
 def attend(
     qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout, rotary: RotaryRule | None = None
 ) -> np.ndarray:
@@ -67,31 +103,31 @@ def is_finite(values: np.ndarray, dtype: str) -> bool:
 @pytest.mark.parametrize("heads", LAYOUTS)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_chunked_prefill_equals_one_token_at_a_time(dtype: str, heads: HeadLayout, block_size: int) -> None:
-    length = SPLIT + CHUNK + 6
+    length = 2 * SPLIT + 70
     sequence = Sequence1(length, heads, dtype, block_size)
     alone = sequence.run(range(1, length + 1))
     assert is_finite(alone, dtype)
-    for size in (2, 3, 7, 64, length):
+    for size in (2, 3, 7, 64, 250, length):
         assert_same_bits(sequence.run([*range(size, length, size), length]), alone, f"chunks of {size}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_interleaved", [False, True])
 def test_rows_are_rotated_by_their_positions_however_they_are_cut(dtype: str, is_interleaved: bool) -> None:
-    length, heads = 2 * CHUNK + 6, HeadLayout(6, 2, 40)
+    length, heads = SPLIT + 6, HeadLayout(6, 2, 40)
     sequence = Sequence1(length, heads, dtype, 16)
     unrotated = sequence.run(range(1, length + 1))
     norms = [random_rows(1, 40, dtype, seed).reshape([40]) for seed in (2, 3)]
     sequence.rotary = RotaryRule(random_rows(length, 20, "float32", 4), is_interleaved, *norms)
     alone = sequence.run(range(1, length + 1))
     assert (alone != unrotated).any(axis=1)[1:].all()  # the first row's value is its output whatever its key
-    for size in (2, 3, 7, CHUNK, CHUNK + 1, length):
+    for size in (2, 3, 7, 64, 65, SPLIT, length):
         assert_same_bits(sequence.run([*range(size, length, size), length]), alone, f"chunks of {size}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("edge", [16, 48, CHUNK, 2 * CHUNK, SPLIT, SPLIT + 48, 2 * SPLIT])
-def test_every_row_count_agrees_at_block_chunk_and_split_edges(dtype: str, edge: int) -> None:
+@pytest.mark.parametrize("edge", [16, 48, 64, SPLIT, SPLIT + 48, 2 * SPLIT, 4 * SPLIT])
+def test_every_row_count_agrees_at_packet_block_and_split_edges(dtype: str, edge: int) -> None:
     heads = HeadLayout(4, 2, 32)
     for kv_len in (edge - 1, edge, edge + 1):
         sequence = Sequence1(kv_len, heads, dtype, 48)
@@ -104,7 +140,7 @@ def test_every_row_count_agrees_at_block_chunk_and_split_edges(dtype: str, edge:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> None:
-    heads, length, others = HeadLayout(4, 2, 32), 3 * SPLIT + 70, 12  # alone by splits, together by groups
+    heads, length, others = HeadLayout(4, 2, 32), 5 * SPLIT + 70, 12
     sequence = Sequence1(length, heads, dtype, 16)
     alone = sequence.run([length - 3, length])[-3:]
     cache = poisoned_cache(sequence.num_blocks + others * 2, 16, heads, dtype)
@@ -121,12 +157,33 @@ def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kv_len", [40, CHUNK + 2, SPLIT + 1, 2 * SPLIT])
+@pytest.mark.parametrize("kv_len", [40, 66, SPLIT + 1, 2 * SPLIT])
 def test_a_later_row_of_the_same_sequence_is_never_seen(dtype: str, poison: float, kv_len: int) -> None:
     sequence = Sequence1(kv_len, HeadLayout(4, 2, 32), dtype, 16)
     clean = sequence.run([kv_len - 5, kv_len])
     sequence.qkv[-4:] = poison  # rows 1 to 4 of 5: row 0 shares a group with them
     assert_same_bits(sequence.run([kv_len - 5, kv_len])[:-4], clean[:-4], f"rows before {poison}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", [HeadLayout(4, 2, 32), HeadLayout(6, 1, 72)])
+@pytest.mark.parametrize(("shared", "rows"), [((0, 40, 40, 33, 16, 15), 1), ((0, 64, 48, 0, 64), 6)])
+def test_a_row_is_the_same_with_and_without_sequences_that_share_its_prefix(
+    dtype: str, layout: HeadLayout, shared: tuple[int, ...], rows: int
+) -> None:
+    batch = SharedPrefix(layout, dtype, 16, shared, rows)
+    alone = [batch.run([b]) for b in range(len(shared))]
+    assert all(is_finite(row, dtype) for row in alone)
+    for order in (range(len(shared)), range(len(shared))[::-1], [1, 2], [3, 0]):
+        assert_same_bits(batch.run(list(order)), np.concatenate([alone[b] for b in order]), f"sequences {order}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_sequences_share_a_prefix_than_fit_into_one_task(dtype: str) -> None:
+    num_seqs = TASK_ROWS // 2 + 5
+    batch = SharedPrefix(HeadLayout(4, 2, 32), dtype, 64, (0,) + (8,) * num_seqs, 1)
+    alone = np.concatenate([batch.run([b]) for b in range(num_seqs)])
+    assert_same_bits(batch.run(list(range(num_seqs))), alone, f"{num_seqs} sequences")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,9 +10,9 @@ import paddle
 import pytest
 
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
-from fastdeploy.ops.embedding import embedding
+from fastdeploy.ops.embedding import embedding, packed_embedding
 from fastdeploy.ops.gather import gather_rows
-from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
 from fastdeploy.ops.norm import NormRule, rms_norm
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
@@ -79,6 +79,30 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ),
     ("linear: num_rows: expected at least 0, got -1", lambda: linear(floats(2, 4), PACKED, floats(2, 8), -1)),
     ("pack_linear: weight: expected [out_features, in_features], got [4]", lambda: pack_linear(floats(4))),
+    (
+        "pack_linear: weight: expected all pieces transposed or none, got both",
+        lambda: pack_linear([WeightPiece(floats(4, 4), 0, 4), WeightPiece(floats(4, 4), 0, 4, True)]),
+    ),
+    (
+        "pack_linear: weight: expected a range of its outputs, got 5",
+        lambda: pack_linear([WeightPiece(floats(4, 6), 0, 5)]),
+    ),
+    (
+        "pack_linear: weight: expected a CPU tensor of [any, 6], got [4, 5]",
+        lambda: pack_linear([WeightPiece(floats(4, 6), 0, 4), WeightPiece(floats(4, 5), 0, 4)]),
+    ),
+    (
+        "pack_linear: weight: expected dtype float32, got bfloat16",
+        lambda: pack_linear([WeightPiece(floats(4, 6), 0, 4), WeightPiece(floats(4, 6, dtype="bfloat16"), 0, 4)]),
+    ),
+    (
+        "embedding: table: expected a weight that is not quantized, got wint8",
+        lambda: packed_embedding(ints(0, 1), QUANTIZED, floats(2, 12, dtype="bfloat16"), 2),
+    ),
+    (
+        "embedding: token_ids: expected 0..7, got 8 at row 1",
+        lambda: packed_embedding(ints(0, 8), PACKED, floats(2, 4), 2),
+    ),
     (
         "pack_linear: bias: expected paddle.float32 of [8], got paddle.float32 of [7]",
         lambda: pack_linear(floats(8, 4), floats(7)),

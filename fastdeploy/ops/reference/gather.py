@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of rows in Paddle operators."""
 
+from typing import TYPE_CHECKING
+
 import paddle
+
+if TYPE_CHECKING:
+    from fastdeploy.ops.linear import PackedLinear
 
 
 def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
@@ -12,6 +17,11 @@ def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_r
 def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
     """As fastdeploy.ops.embedding.embedding."""
     _gather("embedding: token_ids", table, token_ids, out, num_rows)
+
+
+def packed_embedding(token_ids: paddle.Tensor, table: "PackedLinear", out: paddle.Tensor, num_rows: int) -> None:
+    """As fastdeploy.ops.embedding.packed_embedding; reference.linear.pack_linear keeps the weight as it is."""
+    embedding(token_ids, table.data, out, num_rows)
 
 
 def _gather(argument: str, table: paddle.Tensor, ids: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers in Paddle operators."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import paddle
@@ -9,16 +10,21 @@ from fastdeploy.ops.reference.norm import normalise
 from fastdeploy.ops.reference.quantization import dequantized, quantized_rows
 
 if TYPE_CHECKING:
-    from fastdeploy.ops.linear import PackedLinear
+    from fastdeploy.ops.linear import PackedLinear, WeightPiece
     from fastdeploy.ops.norm import NormRule
 
 
 def pack_linear(
-    weight: paddle.Tensor, bias: paddle.Tensor | None = None, quantization: str = "none", is_gated: bool = False
+    weight: "paddle.Tensor | Sequence[WeightPiece]",
+    bias: paddle.Tensor | None = None,
+    quantization: str = "none",
+    is_gated: bool = False,
 ) -> "PackedLinear":
     """As fastdeploy.ops.linear.pack_linear; the weight stays as it is, or is what its codes and scales stand for."""
     from fastdeploy.ops.linear import PackedLinear
 
+    if not isinstance(weight, paddle.Tensor):
+        weight = paddle.concat([piece.rows() for piece in weight])
     n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
     data = weight if quantization == "none" else dequantized(weight.astype("float32"), quantization)
     return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization, is_gated)

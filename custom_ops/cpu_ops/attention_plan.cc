@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu_ops/attention_plan.h"
+
+#include <algorithm>
+
+namespace fd {
+namespace {
+
+constexpr int64_t kTasksPerThread = 8;  // to aim at: a late thread holds back one of them
+constexpr int64_t kMinSplits = 2;       // of a task that is one of several
+constexpr int64_t kMinTaskRows = 24;    // fewer rows would read the cache too often
+constexpr int64_t kMaxSharedRows = 48;  // of a sequence that reads together with others; more keep the cache busy alone
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Relative time of a split for so many rows: what they multiply and what has to be read whatever their number.
+int64_t split_cost(int64_t rows) { return rows + 6; }
+
+class Planner {
+ public:
+  void run(const AttentionArgs& a, int64_t num_threads) {
+    args_ = &a;
+    plan.pieces.clear();
+    plan.members.clear();
+    plan.tasks.clear();
+    plan.num_partials = 0;
+    find_shared();
+    cut_pieces(num_threads);
+    add_shared_tasks();
+    add_own_tasks(num_threads);
+    place_partials();
+  }
+
+  AttentionPlan plan;
+
+ private:
+  int64_t heads_per_kv() const { return args_->num_heads / args_->cache.num_kv_heads; }
+  int64_t num_new(int64_t seq) const { return args_->cu_seqlens_q[seq + 1] - args_->cu_seqlens_q[seq]; }
+  int64_t num_rows(int64_t seq) const { return num_new(seq) * heads_per_kv(); }
+  const int32_t* table(int64_t seq) const { return args_->block_tables + seq * args_->max_blocks; }
+
+  // The splits that sequence `seq` could share: whole ones, before its new positions.
+  int64_t shareable(int64_t seq) const {
+    const int64_t rows = num_rows(seq);
+    return rows > 0 && rows <= kMaxSharedRows ? (args_->kv_lens[seq] - num_new(seq)) / kSplit : 0;
+  }
+
+  // Finds for each sequence the first one whose table begins with the same block, and how many splits they share.
+  void find_shared() {
+    const int64_t num_seqs = args_->num_seqs;
+    leaders_.assign(static_cast<size_t>(num_seqs), -1);
+    shared_.assign(static_cast<size_t>(num_seqs), 0);
+    size_t size = 2;
+    while (size < 2 * static_cast<size_t>(num_seqs)) size *= 2;
+    first_with_.assign(size, -1);
+    for (int64_t seq = 0; num_seqs > 1 && seq < num_seqs; ++seq) {
+      if (shareable(seq) == 0) continue;
+      const int64_t leader = first_with(table(seq)[0], seq);
+      leaders_[seq] = leader;
+      if (leader == seq) continue;
+      shared_[seq] = common_splits(leader, seq);
+      shared_[leader] = std::max(shared_[leader], shared_[seq]);
+    }
+  }
+
+  // A hash table with open addressing: of sequences by their first block.
+  int64_t first_with(int32_t block, int64_t seq) {
+    size_t at = static_cast<uint32_t>(block) * 2654435761u & (first_with_.size() - 1);
+    while (first_with_[at] >= 0 && table(first_with_[at])[0] != block) at = (at + 1) & (first_with_.size() - 1);
+    if (first_with_[at] < 0) first_with_[at] = seq;
+    return first_with_[at];
+  }
+
+  int64_t common_splits(int64_t a, int64_t b) const {
+    const int64_t block_size = args_->cache.block_size, most = std::min(shareable(a), shareable(b));
+    const int64_t num_blocks = divide_up(most * kSplit, block_size);
+    int64_t equal = 0;
+    while (equal < num_blocks && table(a)[equal] == table(b)[equal]) ++equal;
+    return std::min(most, equal * block_size / kSplit);
+  }
+
+  void cut_pieces(int64_t num_threads) {
+    int64_t rows = kTaskRows;
+    while (rows > kMinTaskRows && num_blocks(rows) * args_->cache.num_kv_heads < kTasksPerThread * num_threads)
+      rows /= 2;
+    first_piece_.clear();
+    for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
+      first_piece_.push_back(static_cast<int64_t>(plan.pieces.size()));
+      const int64_t block = shared_[seq] > 0 ? kMaxSharedRows : rows, before = args_->kv_lens[seq] - num_new(seq);
+      for (int64_t first = 0; first < num_rows(seq); first += block) {
+        const int64_t count = std::min(block, num_rows(seq) - first);
+        const int64_t last_position = before + (first + count - 1) / heads_per_kv();
+        plan.pieces.push_back({seq, first, count, last_position / kSplit + 1, 0, 0});
+      }
+    }
+  }
+
+  int64_t num_blocks(int64_t rows) const {
+    int64_t count = 0;
+    for (int64_t seq = 0; seq < args_->num_seqs; ++seq) count += divide_up(num_rows(seq), rows);
+    return count;
+  }
+
+  void add_shared_tasks() {
+    for (int64_t leader = 0; leader < args_->num_seqs; ++leader) {
+      if (leaders_[leader] != leader || shared_[leader] == 0) continue;
+      group_.clear();
+      for (int64_t seq = leader; seq < args_->num_seqs; ++seq)
+        if (leaders_[seq] == leader && shared_[seq] > 0) group_.push_back(seq);
+      std::sort(group_.begin(), group_.end(),
+                [this](int64_t a, int64_t b) { return shared_[a] != shared_[b] ? shared_[a] > shared_[b] : a < b; });
+      share_splits();
+    }
+  }
+
+  // The sequences of group_ that still share a split are always its first ones.
+  void share_splits() {
+    size_t count = group_.size();
+    for (int64_t split = 0, end; split < shared_[group_[0]]; split = end) {
+      while (shared_[group_[count - 1]] <= split) --count;
+      end = std::min(split + kMinSplits, shared_[group_[count - 1]]);
+      for (size_t i = 0; i < count;) {
+        const int64_t begin = static_cast<int64_t>(plan.members.size());
+        for (int64_t rows = 0; i < count && (rows += num_rows(group_[i])) <= kTaskRows; ++i) {
+          plan.members.push_back(first_piece_[group_[i]]);
+          ++plan.pieces[plan.members.back()].num_tasks;
+        }
+        plan.tasks.push_back({begin, static_cast<int64_t>(plan.members.size()), split, end});
+      }
+    }
+  }
+
+  // Long pieces come last in a prompt and first here.
+  void add_own_tasks(int64_t num_threads) {
+    int64_t total = 0;
+    for (const Piece& piece : plan.pieces) total += own_splits(piece) * split_cost(piece.count);
+    const int64_t share = total * args_->cache.num_kv_heads / (kTasksPerThread * num_threads);
+    for (int64_t i = static_cast<int64_t>(plan.pieces.size()) - 1; i >= 0; --i) {
+      Piece& piece = plan.pieces[i];
+      const int64_t own = own_splits(piece), first = piece.num_splits - own;
+      const int64_t most = std::max(kMinSplits, share / split_cost(piece.count));
+      const int64_t count = num_threads == 1 ? 1 : divide_up(own, most), begin = plan.members.size();
+      plan.members.push_back(i);
+      for (int64_t task = 0; task < count; ++task)
+        plan.tasks.push_back({begin, begin + 1, first + task * own / count, first + (task + 1) * own / count});
+      piece.num_tasks += count;
+    }
+  }
+
+  int64_t own_splits(const Piece& piece) const { return piece.num_splits - shared_[piece.seq]; }
+
+  void place_partials() {
+    for (Piece& piece : plan.pieces) {
+      if (piece.num_tasks == 1) continue;
+      piece.partials = plan.num_partials;
+      plan.num_partials += args_->cache.num_kv_heads * piece.num_splits * piece.count;
+    }
+  }
+
+  const AttentionArgs* args_ = nullptr;
+  std::vector<int64_t> leaders_, shared_, first_with_, first_piece_, group_;
+};
+
+}  // namespace
+
+const AttentionPlan& plan_attention(const AttentionArgs& a, int64_t num_threads) {
+  thread_local Planner planner;
+  planner.run(a, num_threads);
+  return planner.plan;
+}
+
+}  // namespace fd

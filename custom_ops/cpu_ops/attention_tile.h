@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of attention: up to kMaxRows rows over one split. Scores, their maximum, weights relative to it, their
+// sum and the weighted values; then one merge into what the row has so far. Which rows share the registers never shows.
+#pragma once
+
+#include <cstring>
+
+#include "cpu_ops/attention_plan.h"
+#include "cpu_ops/dot.h"
+
+namespace fd {
+namespace FD_ISA {
+
+constexpr int64_t kPackets = kSplit / kLanes;  // of sixteen positions
+constexpr int64_t kAhead = 4;                  // packets that are fetched ahead
+constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kLowest = -__FLT_MAX__;  // a score that weighs nothing
+
+// What is known of a row after some splits: weighted values, then maximum and sum.
+struct Record {
+  float* data;
+  int64_t size;  // of the values
+  float* values() const { return data; }
+  float& maximum() const { return data[size]; }
+  float& sum() const { return data[size + 1]; }
+};
+constexpr int64_t record_size(int64_t padded_dim) { return padded_dim + kLanes; }
+
+// 2^x for finite x up to 0 with a relative error below 2e-7, NaN for NaN. Far below the least float it is 0.
+FD_INLINE F16 power_of_two(F16 x) {
+#if defined(FD_ISA_AVX512)
+  const F16 n = round_to_int(x), f = sub(x, n);  // scale_by_power takes any n here
+#else
+  const F16 limited = max(splat(-126.0f), x);  // the second operand wins when it is NaN
+  const F16 n = round_to_int(limited), f = sub(limited, n);
+#endif
+  F16 p = splat(1.32647273e-3f);
+  p = fma(p, f, splat(9.67151299e-3f));
+  p = fma(p, f, splat(5.55073358e-2f));
+  p = fma(p, f, splat(2.40222424e-1f));
+  p = fma(p, f, splat(6.93147004e-1f));
+  p = fma(p, f, splat(1.0f));
+#if defined(FD_ISA_AVX512)
+  return scale_by_power(p, n);
+#else
+  return zero_where_below(x, -126.0f, scale_by_power(p, n));
+#endif
+}
+
+// Adds the maximum and sum of one more split to those of lanes that have some; keep and take are what the values so far
+// and those of the split are worth afterwards.
+FD_INLINE void merge_sums(F16& maximum, F16& sum, F16 next_maximum, F16 next_sum, F16& keep, F16& take) {
+  const F16 top = max(maximum, next_maximum);
+  keep = power_of_two(sub(maximum, top));
+  take = power_of_two(sub(next_maximum, top));
+  maximum = top;
+  const F16 kept = mul(sum, keep);
+  sum = add(kept, mul(next_sum, take));
+}
+
+FD_INLINE F16 merge_values(F16 values, F16 next, F16 keep, F16 take) { return fma(next, take, mul(values, keep)); }
+
+// total += next, as a group does it that adds the split to its records.
+FD_INLINE void merge_record(const Record& total, const Record& next) {
+  F16 maximum = splat(total.maximum()), sum = splat(total.sum()), keep, take;
+  merge_sums(maximum, sum, splat(next.maximum()), splat(next.sum()), keep, take);
+  for (int64_t d = 0; d < total.size; d += kLanes)
+    store(total.values() + d, merge_values(load(total.values() + d), load(next.values() + d), keep, take));
+  float lanes[kLanes];
+  store(lanes, maximum);
+  total.maximum() = lanes[0];
+  store(lanes, sum);
+  total.sum() = lanes[0];
+}
+
+// A split of one sequence and KV head: its packets of keys, then its packets of values, then where to go on reading.
+template <class T>
+struct Split {
+  int64_t start, visible, num_packets;  // visible: positions that some row of the task sees
+  const T* stream[2 * kPackets + kAhead];
+
+  const T* const* keys() const { return stream; }
+  const T* const* values() const { return stream + num_packets; }
+  int64_t num_visible_packets() const { return (visible + kLanes - 1) / kLanes; }
+  // Looks at the positions of the sequence before `end` only.
+  void see(int64_t end) { visible = end - start < kSplit ? end - start : kSplit; }
+};
+
+// Rows that share the registers. Queries are packed [head_dim / kSize][rows][kSize].
+template <class T>
+struct Group {
+  int64_t rows;
+  bool hides_first;  // position 0 is seen by its own row only
+  const T* queries;
+  int64_t limits[kMaxRows];  // the last position that a row sees
+  Record records[kMaxRows];
+  const T* ahead[2 * kPackets];  // what is fetched while the packets of the stream are read
+};
+
+// Panels that MR rows take at a time: enough sums to hide the latency of an addition, few enough for the registers.
+#if defined(FD_ISA_AVX512)
+template <int MR>
+constexpr int kKeyPanels = 4;
+template <int MR>
+constexpr int kValuePanels = MR <= 3 ? 8 : 4;
+#else
+template <int MR>
+constexpr int kKeyPanels = kMaxRows / MR;
+template <int MR>
+constexpr int kValuePanels = kMaxRows / MR;
+#endif
+
+// What a group makes of a split on the way.
+template <int MR, class T>
+struct Work {
+  alignas(64) float scores[MR][kSplit];
+  alignas(64) T weights[MR * kSplit];
+  bool touched[MR];  // whether the row sees anything of the split
+  float maximum[kLanes], sum[kLanes], keep[kLanes], take[kLanes];
+};
+
+template <int MR, int NV, class T>
+FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packet, int64_t head_dim, float scale,
+                             Work<MR, T>& work) {
+  constexpr int64_t size = Step<T>::kSize;
+  F16 acc[MR][NV];
+  const T *panels[NV], *ahead[NV];
+  for (int v = 0; v < NV; ++v) {
+    panels[v] = s.keys()[packet + v];
+    ahead[v] = g.ahead[packet + v];
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = zero();
+  dot_block<MR, NV, true>(acc, g.queries, size, MR * size, panels, kStepSize<T>, head_dim / size, ahead);
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], splat(scale)));
+}
+
+// scores = queries . keys, times scale
+template <int MR, class T>
+void score(const Group<T>& g, const Split<T>& s, int64_t head_dim, float scale, Work<MR, T>& work) {
+  const int64_t num_packets = s.num_visible_packets();
+  int64_t packet = 0;
+  for (; packet + kKeyPanels<MR> <= num_packets; packet += kKeyPanels<MR>)
+    score_packets<MR, kKeyPanels<MR>>(g, s, packet, head_dim, scale, work);
+  for (; packet < num_packets; ++packet) score_packets<MR, 1>(g, s, packet, head_dim, scale, work);
+}
+
+// The largest of a row's first `visible` scores.
+FD_INLINE float largest(const float* scores, int64_t visible) {
+  const int64_t whole = visible / kLanes;
+  const int rest = static_cast<int>(visible % kLanes);
+  F16 top = splat(kMinusInfinity);
+  for (int64_t i = 0; i < whole; ++i) top = max(top, load(scores + i * kLanes));
+  if (rest > 0) top = max(top, keep_first(load(scores + whole * kLanes), rest, kMinusInfinity));
+  return max_lane(top);
+}
+
+// Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum; the others up to
+// num_packets weigh 0. Meanwhile a piece of what is read next is fetched.
+template <class T>
+FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, int64_t num_packets, T* weights,
+                          const T* ahead) {
+  F16 sums[4] = {zero(), zero(), zero(), zero()};
+  const int64_t used = (visible + kLanes - 1) / kLanes;
+  for (int64_t i = 0; i < used; ++i) {
+    __builtin_prefetch(ahead + i * kStepSize<T>, 0, 2);
+    F16 weight = power_of_two(sub(load(scores + i * kLanes), splat(maximum)));
+    if ((i + 1) * kLanes > visible) weight = keep_first(weight, static_cast<int>(visible % kLanes), 0.0f);
+    store_rounded(weights + i * kLanes, weight);
+    sums[i % 4] = add(sums[i % 4], weight);
+  }
+  for (int64_t i = used; i < num_packets; ++i) store_rounded(weights + i * kLanes, zero());
+  return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
+template <int MR, class T>
+void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
+  for (int r = 0; r < kLanes; ++r) work.maximum[r] = work.sum[r] = 0;
+  for (int r = 0; r < MR; ++r) {
+    const int64_t left = g.limits[r] + 1 - s.start, visible = left < kSplit ? left : kSplit;
+    work.touched[r] = left > 0;
+    T* weights = work.weights + r * kSplit;
+    if (work.touched[r]) {
+      if (g.hides_first && s.start == 0 && visible > 1) work.scores[r][0] = kLowest;
+      const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kStepSize<T>;
+      work.maximum[r] = largest(work.scores[r], visible);
+      work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s.num_visible_packets(), weights, ahead);
+    } else {
+      std::memset(weights, 0, static_cast<size_t>(s.num_visible_packets() * kLanes) * sizeof(T));
+    }
+  }
+}
+
+// Sets the maxima and sums of fresh records, or merges into those of records that hold earlier splits.
+template <int MR, class T>
+void keep_sums(const Group<T>& g, bool fresh, Work<MR, T>& work) {
+  if (!fresh) {
+    float maximum[kLanes] = {}, sum[kLanes] = {};
+    for (int r = 0; r < MR; ++r) {
+      maximum[r] = g.records[r].maximum();
+      sum[r] = g.records[r].sum();
+    }
+    F16 top = load(maximum), total = load(sum), keep, take;
+    merge_sums(top, total, load(work.maximum), load(work.sum), keep, take);
+    store(work.maximum, top);
+    store(work.sum, total);
+    store(work.keep, keep);
+    store(work.take, take);
+  }
+  for (int r = 0; r < MR; ++r) {
+    if (!work.touched[r]) continue;
+    g.records[r].maximum() = work.maximum[r];
+    g.records[r].sum() = work.sum[r];
+  }
+}
+
+// acc[r][v] += weights[r] x values over `steps` steps of positions, for NV neighbouring panels of the head.
+template <int MR, int NV, class T>
+FD_INLINE void add_steps(const T* weights, const T* values, const T* ahead, int64_t row_size, int64_t steps,
+                         F16 (&acc)[MR][NV]) {
+  constexpr int64_t size = Step<T>::kSize;
+  for (int64_t step = 0; step < steps; ++step, weights += size, values += row_size, ahead += row_size) {
+    typename Step<T>::Panel panel[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      __builtin_prefetch(ahead + v * kStepSize<T>, 0, 2);
+      panel[v] = Step<T>::load_panel(values + v * kStepSize<T>);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; ++r) {
+      const auto weight = Step<T>::broadcast(weights + r * kSplit);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], weight, panel[v]);
+    }
+  }
+}
+
+// The same over all visible positions, for the panels from `column` on.
+template <int MR, int NV, class T>
+FD_INLINE void add_values(const Split<T>& s, const T* const* ahead, const T* weights, int64_t padded_dim,
+                          int64_t column, F16 (&acc)[MR][NV]) {
+  constexpr int64_t size = Step<T>::kSize;
+  const int64_t row_size = padded_dim * size, first = column * size;
+  for (int64_t i = 0; i * kLanes < s.visible; ++i) {
+    const int64_t left = s.visible - i * kLanes, count = left < kLanes ? left : kLanes, steps = count / size;
+    const T* values = s.values()[i] + first;
+    add_steps<MR, NV>(weights + i * kLanes, values, ahead[i] + first, row_size, steps, acc);
+    if (steps * size == count) continue;
+    alignas(64) T last[NV * kStepSize<T>];  // half a pair: the other half may hold anything and is replaced by zeros
+    for (int64_t lane = 0; lane < NV * kLanes; ++lane) {
+      last[lane * size] = values[steps * row_size + lane * size];
+      last[lane * size + size - 1] = 0;
+    }
+    add_steps<MR, NV>(weights + i * kLanes + steps * size, last, last, 0, 1, acc);
+  }
+}
+
+// The weighted values of rows [first, first + MR) of the group go to their records.
+template <int MR, int NV, int kRows, class T>
+void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& work, int first, int64_t column,
+                   bool fresh) {
+  const int64_t padded_dim = g.records[0].size;
+  F16 acc[MR][NV];
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = zero();
+  add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kSplit, padded_dim, column, acc);
+  for (int r = 0; r < MR; ++r) {
+    if (!work.touched[first + r]) continue;
+    float* values = g.records[first + r].values() + column;
+    if (fresh) {
+      for (int v = 0; v < NV; ++v) store(values + v * kLanes, acc[r][v]);
+      continue;
+    }
+    const F16 keep = splat(work.keep[first + r]), take = splat(work.take[first + r]);
+    for (int v = 0; v < NV; ++v)
+      store(values + v * kLanes, merge_values(load(values + v * kLanes), acc[r][v], keep, take));
+  }
+}
+
+template <int MR, int kRows, class T>
+void value_rows(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& work, int first, bool fresh) {
+  const int64_t padded_dim = g.records[0].size;
+  int64_t column = 0;
+  for (; column + kValuePanels<MR> * kLanes <= padded_dim; column += kValuePanels<MR> * kLanes)
+    value_columns<MR, kValuePanels<MR>>(g, s, work, first, column, fresh);
+  for (; column < padded_dim; column += kLanes) value_columns<MR, 1>(g, s, work, first, column, fresh);
+}
+
+// Whether values that one row of the group sees and another does not may be NaN or infinite: a weight of zero would not
+// hide them from the row that must not see them.
+template <class T>
+bool may_hide_non_finite(const Group<T>& g, const Split<T>& s) {
+  constexpr int64_t size = Step<T>::kSize;
+  const int64_t padded_dim = g.records[0].size, hidden = g.limits[0] + 1 - s.start;
+  for (int64_t step = (hidden < 0 ? 0 : hidden) / size; step * size < s.visible; ++step) {
+    const T* pairs = s.values()[step * size / kLanes] + step * size % kLanes * padded_dim;
+    F16 zeros = zero();
+    for (int64_t at = 0; at < padded_dim * size; at += kLanes) {
+      const F16 value = load_as_float(pairs + at);
+      zeros = add(zeros, sub(value, value));
+    }
+    if (!(sum_lanes(zeros) == 0.0f)) return true;
+  }
+  return false;
+}
+
+// Adds one split to the records of a group, or begins them with it. Limits rise within a group, unless all of its rows
+// see the whole split.
+template <int MR, class T>
+void attend_group(const Group<T>& g, const Split<T>& split, int64_t head_dim, float scale, bool fresh) {
+  Split<T> s = split;
+  s.see(g.limits[MR - 1] + 1);
+  if (s.visible <= 0) return;
+  Work<MR, T> work;
+  score<MR>(g, s, head_dim, scale, work);
+  weigh<MR>(g, s, work);
+  keep_sums<MR>(g, fresh, work);
+  if (MR == 1 || !may_hide_non_finite(g, s)) return value_rows<MR>(g, s, work, 0, fresh);
+  for (int r = 0; r < MR; ++r) {  // each row by itself, up to its own limit
+    s.see(g.limits[r] + 1);
+    value_rows<1>(g, s, work, r, fresh);
+  }
+}
+
+}  // namespace FD_ISA
+}  // namespace fd

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// From stored weights to the panels that linear.cc reads. In units of four bytes (a pair of k in bf16, one k in fp32) a
+// panel is [units][16]: outputs stored as rows are transposed, outputs stored as columns only interleaved.
+#include <cstring>
+
+#include "cpu_ops/families.h"
+#include "cpu_ops/linear_tiles.h"
+#include "cpu_ops/pack_pieces.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace fd {
+namespace FD_ISA {
+namespace {
+
+constexpr int64_t kPanelsAtOnce =
+    16;  // at most, that share the cache lines of rows stored [in, out]: 512 bytes of each
+constexpr int64_t kUnitsAtOnce =
+    16;  // so that those rows stay in the L1 cache, also where they meet in few of its sets
+
+constexpr int64_t kUnit = 4;                     // bytes
+constexpr int64_t kUnitStride = kUnit * kPanel;  // bytes from a unit of a lane to its next
+
+// Four units of four rows, `stride` bytes apart, to four lanes.
+FD_INLINE void transpose_quad(const char* rows, int64_t stride, char* target) {
+#if defined(__SSE2__)
+  __m128i row[4];
+  for (int i = 0; i < 4; ++i) row[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride));
+  const __m128i low01 = _mm_unpacklo_epi32(row[0], row[1]), high01 = _mm_unpackhi_epi32(row[0], row[1]);
+  const __m128i low23 = _mm_unpacklo_epi32(row[2], row[3]), high23 = _mm_unpackhi_epi32(row[2], row[3]);
+  const __m128i unit[4] = {_mm_unpacklo_epi64(low01, low23), _mm_unpackhi_epi64(low01, low23),
+                           _mm_unpacklo_epi64(high01, high23), _mm_unpackhi_epi64(high01, high23)};
+  for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(target + i * kUnitStride), unit[i]);
+#else
+  for (int lane = 0; lane < 4; ++lane)
+    for (int unit = 0; unit < 4; ++unit)
+      std::memcpy(target + unit * kUnitStride + lane * kUnit, rows + lane * stride + unit * kUnit, kUnit);
+#endif
+}
+
+// Units [begin, end) of `count` rows, `stride` bytes apart, to as many lanes.
+void transpose_units(const char* rows, int64_t stride, int64_t count, int64_t begin, int64_t end, char* target) {
+  for (int64_t unit = begin; unit < end; unit += 4) {
+    for (int64_t lane = 0; lane < count; lane += 4) {
+      const char* from = rows + lane * stride + unit * kUnit;
+      char* to = target + unit * kUnitStride + lane * kUnit;
+      if (lane + 4 <= count && unit + 4 <= end) {
+        transpose_quad(from, stride, to);
+        continue;
+      }
+      for (int64_t i = 0; i < std::min<int64_t>(4, count - lane); ++i)
+        for (int64_t j = 0; j < std::min<int64_t>(4, end - unit); ++j)
+          std::memcpy(to + j * kUnitStride + i * kUnit, from + i * stride + j * kUnit, kUnit);
+    }
+  }
+}
+
+// Outputs stored as rows: units [begin, end) of each go to its lane.
+template <class T>
+void pack_rows(const PackArgs& a, const Run& run, int64_t begin, int64_t end, T* panel) {
+  constexpr int64_t size = Step<T>::kSize;
+  const T* rows = static_cast<const T*>(run.piece.data) + run.first * run.piece.stride;
+  T* target = panel + run.lane * size;
+  const int64_t whole = std::min(end, a.k / size), stride = run.piece.stride * static_cast<int64_t>(sizeof(T));
+  transpose_units(reinterpret_cast<const char*>(rows), stride, run.count, begin, whole,
+                  reinterpret_cast<char*>(target));
+  if (whole == end || size == 1) return;  // a unit that pads fp32 is all zeros
+  for (int64_t i = 0; i < run.count; ++i)
+    target[whole * kStepSize<T> + i * size] = rows[i * run.piece.stride + a.k - 1];
+}
+
+// The same k of `count` outputs stored as columns, one unit of each.
+FD_INLINE void interleave(const float* rows, int64_t, int64_t count, float* target) {
+  std::memcpy(target, rows, static_cast<size_t>(count) * kUnit);
+}
+FD_INLINE void interleave(const uint16_t* rows, int64_t stride, int64_t count, uint16_t* target) {
+  int64_t i = 0;
+#if defined(__SSE2__)
+  for (; i + 8 <= count; i += 8) {
+    const __m128i even = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i));
+    const __m128i odd = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + stride + i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 2 * i), _mm_unpacklo_epi16(even, odd));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 2 * i + 8), _mm_unpackhi_epi16(even, odd));
+  }
+#endif
+  for (; i < count; ++i) target[2 * i] = rows[i], target[2 * i + 1] = rows[stride + i];
+}
+
+// Outputs stored as columns: units [begin, end) of each go to its lane.
+template <class T>
+void pack_columns(const PackArgs& a, const Run& run, int64_t begin, int64_t end, T* panel) {
+  constexpr int64_t size = Step<T>::kSize;
+  const T* columns = static_cast<const T*>(run.piece.data) + run.first;
+  T* target = panel + run.lane * size;
+  const int64_t whole = std::min(end, a.k / size), stride = run.piece.stride;
+  for (int64_t unit = begin; unit < whole; ++unit)
+    interleave(columns + unit * size * stride, stride, run.count, target + unit * kStepSize<T>);
+  if (whole == end || size == 1) return;
+  for (int64_t i = 0; i < run.count; ++i) target[whole * kStepSize<T> + i * size] = columns[(a.k - 1) * stride + i];
+}
+
+template <class T>
+void pack_panel(const PackArgs& a, int64_t index, int64_t begin, int64_t end, T* panel) {
+  const PanelRows rows = rows_of_panel(index, a.n, a.gated);
+  if (rows.count < kPanel || a.k % 2 != 0)
+    std::memset(panel + begin * kStepSize<T>, 0, static_cast<size_t>((end - begin) * kStepSize<T>) * sizeof(T));
+  for_each_run(a.pieces, rows.first, rows.count, [&](const Run& run) {
+    run.piece.is_transposed ? pack_columns(a, run, begin, end, panel) : pack_rows(a, run, begin, end, panel);
+  });
+}
+
+template <class T>
+void pack_typed(const PackArgs& a) {
+  constexpr int64_t size = Step<T>::kSize;
+  T* packed = static_cast<T*>(a.packed);
+  const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / size, panels = num_panels(a.n, a.gated);
+  const int64_t share = panels / (2 * num_threads()), at_once = std::clamp<int64_t>(share, 1, kPanelsAtOnce);
+  parallel_for((panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
+    const int64_t last = std::min((group + 1) * at_once, panels);
+    const int64_t strip = a.pieces.data->is_transposed ? kUnitsAtOnce : units;
+    for (int64_t unit = 0; unit < units; unit += strip)
+      for (int64_t panel = group * at_once; panel < last; ++panel)
+        pack_panel(a, panel, unit, std::min(unit + strip, units), packed + panel * padded_k * kPanel);
+  });
+}
+
+}  // namespace
+
+void pack_linear(const PackArgs& a) { a.dtype == DType::kBfloat16 ? pack_typed<uint16_t>(a) : pack_typed<float>(a); }
+
+}  // namespace FD_ISA
+}  // namespace fd

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a step takes, by its rows and requests: timed at start-up, corrected by the steps that are computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+
+import numpy as np
+
+RATE = 0.01  # of the running moments
+OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
+RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
+
+
+class StepCost:
+    """Seconds of a decoding step: a line through the timed row counts, a cost per request, and what steps say of both.
+
+    Steps are compared with the timed line by a regression of log(seconds / timed seconds) on log(rows): a level and a
+    tilt. Every step so corrects all row counts, those that are never computed among them. While steps have the same
+    number of rows there is nothing to see a tilt in, and the timed line comes back: whatever a bad moment taught about
+    dear rows is forgotten, tried and learned again.
+    """
+
+    def __init__(self, timings: Mapping[int, float], request_s: float = 0.0) -> None:
+        """Start from a line and a slope.
+
+        Args:
+            timings: rows: seconds without what the requests cost; beyond the last of them the line goes straight on.
+            request_s: seconds that each request adds.
+        """
+        rows = sorted(timings)
+        seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
+        self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
+        self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
+        self._request_s = request_s
+        self._num_steps = 0
+        self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0
+
+    def seconds(self, num_rows: int, num_requests: int) -> float:
+        """Return the expected time of a step whose rows all verify."""
+        error = self._mean_error + self._tilt * (math.log(num_rows) - self._mean_rows)
+        return self._timed(num_rows, num_requests) * math.exp(error)
+
+    def learn(self, num_rows: int, num_requests: int, seconds: float) -> None:
+        """Take in a step that was computed."""
+        expected = self.seconds(num_rows, num_requests)
+        surprise = max(-OUTLIER, min(OUTLIER, math.log(max(seconds, 1e-9) / expected)))
+        error = surprise + math.log(expected / self._timed(num_rows, num_requests))
+        self._num_steps += 1
+        rate = max(RATE, 1 / self._num_steps)
+        above_rows, above_error = math.log(num_rows) - self._mean_rows, error - self._mean_error
+        self._mean_rows += rate * above_rows
+        self._mean_error += rate * above_error
+        self._variance = (1 - rate) * (self._variance + rate * above_rows**2)
+        self._covariance = (1 - rate) * (self._covariance + rate * above_rows * above_error)
+
+    @property
+    def _tilt(self) -> float:
+        return self._covariance / (self._variance + RIDGE)
+
+    def _timed(self, num_rows: int, num_requests: int) -> float:
+        last = len(self._line) - 1
+        beyond_s = self._beyond_s * max(0, num_rows - last)
+        return self._line[min(num_rows, last)] + beyond_s + self._request_s * num_requests

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times decoding steps of a runner before it serves."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import StepPlan
+from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.worker.model_runner import ModelRunner
+
+NUM_COMPUTED = 512  # tokens in the cache of each request that is timed, where the cache holds twice as many
+MIN_SIZES = 3  # timed however long they take
+TIME_LIMIT_S = 0.7  # no size is timed that would go beyond it
+REPEATS = 6
+
+
+def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int) -> StepCost:
+    """Time about a dozen row counts from 1 to `max_rows`, fewer where steps are slow, and what a request adds.
+
+    The calling thread's own time is taken, the least of several, as whatever else the machine does makes a step only
+    longer; the sizes take turns. Too short a time corrects itself: drafts are then verified, and their steps measured.
+
+    All requests write to the first blocks of the cache, which must be unused.
+    """
+    max_drafts = min(max_drafts, num_cache_tokens - 1)
+    num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
+    max_rows = min(max_rows, runner.config.max_seqs * (1 + max_drafts))
+    timer = _Timer(runner, num_tokens, max_drafts)
+    sizes = _row_counts(max_rows)
+    lone = min(runner.config.max_seqs, max_rows, 16)  # requests without drafts
+    timer.add("lone", [1] * lone)
+    for num_rows in (lone, *(size for size in sizes if size != lone)):
+        if timer.has_time():
+            timer.add(num_rows, _split(num_rows, 1 + max_drafts))
+    timer.repeat()
+    num_packed = len(_split(lone, 1 + max_drafts))
+    added_s = (timer.seconds["lone"] - timer.seconds[lone]) / max(1, lone - num_packed)
+    request_s = min(max(0.0, added_s), min(timer.seconds.values()) / 2)
+    timed = ((rows, seconds) for rows, seconds in timer.seconds.items() if isinstance(rows, int))
+    return StepCost({rows: s - request_s * len(_split(rows, 1 + max_drafts)) for rows, s in timed}, request_s)
+
+
+class _Timer:
+    """The least time of each plan."""
+
+    def __init__(self, runner: ModelRunner, num_tokens: int, max_drafts: int) -> None:
+        self.seconds: dict[int | str, float] = {}
+        self._runner, self._num_tokens, self._max_drafts = runner, num_tokens, max_drafts
+        self._plans: dict[int | str, StepPlan] = {}
+        self._time(self._make_plan([1]))  # what only the first step does
+        self._began_s = time.perf_counter()
+        self._longest_s = 0.0
+
+    def add(self, name: int | str, num_rows: list[int]) -> None:
+        """Time a step of requests with so many rows each."""
+        began_s = time.perf_counter()
+        self._plans[name] = self._make_plan(num_rows)
+        self.seconds[name] = self._time(self._plans[name])
+        self._longest_s = max(self._longest_s, time.perf_counter() - began_s)
+
+    def has_time(self) -> bool:
+        """True while repeats of what was timed so far, and of something twice as long, end in time."""
+        elapsed_s = time.perf_counter() - self._began_s
+        return len(self.seconds) < MIN_SIZES or REPEATS * (elapsed_s + 2 * self._longest_s) < TIME_LIMIT_S
+
+    def repeat(self) -> None:
+        """Time everything again, in turns."""
+        for _ in range(REPEATS - 1):
+            for name, plan in self._plans.items():
+                self.seconds[name] = min(self.seconds[name], self._time(plan))
+
+    def _time(self, plan: StepPlan) -> float:
+        began_s = time.thread_time()
+        self._runner.verify(self._runner.forward(plan), plan)
+        return time.thread_time() - began_s
+
+    def _make_plan(self, num_rows: list[int]) -> StepPlan:
+        scheduled = np.array(num_rows, np.int32)
+        num_blocks = -(-(self._num_tokens + self._max_drafts) // self._runner.config.block_size)
+        requests = tuple(_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows)
+        computed = np.full(len(num_rows), self._num_tokens - 1, np.int32)
+        return StepPlan(requests, scheduled, computed, scheduled - 1, scheduled, np.zeros(len(num_rows), np.int32))
+
+
+def _row_counts(max_rows: int) -> list[int]:
+    """Return 1, 2, 4, 8, ... , then 3, 6, 12, ... between them, up to `max_rows`."""
+    counts = [*(2**i for i in range(16)), *(3 * 2**i for i in range(15))]
+    return [n for n in counts if n <= max_rows]
+
+
+def _split(num_rows: int, most: int) -> list[int]:
+    """Share rows among as few requests as can have them."""
+    full, rest = divmod(num_rows, most)
+    return [most] * full + [rest] * (rest > 0)
+
+
+def _make_request(num_tokens: int, num_drafts: int, num_blocks: int) -> Request:
+    source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
+    request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
+    request.set_draft(Draft(np.zeros(num_drafts, np.int32)))
+    request.block_ids = list(range(num_blocks))
+    return request

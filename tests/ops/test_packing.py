@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A weight packs to the same bits however it is stored."""
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import QUANTIZATIONS, PackedLinear, WeightPiece, pack_linear
+
+FORMATS = [("float32", "none"), ("bfloat16", "none"), *(("bfloat16", kind) for kind in QUANTIZATIONS)]
+SIZES = [(1, 1), (16, 64), (37, 33), (96, 70), (530, 35)]
+
+
+def bits(packed: PackedLinear) -> np.ndarray:
+    return packed.data.view("uint8").numpy()
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_columns_of_a_paddle_checkpoint_pack_as_rows_do(dtype: str, quantization: str, n: int, k: int) -> None:
+    weight = random_rows(n, k, dtype, 1)
+    columns = WeightPiece(weight.t().contiguous(), 0, n, is_transposed=True)
+    expected = pack_linear(weight, None, quantization)
+    assert np.array_equal(bits(pack_linear([columns], None, quantization)), bits(expected))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
+def test_pieces_of_several_matrices_pack_as_their_concatenation(
+    dtype: str, quantization: str, is_transposed: bool
+) -> None:
+    first, second = random_rows(40, 35, dtype, 1), random_rows(23, 35, dtype, 2)
+    ranges = [(first, 3, 20), (second, 0, 7), (first, 20, 40), (second, 22, 23), (first, 0, 0), (second, 7, 22)]
+    pieces = [
+        WeightPiece(matrix.t().contiguous() if is_transposed else matrix, begin, end, is_transposed)
+        for matrix, begin, end in ranges
+    ]
+    whole = paddle.concat([matrix[begin:end] for matrix, begin, end in ranges if end > begin])
+    expected = pack_linear(whole, None, quantization)
+    packed = pack_linear(pieces, None, quantization)
+    assert packed.out_features == 60 and packed.in_features == 35
+    assert np.array_equal(bits(packed), bits(expected))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_unquantized_panels_hold_units_of_four_bytes_lane_by_lane(dtype: str, n: int, k: int) -> None:
+    weight = random_rows(n, k, dtype, 1)
+    padded = np.zeros((-(-n // 16) * 16, -(-k // 2) * 2), np.float32)
+    padded[:n, :k] = weight.astype("float32").numpy()
+    unit = 2 if dtype == "bfloat16" else 1
+    expected = padded.reshape(-1, 16, padded.shape[1] // unit, unit).transpose(0, 2, 1, 3)
+    packed = pack_linear(weight).data.astype("float32").numpy()
+    assert np.array_equal(packed, expected.reshape(-1))

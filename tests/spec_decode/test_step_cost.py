@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step is believed to cost: timed first, then as the steps that are computed say."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy.spec_decode.step_cost import StepCost
+
+
+def test_timed_row_counts_are_joined_by_a_line_that_goes_straight_on() -> None:
+    cost = StepCost({1: 1.0, 3: 2.0, 5: 3.0})
+    assert [cost.seconds(rows, 1) for rows in (1, 2, 3, 5, 7)] == pytest.approx([1.0, 1.5, 2.0, 3.0, 4.0])
+
+
+def test_more_rows_never_cost_less_than_fewer_were_timed_at() -> None:
+    cost = StepCost({1: 1.0, 2: 3.0, 3: 2.0})
+    assert cost.seconds(3, 1) == pytest.approx(3.0)
+
+
+def test_requests_cost_beside_their_rows() -> None:
+    cost = StepCost({1: 1.0, 4: 4.0}, request_s=0.5)
+    assert cost.seconds(4, 1) == pytest.approx(4.5)
+    assert cost.seconds(4, 4) == pytest.approx(6.0)
+
+
+def test_a_slower_machine_makes_every_row_count_dearer_alike() -> None:
+    cost = StepCost({1: 1.0, 2: 1.5, 8: 4.0})
+    for _ in range(300):
+        cost.learn(1, 1, 3.0)
+    assert [cost.seconds(rows, 1) for rows in (1, 2, 8)] == pytest.approx([3.0, 4.5, 12.0], rel=0.01)
+
+
+def test_row_counts_that_are_never_computed_learn_from_those_that_are() -> None:
+    cost = StepCost({1: 1.0, 16: 16.0})
+    for _ in range(300):
+        cost.learn(1, 1, 1.0)
+        cost.learn(4, 1, 2.0)  # timed at 4
+    assert cost.seconds(4, 1) / cost.seconds(1, 1) == pytest.approx(2.0, rel=0.15)
+    assert cost.seconds(16, 1) / cost.seconds(1, 1) == pytest.approx(4.0, rel=0.25)
+
+
+def test_what_was_believed_of_dear_rows_is_forgotten_while_they_are_not_computed() -> None:
+    cost = StepCost({1: 1.0, 4: 1.2})
+    for _ in range(100):
+        cost.learn(1, 1, 1.0)
+        cost.learn(4, 1, 2.2)
+    believed = cost.seconds(4, 1) / cost.seconds(1, 1)
+    for _ in range(1500):
+        cost.learn(1, 1, 1.0)
+    assert believed > 2.0
+    assert cost.seconds(4, 1) / cost.seconds(1, 1) == pytest.approx(1.2, rel=0.01)
+
+
+def test_one_slow_step_is_not_believed() -> None:
+    cost = StepCost({1: 1.0, 2: 1.5})
+    for _ in range(100):
+        cost.learn(1, 1, 1.0)
+    cost.learn(1, 1, 100.0)
+    assert cost.seconds(1, 1) < 1.02

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps are timed at start-up for every load that can come, within the smallest cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.worker.model_runner import ModelRunner
+from fastdeploy.worker.step_timing import time_steps
+from tests.doubles import run
+
+
+def build(adaptive: bool = True, num_blocks: int | None = 40) -> Engine:
+    return make_engine(
+        EngineConfig(
+            model="demo",
+            max_model_len=64,
+            cache=CacheConfig(block_size=16, num_blocks=num_blocks, enable_prefix_caching=False),
+            scheduler=SchedulerConfig(max_num_seqs=4),
+            speculative=SpeculativeConfig("suffix", num_speculative_tokens=16, adaptive=adaptive),
+        )
+    )
+
+
+def runner_of(engine: Engine) -> ModelRunner:
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner
+
+
+def test_rows_cost_time_and_more_of_them_never_less() -> None:
+    cost = time_steps(runner_of(build(adaptive=False)), 20, 5, num_cache_tokens=64)
+    seconds = [cost.seconds(rows, 1) for rows in range(1, 21)]
+    assert seconds[0] > 0.0
+    assert seconds == sorted(seconds)
+    assert cost.seconds(20, 4) >= cost.seconds(20, 1)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 40])
+def test_timing_fits_in_the_cache_and_leaves_no_trace(num_blocks: int) -> None:
+    requests = [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))]
+    plain, adaptive = build(False, num_blocks), build(True, num_blocks)
+    assert type(plain.draft_budget) is DraftBudget and isinstance(adaptive.draft_budget, AdaptiveBudget)
+    assert run(adaptive, requests) == run(plain, requests)
+    adaptive.check_integrity()
+    assert adaptive.stats().num_free_blocks == num_blocks
