@@ -1,87 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding of a model's shape with random weights: tokens per second, and the share of the read bandwidth they take.
+"""Decoding and verification steps of a model's shape, in every format, against the least time they need.
 
-    python -m benchmarks.bench_decode [--shape benchmarks/shapes/qwen3-0.6b] [--context 128 1024] [--quantization wint8]
+    python -m benchmarks.bench_decode [--quantization none w8a8] [--context 128 2048] [--rows 1 8 16] [--rounds 6]
 
-Runs the engine itself, one request, plain decoding. The bandwidth is measured between groups of steps, since a shared
-machine's changes from minute to minute; each share is formed with the readings around its own steps.
+A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). `floor` is
+max(bytes of weights, keys and values / bandwidth, operations / peak of the format's arithmetic), from readings before
+and after each group of steps; `time/floor` its median over groups, where cases take turns. `times one` is tokens per
+second over those of one row of the same format and context (of one request: rows verified over one).
+
+The engine itself steps here. Prompts are taken as computed (benchmarks/shape_engine.py) and drafts are all rejected.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
+from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.bench_ops import Roofline
 from benchmarks.report import print_json, print_table
-from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.config.quantization import QuantizationConfig
-from fastdeploy.core.request import GenerationRequest
-from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.engine.engine import Engine
+from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
+from benchmarks.shape_engine import ShapeEngine, StepShape, add_shape_flags
 
-STEPS_PER_READING = 8
+STEPS_PER_GROUP = 4
+WARM_STEPS = 1  # the first step after a change of shape pays for cold code
 
 
-def measure(engine: Engine, config: ModelConfig, roofline: Roofline, context: int, groups: int) -> dict[str, Any]:
-    """Decode after `context` tokens; return medians over groups of steps."""
-    params = SamplingParams(temperature=0.0, max_tokens=groups * STEPS_PER_READING + 3, ignore_eos=True)
-    engine.add_request(GenerationRequest(f"context-{context}", [i % 1000 for i in range(context)], params))
-    while not engine.step():
-        pass  # the prompt, in chunks
-    step_ms, shares = [], []
-    num_bytes = int(engine.describe()["streamed_weights_bytes"])
-    for group in range(groups):
-        roofline.measure()
-        begin = time.perf_counter()
-        for _ in range(STEPS_PER_READING):
-            engine.step()
-        seconds = (time.perf_counter() - begin) / STEPS_PER_READING
-        roofline.measure()
-        bandwidth = statistics.mean(roofline.bytes_per_s[-2:])
-        cached = config.kv_bytes_per_token * (context + group * STEPS_PER_READING)
-        step_ms.append(1000 * seconds)
-        shares.append((num_bytes + cached) / seconds / bandwidth)
-    while engine.has_unfinished():
-        engine.step()
+@dataclass
+class Case:
+    """One shape of steps, and what its groups took."""
+
+    step: StepShape
+    step_s: list[float] = field(default_factory=list)
+    over_floor: list[float] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """How its rows come together."""
+        return "drafts" if self.step.rows_each > 1 else "requests"
+
+
+def make_cases(contexts: list[int], rows: list[int]) -> list[Case]:
+    """Return requests of one row, and one request with drafts, of every number of rows."""
+    shapes = [
+        step
+        for context in contexts
+        for m in rows
+        for step in (StepShape(m, 1, context), *([StepShape(1, m, context)] if m > 1 else []))
+    ]
+    return [Case(step) for step in shapes]
+
+
+def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline) -> None:
+    """Run a group of steps between two readings and note time and ratio."""
+    ids = loaded.start(case.step, WARM_STEPS + STEPS_PER_GROUP)
+    for _ in range(WARM_STEPS):
+        loaded.engine.step()
+    before = roofline.measure()
+    begin = roofline.clock()
+    for _ in range(STEPS_PER_GROUP):
+        loaded.engine.step()
+    seconds = (roofline.clock() - begin) / STEPS_PER_GROUP
+    after = roofline.measure()
+    loaded.stop(ids)
+    floor_s = (loaded.work.floor_s(case.step, before) + loaded.work.floor_s(case.step, after)) / 2
+    case.step_s.append(seconds)
+    case.over_floor.append(seconds / floor_s)
+
+
+def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> list[dict[str, Any]]:
+    """Measure all cases of one format, in turns; return their rows of the table."""
+    loaded = ShapeEngine.load(
+        args.shape,
+        quantization,
+        max_num_seqs=max(args.rows),
+        max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP,
+        max_drafts=max(args.rows) - 1,
+    )
+    loaded.skip_prompts()
+    cases = make_cases(args.context, args.rows)
+    for _ in range(args.rounds):
+        for case in cases:
+            time_group(loaded, case, roofline)
+    return [describe(case, cases, loaded, roofline) for case in cases]
+
+
+def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofline) -> dict[str, Any]:
+    """Return a case's medians."""
+    step, work, step_s = case.step, loaded.work, statistics.median(case.step_s)
+    bf16, int8 = work.operations(step, step.rows)
+    bytes_s = work.num_bytes(step) / roofline.median.bytes_per_s
+    one = next((c for c in cases if c.step == StepShape(1, 1, step.context)), None)
     return {
-        "context": context,
-        "tokens_per_s": 1000 / statistics.median(step_ms),
-        "step_ms": statistics.median(step_ms),
-        "bandwidth_gb_per_s": statistics.median(roofline.bytes_per_s) / 1e9,
-        "share_of_bandwidth": statistics.median(shares),
-        "share_min": min(shares),
-        "share_max": max(shares),
+        "format": work.quantization,
+        "context": step.context,
+        "rows": step.rows,
+        "as": case.kind,
+        "step_ms": 1e3 * step_s,
+        "rows_per_s": step.rows / step_s,
+        "read_gb": work.num_bytes(step) / 1e9,
+        "gop": (bf16 + int8) / 1e9,
+        "floor": "bytes" if bytes_s >= roofline.median.floor_s(0, bf16, int8) else "operations",
+        "time_over_floor": statistics.median(case.over_floor),
+        "best": min(case.over_floor),
+        "times_one": statistics.median(a / b for a, b in zip(one.step_s, case.step_s)) * step.rows if one else None,
     }
 
 
 def main() -> None:
-    """Print one row per context length and one JSON line."""
+    """Print one row per format, context, number of rows and kind, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="benchmarks/shapes/qwen3-0.6b", help="folder with a config.json")
-    parser.add_argument("--quantization", default="none", help="as the flag of fastdeploy serve (default: none)")
-    parser.add_argument("--context", type=int, nargs="+", default=[128, 1024])
-    parser.add_argument("--groups", type=int, default=12, help=f"groups of {STEPS_PER_READING} steps")
+    add_shape_flags(parser)
+    add_clock_flag(parser)
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 2048])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="up to 17")
+    parser.add_argument("--rounds", type=int, default=6, help=f"groups of {STEPS_PER_GROUP} steps of every case")
     args = parser.parse_args()
-    config = EngineConfig(
-        model=args.shape,
-        load_choices="dummy",
-        quantization=QuantizationConfig.from_value(args.quantization),
-        max_model_len=max(args.context) + (args.groups + 1) * STEPS_PER_READING,
-    )
-    engine = Engine.from_config(config)
-    model_config = ModelConfig.from_pretrained(args.shape)
-    roofline = Roofline()
-    rows = [measure(engine, model_config, roofline, context, args.groups) for context in args.context]
-    print_table(
-        f"{args.shape}, quantization {args.quantization}: decoding of one request",
-        list(rows[0]),
-        [list(row.values()) for row in rows],
-    )
-    print_json({"benchmark": "decode", "shape": args.shape, "quantization": args.quantization, "results": rows})
+    if not all(1 <= rows <= 17 for rows in args.rows):
+        parser.error(f"--rows: expected 1 to 17, got {args.rows}")
+    roofline = make_roofline(parser, args)
+    results = [row for quantization in args.quantization for row in measure(args, quantization, roofline)]
+    print_table(f"{args.shape}: {roofline.median}", list(results[0]), [list(row.values()) for row in results])
+    print_json({"benchmark": "decode", "shape": args.shape, "roofline": roofline.describe(), "results": results})
 
 
 if __name__ == "__main__":

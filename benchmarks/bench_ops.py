@@ -11,7 +11,6 @@ arithmetic that the case uses); medians of rounds. `rows` is a case's time over 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -22,19 +21,14 @@ import numpy as np
 import paddle
 
 from benchmarks.report import print_json, print_table
-from fastdeploy.ops import num_threads, registry, select_backend
+from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
+from fastdeploy.ops import num_threads
 from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
-from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.recording import Recording
 from fastdeploy.ops.rotary import HeadLayout
-
-READ_BYTES = 1 << 28
-
-# Replaced by time.thread_time for --clock cpu: on a shared machine the time that others had does not count then.
-clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass
@@ -50,30 +44,6 @@ class Case:
     keeps_alive: tuple[object, ...] = ()  # what a recording refers to
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
-
-
-class Roofline:
-    """Measures the machine with the threads that the operators use."""
-
-    def __init__(self) -> None:
-        self.library = registry.load_library()
-        self.library.fd_multiply_registers.restype = self.library.fd_multiply_integers.restype = ctypes.c_double
-        self.memory = allocate_streamed([READ_BYTES // 4], "float32").zero_()
-        self.bytes_per_s: list[float] = []
-        self.operations_per_s: list[float] = []
-        self.integer_operations_per_s: list[float] = []
-
-    def measure(self) -> None:
-        start = clock()
-        self.library.fd_read_memory(ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_int64(READ_BYTES))
-        self.bytes_per_s.append(READ_BYTES / (clock() - start))
-        self.operations_per_s.append(self._peak(self.library.fd_multiply_registers))
-        self.integer_operations_per_s.append(self._peak(self.library.fd_multiply_integers))
-
-    def _peak(self, multiply: Callable[[ctypes.c_int64], float]) -> float:
-        start = clock()
-        operations = multiply(ctypes.c_int64(10_000))
-        return operations / (clock() - start)
 
 
 def linear_cases(rows: tuple[int, ...], n: int, k: int, copies: int, quantization: str) -> list[Case]:
@@ -129,7 +99,7 @@ def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, sha
     )
 
 
-def call_overhead_us() -> float:
+def call_overhead_us(clock: Callable[[], float]) -> float:
     """Return the least time of a call that has no rows to work on: Python, Paddle and the checks."""
     x, weight = paddle.zeros([1, 16], "bfloat16"), paddle.zeros([16], "bfloat16")
     best = float("inf")
@@ -164,33 +134,25 @@ def measure(all_cases: list[Case], roofline: Roofline, rounds: int, seconds: flo
         if done >= 3 and time.perf_counter() > end:
             break
         for case in all_cases:
-            roofline.measure()
-            start = clock()
+            reading = roofline.measure()
+            start = roofline.clock()
             case.call()
-            case.seconds.append(clock() - start)
-            peaks = roofline.integer_operations_per_s if case.uses_integers else roofline.operations_per_s
-            needed = case.num_bytes / roofline.bytes_per_s[-1], case.num_operations / peaks[-1]
-            case.shares.append(max(needed) / case.seconds[-1])
+            case.seconds.append(roofline.clock() - start)
+            operations = (0.0, case.num_operations) if case.uses_integers else (case.num_operations, 0.0)
+            case.shares.append(reading.floor_s(case.num_bytes, *operations) / case.seconds[-1])
 
 
 def main() -> None:
-    global clock
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="measurements of every case (default: 9)")
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no round after so many (default: 60)")
     parser.add_argument("--only", default="", help="run the cases whose name contains this (default: all)")
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu needs FD_NUM_THREADS=1")
+    add_clock_flag(parser)
     args = parser.parse_args()
     paddle.set_device("cpu")
-    select_backend("cpu")
-    if args.clock == "cpu":
-        if num_threads() != 1:
-            parser.error(f"--clock: cpu: expected FD_NUM_THREADS=1, got {num_threads()} threads")
-        clock = time.thread_time
-    roofline, all_cases = Roofline(), [case for case in cases() if args.only in case.name]
+    roofline = make_roofline(parser, args)
+    all_cases = [case for case in cases() if args.only in case.name]
     measure(all_cases, roofline, args.rounds, args.seconds)
-    bandwidth, peak = statistics.median(roofline.bytes_per_s) / 1e9, statistics.median(roofline.operations_per_s) / 1e9
-    integer_peak = statistics.median(roofline.integer_operations_per_s) / 1e9
     one_row = {case.name: statistics.median(case.seconds) for case in all_cases}
     rows: list[list[Any]] = []
     for case in all_cases:
@@ -198,10 +160,9 @@ def main() -> None:
         rates = case.num_bytes / median / 1e9, case.num_operations / median / 1e9
         ratio = median / one_row[case.one_row] if case.one_row in one_row else "-"
         rows.append([case.name, median * 1e3, *rates, statistics.median(case.shares), ratio])
-    overhead = call_overhead_us()
+    overhead = call_overhead_us(roofline.clock)
     print_table(
-        f"{num_threads()} threads, {bandwidth:.1f} GB/s, {peak:.0f} bf16 GFLOP/s, {integer_peak:.0f} int8 GOP/s, "
-        f"{overhead:.1f} us per empty call",
+        f"{num_threads()} threads, {roofline.median}, {overhead:.1f} us per empty call",
         ["case", "ms", "GB/s", "GOP/s", "share", "rows"],
         rows,
     )
@@ -211,9 +172,7 @@ def main() -> None:
             "benchmark": "ops",
             "threads": num_threads(),
             "clock": args.clock,
-            "read_gb_per_s": bandwidth,
-            "peak_bf16_gflop_per_s": peak,
-            "peak_int8_gop_per_s": integer_peak,
+            **roofline.describe(),
             "call_overhead_us": overhead,
             "cases": [dict(zip(names, row, strict=True)) for row in rows],
         }

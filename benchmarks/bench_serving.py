@@ -1,247 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streaming over HTTP against the engine alone: the same prompts, the same parameters, in turns within one run.
+"""One server under several loads: `fastdeploy bench serve` at every request rate and concurrency, side by side.
 
-    python -m benchmarks.bench_serving [--model demo] [--streams 16] [--max-tokens 256] [--workers 1]
+    python -m benchmarks.bench_serving --base-url http://127.0.0.1:8180 --request-rates 1 2 4 inf --goodput ttft:500 \\
+        [--max-concurrencies 16] [--plot serving.png] [flags of fastdeploy bench serve]
 
-For each method a server and an engine of the same configuration are loaded; the engine steps in this process, the
-server's client runs in one of its own (benchmarks/stream_client.py) and takes its share of the same cores. Rounds take
-turns; the ratio is the median over rounds of HTTP tokens/s to engine tokens/s. On a machine that others use too, look
-at `engine_share_of_cpu`: what is left for the engine of the processor time that serving takes. Both texts must be
-equal, and at the end no block may be in use.
+Any server of the OpenAI protocol will do. The rates are Poisson; the same prompts arrive in the same order at each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import asyncio
+import itertools
 import re
-import statistics
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.report import print_json, print_table
-from benchmarks.workloads import code_editing
-from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import GenerationRequest
-from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.engine import Engine
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.entrypoints.cli.bench.plot import plot_latencies, require_matplotlib
+from fastdeploy.entrypoints.cli.bench.serve import Run, latencies_ms, make_parser, measure, request_rate
+from fastdeploy.entrypoints.cli.http_client import ServerError, UnreachableError
+from fastdeploy.entrypoints.cli.parser import positive_int
 
-READY = re.compile(r"^Ready: http://([\d.]+):(\d+)/v1 ")
-SPECULATION: dict[str, dict[str, Any]] = {
-    "naive": {"method": "naive"},
-    "ngram": {"method": "ngram", "num_speculative_tokens": 5},
-}
-NUM_SOURCES = 16
-_ids = count()
+COLUMNS = ("completed", "failed", "request_throughput", "output_throughput", "request_goodput")
 
 
-class Server:
-    """A server process and the client process that loads it."""
-
-    def __init__(self, process: subprocess.Popen[str], client: subprocess.Popen[str], host: str, port: int) -> None:
-        self.process = process
-        self._client = client
-        self._host, self._port = host, port
-
-    def run(self, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Stream all bodies at once; return what the client measured."""
-        assert self._client.stdin is not None and self._client.stdout is not None
-        job = {"host": self._host, "port": self._port, "bodies": bodies}
-        self._client.stdin.write(json.dumps(job) + "\n")
-        self._client.stdin.flush()
-        results: list[dict[str, Any]] = json.loads(self._client.stdout.readline())
-        errors = [result["error"] for result in results if result["error"]]
-        assert not errors, errors[:3]
-        return results
-
-    def get(self, path: str) -> str:
-        """GET a path."""
-        with urllib.request.urlopen(f"http://{self._host}:{self._port}{path}") as answer:
-            return str(answer.read().decode())
-
-    def rss_mib(self) -> float:
-        """Return the resident memory of the largest API process."""
-        found = [re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0] for pid in self._api()]
-        return max(map(int, found)) / 1024
-
-    def cpu_s(self) -> tuple[float, float, float]:
-        """Return the processor time that the API, the engine and the client have used."""
-        engine = sum(_cpu_s(pid) for pid in self._children() if pid not in self._api())
-        return sum(map(_cpu_s, self._api())), engine, _cpu_s(self._client.pid)
-
-    def _children(self) -> list[int]:
-        listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
-        return [int(line) for line in listed.stdout.split()]
-
-    def _api(self) -> list[int]:
-        """Return the API processes: the server's own process, and its workers."""
-        workers = [pid for pid in self._children() if "openai.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
-        return [self.process.pid, *workers]
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def serving(flags: Sequence[str]) -> Iterator[Server]:
-    """Run a server and a client for it."""
-    command = [sys.executable, "-m", "fastdeploy.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "0"]
-    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    client = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.stream_client"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+def main(arguments: list[str]) -> int:
+    """Print one row per load and one JSON line; return 1 if a request failed."""
+    parser = make_parser()
+    parser.add_argument(
+        "--request-rates", type=request_rate, nargs="+", default=[float("inf")], help="requests per second"
     )
-    try:
-        assert process.stdout is not None
-        found = next(match for line in process.stdout if (match := READY.match(line)))
-        yield Server(process, client, found.group(1), int(found.group(2)))
-    finally:
-        client.kill()
-        process.terminate()
-        process.wait(30)
-
-
-def engine_config(args: argparse.Namespace, method: str) -> EngineConfig:
-    """Return the configuration that both sides run."""
-    return EngineConfig(
-        model=args.model,
-        max_model_len=args.max_prompt_tokens + args.max_tokens,
-        cache=CacheConfig(enable_prefix_caching=False),
-        scheduler=SchedulerConfig(max_num_seqs=args.streams),
-        speculative=SpeculativeConfig.from_mapping(SPECULATION[method]),
-    )
-
-
-def server_flags(args: argparse.Namespace, method: str) -> list[str]:
-    """Return the same as flags."""
-    flags = {
-        "--max-model-len": args.max_prompt_tokens + args.max_tokens,
-        "--max-num-seqs": args.streams,
-        "--speculative-config": json.dumps(SPECULATION[method]),
-        "--workers": args.workers,
-    }
-    return [args.model, "--no-enable-prefix-caching", *(str(part) for pair in flags.items() for part in pair)]
-
-
-def make_prompts(tokenizer: Tokenizer, args: argparse.Namespace) -> list[list[int]]:
-    """Return one prompt per stream: a few functions, cut at as many places as it takes for all to differ."""
-    sources = code_editing(tokenizer, min(args.streams, NUM_SOURCES), 10**6, args.seed)
-    return [
-        sources[i % NUM_SOURCES][: args.max_prompt_tokens - 1 - 4 * (i // NUM_SOURCES)] for i in range(args.streams)
-    ]
-
-
-def run_engine(engine: Engine, prompts: list[list[int]], max_tokens: int) -> tuple[float, list[list[int]]]:
-    """Run all prompts on the engine; return seconds and the tokens of each."""
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    tokens: dict[str, list[int]] = {}
-    begin = time.perf_counter()
-    for prompt in prompts:
-        request_id = f"bench-{next(_ids)}"
-        tokens[request_id] = []
-        engine.add_request(GenerationRequest(request_id, prompt, params))
-    while engine.has_unfinished():
-        for delta in engine.step():
-            tokens[delta.request_id] += delta.token_ids
-    return time.perf_counter() - begin, list(tokens.values())
-
-
-def bodies(prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
-    """Return the same prompts as HTTP requests."""
-    common = {"model": "default", "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
-    return [{**common, "prompt": prompt, "stream_options": {"include_usage": True}} for prompt in prompts]
-
-
-def compare(args: argparse.Namespace, tokenizer: Tokenizer, method: str) -> dict[str, Any]:
-    """Take turns between the engine and the server; return medians and percentiles."""
-    prompts = make_prompts(tokenizer, args)
-    engine = Engine.from_config(engine_config(args, method))
-    num_tokens = args.streams * args.max_tokens
-    ratios, rates, results = [], [], []
-    cpu = np.zeros(3)  # seconds of API, engine, client
-    with serving(server_flags(args, method)) as server:
-        for _ in range(args.rounds):
-            engine_s, token_ids = run_engine(engine, prompts, args.max_tokens)
-            cpu_begin = server.cpu_s()
-            answers = server.run(bodies(prompts, args.max_tokens))
-            cpu += [end - begin for begin, end in zip(cpu_begin, server.cpu_s(), strict=True)]
-            check_texts(tokenizer, prompts, token_ids, answers)
-            http_s = max(answer["end"] for answer in answers)
-            ratios.append(engine_s / http_s)
-            rates.append((num_tokens / engine_s, num_tokens / http_s))
-            results += answers
-        check_load(server)
-        rss_mib = server.rss_mib()
-    return {
-        "method": method,
-        "engine_tokens_per_s": statistics.median(rate[0] for rate in rates),
-        "http_tokens_per_s": statistics.median(rate[1] for rate in rates),
-        "ratio": statistics.median(ratios),
-        **percentiles("ttft_ms", [answer["times"][0] for answer in results]),
-        **percentiles("itl_ms", [b - a for answer in results for a, b in zip(answer["times"], answer["times"][1:])]),
-        "api_us_per_token": cpu[0] / (args.rounds * num_tokens) * 1e6,
-        "client_us_per_token": cpu[2] / (args.rounds * num_tokens) * 1e6,
-        "engine_share_of_cpu": cpu[1] / cpu.sum(),
-        "api_rss_mib": rss_mib,
-    }
-
-
-def check_texts(
-    tokenizer: Tokenizer, prompts: list[list[int]], token_ids: list[list[int]], answers: list[dict[str, Any]]
-) -> None:
-    """Raise AssertionError unless every streamed text is the engine's."""
-    for prompt, tokens, answer in zip(prompts, token_ids, answers, strict=True):
-        whole = tokenizer.decode(prompt + tokens)
-        assert whole == tokenizer.decode(prompt) + answer["text"], "a streamed text differs from the engine's"
-
-
-def check_load(server: Server) -> None:
-    """Raise AssertionError unless every block is free again, and /metrics says the same."""
-    load = json.loads(server.get("/load"))
-    metrics = server.get("/metrics")
-    free = float(re.findall(r"^fastdeploy:available_gpu_block_num (\S+)$", metrics, re.MULTILINE)[0])
-    assert load["num_free_blocks"] == load["num_blocks"] == free, load
-    assert load["num_running"] == load["num_waiting"] == 0, load
-
-
-def percentiles(name: str, seconds: list[float]) -> dict[str, float]:
-    """Return the median and the 99th percentile in milliseconds."""
-    ordered = sorted(seconds)
-    return {f"{name}_p50": ordered[len(ordered) // 2] * 1e3, f"{name}_p99": ordered[len(ordered) * 99 // 100] * 1e3}
-
-
-def main() -> None:
-    """Print one row per method and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--methods", nargs="+", choices=list(SPECULATION), default=list(SPECULATION))
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--max-prompt-tokens", type=int, default=256)
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--workers", type=int, default=1, help="API processes of the server")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model))
-    rows = [compare(args, tokenizer, method) for method in args.methods]
-    title = f"{args.model}: {args.streams} streams over HTTP, greedy, {args.max_tokens} tokens each"
+    parser.add_argument("--max-concurrencies", type=positive_int, nargs="+", default=[None], help="most at once")
+    args = parser.parse_own(arguments)
+    if args.plot:
+        require_matplotlib()
+    runs: dict[str, Run] = {}
+    for rate, most in itertools.product(args.request_rates, args.max_concurrencies):
+        label = f"{rate:g}/s" + (f", {most} at once" if most else "")
+        load = argparse.Namespace(**{**vars(args), "request_rate": rate, "max_concurrency": most})
+        runs[label] = asyncio.run(measure(load))
+    title = next(iter(runs.values())).title
+    rows = [_row(label, run) for label, run in runs.items()]
     print_table(title, list(rows[0]), [list(row.values()) for row in rows])
-    print_json({"benchmark": "serving", "model": args.model, "streams": args.streams, "results": rows})
+    if args.plot:
+        latencies = {label: latencies_ms(run.results) for label, run in runs.items()}
+        plot_latencies(args.plot, title, latencies, dict(args.goodput))
+    print_json({"benchmark": "serving", "runs": {label: run.figures for label, run in runs.items()}})
+    return int(any(run.errors for run in runs.values()))
+
+
+def _row(label: str, run: Run) -> dict[str, Any]:
+    """Return what the table shows of a run: rates, then medians and percentiles."""
+    latencies = {name: value for name, value in run.figures.items() if re.match(r"median_|p[\d.]+_", name)}
+    return {"load": label, **{name: run.figures[name] for name in COLUMNS if name in run.figures}, **latencies}
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ConfigError, ServerError, UnreachableError) as error:
+        sys.exit(f"bench_serving: error: {error}")

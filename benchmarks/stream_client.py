@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of bench_serving: many streams in one thread of one process, on plain sockets.
+"""The client of bench_http: many streams in one thread of one process, on plain sockets.
 
 It shares the cores with the server it measures, so while streams run it only waits, reads and notes the time; events
 are parsed when all have ended. Jobs come as JSON lines on stdin, results go as JSON lines to stdout.

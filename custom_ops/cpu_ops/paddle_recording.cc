@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <memory>
+#include <string>
+#include <typeinfo>
 
 #include "cpu_ops/checks.h"
 #include "cpu_ops/recording.h"
@@ -72,11 +78,53 @@ Args resized(Args args, int64_t num_rows, int64_t num_seqs) {
   return args;
 }
 
-void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+template <class Args, class = void>
+constexpr bool has_weight = false;
+
+template <class Args>
+constexpr bool has_weight<Args, std::void_t<decltype(Args::n), decltype(Args::k)>> = true;
+
+// Returns what kind of launch this is, with the size of its weight if it has one: "Linear [3072, 1024]".
+template <class Args>
+std::string describe(const Args& args) {
+  const std::unique_ptr<char, decltype(&std::free)> type(
+      abi::__cxa_demangle(typeid(Args).name(), nullptr, nullptr, nullptr), std::free);
+  std::string name = type.get();  // fd::LinearArgs
+  name = name.substr(name.rfind(':') + 1);
+  name = name.substr(0, name.rfind("Args"));
+  if constexpr (has_weight<Args>) name += " [" + std::to_string(args.n) + ", " + std::to_string(args.k) + "]";
+  return name;
+}
+
+// Performs all launches, telling `after` when each is done.
+template <class After>
+void perform_all(int64_t recording, int64_t num_rows, int64_t num_seqs, After after) {
   require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
-  for (const Launch& launch : reinterpret_cast<const Recording*>(recording)->launches)
+  const auto& launches = reinterpret_cast<const Recording*>(recording)->launches;
+  for (const Launch& launch : launches) {
     std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
-  num_launches += static_cast<int64_t>(reinterpret_cast<const Recording*>(recording)->launches.size());
+    after();
+  }
+  num_launches += static_cast<int64_t>(launches.size());
+}
+
+void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+  perform_all(recording, num_rows, num_seqs, [] {});
+}
+
+// As replay, with the seconds of each launch.
+void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+  using Clock = std::chrono::steady_clock;
+  const auto count = static_cast<int64_t>(reinterpret_cast<const Recording*>(recording)->launches.size());
+  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == count, "profile", "seconds",
+          "float64, one per launch", seconds.numel());
+  double* out = seconds.data<double>();
+  Clock::time_point last = Clock::now();
+  perform_all(recording, num_rows, num_seqs, [&] {
+    const Clock::time_point now = Clock::now();
+    *out++ = std::chrono::duration<double>(now - last).count();
+    last = now;
+  });
 }
 
 }  // namespace
@@ -103,6 +151,19 @@ FD_EXPORT void* fd_recording_end() { return fd::current.release(); }
 
 FD_EXPORT void fd_recording_free(void* recording) { delete static_cast<fd::Recording*>(recording); }
 
+FD_EXPORT int64_t fd_recording_size(const void* recording) {
+  return static_cast<int64_t>(static_cast<const fd::Recording*>(recording)->launches.size());
+}
+
+// Returns the descriptions of all launches, one a line, valid until the thread's next call.
+FD_EXPORT const char* fd_recording_describe(const void* recording) {
+  static thread_local std::string lines;
+  lines.clear();
+  for (const fd::Launch& launch : static_cast<const fd::Recording*>(recording)->launches)
+    lines += std::visit([](const auto& args) { return fd::describe(args); }, launch) + '\n';
+  return lines.c_str();
+}
+
 // Launches performed by this process so far, replayed ones included.
 FD_EXPORT int64_t fd_num_launches() { return fd::num_launches; }
 
@@ -113,3 +174,10 @@ PD_BUILD_OP(fd_replay)
     .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(fd::replay));
+
+PD_BUILD_OP(fd_profile)
+    .Inputs({"out", "seconds"})
+    .Outputs({"out_", "seconds_"})
+    .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
+    .SetInplaceMap({{"out", "out_"}, {"seconds", "seconds_"}})
+    .SetKernelFn(PD_KERNEL(fd::profile));

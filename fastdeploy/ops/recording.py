@@ -12,6 +12,7 @@ from typing import Any
 
 from paddle import Tensor
 
+from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.registry import load_library, run_native, selected_backend
 
 
@@ -21,7 +22,7 @@ class Recording:
     It holds addresses: whoever replays it keeps every tensor alive that the function passed to an operator.
     """
 
-    __slots__ = ("_free", "_handle")
+    __slots__ = ("_free", "_handle", "_num_launches")
 
     def __init__(self, function: Callable[[], Any]) -> None:
         """Record the operators that `function` calls: linear layers, norms, gathers and attention.
@@ -34,6 +35,7 @@ class Recording:
         """
         library = load_library()
         library.fd_recording_end.restype = ctypes.c_void_p
+        library.fd_recording_describe.restype = ctypes.c_char_p
         self._free = library.fd_recording_free  # kept here: modules may be gone when the last recording goes
         self._free.argtypes = [ctypes.c_void_p]
         library.fd_recording_begin()
@@ -41,6 +43,7 @@ class Recording:
             function()
         finally:
             self._handle: int = library.fd_recording_end()
+        self._num_launches = int(library.fd_recording_size(ctypes.c_void_p(self._handle)))
 
     def replay(self, out: Tensor, num_rows: int, num_seqs: int) -> None:
         """Perform the launches for the first num_rows rows and num_seqs sequences.
@@ -53,6 +56,17 @@ class Recording:
             ValueError: more rows than recorded; an id, position or slot out of range, as the operators say it.
         """
         run_native("fd_replay", out, self._handle, num_rows, num_seqs)
+
+    def describe(self) -> list[str]:
+        """Return what every launch is, with the size of its weight if it has one: "Linear [3072, 1024]"."""
+        lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self._handle))
+        return lines.decode().splitlines()
+
+    def profile(self, out: Tensor, num_rows: int, num_seqs: int) -> list[float]:
+        """Replay as `replay` does, and return the seconds of every launch, in the order of `describe`."""
+        seconds = HostBuffer(self._num_launches, "float64")
+        run_native("fd_profile", out, seconds.tensor, self._handle, num_rows, num_seqs)
+        return list(seconds.array.tolist())
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)

@@ -7,6 +7,8 @@ import argparse
 import itertools
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.cli.bench.datasets import file_samples, random_samples
 from fastdeploy.entrypoints.cli.bench.figures import percentile, spread
 from fastdeploy.entrypoints.cli.bench.load import Result, arrival_times
+from fastdeploy.entrypoints.cli.bench.plot import plot_latencies
+from fastdeploy.entrypoints.cli.bench.serve import main as serve_main
+from fastdeploy.entrypoints.cli.bench.slo import keeps
 from fastdeploy.entrypoints.cli.main import main
 from tests.entrypoints.server_process import ServerProcess
 from tests.entrypoints.test_cli import run
@@ -162,6 +167,45 @@ def test_bench_serve_sends_what_its_flags_and_files_say(
     assert figures["total_input_tokens"] == sum(len(TOKENIZER.encode(text)) for text in ("the quick", "for name"))
 
 
+def test_goodput_counts_the_requests_within_every_limit(server: ServerProcess) -> None:
+    limits = ["--goodput", "ttft:600000", "e2el:600000"]
+    figures = last_json(bench(server, "--num-prompts", "4", *limits).stdout)
+    assert figures["num_good"] == 4 and figures["request_goodput"] == figures["request_throughput"]
+    assert figures["goodput_limits_ms"] == {"ttft": 600000, "e2el": 600000}
+    figures = last_json(bench(server, "--num-prompts", "4", *limits, "tpot:0.000001").stdout)
+    assert (figures["completed"], figures["num_good"], figures["request_goodput"]) == (4, 0, 0)
+    done = bench(server, "--goodput", "itl:5")
+    assert done.returncode == 2 and "--goodput: expected ttft, tpot, e2el with milliseconds" in done.stderr
+
+
+def test_bench_serve_plots_its_times(server: ServerProcess, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
+    file = tmp_path / "times.png"
+    done = bench(server, "--num-prompts", "3", "--goodput", "ttft:5", "--plot", str(file))
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"--plot: cannot write '/nowhere/x\.png': No such file or directory"):
+        plot_latencies("/nowhere/x.png", "no folder", {"": {"ttft": [1.0, 2.0]}}, {})
+
+
+def test_a_plot_without_matplotlib_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"--plot: needs matplotlib: pip install 'fastdeploy\[bench\]'"):
+        serve_main(["--port", "9", "--plot", "times.png"])
+
+
+def test_a_sweep_puts_loads_side_by_side(server: ServerProcess) -> None:
+    flags = ["--base-url", server.url, "--disable-tqdm", "--num-prompts", "3", "--random-input-len", "9"]
+    flags += ["--random-output-len", "4", "--ignore-eos", "--request-rates", "200", "inf", "--max-concurrencies", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_serving", *flags], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    runs = last_json(done.stdout)["runs"]
+    assert list(runs) == ["200/s, 2 at once", "inf/s, 2 at once"]
+    assert [run["total_output_tokens"] for run in runs.values()] == [12, 12]
+
+
 def test_bench_serve_without_a_server_is_one_line() -> None:
     done = run("bench", "serve", "--port", "9")
     assert (done.returncode, done.stdout) == (1, "")
@@ -237,3 +281,12 @@ def test_figures_are_those_of_the_values() -> None:
     assert spread("ttft", "_ms", [], [50]) == {}
     assert Result(ttft_s=1.0, e2e_s=4.0, output_tokens=4).tpot_s == 1.0
     assert Result(ttft_s=1.0, e2e_s=1.0, output_tokens=1).tpot_s is None
+
+
+def test_a_request_is_good_at_its_limit_and_not_beyond() -> None:
+    result = Result(ttft_s=0.5, e2e_s=2.0, output_tokens=4)  # half a second per further token
+    assert keeps(result, {"ttft": 500.0, "tpot": 500.0, "e2el": 2000.0})
+    for name, limit in {"ttft": 499.0, "tpot": 499.0, "e2el": 1999.0}.items():
+        assert not keeps(result, {name: limit}), name
+    assert keeps(Result(ttft_s=0.5, e2e_s=0.5, output_tokens=1), {"tpot": 1.0}), "no further token, none too late"
+    assert not keeps(Result(error="refused"), {"ttft": 500.0})

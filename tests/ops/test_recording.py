@@ -89,3 +89,14 @@ def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str)
     recording.replay(replayed, 2, 0)
     assert called.numpy()[:2].any()
     np.testing.assert_array_equal(replayed.numpy(), called.numpy())
+
+
+def test_a_profile_computes_and_names_every_launch_with_its_seconds() -> None:
+    expected, scratch = buffers()
+    compute(IDS, expected, scratch, 3)
+    found, scratch = buffers()
+    recording = Recording(lambda: compute(IDS, found, scratch, ROWS))
+    seconds = recording.profile(found, 3, 1)
+    assert recording.describe() == ["Gather", f"Linear [{SIZE}, {SIZE}]", "RmsNorm"]
+    assert len(seconds) == 3 and all(0 < one < 60 for one in seconds)
+    np.testing.assert_array_equal(found.numpy(), expected.numpy())

@@ -80,7 +80,7 @@ async def _measure(client: HttpClient, path: str, body: dict[str, Any]) -> Resul
     try:
         async for event in client.stream(path, body):
             usage = event.get("usage") or usage
-            if not any(_has_text(choice) for choice in event["choices"]):
+            if not any(_has_text(choice) for choice in event.get("choices", ())):
                 continue
             now = time.perf_counter()
             if last == begin:

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +27,8 @@ from fastdeploy.entrypoints.cli.bench.datasets import (
 )
 from fastdeploy.entrypoints.cli.bench.figures import machine, percent_list, print_figures, spread
 from fastdeploy.entrypoints.cli.bench.load import Result, arrival_times, run_load
+from fastdeploy.entrypoints.cli.bench.plot import plot_latencies, require_matplotlib
+from fastdeploy.entrypoints.cli.bench.slo import goodput, parse_limit
 from fastdeploy.entrypoints.cli.client import add_key_flag, server_key
 from fastdeploy.entrypoints.cli.http_client import HttpClient, ServerError, UnreachableError
 from fastdeploy.entrypoints.cli.parser import CommandParser, json_mapping, positive_int
@@ -42,15 +44,49 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "fre
 
 def main(arguments: list[str]) -> int:
     """Run the load; return 0 if every request was answered, else 1."""
-    args = _parser().parse_own(arguments)
+    args = make_parser().parse_own(arguments)
+    if args.plot:
+        require_matplotlib()
     try:
-        return asyncio.run(_bench(args))
+        run = asyncio.run(measure(args))
     except (ServerError, UnreachableError) as error:
         print(f"fastdeploy: error: {error}", file=sys.stderr)
         return 1
+    run.report()
+    if args.plot:
+        plot_latencies(args.plot, run.title, {"": latencies_ms(run.results)}, dict(args.goodput))
+        print(f"  plotted to {args.plot}")
+    _finish(args, run)
+    return 1 if run.errors else 0
 
 
-async def _bench(args: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Run:
+    """A load that was sent, and what came of it."""
+
+    title: str
+    figures: dict[str, Any]
+    results: list[Result]
+
+    @property
+    def errors(self) -> list[str]:
+        """What requests failed of, each once."""
+        return sorted({result.error for result in self.results if result.error})
+
+    def report(self) -> None:
+        """Print the figures as a table, and the first errors."""
+        print_figures(self.title, self.figures)
+        for error in self.errors[:3]:
+            print(f"  failed: {error}")
+
+
+async def measure(args: argparse.Namespace) -> Run:
+    """Send the load that the flags describe.
+
+    Raises:
+        ConfigError: no tokenizer or dataset.
+        ServerError, UnreachableError: no server of the protocol is there.
+    """
     path = args.endpoint or BACKENDS[args.backend]
     base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     client = HttpClient(base_url, server_key(args))
@@ -61,13 +97,8 @@ async def _bench(args: argparse.Namespace) -> int:
     times = arrival_times(len(bodies), args.request_rate, args.seed)
     with tqdm(total=len(bodies), desc="Requests", disable=args.disable_tqdm) as bar:
         results, duration_s = await run_load(client, path, bodies, times, args.max_concurrency, bar.update)
-    figures = summarise(args, results, duration_s)
-    print_figures(f"{model} at {urlsplit(base_url).netloc}{path}", figures)
-    errors = sorted({result.error for result in results if result.error})
-    for error in errors[:3]:
-        print(f"  failed: {error}")
-    _finish(args, {**_head(args, model), **figures}, results)
-    return 1 if errors else 0
+    figures = {**_head(args, model), **summarise(args, results, duration_s)}
+    return Run(f"{model} at {urlsplit(base_url).netloc}{path}", figures, results)
 
 
 def make_samples(args: argparse.Namespace, tokenizer_name: str) -> list[Sample]:
@@ -114,19 +145,28 @@ def summarise(args: argparse.Namespace, results: Sequence[Result], duration_s: f
         "request_throughput": len(good) / duration_s,
         "output_throughput": num_out / duration_s,
         "total_token_throughput": (num_in + num_out) / duration_s,
+        **goodput(results, dict(args.goodput), duration_s),
     }
-    values: dict[str, tuple[str, list[float]]] = {
-        "ttft": ("_ms", [1e3 * r.ttft_s for r in good]),
-        "tpot": ("_ms", [1e3 * r.tpot_s for r in good if r.tpot_s is not None]),
-        "itl": ("_ms", [1e3 * gap for r in good for gap in r.gaps_s]),
-        "e2el": ("_ms", [1e3 * r.e2e_s for r in good]),
-        "input_len": ("", [float(r.input_tokens) for r in good]),
-        "output_len": ("", [float(r.output_tokens) for r in good]),
+    times = latencies_ms(results)
+    lengths = {
+        "input_len": [float(r.input_tokens) for r in good],
+        "output_len": [float(r.output_tokens) for r in good],
     }
     for name in args.percentile_metrics:
-        unit, numbers = values[name]
+        unit, numbers = ("_ms", times[name]) if name in times else ("", lengths[name])
         figures |= spread(name, unit, numbers, args.metric_percentiles)
     return figures
+
+
+def latencies_ms(results: Sequence[Result]) -> dict[str, list[float]]:
+    """Return the times of the requests that were answered, by metric."""
+    good = [result for result in results if not result.error]
+    return {
+        "ttft": [1e3 * r.ttft_s for r in good],
+        "tpot": [1e3 * r.tpot_s for r in good if r.tpot_s is not None],
+        "itl": [1e3 * gap for r in good for gap in r.gaps_s],
+        "e2el": [1e3 * r.e2e_s for r in good],
+    }
 
 
 def _head(args: argparse.Namespace, model: str) -> dict[str, Any]:
@@ -141,6 +181,7 @@ def _head(args: argparse.Namespace, model: str) -> dict[str, Any]:
         "request_rate": "inf" if args.request_rate == float("inf") else args.request_rate,
         "max_concurrency": args.max_concurrency,
         "seed": args.seed,
+        **({"goodput_limits_ms": dict(args.goodput)} if args.goodput else {}),
         **dict(pair.split("=", 1) for pair in args.metadata),
     }
 
@@ -152,22 +193,23 @@ async def _warm_up(client: HttpClient, path: str, bodies: Sequence[dict[str, Any
             pass
 
 
-def _finish(args: argparse.Namespace, figures: dict[str, Any], results: Sequence[Result]) -> None:
+def _finish(args: argparse.Namespace, run: Run) -> None:
     """Write the file if one is asked for, and print the JSON line."""
     if args.save_result:
         name = args.result_filename or f"{args.backend}-{time.strftime('%Y%m%d-%H%M%S')}.json"
         file = Path(args.result_dir) / name
-        details = {"requests": [asdict(result) for result in results]} if args.save_detailed else {}
+        details = {"requests": [asdict(result) for result in run.results]} if args.save_detailed else {}
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({**figures, **details}) + "\n", encoding="utf-8")
+            file.write_text(json.dumps({**run.figures, **details}) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError("--result-dir", f"cannot write {str(file)!r}: {error.strerror}") from None
         print(f"  written to {file}")
-    print(json.dumps(figures))
+    print(json.dumps(run.figures))
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """Return the parser of all flags."""
     parser = CommandParser("bench serve", "Send load to a running server of the OpenAI protocol and measure it.")
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="openai", help="openai is /v1/completions")
     parser.add_argument("--base-url", help="address without /v1; else --host and --port")
@@ -184,7 +226,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--random-output-len", type=positive_int, default=128, help="random: tokens asked for")
     parser.add_argument("--random-range-ratio", type=_ratio, default=0.0, help="random: lengths vary by this part")
     parser.add_argument("--random-prefix-len", type=int, default=0, help="random: tokens that all prompts share")
-    parser.add_argument("--request-rate", type=_rate, default=float("inf"), help="requests per second, Poisson")
+    parser.add_argument("--request-rate", type=request_rate, default=float("inf"), help="requests per second, Poisson")
     parser.add_argument("--max-concurrency", type=positive_int, help="most requests at once")
     parser.add_argument("--num-warmups", type=int, default=0, help="requests before, which do not count")
     parser.add_argument("--ignore-eos", action="store_true", help="every answer takes all its tokens")
@@ -195,6 +237,10 @@ def _parser() -> CommandParser:
     parser.add_argument("--hyperparameter-path", type=_yaml_mapping, default={}, help="YAML file of further fields")
     parser.add_argument("--percentile-metrics", type=_metrics, default="ttft,tpot,itl,e2el", help=", ".join(METRICS))
     parser.add_argument("--metric-percentiles", type=percent_list, default="99", help="such as 50,95,99")
+    parser.add_argument(
+        "--goodput", nargs="+", type=parse_limit, default=[], help="limits in ms, such as ttft:500 tpot:50 e2el:9000"
+    )
+    parser.add_argument("--plot", metavar="PNG", help="draw the distributions of the times (extra: bench)")
     parser.add_argument("--save-result", action="store_true", help="write the figures to a file")
     parser.add_argument("--save-detailed", action="store_true", help="with the times of every request")
     parser.add_argument("--result-dir", default=".", help="folder of the file")
@@ -212,7 +258,8 @@ def _metrics(text: str) -> list[str]:
     return names
 
 
-def _rate(text: str) -> float:
+def request_rate(text: str) -> float:
+    """Return requests per second, inf included."""
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"expected requests per second, or inf, got {text}")

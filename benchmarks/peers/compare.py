@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This engine against llama.cpp and OpenVINO GenAI on the same weights, in turns within one run.
+
+    python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 4] [--rounds 3]
+        [--threads 2] [--clock wall] [--only decode-128 prefill-512]
+
+CHECKPOINT is what make_checkpoint.py --gguf wrote, with OpenVINO's exports beside its files (README.md). All engines
+of the same bits are loaded, each in a process of its own; job after job each has the machine to itself. Figures are
+medians of tokens per second; where `over` names a peer, medians of ratios within a round, ours over the peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import print_json, print_table
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+OURS = {16: ["none"], 8: ["w8a8", "wint8"], 4: ["w4a8", "wint4"]}
+GGUF = {16: "bf16", 8: "q8_0", 4: "q4_0"}
+OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Requests of equal lengths; `figure` is what is read off: decode, prefill, or all output tokens over all time."""
+
+    requests: int
+    prompt_tokens: int
+    new_tokens: int
+    figure: str
+
+    def rate(self, first_s: float, total_s: float) -> float:
+        """Return tokens per second."""
+        if self.figure == "prefill":
+            return self.prompt_tokens / first_s
+        if self.figure == "decode":
+            return (self.new_tokens - 1) / (total_s - first_s)
+        return self.requests * self.new_tokens / total_s
+
+
+JOBS = {
+    "decode-128": Job(1, 128, 33, "decode"),
+    "decode-2048": Job(1, 2048, 33, "decode"),
+    "prefill-512": Job(1, 512, 1, "prefill"),
+    "prefill-2048": Job(1, 2048, 1, "prefill"),
+    "streams-16": Job(16, 256, 128, "all"),
+}
+
+
+@dataclass
+class Worker:
+    """An engine in a process of its own, and its rates by job."""
+
+    process: subprocess.Popen[str]
+    name: str
+    is_ours: bool
+    rates: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, command: list[str], environment: dict[str, str]) -> Worker:
+        """Start a worker and wait until its engine is loaded."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        worker = cls(process, "", "fastdeploy_worker" in command[1])
+        worker.name = worker._answer(command)["ready"]
+        return worker
+
+    def run(self, job: Job) -> float:
+        """Run a job; return its rate."""
+        assert self.process.stdin is not None
+        parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
+        self.process.stdin.write(json.dumps(parts) + "\n")
+        self.process.stdin.flush()
+        return job.rate(**self._answer([self.name]))
+
+    def stop(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+    def _answer(self, what: list[str]) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"compare: the worker {' '.join(what)} ended with status {self.process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
+    """Return the workers of a number of bits: ours, and those of the peers whose files are there."""
+    checkpoint, peer = str(args.checkpoint), str(args.peers_python)
+    found = [[sys.executable, str(HERE / "fastdeploy_worker.py"), checkpoint, kind] for kind in OURS[bits]]
+    gguf, folder = args.checkpoint / f"model-{GGUF[bits]}.gguf", args.checkpoint / f"openvino-{OPENVINO[bits]}"
+    for file, script in ((gguf, "llama_cpp_worker.py"), (folder, "openvino_worker.py")):
+        if file.exists():
+            found.append([peer, str(HERE / script), str(file)])
+        else:
+            print(f"left out: {script} has no {file}")
+    return found
+
+
+def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
+    """Run all jobs on all engines of a number of bits, in turns; the first round does not count."""
+    environment = {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "FD_NUM_THREADS": str(args.threads),
+        "PEERS_THREADS": str(args.threads),
+        "PEERS_CLOCK": args.clock,
+    }
+    workers = [Worker.start(command, environment) for command in commands(args, bits)]
+    for worker in workers:
+        worker.run(Job(1, 32, 4, "decode"))  # what a first call costs is not counted
+    for _ in range(args.rounds):
+        for name in args.only:
+            for worker in workers:
+                worker.rates.setdefault(name, []).append(worker.run(JOBS[name]))
+    for worker in workers:
+        worker.stop()
+    return workers
+
+
+def report(workers: list[Worker], bits: int) -> list[dict[str, Any]]:
+    """Return a row per engine: its rates, and for a peer how many times as fast each of ours is."""
+    rows = []
+    for worker in workers:
+        row: dict[str, Any] = {"bits": bits, "engine": worker.name, "over": "tokens/s"}
+        rows.append({**row, **{job: statistics.median(rates) for job, rates in worker.rates.items()}})
+    for ours in (w for w in workers if w.is_ours):
+        for peer in (w for w in workers if not w.is_ours):
+            ratios = {
+                job: statistics.median(a / b for a, b in zip(rates, peer.rates[job]))
+                for job, rates in ours.rates.items()
+            }
+            rows.append({"bits": bits, "engine": ours.name, "over": peer.name, **ratios})
+    return rows
+
+
+def main() -> None:
+    """Print rates and ratios and one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--peers-python", type=Path, required=True, help="Python that has the peers' packages")
+    parser.add_argument("--bits", type=int, nargs="+", choices=list(OURS), default=list(OURS))
+    parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for one thread")
+    args = parser.parse_args()
+    if args.clock == "cpu" and args.threads != 1:
+        parser.error("--clock: cpu: expected --threads 1")
+    rows = [row for bits in args.bits for row in report(compare(args, bits), bits)]
+    print_table(f"{args.threads} threads, {args.clock} time", list(rows[0]), [list(row.values()) for row in rows])
+    print_json({"benchmark": "peers", "threads": args.threads, "clock": args.clock, "results": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""llama.cpp as a worker: llama_cpp_worker.py MODEL.gguf. Needs llama-cpp-python; greedy, no sampler chain."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from protocol import NUM_THREADS, clock, serve
+
+
+class Context:
+    """A context as large as a job needs, and the batch that its steps are written into."""
+
+    def __init__(self, model: Any, num_requests: int, tokens_each: int) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = num_requests * (-(-tokens_each // 256) * 256)  # per sequence a multiple of 256
+        params.n_seq_max = num_requests
+        params.n_batch = params.n_ctx
+        params.n_threads = params.n_threads_batch = NUM_THREADS
+        self.handle = llama_cpp.llama_init_from_model(model, params)
+        assert self.handle, "llama.cpp made no context"
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self.batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
+
+    def step(self, tokens: list[list[int]], position: int) -> list[int]:
+        """Compute tokens[i] of sequence i from `position` on; return the likeliest next token of each."""
+        batch, row, last_rows = self.batch, 0, []
+        for sequence, new in enumerate(tokens):
+            for offset, token in enumerate(new):
+                batch.token[row], batch.pos[row], batch.n_seq_id[row] = token, position + offset, 1
+                batch.seq_id[row][0], batch.logits[row] = sequence, offset == len(new) - 1
+                row += 1
+            last_rows.append(row - 1)
+        batch.n_tokens = row
+        assert llama_cpp.llama_decode(self.handle, batch) == 0, "llama.cpp computed nothing"
+        return [self._likeliest(row) for row in last_rows]
+
+    def close(self) -> None:
+        """Free batch and context."""
+        llama_cpp.llama_batch_free(self.batch)
+        llama_cpp.llama_free(self.handle)
+
+    def _likeliest(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self.handle, row)
+        return int(np.ctypeslib.as_array(logits, shape=(self.vocab_size,)).argmax())
+
+
+def main(file: str) -> None:
+    """Load the model and serve."""
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
+    assert model, f"llama.cpp cannot load {file}"
+
+    def run(prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
+        length = len(prompts[0])
+        context = Context(model, len(prompts), length + new_tokens)
+        begin = clock()
+        tokens = context.step(prompts, 0)
+        first_s = clock() - begin
+        for position in range(length, length + new_tokens - 1):
+            tokens = context.step([[token] for token in tokens], position)
+        total_s = clock() - begin
+        context.close()
+        return first_s, total_s
+
+    serve(f"llama.cpp {file.rpartition('-')[2].removesuffix('.gguf')}, {llama_cpp.__version__}", run)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine can do at this minute: read bandwidth, and peak operations in bf16 and int8, with all threads.
+
+A reading takes some 20 ms, so that benchmarks can take one between any two timed calls: on a shared machine the
+bandwidth halves and doubles within minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import paddle
+
+from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.ops import num_threads, registry, select_backend
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.memory import allocate_streamed
+
+LEAST_READING = 1 << 28  # bytes of one reading
+CACHE_TIMES = 4  # bytes of the whole buffer over those of the last-level cache
+TILE = 1 << 18  # bytes that a thread reads at a time
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+BLOCKED_ROWS, BLOCKED_OUT, BLOCKED_IN = 504, 3072, 1024
+REGISTER_STEPS = 10_000  # about a millisecond
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The machine at one moment.
+
+    Attributes:
+        bytes_per_s: reading memory that no cache holds.
+        bf16_per_s: bf16 operations, the better of a loop over registers and a blocked linear layer.
+        int8_per_s: int8 operations, likewise.
+    """
+
+    bytes_per_s: float
+    bf16_per_s: float
+    int8_per_s: float
+
+    def floor_s(self, num_bytes: float, bf16_operations: float, int8_operations: float = 0.0) -> float:
+        """Return the least time of work that reads so much and does so many operations of each kind."""
+        arithmetic = bf16_operations / self.bf16_per_s + int8_operations / self.int8_per_s
+        return max(num_bytes / self.bytes_per_s, arithmetic)
+
+    def __str__(self) -> str:
+        """Name the three limits."""
+        return (
+            f"{self.bytes_per_s / 1e9:.1f} GB/s, {self.bf16_per_s / 1e9:.0f} bf16 GFLOP/s, "
+            f"{self.int8_per_s / 1e9:.0f} int8 GOP/s"
+        )
+
+
+def middle(readings: Sequence[Reading]) -> Reading:
+    """Return the median of each figure."""
+    return Reading(
+        statistics.median(r.bytes_per_s for r in readings),
+        statistics.median(r.bf16_per_s for r in readings),
+        statistics.median(r.int8_per_s for r in readings),
+    )
+
+
+def add_clock_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that `make_roofline` reads."""
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu needs FD_NUM_THREADS=1")
+
+
+def make_roofline(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Roofline:
+    """Select the CPU's operators and return a roofline on the clock that the flags name.
+
+    On a machine that others use too, the time that they had does not count on a thread's clock.
+    """
+    select_backend("cpu")
+    if args.clock == "cpu" and num_threads() != 1:
+        parser.error(f"--clock: cpu: expected FD_NUM_THREADS=1, got {num_threads()} threads")
+    return Roofline(time.thread_time if args.clock == "cpu" else time.perf_counter)
+
+
+def last_level_cache_bytes(caches: Path = CACHES) -> int:
+    """Return the size of the largest cache that the system reports; 0 where it reports none."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes = [file.read_text().strip() for file in caches.glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] if size[-1] in units else int(size) for size in sizes), default=0)
+
+
+def buffer_bytes(cache: int, available: int) -> tuple[int, int]:
+    """Return the bytes of the buffer, and of the window of it that one reading takes; both whole tiles.
+
+    A reading takes at least the cache's size and comes back to a window only after the others, so that it neither
+    finds its own bytes in the cache nor leaves a timed call's there. The buffer takes at most a quarter of the
+    available memory.
+    """
+    window = max(LEAST_READING, -(-cache // TILE) * TILE)
+    num_windows = max(1, min(-(-CACHE_TIMES * cache // window), available // 4 // window))
+    return num_windows * window, window
+
+
+class Roofline:
+    """Takes readings with the threads and the instruction-set path that the operators use, and keeps them."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.readings: list[Reading] = []
+        self._library = registry.load_library()
+        self._library.fd_multiply_registers.restype = self._library.fd_multiply_integers.restype = ctypes.c_double
+        self.cache_bytes = last_level_cache_bytes()
+        self.buffer_bytes, self._window = buffer_bytes(self.cache_bytes, available_memory_bytes())
+        self._memory = allocate_streamed([self.buffer_bytes // 4], "float32").zero_()
+        self._next = 0
+        source = random_rows(BLOCKED_OUT, BLOCKED_IN, "bfloat16", 5, BLOCKED_IN**-0.5)
+        self._blocked = {kind: pack_linear(source, None, kind) for kind in ("none", "w8a8")}
+        self._x = random_rows(BLOCKED_ROWS, BLOCKED_IN, "bfloat16", 6)
+        self._out = paddle.zeros([BLOCKED_ROWS, BLOCKED_OUT], "bfloat16")
+
+    def measure(self) -> Reading:
+        """Take a reading."""
+        reading = Reading(
+            self._read(),
+            max(self._multiply(self._library.fd_multiply_registers), self._multiply_blocked("none")),
+            max(self._multiply(self._library.fd_multiply_integers), self._multiply_blocked("w8a8")),
+        )
+        self.readings.append(reading)
+        return reading
+
+    @property
+    def median(self) -> Reading:
+        """Return the median of each figure over all readings."""
+        return middle(self.readings)
+
+    def describe(self) -> dict[str, float]:
+        """Return the medians and what was read, for a JSON line."""
+        return {
+            "read_gb_per_s": self.median.bytes_per_s / 1e9,
+            "peak_bf16_gflop_per_s": self.median.bf16_per_s / 1e9,
+            "peak_int8_gop_per_s": self.median.int8_per_s / 1e9,
+            "last_level_cache_mib": self.cache_bytes / (1 << 20),
+            "read_buffer_mib": self.buffer_bytes / (1 << 20),
+        }
+
+    def _read(self) -> float:
+        address = self._memory.data_ptr() + self._next
+        self._next = (self._next + self._window) % self.buffer_bytes
+        begin = self.clock()
+        self._library.fd_read_memory(ctypes.c_void_p(address), ctypes.c_int64(self._window))
+        return self._window / (self.clock() - begin)
+
+    def _multiply(self, loop: Callable[[ctypes.c_int64], float]) -> float:
+        begin = self.clock()
+        operations = loop(ctypes.c_int64(REGISTER_STEPS))
+        return operations / (self.clock() - begin)
+
+    def _multiply_blocked(self, kind: str) -> float:
+        begin = self.clock()
+        linear(self._x, self._blocked[kind], self._out, BLOCKED_ROWS)
+        return 2.0 * BLOCKED_ROWS * BLOCKED_OUT * BLOCKED_IN / (self.clock() - begin)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks of whole steps run from end to end on a tiny shape; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_decode, bench_prefill, profile_step
+from benchmarks.stacked_bars import stacked_bars
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def last_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], small_readings: None, tiny: str
+) -> Any:
+    """Return a function that runs a benchmark in this process on the tiny shape and returns its JSON line."""
+
+    def run(module: ModuleType, *flags: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [module.__name__, "--shape", tiny, *flags])
+        module.main()
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    return run
+
+
+def test_decode_measures_every_format_context_and_number_of_rows(last_line: Any) -> None:
+    flags = ["--quantization", "none", "w4a8", "--context", "32", "80", "--rows", "1", "4", "--rounds", "2"]
+    results = last_line(bench_decode, *flags)["results"]
+    kinds = [(1, "requests"), (4, "requests"), (4, "drafts")]
+    cases = [(format, context, *kind) for format in ("none", "w4a8") for context in (32, 80) for kind in kinds]
+    assert [(r["format"], r["context"], r["rows"], r["as"]) for r in results] == cases
+    for row in results:
+        assert row["time_over_floor"] >= row["best"] > 0
+        assert row["rows_per_s"] == pytest.approx(1000 * row["rows"] / row["step_ms"])
+        assert row["times_one"] == 1 or row["rows"] > 1
+    reads = {(r["format"], r["rows"], r["as"]): r["read_gb"] for r in results if r["context"] == 80}
+    assert reads["none", 4, "drafts"] == reads["none", 1, "requests"] < reads["none", 4, "requests"]
+
+
+def test_prefill_compares_formats_with_bf16(last_line: Any) -> None:
+    flags = ["--quantization", "none", "w8a8", "--tokens", "16", "48", "--rounds", "2"]
+    results = last_line(bench_prefill, *flags)["results"]
+    assert [(r["format"], r["tokens"]) for r in results] == [("none", 16), ("w8a8", 16), ("none", 48), ("w8a8", 48)]
+    for row in results:
+        assert row["share"] > 0 and row["share_of_own_peak"] > 0
+        assert row["over_bf16"] == 1 or row["format"] == "w8a8"
+        if row["format"] == "none":
+            assert row["share"] == row["share_of_own_peak"]
+
+
+def test_a_profile_accounts_for_the_whole_step_by_part(last_line: Any, tmp_path: Path) -> None:
+    file = tmp_path / "bars.svg"
+    found = last_line(profile_step, "--rounds", "2", "--svg", str(file))["seconds"]
+    assert len(found) == 8
+    for spent in found.values():
+        assert {"qkv", "attention output", "gate and up", "down", "head", profile_step.REST} <= set(spent)
+        assert all(seconds > 0 for seconds in spent.values())
+    bars = ElementTree.parse(file).getroot()
+    labels = {text.text for text in bars.iter(f"{SVG}text")}
+    assert labels >= {*found, *next(iter(found.values()))}
+    assert file.stat().st_size < 60_000
+
+
+def test_bars_are_as_wide_as_their_shares() -> None:
+    document = ElementTree.fromstring(stacked_bars("a < b", ["one", "two"], {"x": [0.75, 0.0], "rest": [0.25, 1.0]}))
+    widths = [
+        float(rect.get("width", "")) for rect in document.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None
+    ]
+    assert widths == [525.0, 175.0, 700.0]
+
+
+def test_memory_is_measured_in_a_process_per_format(tiny: str) -> None:
+    flags = ["--shape", tiny, "--quantization", "none", "wint8", "--requests", "4", "--context", "16"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.bench_memory", *flags], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    none, wint8 = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert none["weights_gib"] != wint8["weights_gib"] and none["cache_gib"] == wint8["cache_gib"] > 0
+    for row in (none, wint8):
+        assert row["beside_gib"] == pytest.approx(row["resident_gib"] - row["weights_gib"] - row["cache_gib"])
+        assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
