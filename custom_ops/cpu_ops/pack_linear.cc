@@ -8,7 +8,7 @@
 #include "cpu_ops/pack_pieces.h"
 
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace fd {

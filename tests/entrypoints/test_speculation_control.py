@@ -26,7 +26,9 @@ PROMPT = "x = 1\nx = 1\nx = 1\nx = 1\nx = "
 
 @pytest.fixture(scope="module", params=[method for method in METHODS if method != "naive"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    return LLM("demo", max_model_len=256, speculative_config={"method": request.param, "num_speculative_tokens": 4})
+    config = {"method": request.param, "num_speculative_tokens": 4}
+    config |= {"model": "demo/draft"} if request.param == "draft_model" else {}
+    return LLM("demo", max_model_len=256, speculative_config=config)
 
 
 def ask(llm: LLM, speculative: SpeculativeParams | None) -> CompletionOutput:
