@@ -142,7 +142,7 @@ class Attend {
  public:
   Attend(const Problem<T>& problem, const AttentionPlan& plan)
       : p_(problem), plan_(plan), kv_heads_(problem.a.cache.num_kv_heads), record_(record_size(problem.padded_dim)) {
-    const size_t count = plan.pieces.size() * static_cast<size_t>(kv_heads_);
+    const size_t count = static_cast<size_t>(plan.num_pieces * kv_heads_);
     const size_t counters = (count * sizeof(int32_t) + 63) / 64 * 64;
     const size_t partials = static_cast<size_t>(plan.num_partials * record_) * sizeof(float);
     char* scratch = static_cast<char*>(thread_scratch(counters + partials));
@@ -152,7 +152,7 @@ class Attend {
   }
 
   void run(bool parallel) const {
-    const int64_t num_tiles = static_cast<int64_t>(plan_.tasks.size()) * kv_heads_;
+    const int64_t num_tiles = plan_.num_tasks * kv_heads_;
     parallel_for(num_tiles, parallel, [&](int64_t tile) { run_task(plan_.tasks[tile / kv_heads_], tile % kv_heads_); });
   }
 

@@ -2,6 +2,7 @@
 #include "cpu_ops/attention_plan.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace fd {
 namespace {
@@ -18,20 +19,24 @@ int64_t split_cost(int64_t rows) { return rows + 6; }
 
 class Planner {
  public:
-  void run(const AttentionArgs& a, int64_t num_threads) {
+  AttentionPlan run(const AttentionArgs& a, int64_t num_threads) {
     args_ = &a;
-    plan.pieces.clear();
-    plan.members.clear();
-    plan.tasks.clear();
-    plan.num_partials = 0;
+    pieces_.clear();
+    members_.clear();
+    tasks_.clear();
+    num_partials_ = 0;
     find_shared();
     cut_pieces(num_threads);
     add_shared_tasks();
     add_own_tasks(num_threads);
     place_partials();
+    return {pieces_.data(),
+            members_.data(),
+            tasks_.data(),
+            static_cast<int64_t>(pieces_.size()),
+            static_cast<int64_t>(tasks_.size()),
+            num_partials_};
   }
-
-  AttentionPlan plan;
 
  private:
   int64_t heads_per_kv() const { return args_->num_heads / args_->cache.num_kv_heads; }
@@ -85,12 +90,12 @@ class Planner {
       rows /= 2;
     first_piece_.clear();
     for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
-      first_piece_.push_back(static_cast<int64_t>(plan.pieces.size()));
+      first_piece_.push_back(static_cast<int64_t>(pieces_.size()));
       const int64_t block = shared_[seq] > 0 ? kMaxSharedRows : rows, before = args_->kv_lens[seq] - num_new(seq);
       for (int64_t first = 0; first < num_rows(seq); first += block) {
         const int64_t count = std::min(block, num_rows(seq) - first);
         const int64_t last_position = before + (first + count - 1) / heads_per_kv();
-        plan.pieces.push_back({seq, first, count, last_position / kSplit + 1, 0, 0});
+        pieces_.push_back({seq, first, count, last_position / kSplit + 1, 0, 0});
       }
     }
   }
@@ -120,12 +125,12 @@ class Planner {
       while (shared_[group_[count - 1]] <= split) --count;
       end = std::min(split + kMinSplits, shared_[group_[count - 1]]);
       for (size_t i = 0; i < count;) {
-        const int64_t begin = static_cast<int64_t>(plan.members.size());
+        const int64_t begin = static_cast<int64_t>(members_.size());
         for (int64_t rows = 0; i < count && (rows += num_rows(group_[i])) <= kTaskRows; ++i) {
-          plan.members.push_back(first_piece_[group_[i]]);
-          ++plan.pieces[plan.members.back()].num_tasks;
+          members_.push_back(first_piece_[group_[i]]);
+          ++pieces_[members_.back()].num_tasks;
         }
-        plan.tasks.push_back({begin, static_cast<int64_t>(plan.members.size()), split, end});
+        tasks_.push_back({begin, static_cast<int64_t>(members_.size()), split, end});
       }
     }
   }
@@ -133,16 +138,16 @@ class Planner {
   // Long pieces come last in a prompt and first here.
   void add_own_tasks(int64_t num_threads) {
     int64_t total = 0;
-    for (const Piece& piece : plan.pieces) total += own_splits(piece) * split_cost(piece.count);
+    for (const Piece& piece : pieces_) total += own_splits(piece) * split_cost(piece.count);
     const int64_t share = total * args_->cache.num_kv_heads / (kTasksPerThread * num_threads);
-    for (int64_t i = static_cast<int64_t>(plan.pieces.size()) - 1; i >= 0; --i) {
-      Piece& piece = plan.pieces[i];
+    for (int64_t i = static_cast<int64_t>(pieces_.size()) - 1; i >= 0; --i) {
+      Piece& piece = pieces_[i];
       const int64_t own = own_splits(piece), first = piece.num_splits - own;
       const int64_t most = std::max(kMinSplits, share / split_cost(piece.count));
-      const int64_t count = num_threads == 1 ? 1 : divide_up(own, most), begin = plan.members.size();
-      plan.members.push_back(i);
+      const int64_t count = num_threads == 1 ? 1 : divide_up(own, most), begin = members_.size();
+      members_.push_back(i);
       for (int64_t task = 0; task < count; ++task)
-        plan.tasks.push_back({begin, begin + 1, first + task * own / count, first + (task + 1) * own / count});
+        tasks_.push_back({begin, begin + 1, first + task * own / count, first + (task + 1) * own / count});
       piece.num_tasks += count;
     }
   }
@@ -150,23 +155,26 @@ class Planner {
   int64_t own_splits(const Piece& piece) const { return piece.num_splits - shared_[piece.seq]; }
 
   void place_partials() {
-    for (Piece& piece : plan.pieces) {
+    for (Piece& piece : pieces_) {
       if (piece.num_tasks == 1) continue;
-      piece.partials = plan.num_partials;
-      plan.num_partials += args_->cache.num_kv_heads * piece.num_splits * piece.count;
+      piece.partials = num_partials_;
+      num_partials_ += args_->cache.num_kv_heads * piece.num_splits * piece.count;
     }
   }
 
   const AttentionArgs* args_ = nullptr;
+  std::vector<Piece> pieces_;
+  std::vector<int64_t> members_;
+  std::vector<Task> tasks_;
+  int64_t num_partials_ = 0;
   std::vector<int64_t> leaders_, shared_, first_with_, first_piece_, group_;
 };
 
 }  // namespace
 
-const AttentionPlan& plan_attention(const AttentionArgs& a, int64_t num_threads) {
+AttentionPlan plan_attention(const AttentionArgs& a, int64_t num_threads) {
   thread_local Planner planner;
-  planner.run(a, num_threads);
-  return planner.plan;
+  return planner.run(a, num_threads);
 }
 
 }  // namespace fd

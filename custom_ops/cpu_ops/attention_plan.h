@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "cpu_ops/kernels.h"
 
@@ -28,14 +27,14 @@ struct Task {
 };
 
 struct AttentionPlan {
-  std::vector<Piece> pieces;
-  std::vector<int64_t> members;
-  std::vector<Task> tasks;  // each is done once per KV head
-  int64_t num_partials = 0;
+  const Piece* pieces;
+  const int64_t* members;
+  const Task* tasks;  // each is done once per KV head
+  int64_t num_pieces, num_tasks, num_partials;
 };
 
 // Plans a call for so many threads. Sequences whose block tables begin alike read the whole splits that they share
-// together. The result belongs to the calling thread and lasts until its next call.
-const AttentionPlan& plan_attention(const AttentionArgs& a, int64_t num_threads);
+// together. What the result points to belongs to the calling thread and lasts until its next call.
+AttentionPlan plan_attention(const AttentionArgs& a, int64_t num_threads);
 
 }  // namespace fd

@@ -15,10 +15,10 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-constexpr int64_t kPanelsAtOnce =
-    16;                               // at most, that share the cache lines of rows stored [in, out]: 512 bytes of each
-constexpr int64_t kUnitsAtOnce = 16;  // so that those rows stay in the L1 cache, also where they meet in few sets
-
+// At most so many panels at a time share the cache lines of rows stored [in, out]: 512 bytes of each.
+constexpr int64_t kPanelsAtOnce = 16;
+// So that those rows stay in the L1 cache, also where they meet in few of its sets.
+constexpr int64_t kUnitsAtOnce = 16;
 constexpr int64_t kUnit = 4;                     // bytes
 constexpr int64_t kUnitStride = kUnit * kPanel;  // bytes from a unit of a lane to its next
 

@@ -26,7 +26,7 @@ PROMPT = "x = 1\nx = 1\nx = 1\nx = 1\nx = "
 
 @pytest.fixture(scope="module", params=[method for method in METHODS if method != "naive"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    config = {"method": request.param, "num_speculative_tokens": 4}
+    config = {"method": request.param, "num_speculative_tokens": 4, "adaptive": False}
     config |= {"model": "demo/draft"} if request.param == "draft_model" else {}
     return LLM("demo", max_model_len=256, speculative_config=config)
 
@@ -70,7 +70,7 @@ def test_offline_result_always_tells_how_speculation_went(llm: LLM) -> None:
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[ServerProcess]:
     """The demonstration model with n-gram drafts."""
-    config = '{"method": "ngram", "num_speculative_tokens": 4}'
+    config = '{"method": "ngram", "num_speculative_tokens": 4, "adaptive": false}'
     with real_server("demo", "--max-model-len", "256", "--speculative-config", config) as server:
         yield server
 
@@ -136,7 +136,7 @@ def test_verbose_chat_shows_the_answer_once(drafting: ServerProcess) -> None:
 
 
 def suffix_flags(snapshot: Path) -> list[str]:
-    config = f'{{"method": "suffix", "suffix_decoding_snapshot_path": "{snapshot}"}}'
+    config = f'{{"method": "suffix", "adaptive": false, "suffix_decoding_snapshot_path": "{snapshot}"}}'
     return ["--max-model-len", "256", "--api-key", "alice", "--api-key", "bob", "--speculative-config", config]
 
 
@@ -168,7 +168,7 @@ def test_outputs_survive_a_restart_within_their_api_key(tmp_path: Path) -> None:
 
 
 def test_offline_run_keeps_its_outputs_when_it_is_closed(tmp_path: Path) -> None:
-    config = {"method": "suffix", "suffix_decoding_snapshot_path": str(tmp_path / "outputs")}
+    config = {"method": "suffix", "adaptive": False, "suffix_decoding_snapshot_path": str(tmp_path / "outputs")}
     first = LLM("demo", max_model_len=256, speculative_config=config)
     accepted = ask(first, None).speculate_metrics
     first.close()

@@ -18,7 +18,7 @@ from fastdeploy import LLM, GuidedDecodingParams, SamplingParams
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.thinking_model import save_thinking_model
 
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "adaptive": false}'
 FLAGS = ("--max-model-len", "512", "--num-gpu-blocks-override", "40")
 SCHEMA = {
     "type": "object",
@@ -202,7 +202,7 @@ def check_validity(count: int) -> None:
     """Assert that so many sampled answers are valid, and the same without speculation."""
     asked = make_params(count, temperature=1.0)
     texts = []
-    for speculative in ({"method": "ngram", "num_speculative_tokens": 5}, None):
+    for speculative in ({"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}, None):
         options = {"speculative_config": speculative} if speculative else {}
         llm = LLM("demo", max_model_len=1024, **options)
         results = llm.generate([HEAD] * count, [params for _, params in asked], use_tqdm=False)
