@@ -26,6 +26,7 @@ IDLE_LEARNING_INTERVAL = 8  # steps without drafts, of which one is timed
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
+MODEL_TRIALS = 4  # drafts that a new request gets of a model, one per step, whatever others' were worth
 FIRST_ASKS = 8  # of an engine, the fastest of which is believed: the first calls do what only first calls do
 COST_RATE = 0.05  # of the running mean of what asking costs
 COST_OUTLIER = 2.0  # times that mean that one asking counts for at most
@@ -67,6 +68,7 @@ class _Track:
     """What is known of one request."""
 
     gain_s: float  # running mean of the seconds that asking once has saved
+    num_asks: int = 0
     draft: Draft = NO_DRAFT  # its last one, uncut, while the text has neither refuted nor passed it
     num_right: int = 0  # tokens of that draft that came true
 
@@ -143,7 +145,8 @@ class AdaptiveBudget(DraftBudget):
         if self._model:
             drafts = (Draft(np.zeros(room, np.int32), self._model) for room in rooms)
             products = [self._survival.products(request.key, draft) for request, draft in zip(ready, drafts)]
-            return self._most_profitable(products, 0, self._ask_s)
+            chosen = self._most_profitable(products, 0, self._ask_s)
+            return [max(n, int(self._is_on_trial(r))) for r, n in zip(ready, chosen)]
         bar_s = ASK_HURDLE * self._ask_s
         return [room if self._track(r).gain_s > bar_s else 0 for r, room in zip(ready, rooms)]
 
@@ -153,6 +156,7 @@ class AdaptiveBudget(DraftBudget):
             return
         for request in asked:
             track = self._track(request)
+            track.num_asks += 1
             self._asked.add(request.key)
             if len(request.draft):
                 track.draft, track.num_right = request.draft, 0
@@ -237,6 +241,9 @@ class AdaptiveBudget(DraftBudget):
         track.num_right += kept
         if kept < reached or track.num_right == len(track.draft):
             track.draft = NO_DRAFT
+
+    def _is_on_trial(self, request: Request) -> bool:
+        return self._track(request).num_asks < MODEL_TRIALS
 
     def _num_units(self, caps: Sequence[int]) -> int:
         return sum(caps) if self._model else len(caps)

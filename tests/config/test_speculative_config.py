@@ -169,12 +169,15 @@ def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field:
         ({"method": "ngram"}, True),
         ({"method": "suffix", "adaptive": True}, True),
         ({"method": "suffix", "adaptive": False}, False),
+        ({"method": "mtp"}, False),
+        ({"method": "mtp", "mtp_strategy": "with_suffix"}, False),
+        ({"method": "mtp", "adaptive": True}, True),
         ({"method": "naive"}, False),
         ({"method": "ngram", "accept_policy": "accept_all"}, False),
         ({"method": "ngram", "verify_strategy": "topp_relaxed"}, False),
     ],
 )
-def test_methods_that_draft_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
+def test_methods_that_look_text_up_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
     config = SpeculativeConfig.from_mapping(mapping)
     assert config.adaptive is adaptive
     assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
