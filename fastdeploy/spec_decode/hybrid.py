@@ -11,8 +11,8 @@ from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.mtp import MTPProposer
-from fastdeploy.spec_decode.ngram import NgramProposer
 from fastdeploy.spec_decode.suffix import SuffixProposer
+from fastdeploy.spec_decode.text_proposer import TextProposer
 
 GAIN_RATE = 1 / 8  # weight of the last step in what a request's drafts are known to bring
 
@@ -28,7 +28,7 @@ class HybridProposer(Proposer):
     is_model = True
     needs_hidden_states = True
 
-    def __init__(self, layer: MTPProposer, matcher: NgramProposer | SuffixProposer, num_model_steps: int) -> None:
+    def __init__(self, layer: MTPProposer, matcher: TextProposer, num_model_steps: int) -> None:
         self._layer = layer
         self._matcher = matcher
         self._expected = float(num_model_steps)  # tokens that the layer's drafts have right, over all requests

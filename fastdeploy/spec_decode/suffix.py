@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
-from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.suffix_snapshot import (
     SALT_KEY_BYTES,
     ForeignFileError,
@@ -25,13 +23,14 @@ from fastdeploy.spec_decode.suffix_snapshot import (
     read_snapshot,
     write_snapshot,
 )
+from fastdeploy.spec_decode.text_proposer import TextProposer
 
 SNAPSHOT_FIELD = "speculative_config.suffix_decoding_snapshot_path"
 
 logger = logging.getLogger("fastdeploy.engine")
 
 
-class SuffixProposer(Proposer):
+class SuffixProposer(TextProposer):
     """Follows the request's own prompt and output, or the finished outputs of requests of the same `cache_salt`.
 
     With `snapshot_path`, the outputs that one run ends with are there when the next one begins.
@@ -42,12 +41,10 @@ class SuffixProposer(Proposer):
     def __init__(self, rules: SuffixRules, snapshot_path: str | None = None) -> None:
         self._rules = rules
         self._cache = SuffixCache(rules)
+        super().__init__(self._cache)
         self._path = None if snapshot_path is None else Path(snapshot_path)
         self._vocabulary = ""
         self._salt_key = os.urandom(SALT_KEY_BYTES)
-        self._slots: dict[tuple[str, int], int] = {}
-        self._num_read: dict[tuple[str, int], int] = {}  # tokens that the index knows
-        self._free_slots: list[int] = []
         self._num_drafts = self._num_shared_drafts = 0
 
     def open(self, vocab_size: int, read_vocabulary: Callable[[], str]) -> None:
@@ -86,19 +83,12 @@ class SuffixProposer(Proposer):
         self._cache.settle()
         logger.info("%d outputs of an earlier run taken from %s", self._cache.usage().num_outputs, self._path)
 
-    def start(self, request: Request) -> None:
-        """Read the prompt."""
-        slot = self._free_slots.pop() if self._free_slots else len(self._slots)
-        self._slots[request.key] = slot
-        self._num_read[request.key] = request.num_tokens
+    def _begin(self, slot: int, request: Request) -> None:
         self._cache.start(slot, owner_of(request.cache_salt, self._salt_key), request.token_ids)
 
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Leave the tokens to the next `propose`: where drafts do not pay, nothing is spent on them."""
-
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
-        """Draft for all requests in one native call."""
-        return self.extend(requests, caps, None)
+    def _end(self, slot: int, request: Request) -> None:
+        """Drop the request's own text; what it said is shared from now on, however it ended."""
+        self._cache.finish(slot, request.output_token_ids)
 
     def extend(
         self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
@@ -114,9 +104,7 @@ class SuffixProposer(Proposer):
     def _match(
         self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
     ) -> SuffixDrafts:
-        slots = np.array([self._slots[r.key] for r in requests], np.int32)
-        self._read(requests, slots)
-        return self._cache.propose_batch(slots, np.array(caps, np.int32), tails)
+        return self._cache.propose_batch(self._read(requests), np.array(caps, np.int32), tails)
 
     def _drafts(self, found: SuffixDrafts) -> list[Draft]:
         self._num_drafts += int(np.count_nonzero(found.counts))
@@ -125,21 +113,6 @@ class SuffixProposer(Proposer):
         return [
             Draft(row[:n].copy(), self.name, match_len=length) if n else NO_DRAFT for row, n, length in found_of_each
         ]
-
-    def _read(self, requests: Sequence[Request], slots: npt.NDArray[np.int32]) -> None:
-        """Take in what was emitted since the last time."""
-        unread = [r.token_ids[self._num_read[r.key] :] for r in requests]
-        cu_tokens = np.zeros(len(requests) + 1, np.int32)
-        np.cumsum([len(tokens) for tokens in unread], out=cu_tokens[1:])
-        self._cache.extend_batch(slots, cu_tokens, np.concatenate(unread))
-        self._num_read.update((r.key, r.num_tokens) for r in requests)
-
-    def finish(self, request: Request) -> None:
-        """Drop the request's own text; what it said is shared from now on, however it ended."""
-        slot = self._slots.pop(request.key)
-        del self._num_read[request.key]
-        self._cache.finish(slot, request.output_token_ids)
-        self._free_slots.append(slot)
 
     def suffix_cache_stats(self) -> SuffixCacheStats:
         """Return memory, contents and hits."""
@@ -153,8 +126,3 @@ class SuffixProposer(Proposer):
             num_own_drafts=self._num_drafts - self._num_shared_drafts,
             num_shared_drafts=self._num_shared_drafts,
         )
-
-    def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Check that the live requests, and no others, are read, and that all counts are right."""
-        assert set(self._slots) == {request.key for request in requests}
-        self._cache.check_integrity()
