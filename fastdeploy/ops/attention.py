@@ -82,8 +82,9 @@ def append_attention(
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
 
     With `rotary`, the queries and keys of the new rows are first prepared as it says, in place. Scores and sums are
-    fp32; weights are rounded to the dtype for their product with the values. A row's result depends on the values that
-    it sees and on their absolute positions, never on how many rows or sequences share the call.
+    fp32; weights are rounded to the dtype for their product with the values only where an instruction multiplies pairs
+    of bfloat16. A row's result depends on the values that it sees and on their absolute positions, never on how many
+    rows or sequences share the call.
 
     Args:
         qkv: [cap, heads.row_size] bfloat16 or float32.

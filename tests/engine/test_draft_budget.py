@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -133,6 +133,24 @@ def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
     assert sum(asked[100:]) in range(70, 78)  # every fourth: 0.02 / 0.005
 
 
+def ask_in_turn(
+    budget: AdaptiveBudget, clock: ManualClock, request: Request, draft_s: Callable[[int], float], num_steps: int
+) -> list[int]:
+    """Let a model draft the text itself, one draft in draft_s(step); return how many each step asked for."""
+    asked = []
+    for step in range(num_steps):
+        caps = budget.caps([request])
+        asked.append(caps[0])
+        clock.now += draft_s(step) * caps[0]
+        if caps[0]:
+            request.set_draft(make_draft(TEXT[: caps[0]]))
+            budget.proposed([request], caps)
+        budget.choose([request], 0)
+        request.append(TEXT)
+        budget.observe([request], [TEXT])
+    return asked
+
+
 @pytest.mark.parametrize(
     ("draft_s", "last"),
     [
@@ -142,36 +160,24 @@ def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
 )
 def test_a_model_is_asked_for_as_many_drafts_as_their_making_pays(draft_s: float, last: int) -> None:
     clock = ManualClock()
-    budget, request = make_budget(0.3, clock, "ngram"), make_request()
-    asked = []
-    for _ in range(100):
-        caps = budget.caps([request])
-        asked.append(caps[0])
-        clock.now += draft_s * caps[0]
-        if caps[0]:
-            request.set_draft(make_draft(TEXT[: caps[0]]))
-            budget.proposed([request], caps)
-        budget.choose([request], 0)
-        request.append(TEXT)
-        budget.observe([request], [TEXT])
+    budget = make_budget(0.3, clock, "ngram")
+    asked = ask_in_turn(budget, clock, make_request(), lambda step: draft_s, 100)
     assert asked[0] == 5 and asked[-1] == last
 
 
 def test_a_slow_first_draft_keeps_nobody_from_the_next_ones() -> None:
     clock = ManualClock()
-    budget, request = make_budget(0.3, clock, "ngram"), make_request()
-    asked = []
-    for step in range(20):
-        caps = budget.caps([request])
-        asked.append(caps[0])
-        clock.now += 0.05 * caps[0] if step else 100.0
-        if caps[0]:
-            request.set_draft(make_draft(TEXT[: caps[0]]))
-            budget.proposed([request], caps)
-        budget.choose([request], 0)
-        request.append(TEXT)
-        budget.observe([request], [TEXT])
-    assert asked[-1] == 5
+    budget = make_budget(0.3, clock, "ngram")
+    assert ask_in_turn(budget, clock, make_request(), lambda step: 0.05 if step else 100.0, 20)[-1] == 5
+
+
+def test_a_new_request_of_a_model_is_tried_though_drafting_did_not_pay_for_others() -> None:
+    clock = ManualClock()
+    budget = make_budget(0.3, clock, "ngram")
+    old = make_request()
+    assert ask_in_turn(budget, clock, old, lambda step: 0.9, 100)[-1] == 0
+    budget.forget(old)
+    assert ask_in_turn(budget, clock, make_request(), lambda step: 0.9, 6) == [1, 1, 1, 1, 0, 0]
 
 
 def test_state_of_a_request_that_ended_is_dropped() -> None:
