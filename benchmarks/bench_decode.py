@@ -125,7 +125,15 @@ def main() -> None:
     roofline = make_roofline(parser, args)
     results = [row for quantization in args.quantization for row in measure(args, quantization, roofline)]
     print_table(f"{args.shape}: {roofline.median}", list(results[0]), [list(row.values()) for row in results])
-    print_json({"benchmark": "decode", "shape": args.shape, "kv_cache_dtype": args.kv_cache_dtype, "roofline": roofline.describe(), "results": results})
+    print_json(
+        {
+            "benchmark": "decode",
+            "shape": args.shape,
+            "kv_cache_dtype": args.kv_cache_dtype,
+            "roofline": roofline.describe(),
+            "results": results,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -80,9 +80,7 @@ def linear_case(weights: list[PackedLinear], rows: int) -> Case:
     )
 
 
-def attention_case(
-    cache_dtype: str, num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0
-) -> Case:
+def attention_case(cache_dtype: str, num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0) -> Case:
     """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions, the first `shared` of them common."""
     per_sequence, common = -(-kv_len // 64), shared // 64
     cache = allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, cache_dtype)

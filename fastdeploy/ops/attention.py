@@ -20,7 +20,6 @@ from fastdeploy.ops.reference import attention as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
-
 SCALE_BYTES = 4  # of an fp32 scale: KvCacheView::scale_width of custom_ops/cpu_ops/kernels.h
 
 
@@ -220,6 +219,7 @@ def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, ha
 
 def _example(
     dtype: str,
+    cache_dtype: str,
     hides_first: bool,
     heads: HeadLayout,
     rotary_dim: int,
@@ -228,13 +228,13 @@ def _example(
     block_size: int,
     steps: Sequence[Sequence[Sequence[int]]],
     lookup: Lookup,
-    cache_dtype: str = "",
 ) -> Sequence[paddle.Tensor]:
     rotary = _example_rotary(heads, rotary_dim, is_interleaved, has_norm, dtype) if rotary_dim else None
     num_seqs, most = len(steps[-1][1]), -(-max(steps[-1][1]) // block_size)
     tables = np.random.default_rng(14).permutation(num_seqs * most).reshape(num_seqs, most)
-    num_blocks, cache_dtype = num_seqs * most + 1, cache_dtype or dtype
-    cache = lookup("allocate_kv_cache")(num_blocks, block_size, heads.num_kv_heads, heads.head_dim, cache_dtype)
+    cache = lookup("allocate_kv_cache")(
+        num_seqs * most + 1, block_size, heads.num_kv_heads, heads.head_dim, cache_dtype
+    )
     outs = []
     for seed, (num_new, kv_lens) in enumerate(steps):
         batch = plain_index(num_new, kv_lens, tables, block_size)
@@ -254,7 +254,7 @@ _APPEND_ATTENTION = register(
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
         [
-            partial(_example, dtype, hides_first, *args, cache_dtype=cache_dtype)
+            partial(_example, dtype, cache_dtype, hides_first, *args)
             for dtype, cache_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"))
             for hides_first in (False, True)
             for args in _EXAMPLES
