@@ -19,8 +19,8 @@ from benchmarks.report import print_json, print_table
 from benchmarks.workloads import source_tokens
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.ops.host import IntArray
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.ops.text_batch import IntArray, TextBatch
 
 OUTPUT_TOKENS = 1000
 
@@ -46,27 +46,24 @@ def replay(cache: SuffixCache, texts: list[IntArray], history: int, num_steps: i
     slots, places = list(range(len(texts))), [history] * len(texts)
     for slot, text in zip(slots, texts):
         cache.start(slot, "", text[:history])
-    propose_us, observe_us, drafted, kept = [], [], 0, 0
+    batch, emitted = TextBatch(), [text[:0] for text in texts]
+    draft_us, drafted, kept = [], 0, 0
     for _ in range(num_steps):
         start = time.perf_counter()
-        drafts = cache.propose_batch(slots, [k] * len(slots))
-        propose_us.append((time.perf_counter() - start) * 1e6 / len(slots))
-        emitted = []
+        batch.fill(slots, [k] * len(slots), emitted)
+        cache.draft_batch(batch)
+        draft_us.append((time.perf_counter() - start) * 1e6 / len(slots))
         for slot, text in zip(slots, texts):
-            count = accepted(drafts.tokens[slot, : drafts.counts[slot]], text[places[slot] :])
-            emitted.append(text[places[slot] : places[slot] + count + 1])
+            count = accepted(batch.drafts[slot, : batch.counts[slot]], text[places[slot] :])
+            emitted[slot] = text[places[slot] : places[slot] + count + 1]
             places[slot] += count + 1
-            drafted, kept = drafted + int(drafts.counts[slot]), kept + count
-        start = time.perf_counter()
-        cache.extend_batch(slots, np.cumsum([0, *map(len, emitted)]), np.concatenate(emitted))
-        observe_us.append((time.perf_counter() - start) * 1e6 / len(slots))
+            drafted, kept = drafted + int(batch.counts[slot]), kept + count
     live_bytes = cache.usage().live_bytes / sum(places)
     for slot in slots:
         cache.finish(slot, [])
     return {
-        "propose_us": float(np.median(propose_us)),
-        "propose_p99_us": float(np.quantile(propose_us, 0.99)),
-        "observe_us": float(np.median(observe_us)),
+        "draft_us": float(np.median(draft_us)),
+        "draft_p99_us": float(np.quantile(draft_us, 0.99)),
         "drafted_per_step": drafted / num_steps / len(slots),
         "emitted_per_step": (kept + num_steps * len(slots)) / num_steps / len(slots),
         "live_bytes_per_token": live_bytes,

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "host/ngram_index.h"
+#include "host/text_batch.h"
 
 #define FD_API extern "C" __attribute__((visibility("default")))
 
@@ -20,30 +21,18 @@ FD_API int64_t fd_ngram_finish(void* index, int64_t slot) {
   return static_cast<NgramIndex*>(index)->finish(slot) ? 0 : 1;
 }
 
-// Appends tokens[cu_tokens[i] .. cu_tokens[i + 1]) to the sequence of slots[i].
-FD_API int64_t fd_ngram_extend_batch(void* index, const int32_t* slots, const int32_t* cu_tokens, const int32_t* tokens,
-                                     int64_t num_slots) {
-  for (int64_t i = 0; i < num_slots; ++i) {
-    fd::NgramSequence* sequence = static_cast<NgramIndex*>(index)->sequence(slots[i]);
-    if (sequence == nullptr || cu_tokens[i] > cu_tokens[i + 1]) return 1 + i;
-    sequence->extend(tokens + cu_tokens[i], cu_tokens[i + 1] - cu_tokens[i]);
-  }
-  return 0;
-}
-
-// Writes up to caps[i] <= stride tokens that follow sequence and tail to drafts[i * stride], their number and the
-// length of the matched suffix.
-FD_API int64_t fd_ngram_propose_batch(void* index, const int32_t* slots, const int32_t* caps, const int32_t* cu_tails,
-                                      const int32_t* tails, int64_t num_slots, int64_t stride, int32_t* drafts,
-                                      int32_t* counts, int32_t* match_lens) {
-  for (int64_t i = 0; i < num_slots; ++i) {
-    const fd::NgramSequence* sequence = static_cast<NgramIndex*>(index)->sequence(slots[i]);
-    if (sequence == nullptr || caps[i] > stride) return 1 + i;
-    const fd::Tail tail = fd::Tails{cu_tails, tails}.at(i);
-    const fd::Proposal found = sequence->propose(tail, caps[i]);
-    counts[i] = found.num_tokens;
-    match_lens[i] = found.match_len;
-    sequence->write(found, tail, drafts + i * stride);
+// Takes in what the texts have grown by; writes up to caps[i] tokens that follow text and tail of slots[i].
+FD_API int64_t fd_ngram_draft_batch(void* index, const fd::TextBatch* batch) {
+  NgramIndex& texts = *static_cast<NgramIndex*>(index);
+  const int64_t wrong = batch->find_wrong_slot([&](int64_t slot) { return texts.sequence(slot) != nullptr; });
+  if (wrong != 0) return wrong;
+  for (int64_t i = 0; i < batch->num_texts; ++i) {
+    fd::NgramSequence& sequence = *texts.sequence(batch->slots[i]);
+    sequence.extend(batch->added(i), batch->num_added(i));
+    const fd::Proposal found = sequence.propose(batch->tail(i), batch->caps[i]);
+    batch->counts[i] = found.num_tokens;
+    batch->match_lens[i] = found.match_len;
+    sequence.write(found, batch->tail(i), batch->drafts + i * batch->stride);
   }
   return 0;
 }

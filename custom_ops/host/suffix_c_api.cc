@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "host/suffix_cache.h"
+#include "host/text_batch.h"
 
 #define FD_API extern "C" __attribute__((visibility("default")))
 
@@ -30,35 +31,24 @@ FD_API int64_t fd_suffix_start(void* cache, int64_t slot, const char* salt, int6
   return cache_of(cache)->start(slot, std::string(salt, salt_size), tokens, num_tokens) ? 0 : 1;
 }
 
-// Appends tokens[cu_tokens[i] .. cu_tokens[i + 1]) to the text of slots[i].
-FD_API int64_t fd_suffix_extend_batch(void* cache, const int32_t* slots, const int32_t* cu_tokens,
-                                      const int32_t* tokens, int64_t num_slots) {
-  for (int64_t i = 0; i < num_slots; ++i) {
-    if (cu_tokens[i] > cu_tokens[i + 1]) return 1 + i;
-  }
-  if (!in_range(tokens + cu_tokens[0], cu_tokens[num_slots] - cu_tokens[0])) return -1;
-  for (int64_t i = 0; i < num_slots; ++i) {
-    if (!cache_of(cache)->extend(slots[i], tokens + cu_tokens[i], cu_tokens[i + 1] - cu_tokens[i])) return 1 + i;
-  }
-  cache_of(cache)->shared().work(fd::kWorkPerStep);
-  return 0;
-}
-
-// Writes up to caps[i] <= stride tokens that follow text and tail to drafts[i * stride]; their number, the length of
-// the match, the expected number of right tokens, and 1 if another request's output was followed.
-FD_API int64_t fd_suffix_propose_batch(void* cache, const int32_t* slots, const int32_t* caps, const int32_t* cu_tails,
-                                       const int32_t* tails, int64_t num_slots, int64_t stride, int32_t* drafts,
-                                       int32_t* counts, int32_t* match_lens, float* scores, int32_t* is_shared) {
-  for (int64_t i = 0; i < num_slots; ++i) {
+// Takes in what the texts have grown by; writes up to caps[i] tokens that follow text and tail of slots[i].
+FD_API int64_t fd_suffix_draft_batch(void* cache, const fd::TextBatch* batch) {
+  fd::SuffixCache& texts = *cache_of(cache);
+  const int64_t n = batch->num_texts;
+  const int64_t wrong = batch->find_wrong_slot([&](int64_t slot) { return texts.is_live(slot); });
+  if (wrong != 0) return wrong;
+  if (!in_range(batch->added(0), batch->cu_tokens[n] - batch->cu_tokens[0])) return -1;
+  for (int64_t i = 0; i < n; ++i) texts.extend(batch->slots[i], batch->added(i), batch->num_added(i));
+  texts.shared().work(fd::kWorkPerStep);
+  for (int64_t i = 0; i < n; ++i) {
     fd::Found best;
     bool shared = false;
-    const fd::Tail tail = fd::Tails{cu_tails, tails}.at(i);
-    if (caps[i] > stride || !cache_of(cache)->propose(slots[i], tail, caps[i], &best, &shared)) return 1 + i;
-    std::copy_n(best.tokens, best.num_tokens, drafts + i * stride);
-    counts[i] = best.num_tokens;
-    match_lens[i] = best.match_len;
-    scores[i] = static_cast<float>(best.score);
-    is_shared[i] = shared;
+    texts.propose(batch->slots[i], batch->tail(i), batch->caps[i], &best, &shared);
+    std::copy_n(best.tokens, best.num_tokens, batch->drafts + i * batch->stride);
+    batch->counts[i] = best.num_tokens;
+    batch->match_lens[i] = best.match_len;
+    batch->scores[i] = static_cast<float>(best.score);
+    batch->is_shared[i] = shared;
   }
   return 0;
 }

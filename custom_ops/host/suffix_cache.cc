@@ -188,24 +188,19 @@ bool SuffixCache::start(int64_t slot, const std::string& salt, const int32_t* to
   return true;
 }
 
-bool SuffixCache::extend(int64_t slot, const int32_t* tokens, int64_t num_tokens) {
-  const Live* found = live(slot);
-  if (found == nullptr) return false;
-  found->text->extend(tokens, num_tokens);
+void SuffixCache::extend(int64_t slot, const int32_t* tokens, int64_t num_tokens) {
+  live_[slot].text->extend(tokens, num_tokens);
   shared_.work(kWorkPerToken * num_tokens);
-  return true;
 }
 
-bool SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const {
-  const Live* found = live(slot);
-  if (found == nullptr) return false;
-  *best = found->text->propose(rules_, tail, cap);
+void SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const {
+  const Live& found = live_[slot];
+  *best = found.text->propose(rules_, tail, cap);
   *is_shared = false;
-  if (found->tree == nullptr) return true;
-  const Found other = shared_.propose(*found->tree, *found->text, tail, rules_, cap, best->score);
+  if (found.tree == nullptr) return;
+  const Found other = shared_.propose(*found.tree, *found.text, tail, rules_, cap, best->score);
   *is_shared = other.num_tokens > 0;
   if (*is_shared) *best = other;
-  return true;
 }
 
 bool SuffixCache::finish(int64_t slot, const int32_t* output, int64_t num_tokens) {

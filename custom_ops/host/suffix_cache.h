@@ -116,8 +116,9 @@ class SuffixCache {
  public:
   SuffixCache(const DraftRules& rules, const SuffixLimits& limits);
   bool start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens);  // false: in use
-  bool extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);                          // false: not in use
-  bool propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const;
+  bool is_live(int64_t slot) const { return live(slot) != nullptr; }
+  void extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);  // a live one, as the next
+  void propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const;
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
   bool is_sharing() const { return is_sharing_; }
   SharedOutputs& shared() { return shared_; }

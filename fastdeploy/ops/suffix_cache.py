@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastdeploy.ops.host import IntArray, PackedTails, load_library
+from fastdeploy.ops.host import load_library
+from fastdeploy.ops.text_batch import IntArray, TextBatch
 
 MAX_TREE_DEPTH = 255
 MAX_REACH = 64
@@ -56,24 +56,6 @@ class SuffixRules:
     def reach(self) -> int:
         """Most tokens of a draft; matches of up to max_tree_depth - reach tokens are looked for."""
         return min(self.max_drafts, self.max_tree_depth // 2)
-
-
-class SuffixDrafts(NamedTuple):
-    """What a batch is expected to say next.
-
-    Attributes:
-        tokens: [n, max(caps)] int32; the first counts[i] of row i are proposed.
-        counts: [n] int32.
-        match_lens: [n] int32, tokens of the context that were found; 0 without a draft.
-        scores: [n] float32, expected number of right tokens, at most counts[i].
-        is_shared: [n] int32, 1 where another request's output was followed.
-    """
-
-    tokens: IntArray
-    counts: IntArray
-    match_lens: IntArray
-    scores: NDArray[np.float32]
-    is_shared: IntArray
 
 
 class SuffixUsage(NamedTuple):
@@ -121,60 +103,15 @@ class SuffixCache:
         wrong = self._library.fd_suffix_start(self._cache, slot, name, len(name), values.ctypes.data, len(values))
         _check("start", wrong, f"slot: expected one that is not in use, got {slot}")
 
-    def extend_batch(
-        self, slots: IntArray | Sequence[int], cu_tokens: IntArray | Sequence[int], tokens: IntArray | Sequence[int]
-    ) -> None:
-        """Append tokens[cu_tokens[i]:cu_tokens[i + 1]] to the text of slots[i].
+    def draft_batch(self, batch: TextBatch) -> None:
+        """Take in what the texts have grown by, and draft for every one.
 
         Raises:
-            ValueError: a slot is not in use, a token is outside [0, 2**24), or cu_tokens does not describe `tokens`.
+            ValueError: a slot is not in use, or a token is outside [0, 2**24).
         """
-        slots, cu_tokens, tokens = _int32_array(slots), _int32_array(cu_tokens), _int32_array(tokens)
-        if len(cu_tokens) != len(slots) + 1 or cu_tokens[0] < 0 or cu_tokens[-1] > len(tokens):
-            raise ValueError(
-                f"SuffixCache.extend_batch: cu_tokens: expected {len(slots) + 1} offsets into {len(tokens)} tokens, "
-                f"got {cu_tokens.tolist()}"
-            )
-        wrong = self._library.fd_suffix_extend_batch(
-            self._cache, slots.ctypes.data, cu_tokens.ctypes.data, tokens.ctypes.data, len(slots)
-        )
-        _check("extend_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
-
-    def propose_batch(
-        self,
-        slots: IntArray | Sequence[int],
-        caps: IntArray | Sequence[int],
-        tails: Sequence[IntArray] | None = None,
-    ) -> SuffixDrafts:
-        """Draft for every text in one native call.
-
-        Args:
-            slots: [n] texts; caps: [n] most tokens wanted of each, 0 and below for none.
-            tails: [n] arrays of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
-
-        Raises:
-            ValueError: a slot is not in use, or a tail is too long.
-        """
-        slots, caps = _int32_array(slots), _int32_array(caps)
-        if len(slots) != len(caps):
-            raise ValueError(f"SuffixCache.propose_batch: caps: expected {len(slots)}, got {len(caps)}")
-        packed = PackedTails(tails, len(slots))
-        n, stride = len(slots), max([0, *caps.tolist()])
-        block = np.zeros((4 + stride) * n, np.int32)  # one block: an address costs as much as half a proposal
-        first, row_bytes = block.ctypes.data, 4 * n
-        wrong = self._library.fd_suffix_propose_batch(
-            self._cache,
-            slots.ctypes.data,
-            caps.ctypes.data,
-            *packed.addresses,
-            n,
-            stride,
-            first + 4 * row_bytes,
-            *(first + i * row_bytes for i in range(4)),
-        )
-        _check("propose_batch", wrong, f"slots: expected live slots, got {slots[wrong - 1] if wrong else None}")
-        counts, match_lens, scores, is_shared = block[: 4 * n].reshape(4, n)
-        return SuffixDrafts(block[4 * n :].reshape(n, stride), counts, match_lens, scores.view(np.float32), is_shared)
+        wrong = self._library.fd_suffix_draft_batch(self._cache, batch.address)
+        if wrong:
+            _check("draft_batch", wrong, f"slots: expected live slots, got {batch.slot(wrong - 1)}")
 
     def finish(self, slot: int, output: IntArray | Sequence[int]) -> None:
         """Forget a text and share its output.

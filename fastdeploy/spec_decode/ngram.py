@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
+from fastdeploy.core.request import Request
 from fastdeploy.ops.host import NgramIndex
 from fastdeploy.spec_decode.text_proposer import TextProposer
 
@@ -20,16 +16,6 @@ class NgramProposer(TextProposer):
     def __init__(self, max_ngram_size: int, min_ngram_size: int) -> None:
         self._index = NgramIndex(min_ngram_size, max_ngram_size)
         super().__init__(self._index)
-
-    def extend(
-        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
-    ) -> list[Draft]:
-        """Look up what followed the last tokens of each text and its tail."""
-        found = self._index.propose_batch(self._read(requests), np.array(caps, np.int32), tails)
-        return [
-            Draft(row[:n].copy(), self.name, match_len=match_len) if n else NO_DRAFT
-            for row, n, match_len in zip(found[0], found[1].tolist(), found[2].tolist())
-        ]
 
     def _begin(self, slot: int, request: Request) -> None:
         self._index.start(slot, request.token_ids)

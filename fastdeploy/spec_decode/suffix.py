@@ -8,12 +8,10 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
 from fastdeploy.core.stats import SuffixCacheStats
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
 from fastdeploy.spec_decode.suffix_snapshot import (
     SALT_KEY_BYTES,
     ForeignFileError,
@@ -94,25 +92,14 @@ class SuffixProposer(TextProposer):
         self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
     ) -> list[Draft]:
         """Guess what follows each request's text and its tail."""
-        return self._drafts(self._match(requests, caps, tails))
+        drafts = super().extend(requests, caps, tails)
+        self._num_drafts += sum(draft is not NO_DRAFT for draft in drafts)
+        self._num_shared_drafts += sum(self._batch.is_shared.tolist())
+        return drafts
 
     def propose_scored(self, requests: Sequence[Request], caps: Sequence[int]) -> list[tuple[Draft, float]]:
         """Draft as `propose` does; return the number of tokens that each draft is expected to have right, too."""
-        found = self._match(requests, caps, None)
-        return list(zip(self._drafts(found), found.scores.tolist()))
-
-    def _match(
-        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
-    ) -> SuffixDrafts:
-        return self._cache.propose_batch(self._read(requests), np.array(caps, np.int32), tails)
-
-    def _drafts(self, found: SuffixDrafts) -> list[Draft]:
-        self._num_drafts += int(np.count_nonzero(found.counts))
-        self._num_shared_drafts += int(found.is_shared.sum())
-        found_of_each = zip(found.tokens, found.counts.tolist(), found.match_lens.tolist())
-        return [
-            Draft(row[:n].copy(), self.name, match_len=length) if n else NO_DRAFT for row, n, length in found_of_each
-        ]
+        return list(zip(self.extend(requests, caps, None), self._batch.scores.tolist()))
 
     def suffix_cache_stats(self) -> SuffixCacheStats:
         """Return memory, contents and hits."""

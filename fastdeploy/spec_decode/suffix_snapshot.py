@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdeploy.ops.host import IntArray
+from fastdeploy.ops.text_batch import IntArray
 
 FORMAT, VERSION = "fastdeploy suffix outputs", 1
 SALT_KEY_BYTES, OWNER_BYTES = 16, 16

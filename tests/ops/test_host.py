@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fastdeploy.ops import host
 from fastdeploy.ops.host import NgramIndex
 from fastdeploy.version import __version__
+from tests.ops.text_batches import extend_batch, propose_batch
 
 CAP = 6
 
@@ -32,8 +33,8 @@ def oracle(tokens: list[int], min_n: int, max_n: int, cap: int) -> tuple[list[in
 
 
 def propose(index: NgramIndex, slot: int, cap: int = CAP) -> tuple[list[int], int]:
-    tokens, counts, match_lens = index.propose_batch([slot], [cap])
-    return tokens[0, : counts[0]].tolist(), int(match_lens[0])
+    found = propose_batch(index, [slot], [cap])
+    return found.drafts[0, : found.counts[0]].tolist(), int(found.match_lens[0])
 
 
 @settings(max_examples=300, deadline=None)
@@ -52,7 +53,7 @@ def test_proposal_is_what_a_search_through_the_history_finds(
         if number == 0:
             index.start(3, piece)
         else:
-            index.extend_batch([3], [0, len(piece)], piece)
+            extend_batch(index, [3], [piece])
         assert propose(index, 3) == oracle(history, *window, CAP)
     index.check_integrity()
 
@@ -67,8 +68,8 @@ def test_a_tail_counts_as_text_and_is_not_kept(tokens: list[int], tail: list[int
     index.start(0, tokens)
     whole.start(0, tokens + tail)
     before = propose(index, 0)
-    drafts, counts, match_lens = index.propose_batch([0], [CAP], [np.array(tail, np.int32)])
-    assert (drafts[0, : counts[0]].tolist(), match_lens[0]) == propose(whole, 0)
+    found = propose_batch(index, [0], [CAP], [np.array(tail, np.int32)])
+    assert (found.drafts[0, : found.counts[0]].tolist(), found.match_lens[0]) == propose(whole, 0)
     assert propose(index, 0) == before
     index.check_integrity()
 
@@ -89,15 +90,15 @@ def test_sequences_do_not_disturb_each_other(seed: int) -> None:
         else:
             slots = [s for s in live if rng.random() < 0.7]
             added = [rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in slots]
-            index.extend_batch(slots, np.cumsum([0, *map(len, added)]), [t for part in added for t in part])
+            extend_batch(index, slots, added)
             for s, part in zip(slots, added, strict=True):
                 live[s] += part
         slots = list(live)
-        caps = rng.integers(0, CAP + 1, len(slots))
-        tokens, counts, match_lens = index.propose_batch(slots, caps)
+        caps = rng.integers(0, CAP + 1, len(slots)).tolist()
+        found = propose_batch(index, slots, caps)
         for i, s in enumerate(slots):
-            expected = oracle(live[s], 1, 4, int(caps[i])) if caps[i] else ([], 0)
-            assert (tokens[i, : counts[i]].tolist(), match_lens[i]) == expected
+            expected = oracle(live[s], 1, 4, caps[i]) if caps[i] else ([], 0)
+            assert (found.drafts[i, : found.counts[i]].tolist(), found.match_lens[i]) == expected
     index.check_integrity()
 
 
@@ -116,7 +117,7 @@ def test_the_most_recent_of_equal_matches_wins() -> None:
 def test_a_match_may_cross_from_prompt_to_output() -> None:
     index = NgramIndex(2, 4)
     index.start(0, [9, 1, 2])
-    index.extend_batch([0], [0, 6], [3, 4, 9, 1, 2, 3])
+    extend_batch(index, [0], [[3, 4, 9, 1, 2, 3]])
     assert propose(index, 0, 3) == ([4, 9, 1], 4)
 
 
@@ -133,7 +134,7 @@ def test_equal_hashes_cannot_mislead_long_random_text() -> None:
     history = rng.integers(0, 40, 30_000).astype(np.int32)
     index = NgramIndex(2, 5)
     index.start(0, history[:20_000])
-    index.extend_batch([0], [0, 10_000], history[20_000:])
+    extend_batch(index, [0], [history[20_000:]])
     index.check_integrity()
     assert propose(index, 0) == oracle(history.tolist(), 2, 5, CAP)
 
@@ -146,7 +147,7 @@ def test_bytes_per_token_stay_bounded(window: tuple[int, int], limit: int) -> No
     assert index.num_bytes() <= limit * 50_000
     for begin in range(50_000, 60_000, 7):
         part = tokens[begin : begin + 7]
-        index.extend_batch([0], [0, len(part)], part)
+        extend_batch(index, [0], [part])
         assert index.num_bytes() <= limit * (begin + len(part))
 
 
@@ -164,13 +165,13 @@ def test_wrong_slots_and_offsets_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="not in use, got 0"):
         index.start(0, [1])
     with pytest.raises(ValueError, match="live slots, got 4"):
-        index.extend_batch([0, 4], [0, 1, 2], [1, 2])
+        extend_batch(index, [0, 4], [[1], [2]])
     with pytest.raises(ValueError, match="live slots, got 7"):
-        index.propose_batch([7], [1])
+        propose_batch(index, [7], [1])
     with pytest.raises(ValueError, match=r"tails: expected 1 of at most 16 tokens, got lengths \[17\]"):
-        index.propose_batch([0], [1], [np.zeros(17, np.int32)])
-    with pytest.raises(ValueError, match="expected 2 offsets into 1 tokens"):
-        index.extend_batch([0], [0, 2], [1])
+        propose_batch(index, [0], [1], [np.zeros(17, np.int32)])
+    with pytest.raises(ValueError, match="expected 2 caps and 2 arrays of tokens, got 1 and 2"):
+        propose_batch(index, [0, 0], [1])
     with pytest.raises(ValueError, match="live slot, got 1"):
         index.finish(1)
     with pytest.raises(ValueError, match="min_n"):

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixDrafts, SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.ops.text_batch import TextBatch
+from tests.ops.text_batches import extend_batch, propose_batch
 
 Guess = tuple[list[int], int, float]
 
@@ -69,9 +71,9 @@ def expected_guess(own: list[int], shared: list[list[int]], rules: SuffixRules, 
     return (theirs, True) if theirs[2] > mine[2] + 1e-12 else (mine, False)
 
 
-def assert_row(drafts: SuffixDrafts, row: int, expected: tuple[Guess, bool]) -> None:
+def assert_row(drafts: TextBatch, row: int, expected: tuple[Guess, bool]) -> None:
     (tokens, match_len, score), is_shared = expected
-    assert drafts.tokens[row, : drafts.counts[row]].tolist() == tokens
+    assert drafts.drafts[row, : drafts.counts[row]].tolist() == tokens
     assert (drafts.match_lens[row], bool(drafts.is_shared[row])) == (match_len, is_shared)
     assert drafts.scores[row] == pytest.approx(score, abs=1e-5)
 
@@ -113,8 +115,8 @@ def test_drafts_are_what_a_search_through_all_texts_finds(
         if number == 0:
             cache.start(3, "salt", piece)
         else:
-            cache.extend_batch([3], [0, len(piece)], piece)
-        assert_row(cache.propose_batch([3], [cap]), 0, expected_guess(own, outputs, rules, cap))
+            extend_batch(cache, [3], [piece])
+        assert_row(propose_batch(cache, [3], [cap]), 0, expected_guess(own, outputs, rules, cap))
     cache.check_integrity()
 
 
@@ -138,7 +140,7 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
             outputs += [(salt, text[num_prompt:])] if text[num_prompt:] else []
         else:
             live[slot][1].extend(tokens)
-            cache.extend_batch([slot], [0, len(tokens)], tokens)
+            extend_batch(cache, [slot], [tokens])
         cache.settle()
         outputs = outputs if keep < 0 else outputs[max(0, len(outputs) - keep) :]
         if random.random() < 0.1:
@@ -147,7 +149,7 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
             outputs = outputs[1:]
         assert cache.usage().num_outputs == len(outputs)
         cache.check_integrity()
-    drafts = cache.propose_batch(list(live), [3] * len(live))
+    drafts = propose_batch(cache, list(live), [3] * len(live))
     for row, (salt, text, _) in enumerate(live.values()):
         shared = [output for owner, output in outputs if owner == salt]
         assert_row(drafts, row, expected_guess(text, shared, rules, 3))
@@ -170,11 +172,11 @@ def test_a_tail_counts_as_text_and_is_not_kept(
     cache.start(0, "", text)
     cache.start(1, "", text + tail)
     cache.settle()
-    expected = cache.propose_batch([0, 1], [16, 16])
-    found = cache.propose_batch([0], [16], [np.array(tail, np.int32)])
-    for row, name in enumerate(SuffixDrafts._fields):
-        assert np.array_equal(found[row][0], expected[row][1]), name
-    assert np.array_equal(cache.propose_batch([0], [16]).tokens[0], expected.tokens[0])
+    expected = propose_batch(cache, [0, 1], [16, 16])
+    found = propose_batch(cache, [0], [16], [np.array(tail, np.int32)])
+    for name in ("drafts", "counts", "match_lens", "scores", "is_shared"):
+        assert np.array_equal(getattr(found, name)[0], getattr(expected, name)[1]), name
+    assert np.array_equal(propose_batch(cache, [0], [16]).drafts[0], expected.drafts[0])
     cache.check_integrity()
 
 
@@ -184,8 +186,8 @@ def share(cache: SuffixCache, output: list[int], salt: str = "") -> None:
 
 
 def draft(cache: SuffixCache, slot: int, cap: int = 16) -> list[int]:
-    drafts = cache.propose_batch([slot], [cap])
-    return drafts.tokens[0, : drafts.counts[0]].tolist()
+    drafts = propose_batch(cache, [slot], [cap])
+    return drafts.drafts[0, : drafts.counts[0]].tolist()
 
 
 def test_another_salt_is_never_followed() -> None:
@@ -206,7 +208,7 @@ def test_nodes_of_an_evicted_output_serve_another_salt_without_a_trace() -> None
         cache.settle()
         num_nodes.append(cache.usage().num_nodes)
         cache.start(0, salt, text[:20])
-        assert_row(cache.propose_batch([0], [16]), 0, expected_guess(text[:20], [text], SuffixRules(), 16))
+        assert_row(propose_batch(cache, [0], [16]), 0, expected_guess(text[:20], [text], SuffixRules(), 16))
         cache.finish(0, [])
     assert max(num_nodes[-8:]) == max(num_nodes[8:16])
 
@@ -216,8 +218,8 @@ def test_the_more_frequent_continuation_wins_and_ends_where_it_is_too_rare() -> 
     for output in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 7]):
         share(cache, output)
     cache.start(0, "", [1])
-    drafts = cache.propose_batch([0], [8])
-    assert drafts.tokens[0, : drafts.counts[0]].tolist() == [2, 3]  # 3/4, 3/4, then 1/4
+    drafts = propose_batch(cache, [0], [8])
+    assert drafts.drafts[0, : drafts.counts[0]].tolist() == [2, 3]  # 3/4, 3/4, then 1/4
     assert drafts.scores[0] == pytest.approx(1.5)
 
 
@@ -226,8 +228,8 @@ def test_the_request_s_own_text_wins_a_tie_and_loses_to_a_surer_output() -> None
     share(cache, [1, 2, 3, 8, 8])
     cache.start(0, "", [1, 2, 3, 9, 9, 1, 2, 3])
     cache.start(1, "", [3, 9, 3, 7, 1, 2, 3])
-    drafts = cache.propose_batch([0, 1], [2, 2])
-    assert drafts.tokens.tolist() == [[9, 9], [8, 8]]
+    drafts = propose_batch(cache, [0, 1], [2, 2])
+    assert drafts.drafts[:, :2].tolist() == [[9, 9], [8, 8]]
     assert drafts.is_shared.tolist() == [0, 1]
 
 
@@ -243,7 +245,7 @@ def test_one_draft_at_a_time_works() -> None:
     assert draft(cache, 0, 1) == [3]
     assert draft(cache, 0, 0) == []
     assert draft(cache, 0, -1) == []
-    assert cache.propose_batch([], []).tokens.shape == (0, 0)
+    assert len(propose_batch(cache, [], [])) == 0
 
 
 def test_nothing_is_shared_when_no_requests_are_kept() -> None:
@@ -286,7 +288,7 @@ def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
     waiting = [cache.usage().num_waiting_tokens]
     cache.start(0, "", [1])
     while cache.usage().num_waiting_tokens:
-        cache.extend_batch([0], [0, 1], [1])
+        extend_batch(cache, [0], [[1]])
         waiting.append(cache.usage().num_waiting_tokens)
     assert 0 < max(np.diff(waiting) * -1) <= 1024
     cache.check_integrity()
@@ -315,13 +317,11 @@ def test_wrong_slots_offsets_and_tokens_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="not in use, got 0"):
         cache.start(0, "", [1])
     with pytest.raises(ValueError, match="live slots, got 4"):
-        cache.extend_batch([0, 4], [0, 1, 2], [1, 2])
+        extend_batch(cache, [0, 4], [[1], [2]])
     with pytest.raises(ValueError, match="live slots, got 7"):
-        cache.propose_batch([7], [1])
-    with pytest.raises(ValueError, match="expected 2 offsets into 1 tokens"):
-        cache.extend_batch([0], [0, 2], [1])
-    with pytest.raises(ValueError, match="caps: expected 1, got 2"):
-        cache.propose_batch([0], [1, 2])
+        propose_batch(cache, [7], [1])
+    with pytest.raises(ValueError, match="expected 1 caps and 1 arrays of tokens, got 2 and 1"):
+        propose_batch(cache, [0], [1, 2])
     with pytest.raises(ValueError, match="live slot, got 1"):
         cache.finish(1, [])
     for token in (-1, 1 << 24):

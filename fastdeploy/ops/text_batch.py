@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buffers of a call over many live texts, kept from call to call: an address costs as much as half a proposal."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+MAX_TAIL = 16
+_FIRST_TEXTS, _FIRST_DRAFTS, _FIRST_TOKENS = 16, 16, 1024
+
+
+class _Layout(ctypes.Structure):
+    """fd::TextBatch of custom_ops/host/text_batch.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_texts", "stride")),
+        *((name, ctypes.c_void_p) for name in ("slots", "cu_tokens", "tokens", "caps", "cu_tails", "tails")),
+        *((name, ctypes.c_void_p) for name in ("drafts", "counts", "match_lens", "scores", "is_shared")),
+    ]
+
+
+class TextBatch:
+    """What a store of texts (NgramIndex, SuffixCache) is told of each, and what it guesses.
+
+    Attributes:
+        drafts: [n, at least the highest cap] int32; the first counts[i] of row i are proposed.
+        counts: [n] int32.
+        match_lens: [n] int32, tokens of the text that were found earlier; 0 without a draft.
+        scores: [n] float32, expected number of right tokens, at most counts[i]; of a SuffixCache only, as the next.
+        is_shared: [n] int32, 1 where another request's output was followed.
+    """
+
+    drafts: IntArray
+    counts: IntArray
+    match_lens: IntArray
+    scores: NDArray[np.float32]
+    is_shared: IntArray
+
+    def __init__(self) -> None:
+        self._layout = _Layout()
+        self.address = ctypes.addressof(self._layout)
+        self._reserve(_FIRST_TEXTS, _FIRST_DRAFTS)
+        self._reserve_tokens(_FIRST_TOKENS)
+
+    def __len__(self) -> int:
+        return self._layout.num_texts
+
+    def slot(self, index: int) -> int:
+        """Return the slot of a text."""
+        return int(self._slots[index])
+
+    def fill(
+        self,
+        slots: Sequence[int],
+        caps: Sequence[int],
+        added: Sequence[IntArray],
+        tails: Sequence[IntArray] | None = None,
+    ) -> None:
+        """Describe the next call.
+
+        Args:
+            slots: [n] texts; caps: [n] most drafts wanted of each, 0 and below for none.
+            added: [n] tokens that each has grown by.
+            tails: [n] arrays of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
+
+        Raises:
+            ValueError: lengths differ, or a tail is too long.
+        """
+        n = len(slots)
+        if len(caps) != n or len(added) != n:
+            raise ValueError(f"texts: expected {n} caps and {n} arrays of tokens, got {len(caps)} and {len(added)}")
+        room, stride = self._drafts.shape
+        longest = max(caps, default=0)
+        if n > room or longest > stride:
+            self._reserve(max(room, 2 * n), max(stride, longest))
+        self._layout.num_texts = n
+        self._slots[:n], self._caps[:n] = slots, caps
+        self._add_tokens(added)
+        self._add_tails(tails)
+        self.drafts = self._drafts[:n]
+        self.counts, self.match_lens, self.is_shared = self._counts[:n], self._match_lens[:n], self._is_shared[:n]
+        self.scores = self._scores[:n]
+
+    def _add_tokens(self, added: Sequence[IntArray]) -> None:
+        ends = list(accumulate(map(len, added), initial=0))
+        if ends[-1] > len(self._tokens):
+            self._reserve_tokens(2 * ends[-1])
+        self._cu_tokens[: len(ends)] = ends
+        if added:
+            np.concatenate(added, out=self._tokens[: ends[-1]])
+
+    def _add_tails(self, tails: Sequence[IntArray] | None) -> None:
+        if tails is None:
+            self._layout.cu_tails = None
+            return
+        lengths = [len(tail) for tail in tails]
+        if len(tails) != len(self) or max(lengths, default=0) > MAX_TAIL:
+            raise ValueError(f"tails: expected {len(self)} of at most {MAX_TAIL} tokens, got lengths {lengths}")
+        self._cu_tails = np.cumsum([0, *lengths], dtype=np.int32)
+        self._tails = np.concatenate([*tails, np.empty(0, np.int32)]).astype(np.int32)
+        self._layout.cu_tails, self._layout.tails = self._cu_tails.ctypes.data, self._tails.ctypes.data
+
+    def _reserve(self, num_texts: int, num_drafts: int) -> None:
+        self._slots, self._caps, self._cu_tokens = np.zeros((3, num_texts + 1), np.int32)
+        self._counts, self._match_lens, self._is_shared = np.zeros((3, num_texts), np.int32)
+        self._scores = np.zeros(num_texts, np.float32)
+        self._drafts = np.zeros((num_texts, num_drafts), np.int32)
+        self._layout.stride = num_drafts
+        for name in ("slots", "caps", "cu_tokens", "counts", "match_lens", "is_shared", "scores", "drafts"):
+            setattr(self._layout, name, getattr(self, f"_{name}").ctypes.data)
+
+    def _reserve_tokens(self, num_tokens: int) -> None:
+        self._tokens = np.zeros(num_tokens, np.int32)
+        self._layout.tokens = self._tokens.ctypes.data
