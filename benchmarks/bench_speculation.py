@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.replay import replay_answers
 from benchmarks.report import print_json, print_table
 from benchmarks.workloads import WORKLOADS, Session, Turn, sessions
-from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
@@ -99,6 +99,7 @@ class Timed:
 
     def run(self, turns: list[Turn], params: SamplingParams, salt: str) -> tuple[Spent, list[list[int]]]:
         """Run prompts side by side; return what decoding took and the texts."""
+        self._read(turns, salt)
         texts: dict[str, list[int]] = {}
         before = self.engine.stats()
         for turn in turns:
@@ -119,6 +120,14 @@ class Timed:
         spent.add(Spent(self.clock() - begin, self.draft_s, self.verify_s))
         return spent, list(texts.values())
 
+    def _read(self, turns: list[Turn], salt: str) -> None:
+        """Leave the prompts in the cache, so that all begin in one step: none decodes while others are read."""
+        params = SamplingParams(temperature=0.0, max_tokens=1)
+        for turn in turns:
+            self.engine.add_request(GenerationRequest(f"read-{next(_ids)}", turn.prompt, params, cache_salt=salt))
+        while self.engine.has_unfinished():
+            self.engine.step()
+
     def _step(self, texts: dict[str, list[int]]) -> int:
         deltas = self.engine.step()
         for delta in deltas:
@@ -136,12 +145,13 @@ class Lane:
     spent: Spent = field(default_factory=Spent)
     texts: list[list[int]] = field(default_factory=list)
 
-    def run(self, group: list[Session], params: SamplingParams, salt: str) -> None:
-        """Run a group's turns one after the other, its sessions side by side."""
+    def run(self, group: list[Session], params: SamplingParams, salt: str, first_turn: int) -> None:
+        """Run a group's turns one after the other, its sessions side by side; time those from `first_turn` on."""
         spent, self.texts = Spent(), []
-        for turns in zip(*group):
+        for number, turns in enumerate(zip(*group)):
             one, texts = self.timed.run(list(turns), params, salt)
-            spent.add(one)
+            if number >= first_turn:
+                spent.add(one)
             self.texts += texts
         self.tokens_per_s.append(spent.num_tokens / spent.total_s)
         self.spent.add(spent)
@@ -177,7 +187,6 @@ def make_timed(method: str, args: argparse.Namespace) -> Timed:
         load_choices="dummy" if args.replay else EngineConfig.load_choices,
         quantization=QuantizationConfig.from_value(args.quantization),
         max_model_len=args.max_prompt_tokens + args.max_tokens,
-        cache=CacheConfig(enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=max(args.batch)),
         speculative=SpeculativeConfig.from_mapping(method_mapping(method, args.num_speculative_tokens)),
     )
@@ -213,7 +222,8 @@ def compare(
     for round_ in range(args.rounds):
         for number in range(args.groups):
             for lane in lanes:
-                lane.run(texts[number * batch : (number + 1) * batch], params, f"{workload}-{round_}-{number}")
+                group, salt = texts[number * batch : (number + 1) * batch], f"{workload}-{round_}-{number}"
+                lane.run(group, params, salt, args.first_turn if turns > 1 else 0)
                 assert lane.texts == lanes[0].texts, f"{lane.name} changed a text"
     noise = statistics.median(b / a for a, b in zip(lanes[0].tokens_per_s, lanes[-1].tokens_per_s))
     return [_row(workload, batch, lanes[0], lane, noise) for lane in lanes[:-1]]
@@ -254,6 +264,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--groups", type=int, default=2, help="different texts per slot of the batch")
     parser.add_argument("--turns", type=int, default=8, help="of a loop")
+    parser.add_argument("--first-turn", type=int, default=0, help="of a loop that is timed; those before only run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")
     parser.add_argument("--seed", type=int, default=0)

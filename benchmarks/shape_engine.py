@@ -87,7 +87,9 @@ class FixedDraft(NaiveProposer):
     name = "fixed"
     length = 0
 
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
         """Return the same token `length` times, as far as a request has room."""
         return [Draft(np.full(min(self.length, cap), TOKEN, np.int32), self.name) for cap in caps]
 

@@ -89,7 +89,9 @@ class OracleProposer(Proposer):
         for request, tokens in zip(requests, emitted):
             assert request.output_token_ids[-len(tokens) :].tolist() == list(tokens)
 
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
         return [self._draft(request, cap) for request, cap in zip(requests, caps)]
 
     def finish(self, request: Request) -> None:

@@ -41,8 +41,7 @@ KEYS = (
 )
 KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_candidate_len", "verify_window")
 MAX_SPECULATIVE_TOKENS = 16
-DEFAULT_SPECULATIVE_TOKENS = {"suffix": MAX_SPECULATIVE_TOKENS}  # it drafts no more than it expects to be right; else 1
-ADAPTIVE_METHODS = ("ngram", "suffix")  # by default; models that draft, where it is asked for
+DEFAULT_SPECULATIVE_TOKENS = dict.fromkeys(("ngram", "suffix"), MAX_SPECULATIVE_TOKENS)  # only those that pay; else 1
 MAX_MODEL_STEPS = 8
 MAX_NGRAM_SIZE = 16
 EXTENSIONS = {"default": None, "with_ngram": "ngram", "with_suffix": "suffix"}  # mtp_strategy: who else drafts
@@ -183,7 +182,7 @@ class SpeculativeConfig:
         if ranks is not None:
             notes += (_note_ranks(ranks),)
         can_adapt = _can_adapt(method, values.get("verify_strategy"), values.get("accept_policy"))
-        values.setdefault("adaptive", can_adapt and method in ADAPTIVE_METHODS)
+        values.setdefault("adaptive", can_adapt)
         if method == "naive":
             values["num_speculative_tokens"] = 0
         else:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -38,7 +38,7 @@ class GenerationRequest:
     timeout_s: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens proposed to follow a request's last token.
 
@@ -61,7 +61,9 @@ class Draft:
         """Return the first `length` tokens of this draft."""
         if length >= len(self):
             return self
-        return replace(self, token_ids=self.token_ids[:length], sources=self.sources[:length])
+        return (
+            Draft(self.token_ids[:length], self.source, self.sources[:length], self.match_len) if length else NO_DRAFT
+        )
 
     def source_of_each(self) -> list[str]:
         """Return the proposer of each token."""
@@ -81,31 +83,56 @@ class RequestStatus(Enum):
 
 @dataclass
 class SpeculationTally:
-    """Counts of one request's decoding steps, from which its `SpeculateMetrics` are made.
+    """Counts of decoding steps, one request's or all requests'.
 
-    `drafted_at[i]` and `accepted_at[i]` count steps whose draft i was verified and kept. A step whose text ended at a
-    kept draft counts no token after it.
+    A step whose text ended at a kept draft counts no token after it.
+
+    Attributes:
+        drafted, accepted: [n] steps that verified, and that kept, n drafts, of the steps that had any.
+        drafted_per_source, accepted_per_source: draft tokens, by the proposer that made them.
     """
 
     num_steps: int = 0
     num_emitted: int = 0
-    drafted_at: list[int] = field(default_factory=list)
-    accepted_at: list[int] = field(default_factory=list)
-    source: dict[str, int] = field(default_factory=dict)
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    drafted_per_source: dict[str, int] = field(default_factory=dict)
+    accepted_per_source: dict[str, int] = field(default_factory=dict)
 
-    def record(self, drafted_by: list[str], num_accepted: int, num_emitted: int) -> None:
-        """Add one decoding step, whose drafts came from these proposers."""
-        num_drafted = len(drafted_by)
+    def record(self, draft: Draft, num_accepted: int, num_emitted: int) -> None:
+        """Add one decoding step, which verified this draft."""
         self.num_steps += 1
         self.num_emitted += num_emitted
-        while len(self.drafted_at) < num_drafted:
-            self.drafted_at.append(0)
-            self.accepted_at.append(0)
-        for i in range(num_drafted):
-            self.drafted_at[i] += 1
-            self.accepted_at[i] += i < num_accepted
-        for source in drafted_by:
-            self.source[source] = self.source.get(source, 0) + 1
+        num_drafted = len(draft)
+        if not num_drafted:
+            return
+        while len(self.drafted) <= num_drafted:
+            self.drafted.append(0)
+            self.accepted.append(0)
+        self.drafted[num_drafted] += 1
+        self.accepted[num_accepted] += 1
+        _count_sources(self.drafted_per_source, draft, num_drafted)
+        _count_sources(self.accepted_per_source, draft, num_accepted)
+
+    def drafted_at(self) -> list[int]:
+        """Return, for each position of a draft, how many steps verified one there."""
+        return _at_least(self.drafted)
+
+    def accepted_at(self) -> list[int]:
+        """Return, for each position of a draft, how many steps kept the one there."""
+        return _at_least(self.accepted)
+
+
+def _count_sources(counts: dict[str, int], draft: Draft, num_tokens: int) -> None:
+    if not draft.sources:
+        counts[draft.source] = counts.get(draft.source, 0) + num_tokens
+    for i, source in enumerate(draft.sources):
+        counts[source] = counts.get(source, 0) + (i < num_tokens)
+
+
+def _at_least(steps: list[int]) -> list[int]:
+    """Return, for i = 0, 1, ..., the steps of more than i tokens."""
+    return [sum(steps[length:]) for length in range(1, len(steps))]
 
 
 class Request:
@@ -113,8 +140,8 @@ class Request:
 
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
-    Set at admission: request_id, index, params, seed, cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens,
-        max_total_tokens, max_drafts, constraint.
+    Set at admission: request_id, index, key (both of them, unique among the choices in flight), params, seed,
+        cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint.
     Set by the scheduler: arrival_number, its place among all requests that were queued.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache).
     Set by the proposer, cut or dropped by the scheduler: draft.
@@ -142,6 +169,7 @@ class Request:
         """
         self.request_id = source.request_id
         self.index = index
+        self.key = (source.request_id, index)
         self.params = source.params
         self.seed = seed
         self.cache_salt = source.cache_salt
@@ -168,11 +196,6 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.metrics = RequestMetrics()
         self.tally = SpeculationTally()
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """(request_id, index), unique among the choices in flight."""
-        return self.request_id, self.index
 
     @property
     def num_output_tokens(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,17 +21,23 @@ from fastdeploy.spec_decode.step_cost import StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
-PROBE_SHARE = 0.005  # of the time: most that asking may take where drafts do not pay
-MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 4, 64  # steps
-IDLE_LEARNING_INTERVAL = 8  # steps without drafts, of which one is timed
+PROBE_SHARE = 0.01  # of the time: most that asking may take where drafts do not pay
+REST = 4  # steps without drafts, of which one is timed and in one of which asking is considered again
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
-MODEL_TRIALS = 4  # drafts that a new request gets of a model, one per step, whatever others' were worth
 FIRST_ASKS = 8  # of an engine, the fastest of which is believed: the first calls do what only first calls do
+MOST_TRIES = 8  # of a model in a row, while its drafts come true: enough to see whether they pay
 COST_RATE = 0.05  # of the running mean of what asking costs
-COST_OUTLIER = 2.0  # times that mean that one asking counts for at most
+COST_OUTLIER = 4.0  # times that mean that one asking counts for at most
 MEAN_RATE = 0.05  # of the mean length in the metrics
+
+
+class Ask(NamedTuple):
+    """Most drafts wanted for a request, and most calls of a drafting model that it may take to make them."""
+
+    num_drafts: int
+    num_steps: int
 
 
 class DraftBudget:
@@ -42,11 +49,15 @@ class DraftBudget:
     def end_step(self, plan: StepPlan) -> None:
         """Learn that the step is computed and its tokens are handed out."""
 
-    def caps(self, ready: Sequence[Request]) -> list[int]:
-        """Return how many drafts to ask of each request; the proposer starts now."""
-        return [request.draft_room for request in ready]
+    def wants_drafts(self, num_requests: int) -> bool:
+        """Return False in a step, of `num_requests` requests, after which nobody is asked anyhow."""
+        return True
 
-    def proposed(self, asked: Sequence[Request], caps: Sequence[int]) -> None:
+    def ask(self, ready: Sequence[Request]) -> list[Ask]:
+        """Return what to ask the proposer for each request; it starts now."""
+        return [Ask(request.draft_room, request.draft_room) for request in ready]
+
+    def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Learn that the proposer is done; the requests hold their drafts."""
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
@@ -63,14 +74,37 @@ class DraftBudget:
         return DraftBudgetStats()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Track:
     """What is known of one request."""
 
-    gain_s: float  # running mean of the seconds that asking once has saved
-    num_asks: int = 0
+    gain_s: float  # running mean of the seconds that asking for a match has saved
+    last_model_ask: int = 0
+    is_model_right: bool = False  # the first token of the model's last draft came true
+    num_tries: int = 0  # of the model in a row, without expecting them to pay
     draft: Draft = NO_DRAFT  # its last one, uncut, while the text has neither refuted nor passed it
     num_right: int = 0  # tokens of that draft that came true
+
+
+class _Price:
+    """What asking costs, and when asking where it does not pay is due again."""
+
+    def __init__(self) -> None:
+        self.seconds = self.next_probe_s = 0.0
+        self._num_asks = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self._num_asks >= FIRST_ASKS
+
+    def learn(self, cost_s: float) -> None:
+        self._num_asks += 1
+        if self._num_asks == 1:
+            self.seconds = cost_s
+        elif self._num_asks <= FIRST_ASKS:
+            self.seconds = min(cost_s, self.seconds)
+        else:
+            self.seconds += COST_RATE * (min(cost_s, COST_OUTLIER * self.seconds) - self.seconds)
 
 
 class AdaptiveBudget(DraftBudget):
@@ -82,178 +116,233 @@ class AdaptiveBudget(DraftBudget):
         drafting_model: str = "",
         num_model_steps: int = 0,
         clock: Callable[[], float] = time.thread_time,  # waiting for other jobs is no cost of a row
+        matches_text: bool | None = None,
     ) -> None:
         """Start without experience of drafts.
 
         Args:
-            drafting_model: source of the drafts if making each of them costs time; then asking for few is cheaper.
+            drafting_model: source of the drafts of a model, if there is one, each of which takes a call.
             num_model_steps: most drafts of such a model.
+            matches_text: whether drafts follow text (too); by default where there is no model.
         """
         self._cost = cost
         self._model, self._num_model_steps = drafting_model, num_model_steps
+        self._matches_text = not drafting_model if matches_text is None else matches_text
         self._clock = clock
         self._survival = Survival()
         self._tracks: dict[Key, _Track] = {}
+        self._open: dict[Key, _Track] = {}  # those whose last draft is not decided
+        self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
         self._num_rows = self._num_zero_choices = self._num_withheld = 0
         self._began_s = 0.0
-        self._ask_s = 0.0  # per request, or per draft of a model
-        self._num_asks = self._num_rounds = self._next_probe = 0
-        self._asked: set[Key] = set()  # since the last step
+        self._match, self._call = _Price(), _Price()  # per request, per call of the model
+        self._num_rounds = self._num_requests = self._num_probed = 0
+        self._is_resting = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         self._began_s = self._clock()
-        self._num_rows = num_offered = 0
-        gains = [0.0] * len(decoding)
-        if any(len(request.draft) for request in decoding):
-            products = [self._survival.products(request.key, request.draft) for request in decoding]
-            lengths = self._most_profitable(products, num_prompt_rows)
-            gains = self._gains(products, lengths, num_prompt_rows)
-            num_offered, self._num_rows = sum(map(len, products)), sum(lengths)
-            for request, length in zip(decoding, lengths):
-                request.draft = request.draft.cut(length)
-        if self._asked:
-            self._note_gains(decoding, gains)
-        self._num_zero_choices += num_offered > 0 == self._num_rows
-        self._num_withheld += num_offered - self._num_rows
+        self._num_rows = 0
+        drafted = [request for request in decoding if request.draft is not NO_DRAFT]
+        gains = self._cut(drafted, len(decoding), num_prompt_rows) if drafted else {}
+        for key, track in self._asked.items():
+            track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
+        self._asked.clear()
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
-        if not self._num_rows and self._num_rounds % IDLE_LEARNING_INTERVAL:
+        if not self._num_rows and self._num_rounds % REST:
             return
         num_rows = int(plan.num_scheduled.sum())
         if num_rows == int(plan.num_verify_rows.sum()):
             self._cost.learn(num_rows, len(plan.requests), self._clock() - self._began_s)
 
-    def caps(self, ready: Sequence[Request]) -> list[int]:
-        """Ask where it saves more than it costs, and now and then everywhere."""
-        self._began_s = self._clock()
+    def wants_drafts(self, num_requests: int) -> bool:
+        """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
+        self._num_rounds += 1
+        is_news = num_requests != self._num_requests
+        self._num_requests = num_requests
+        return is_news or not self._is_resting or self._num_rounds % REST == 0
+
+    def ask(self, ready: Sequence[Request]) -> list[Ask]:
+        """Ask where it saves more than it costs, and now and then elsewhere."""
         if not ready:
             return []
-        rooms = super().caps(ready)
-        if self._model:
-            rooms = [min(room, self._num_model_steps) for room in rooms]
-        self._num_rounds += 1
-        if self._num_asks < FIRST_ASKS:
-            return rooms
-        if self._num_rounds >= self._next_probe:
-            interval = self._price(rooms) / (PROBE_SHARE * self._cost.seconds(len(ready), len(ready)))
-            self._next_probe = self._num_rounds + min(MAX_PROBE_INTERVAL, max(MIN_PROBE_INTERVAL, int(interval)))
-            return rooms
-        if self._model:
-            drafts = (Draft(np.zeros(room, np.int32), self._model) for room in rooms)
-            products = [self._survival.products(request.key, draft) for request, draft in zip(ready, drafts)]
-            chosen = self._most_profitable(products, 0, self._ask_s)
-            return [max(n, int(self._is_on_trial(r))) for r, n in zip(ready, chosen)]
-        bar_s = ASK_HURDLE * self._ask_s
-        return [room if self._track(r).gain_s > bar_s else 0 for r, room in zip(ready, rooms)]
+        self._began_s, self._num_probed = self._clock(), 0
+        rooms = [request.draft_room for request in ready]
+        matches = self._matches(ready, rooms) if self._matches_text else [0] * len(ready)
+        steps = self._steps(ready, rooms) if self._model else matches
+        self._is_resting = not any(matches) and not any(steps)
+        if self._matches_text and self._began_s >= self._match.next_probe_s:
+            self._match.next_probe_s = self._began_s + self._match.seconds * len(ready) / PROBE_SHARE
+            matches = rooms
+        if self._model and self._call.is_known:
+            self._try_model(ready, steps)
+        return [Ask(match or step, step) for match, step in zip(matches, steps)]
 
-    def proposed(self, asked: Sequence[Request], caps: Sequence[int]) -> None:
+    def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        if not asked:
-            return
-        for request in asked:
+        for request, ask in zip(asked, asks):
             track = self._track(request)
-            track.num_asks += 1
-            self._asked.add(request.key)
+            if ask.num_steps:
+                track.last_model_ask, track.is_model_right = self._num_rounds, False
+            if ask.num_drafts > ask.num_steps or not self._model:
+                self._asked[request.key] = track
             if len(request.draft):
                 track.draft, track.num_right = request.draft, 0
-        self._num_asks += 1
-        cost_s = (self._clock() - self._began_s) / self._num_units(caps)
-        if self._num_asks == 1:
-            self._ask_s = cost_s
-        elif self._num_asks <= FIRST_ASKS:
-            self._ask_s = min(cost_s, self._ask_s)
-        else:
-            self._ask_s += COST_RATE * (min(cost_s, COST_OUTLIER * self._ask_s) - self._ask_s)
+                self._open[request.key] = track
+        self._learn_price(asks)
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Compare the last drafts with the text, whether they were verified or not."""
+        if not self._open:
+            return
         for request, token_ids in zip(requests, emitted):
-            track = self._tracks.get(request.key)
-            if track is not None and len(track.draft):
+            track = self._open.get(request.key)
+            if track is not None:
                 self._compare(request.key, track, token_ids)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
-        self._tracks.pop(request.key, None)
-        self._asked.discard(request.key)
+        for state in (self._tracks, self._open, self._asked):
+            state.pop(request.key, None)
         self._survival.forget(request.key)
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Check that nothing is kept of other requests."""
         live = {request.key for request in requests}
-        assert set(self._tracks) | self._asked | self._survival.keys() <= live
+        assert self._tracks.keys() | self._open.keys() | self._asked.keys() | self._survival.keys() <= live
 
     def stats(self) -> DraftBudgetStats:
         """Return counters and the state now."""
         return DraftBudgetStats(self._mean_length, self._num_rows, self._num_zero_choices, self._num_withheld)
 
-    def _most_profitable(
-        self, products: Sequence[Sequence[float]], num_prompt_rows: int, draft_s: float = 0.0
-    ) -> list[int]:
-        """Return how many drafts of each request give the most tokens per second, if making one takes `draft_s`.
+    def _cut(self, drafted: Sequence[Request], num_decoding: int, num_prompt_rows: int) -> dict[Key, float]:
+        """Cut drafts; return the seconds that matches save: the steps that they spare, less the rows that they cost."""
+        products = [self._survival.products(request.key, request.draft) for request in drafted]
+        num_offered = sum(map(len, products))
+        line = self._line(num_decoding, num_offered, num_prompt_rows)
+        lengths, _ = _most_profitable(products, num_decoding, line)
+        num_rows = self._num_rows = sum(lengths)
+        token_s, row_s = line[0] / num_decoding, (line[num_rows] - line[0]) / max(1, num_rows)
+        gains = {}
+        for request, row, length in zip(drafted, products, lengths):
+            first = self._num_model_tokens(request.draft)
+            gains[request.key] = token_s * sum(row[first:length]) - row_s * max(0, length - first)
+            request.draft = request.draft.cut(length)
+        self._num_zero_choices += not num_rows
+        self._num_withheld += num_offered - num_rows
+        return gains
 
-        Products fall along a draft, so that the likeliest tokens of all are a beginning of each draft.
+    def _num_model_tokens(self, draft: Draft) -> int:
+        """Return how many of a draft's first tokens the model made."""
+        return draft.sources.count(self._model) if draft.sources else len(draft) * (draft.source == self._model)
+
+    def _line(self, num_decoding: int, num_drafts: int, num_prompt_rows: int) -> list[float]:
+        """Return the time that decoding with 0 .. num_drafts drafts is charged.
+
+        Drafts cost what they add to the whole step, prompts their own.
         """
-        num_decoding, lengths = len(products), [0] * len(products)
-        likeliest = sorted(((product, i) for i, row in enumerate(products) for product in row), reverse=True)
-        emitted, best = float(num_decoding), 0
-        best_rate = HURDLE * emitted / self._seconds(num_decoding, 0, num_prompt_rows)
-        for count, (product, _) in enumerate(likeliest, 1):
-            emitted += product
-            rate = emitted / (self._seconds(num_decoding, count, num_prompt_rows) + count * draft_s)
-            if rate > best_rate:
-                best, best_rate = count, rate
-        for _, i in likeliest[:best]:
-            lengths[i] += 1
-        return lengths
-
-    def _seconds(self, num_decoding: int, num_drafts: int, num_prompt_rows: int) -> float:
-        """Return the time that decoding is charged: drafts cost what they add to the whole step, prompts their own."""
+        line = self._cost.line(num_decoding + num_prompt_rows, num_drafts, num_decoding)
         if not num_prompt_rows:
-            return self._cost.seconds(num_decoding + num_drafts, num_decoding)
-        rows = num_decoding + num_prompt_rows
-        added_s = self._cost.seconds(rows + num_drafts, num_decoding) - self._cost.seconds(rows, num_decoding)
-        return self._cost.seconds(num_decoding, num_decoding) + added_s
+            return line
+        own_s = self._cost.seconds(num_decoding, num_decoding)
+        return [own_s + seconds - line[0] for seconds in line]
 
-    def _gains(self, products: Sequence[Sequence[float]], lengths: Sequence[int], num_prompt_rows: int) -> list[float]:
-        """Return the seconds that each request's drafts save: the steps that they spare, less the rows they cost."""
-        base_s = self._seconds(len(products), 0, num_prompt_rows)
-        row_s = (self._seconds(len(products), sum(lengths), num_prompt_rows) - base_s) / max(1, sum(lengths))
-        token_s = base_s / len(products)
-        return [token_s * sum(row[:length]) - row_s * length for row, length in zip(products, lengths)]
+    def _matches(self, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
+        """Ask whoever's matches have lately saved more than asking costs."""
+        if not self._match.is_known:
+            return list(rooms)
+        bar_s = ASK_HURDLE * self._match.seconds
+        return [room if self._track(request).gain_s > bar_s else 0 for request, room in zip(ready, rooms)]
 
-    def _note_gains(self, decoding: Sequence[Request], gains: Sequence[float]) -> None:
-        for request, gain_s in zip(decoding, gains):
-            if request.key in self._asked:
-                track = self._track(request)
-                track.gain_s += GAIN_RATE * (gain_s - track.gain_s)
-        self._asked.clear()
+    def _steps(self, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
+        """Let the model make as many drafts as pay for its calls and their own rows."""
+        if self._matches_text and not self._match.is_known:
+            return [0] * len(ready)
+        rooms = [min(room, self._num_model_steps) for room in rooms]
+        if not self._call.is_known:
+            return rooms
+        hopes = [Draft(np.zeros(room, np.int32), self._model) for room in rooms]
+        products = [self._survival.products(request.key, hope) for request, hope in zip(ready, hopes)]
+        line = self._line(len(ready), sum(rooms), 0)
+        steps, best_rate = [0] * len(ready), HURDLE * len(ready) / line[0]
+        for depth in range(1, max(rooms) + 1):
+            few = [row[:depth] for row in products]
+            lengths, rate = _most_profitable(few, len(ready), line, depth * self._call.seconds)
+            if rate > best_rate:
+                steps, best_rate = lengths, rate
+        return steps
+
+    def _try_model(self, ready: Sequence[Request], steps: list[int]) -> None:
+        """Let the model make a draft for a request for which none pays, and go on with it while they come true."""
+        idle = [i for i, count in enumerate(steps) if not count]
+        tracks = [self._track(request) for request in ready]
+        tried = [i for i in idle if tracks[i].is_model_right and tracks[i].num_tries < MOST_TRIES]
+        if idle and not tried and self._began_s >= self._call.next_probe_s:
+            tried = [min(idle, key=lambda i: tracks[i].last_model_ask)]
+            tracks[tried[0]].num_tries = 0
+        for i in tried:
+            steps[i] = 1
+            tracks[i].num_tries += 1
+        self._num_probed = len(tried)
+
+    def _learn_price(self, asks: Sequence[Ask]) -> None:
+        """Share the time between matching, whose cost is known where it was asked alone, and the model."""
+        now, depth = self._clock(), max(ask.num_steps for ask in asks) if self._model else 0
+        cost_s = now - self._began_s
+        if not depth:
+            self._match.learn(cost_s / len(asks))
+            return
+        cost_s = max(0.0, cost_s - self._match.seconds * len(asks))
+        self._call.learn(cost_s / depth)
+        if self._num_probed:
+            num_asked = sum(ask.num_steps > 0 for ask in asks)
+            price_s = cost_s * self._num_probed / num_asked
+            self._call.next_probe_s = max(now, self._call.next_probe_s) + price_s / PROBE_SHARE
 
     def _compare(self, key: Key, track: _Track, token_ids: Sequence[int]) -> None:
-        expected = track.draft.token_ids[track.num_right :].tolist()
+        expected, kept = track.draft.token_ids[track.num_right :].tolist(), 0
         reached = min(len(expected), len(token_ids))
-        kept = next((i for i in range(reached) if expected[i] != token_ids[i]), reached)
+        while kept < reached and expected[kept] == token_ids[kept]:
+            kept += 1
         self._survival.learn(key, track.draft, track.num_right, kept, kept < reached)
         track.num_right += kept
+        if kept:
+            self._is_resting = False
+        if self._num_model_tokens(track.draft):
+            track.is_model_right = track.num_right > 0
         if kept < reached or track.num_right == len(track.draft):
-            track.draft = NO_DRAFT
-
-    def _is_on_trial(self, request: Request) -> bool:
-        return self._track(request).num_asks < MODEL_TRIALS
-
-    def _num_units(self, caps: Sequence[int]) -> int:
-        return sum(caps) if self._model else len(caps)
-
-    def _price(self, caps: Sequence[int]) -> float:
-        return self._ask_s * self._num_units(caps)
+            del self._open[key]
 
     def _track(self, request: Request) -> _Track:
         track = self._tracks.get(request.key)
         if track is None:
-            gain_s = TRIAL * self._ask_s if self._ask_s else self._cost.seconds(1, 1)
-            track = self._tracks[request.key] = _Track(gain_s)
+            track = self._tracks[request.key] = _Track(TRIAL * self._match.seconds)
         return track
+
+
+def _most_profitable(
+    products: Sequence[Sequence[float]], num_decoding: int, line: Sequence[float], draft_s: float = 0.0
+) -> tuple[list[int], float]:
+    """Return how many drafts of each request give the most tokens per second, and that rate.
+
+    Products fall along a draft, so that the likeliest tokens of all are a beginning of each draft.
+
+    Args:
+        line: seconds of a step of 0, 1, ... drafts.
+        draft_s: seconds that making them takes.
+    """
+    likeliest = sorted([(product, i) for i, row in enumerate(products) for product in row], reverse=True)
+    emitted, best = float(num_decoding), 0
+    best_rate = HURDLE * emitted / (line[0] + draft_s)
+    for count, (product, _) in enumerate(likeliest, 1):
+        emitted += product
+        if emitted > best_rate * (line[count] + draft_s):
+            best, best_rate = count, emitted / (line[count] + draft_s)
+    lengths = [0] * len(products)
+    for _, i in likeliest[:best]:
+        lengths[i] += 1
+    return lengths, best_rate

@@ -161,7 +161,7 @@ class Engine:
                 continue
             request.prompt_logprobs.extend(outcome.prompt_logprobs or ())
             emission = self.outputs.cut(request, outcome.token_ids)
-            drafted_by = request.draft.source_of_each()[: outcome.num_accepted]
+            drafted_by = request.draft.source_of_each()[: outcome.num_accepted] if outcome.num_accepted else []
             self._stats.emitted(request, outcome, emission)
             self.scheduler.commit(plan, row, outcome, emission.token_ids)
             if not emission.token_ids:
@@ -178,15 +178,20 @@ class Engine:
         return deltas
 
     def _propose(self, plan: StepPlan) -> None:
-        """Ask for drafts of the requests whose next step decodes."""
-        running = (r for r in plan.requests if r.status is RequestStatus.RUNNING)
-        ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
-        caps = dict(zip(ready, self.draft_budget.caps(ready)))
-        asked = [request for request, cap in caps.items() if cap]
-        drafts = dict(zip(asked, self.proposer.propose(asked, [caps[r] for r in asked]))) if asked else {}
+        """Ask for drafts of the requests whose next step decodes, where the budget wants any."""
+        wants_drafts = self.draft_budget.wants_drafts(len(plan.requests))
+        running = [r for r in plan.requests if r.status is RequestStatus.RUNNING]
+        may_draft = running if wants_drafts else [r for r in running if r.constraint is not None]
+        ready = [r for r in may_draft if r.num_pending == 1 and r.draft_room > 0]
+        wanted = list(zip(ready, self.draft_budget.ask(ready))) if wants_drafts else []
+        asked, asks = [r for r, ask in wanted if ask.num_drafts], [ask for _, ask in wanted if ask.num_drafts]
+        drafts = dict(zip(asked, self.proposer.propose(asked, *zip(*asks)))) if asked else {}
         for request in ready:
-            request.set_draft(self._permitted(request, drafts.get(request, NO_DRAFT)))
-        self.draft_budget.proposed(asked, [caps[r] for r in asked])
+            draft = self._permitted(request, drafts.get(request, NO_DRAFT))
+            if len(draft):
+                request.set_draft(draft)
+        if asked:
+            self.draft_budget.proposed(asked, asks)
 
     def _permitted(self, request: Request, draft: Draft) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""

@@ -155,10 +155,10 @@ def _make_draft_budget(
     num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
     cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
-    if proposer.is_model and config.speculative.mtp_strategy == "default":
-        steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
-        return AdaptiveBudget(cost, proposer.name, steps)
-    return AdaptiveBudget(cost)
+    if not proposer.is_model:
+        return AdaptiveBudget(cost)
+    steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
+    return AdaptiveBudget(cost, proposer.name, steps, matches_text=config.speculative.extension is not None)
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:

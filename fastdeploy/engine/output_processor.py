@@ -129,15 +129,16 @@ class OutputProcessor:
 
 def speculate_metrics(tally: SpeculationTally) -> SpeculateMetrics:
     """Compute a request's metrics from its counts (definitions: docs/glossary.md)."""
-    drafted, accepted = sum(tally.drafted_at), sum(tally.accepted_at)
+    drafted_at, accepted_at = tally.drafted_at(), tally.accepted_at()
+    drafted, accepted = sum(drafted_at), sum(accepted_at)
     return SpeculateMetrics(
         accepted_tokens=accepted,
         rejected_tokens=drafted - accepted,
         accept_ratio=accepted / drafted if drafted else 0.0,
         average_accept_length=tally.num_emitted / tally.num_steps if tally.num_steps else 0.0,
-        accepted_tokens_per_head=list(tally.accepted_at),
-        accept_ratio_per_head=[a / d for a, d in zip(tally.accepted_at, tally.drafted_at)],
+        accepted_tokens_per_head=accepted_at,
+        accept_ratio_per_head=[a / d for a, d in zip(accepted_at, drafted_at)],
         num_steps=tally.num_steps,
         drafted_tokens=drafted,
-        source=dict(tally.source),
+        source=dict(tally.drafted_per_source),
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import GenerationRequest, Request, SpeculationTally
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import RequestResult
 
@@ -20,6 +20,7 @@ class StatsKeeper:
 
     def __init__(self) -> None:
         self._stats = EngineStats()
+        self._tally = SpeculationTally()
 
     def admitted(self, request: GenerationRequest) -> None:
         """Count a request's prompt."""
@@ -40,9 +41,8 @@ class StatsKeeper:
         if not count or request.num_output_tokens == 0:
             return
         num_accepted = min(result.num_accepted, count)
-        drafted_by = request.draft.source_of_each()
-        request.tally.record(drafted_by, num_accepted, count)
-        self._count_drafts(drafted_by, num_accepted, count)
+        request.tally.record(request.draft, num_accepted, count)
+        self._tally.record(request.draft, num_accepted, count)
 
     def forbidden(self, num_tokens: int) -> None:
         """Count drafts that a request's constraint cut off before they cost a row."""
@@ -50,7 +50,8 @@ class StatsKeeper:
 
     def snapshot(self, scheduler: BatchScheduler) -> EngineStats:
         """Return a copy of the counters with the scheduler's state filled in."""
-        pool = scheduler.kv.pool
+        pool, tally = scheduler.kv.pool, self._tally
+        drafted_at, accepted_at = tally.drafted_at(), tally.accepted_at()
         return replace(
             self._stats,
             num_running=len(scheduler.running),
@@ -60,27 +61,15 @@ class StatsKeeper:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_lookup_tokens=scheduler.kv.num_lookup_tokens,
             num_prefix_hit_tokens=scheduler.kv.num_hit_tokens,
-            drafted_per_position=list(self._stats.drafted_per_position),
-            accepted_per_position=list(self._stats.accepted_per_position),
-            drafted_per_source=dict(self._stats.drafted_per_source),
-            accepted_per_source=dict(self._stats.accepted_per_source),
+            num_steps=tally.num_steps,
+            num_emitted_tokens=tally.num_emitted,
+            num_drafts=sum(tally.drafted),
+            num_draft_tokens=sum(drafted_at),
+            num_accepted_tokens=sum(accepted_at),
+            drafted_per_position=drafted_at,
+            accepted_per_position=accepted_at,
+            drafted_per_source=dict(tally.drafted_per_source),
+            accepted_per_source=dict(tally.accepted_per_source),
             num_finished=dict(self._stats.num_finished),
             draft_budget=scheduler.draft_budget.stats(),
         )
-
-    def _count_drafts(self, drafted_by: list[str], num_accepted: int, num_emitted: int) -> None:
-        stats, num_drafted = self._stats, len(drafted_by)
-        stats.num_steps += 1
-        stats.num_emitted_tokens += num_emitted
-        stats.num_drafts += num_drafted > 0
-        stats.num_draft_tokens += num_drafted
-        stats.num_accepted_tokens += num_accepted
-        while len(stats.drafted_per_position) < num_drafted:
-            stats.drafted_per_position.append(0)
-            stats.accepted_per_position.append(0)
-        for i, source in enumerate(drafted_by):
-            is_accepted = i < num_accepted
-            stats.drafted_per_position[i] += 1
-            stats.accepted_per_position[i] += is_accepted
-            stats.drafted_per_source[source] = stats.drafted_per_source.get(source, 0) + 1
-            stats.accepted_per_source[source] = stats.accepted_per_source.get(source, 0) + is_accepted

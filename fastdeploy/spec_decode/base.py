@@ -38,8 +38,15 @@ class Proposer(ABC):
         """Learn the tokens that a step emitted; they already stand in `request.token_ids`."""
 
     @abstractmethod
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
-        """Return one draft per request, each of at most its cap's length (caps >= 1); a draft may be empty."""
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
+        """Return one draft per request; a draft may be empty.
+
+        Args:
+            caps: most tokens of each, at least 1.
+            steps: most calls of a drafting model for each; None: as many as it takes.
+        """
 
     @abstractmethod
     def finish(self, request: Request) -> None:

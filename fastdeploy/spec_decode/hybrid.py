@@ -54,14 +54,17 @@ class HybridProposer(Proposer):
                 self._learn(request.key, len(tokens) - 1)
         self._matcher.observe(requests, emitted)
 
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
         """Take the surest matches, let the layer draft for the other requests, extend what it drafts."""
-        drafts = self._sure_matches(requests, caps)
+        drafts, steps = self._sure_matches(requests, caps), steps or caps
         rest = [i for i, draft in enumerate(drafts) if not len(draft)]
         if rest:
-            for i, draft in zip(rest, self._extended([requests[i] for i in rest], [caps[i] for i in rest])):
+            extended = self._extended([requests[i] for i in rest], [caps[i] for i in rest], [steps[i] for i in rest])
+            for i, draft in zip(rest, extended):
                 drafts[i] = draft
-                self._is_layers[requests[i].key] = len(draft) > 0
+                self._is_layers[requests[i].key] = len(draft) > 0 and steps[i] > 0
         return drafts
 
     def finish(self, request: Request) -> None:
@@ -92,8 +95,8 @@ class HybridProposer(Proposer):
         found = self._matcher.propose_scored(requests, caps)
         return [draft if score > bar else NO_DRAFT for (draft, score), bar in zip(found, bars)]
 
-    def _extended(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
-        firsts = self._layer.propose(requests, caps)
+    def _extended(self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]) -> list[Draft]:
+        firsts = self._layer.propose(requests, caps, steps)
         room = [cap - len(first) for first, cap in zip(firsts, caps)]
         if not any(room):
             return firsts

@@ -27,9 +27,14 @@ class ModelProposer(Proposer):
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Need nothing of the tokens: the runner finds them in the request, and sees every step itself."""
 
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
         """Draft for all requests together, one packed call per model step."""
-        drafts = self._runner.draft(requests, [min(cap, self._num_model_steps) for cap in caps])
+        counts = [min(cap, step, self._num_model_steps) for cap, step in zip(caps, steps or caps)]
+        if not any(counts):
+            return [NO_DRAFT] * len(requests)
+        drafts = self._runner.draft(requests, counts)
         return [Draft(tokens, self.name) if len(tokens) else NO_DRAFT for tokens in drafts]
 
     def finish(self, request: Request) -> None:

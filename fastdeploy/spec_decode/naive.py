@@ -20,7 +20,9 @@ class NaiveProposer(Proposer):
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Need nothing of the tokens."""
 
-    def propose(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
         """Return an empty draft per request."""
         return [NO_DRAFT] * len(requests)
 

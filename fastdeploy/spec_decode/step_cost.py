@@ -11,6 +11,8 @@ import numpy as np
 
 RATE = 0.01  # of the running moments
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
+REFRESH = 16  # steps between computations of a line
+MIN_LINE = 16  # rows that one has at least
 RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
 
 
@@ -33,6 +35,7 @@ class StepCost:
         rows = sorted(timings)
         seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
         self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
+        self._lines: dict[tuple[int, int], list[float]] = {}  # of which the next few steps make use
         self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
         self._request_s = request_s
         self._num_steps = 0
@@ -42,6 +45,18 @@ class StepCost:
         """Return the expected time of a step whose rows all verify."""
         error = self._mean_error + self._tilt * (math.log(num_rows) - self._mean_rows)
         return self._timed(num_rows, num_requests) * math.exp(error)
+
+    def line(self, num_rows: int, num_more: int, num_requests: int) -> list[float]:
+        """Return the expected times of steps of num_rows .. num_rows + num_more rows or more, lately computed."""
+        line = self._lines.get((num_rows, num_requests), [])
+        if len(line) <= num_more:
+            rows = np.arange(num_rows, num_rows + max(num_more, MIN_LINE) + 1)
+            last = len(self._line) - 1
+            timed = np.array(self._line)[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
+            error = self._mean_error + self._tilt * (np.log(rows) - self._mean_rows)
+            line = ((timed + self._request_s * num_requests) * np.exp(error)).tolist()
+            self._lines[num_rows, num_requests] = line
+        return line
 
     def learn(self, num_rows: int, num_requests: int, seconds: float) -> None:
         """Take in a step that was computed."""
@@ -55,6 +70,8 @@ class StepCost:
         self._mean_error += rate * above_error
         self._variance = (1 - rate) * (self._variance + rate * above_rows**2)
         self._covariance = (1 - rate) * (self._covariance + rate * above_rows * above_error)
+        if self._num_steps % REFRESH == 0:
+            self._lines.clear()
 
     @property
     def _tilt(self) -> float:

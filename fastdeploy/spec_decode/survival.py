@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass
 
 from fastdeploy.core.request import Draft
 
@@ -12,21 +12,33 @@ Key = tuple[str, int]
 FIRST_GUESS = 0.7  # hopeful: a method that nobody has tried is tried
 FIRST_WEIGHT = 2.0  # tokens that the guess counts for
 MOST_DEPTH = 16  # longer matches are all the same
-OWN_WEIGHT = 2.0  # refutations, seen and expected, that a request starts with
+OWN_WEIGHT = 4.0  # refutations, seen and expected, that a request starts with
 METHOD_MEMORY = 0.995  # weight that counts keep with every new one
 REQUEST_MEMORY = 0.9
 
 
-class _Fading:
-    """Two counts whose past fades."""
+class _Method:
+    """Tokens of one source by depth: how many were kept, how many there were, and the share refuted; the past fades."""
 
-    __slots__ = ("part", "whole")
+    __slots__ = ("kept", "misses", "seen")
 
-    def __init__(self, part: float, whole: float) -> None:
-        self.part, self.whole = part, whole
+    def __init__(self) -> None:
+        self.kept = [FIRST_GUESS * FIRST_WEIGHT] * (MOST_DEPTH + 1)
+        self.seen = [FIRST_WEIGHT] * (MOST_DEPTH + 1)
+        self.misses = [1.0 - FIRST_GUESS] * (MOST_DEPTH + 1)
 
-    def add(self, part: float, whole: float, memory: float) -> None:
-        self.part, self.whole = memory * self.part + part, memory * self.whole + whole
+    def learn(self, depth: int, is_kept: bool) -> None:
+        kept = self.kept[depth] = METHOD_MEMORY * self.kept[depth] + is_kept
+        seen = self.seen[depth] = METHOD_MEMORY * self.seen[depth] + 1.0
+        self.misses[depth] = 1.0 - kept / seen
+
+
+@dataclass(slots=True)
+class _Own:
+    """A request's tokens that were refuted, and that were expected to be; the past fades."""
+
+    refuted: float = 0.0
+    expected: float = 0.0
 
 
 class Survival:
@@ -39,27 +51,28 @@ class Survival:
     """
 
     def __init__(self) -> None:
-        self._kept: defaultdict[tuple[str, int], _Fading] = defaultdict(_first_guess)
-        self._own: dict[Key, _Fading] = {}  # tokens refuted, and expected to be
+        self._methods: dict[str, _Method] = {}
+        self._own: dict[Key, _Own] = {}
 
     def products(self, key: Key, draft: Draft) -> list[float]:
         """Return, for each of the draft's tokens, the probability that it and all before it are kept."""
         own = self._own.get(key)
-        factor = (own.part + OWN_WEIGHT) / (own.whole + OWN_WEIGHT) if own else 1.0
-        product, products = 1.0, []
-        for position in range(len(draft)):
-            refuted = factor * (1.0 - self._share(draft, position))
-            product *= max(0.0, 1.0 - refuted)
-            products.append(product)
-        return products
+        factor = (own.refuted + OWN_WEIGHT) / (own.expected + OWN_WEIGHT) if own else 1.0
+        product = 1.0
+        return [product := product * max(0.0, 1.0 - factor * miss) for miss in self._misses(draft)]
 
     def learn(self, key: Key, draft: Draft, first: int, num_kept: int, is_refuted: bool) -> None:
         """Take in that tokens first .. first + num_kept - 1 came true, and that the next one did not (`is_refuted`)."""
-        own = self._own.setdefault(key, _Fading(0.0, 0.0))
-        for position in range(first, first + num_kept + is_refuted):
-            kept = position < first + num_kept
-            own.add(not kept, 1.0 - self._share(draft, position), REQUEST_MEMORY)
-            self._kept[_depth(draft, position)].add(kept, 1.0, METHOD_MEMORY)
+        own = self._own.get(key)
+        if own is None:
+            own = self._own[key] = _Own()
+        end = first + num_kept + is_refuted
+        fading = REQUEST_MEMORY ** (end - first)
+        own.refuted = fading * own.refuted + is_refuted
+        own.expected = fading * own.expected + sum(self._misses(draft)[first:end])
+        for position in range(first, end):
+            source = draft.sources[position] if draft.sources else draft.source
+            self._method(source).learn(min(draft.match_len + position, MOST_DEPTH), position < first + num_kept)
 
     def forget(self, key: Key) -> None:
         """Drop a request's own counts."""
@@ -69,15 +82,17 @@ class Survival:
         """Return the requests that have counts."""
         return set(self._own)
 
-    def _share(self, draft: Draft, position: int) -> float:
-        counts = self._kept[_depth(draft, position)]
-        return counts.part / counts.whole
+    def _misses(self, draft: Draft) -> list[float]:
+        """Return the share refuted of each token's kind."""
+        first, count = draft.match_len, len(draft)
+        if draft.sources:
+            depths = (min(first + i, MOST_DEPTH) for i in range(count))
+            return [self._method(source).misses[depth] for source, depth in zip(draft.sources, depths)]
+        misses = self._method(draft.source).misses
+        return misses[first : first + count] + [misses[-1]] * min(count, first + count - MOST_DEPTH - 1)
 
-
-def _depth(draft: Draft, position: int) -> tuple[str, int]:
-    source = draft.sources[position] if draft.sources else draft.source
-    return source, min(draft.match_len + position, MOST_DEPTH)
-
-
-def _first_guess() -> _Fading:
-    return _Fading(FIRST_GUESS * FIRST_WEIGHT, FIRST_WEIGHT)
+    def _method(self, source: str) -> _Method:
+        method = self._methods.get(source)
+        if method is None:
+            method = self._methods[source] = _Method()
+        return method

@@ -75,7 +75,7 @@ def test_keys_of_suffix_decoding_under_mtp_mean_both_and_either_alone_where_ther
     config = SpeculativeConfig.from_mapping(given)
     assert (config.mtp_strategy, config.needs_layer) == ("with_suffix", False)
     assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
-    alone = given | {"method": "suffix", "adaptive": False}
+    alone = given | {"method": "suffix"}
     assert config.without_layer() == SpeculativeConfig.from_mapping(alone)
 
 
@@ -92,6 +92,11 @@ def test_a_model_alone_is_a_draft_model() -> None:
     assert (config.revision, config.quantization) == ("v1", "wint8")
     ranks = "speculative_config.draft_tensor_parallel_size 4 has no effect: on the CPU one rank uses all cores"
     assert config.notes == (ranks,)
+
+
+def test_methods_that_match_text_draft_as_far_as_they_may() -> None:
+    methods = ("ngram", "suffix", "mtp")
+    assert [SpeculativeConfig.from_mapping({"method": m}).num_speculative_tokens for m in methods] == [16, 16, 1]
 
 
 def test_suffix_alone_uses_the_documented_defaults() -> None:
@@ -170,15 +175,15 @@ def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field:
         ({"method": "ngram"}, True),
         ({"method": "suffix", "adaptive": True}, True),
         ({"method": "suffix", "adaptive": False}, False),
-        ({"method": "mtp"}, False),
-        ({"method": "mtp", "mtp_strategy": "with_suffix"}, False),
-        ({"method": "mtp", "adaptive": True}, True),
+        ({"method": "mtp"}, True),
+        ({"method": "mtp", "mtp_strategy": "with_suffix"}, True),
+        ({"model": "demo/draft"}, True),
         ({"method": "naive"}, False),
         ({"method": "ngram", "accept_policy": "accept_all"}, False),
         ({"method": "ngram", "verify_strategy": "topp_relaxed"}, False),
     ],
 )
-def test_methods_that_look_text_up_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
+def test_methods_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
     config = SpeculativeConfig.from_mapping(mapping)
     assert config.adaptive is adaptive
     assert SpeculativeConfig.from_mapping(config.to_mapping()) == config

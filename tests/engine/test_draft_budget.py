@@ -10,7 +10,7 @@ import pytest
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.engine.draft_budget import AdaptiveBudget, Ask, DraftBudget
 from fastdeploy.spec_decode.naive import NaiveProposer
 from fastdeploy.spec_decode.step_cost import StepCost
 from tests.doubles import ManualClock, OracleProposer, make_engine, plain_text, run
@@ -40,15 +40,19 @@ def live_through(
     """Take steps in which the request is to emit TEXT again and again; return how many drafts each verified."""
     lengths = []
     for _ in range(num_steps):
-        caps = budget.caps([request])
-        if caps[0]:
-            request.set_draft(make_draft(draft[: caps[0]], match_len))
-            budget.proposed([request], caps)
+        if cap := ask(budget, request):
+            request.set_draft(make_draft(draft[:cap], match_len))
+            budget.proposed([request], [Ask(cap, 0)])
         budget.choose([request], 0)
         lengths.append(len(request.draft))
         request.append(TEXT)
         budget.observe([request], [TEXT])
     return lengths
+
+
+def ask(budget: AdaptiveBudget, request: Request) -> int:
+    """Return how many drafts the step asks for."""
+    return budget.ask([request])[0].num_drafts if budget.wants_drafts(1) else 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_untried_drafts_are_taken_by_what_rows_cost(slope: float, length: int) -
 
 
 def test_only_the_request_whose_drafts_survive_gets_rows() -> None:
-    budget = make_budget(0.3)
+    budget = make_budget(0.2)
     right, wrong = make_request("right"), make_request("wrong")
     live_through(budget, right, TEXT, 20)
     live_through(budget, wrong, WRONG, 20)
@@ -123,14 +127,16 @@ def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
     budget, request = make_budget(0.1, clock), make_request()
     asked = []
     for _ in range(400):
-        caps = budget.caps([request])
-        clock.now += 0.02 * (caps[0] > 0)  # of a step of 1
-        budget.proposed([request] * (caps[0] > 0), caps)
+        cap = ask(budget, request)
+        asked.append(cap > 0)
+        if cap:
+            clock.now += 0.12
+            budget.proposed([request], [Ask(cap, 0)])
         budget.choose([request], 0)
         request.append([1])
-        asked.append(caps[0] > 0)
+        clock.now += 1.0
     assert asked[:5] == [True] * 5
-    assert sum(asked[100:]) in range(70, 78)  # every fourth: 0.02 / 0.005
+    assert sum(asked[100:]) == 25  # after 12 steps of 1 each, for 0.12 of them
 
 
 def ask_in_turn(
@@ -139,15 +145,16 @@ def ask_in_turn(
     """Let a model draft the text itself, one draft in draft_s(step); return how many each step asked for."""
     asked = []
     for step in range(num_steps):
-        caps = budget.caps([request])
-        asked.append(caps[0])
-        clock.now += draft_s(step) * caps[0]
-        if caps[0]:
-            request.set_draft(make_draft(TEXT[: caps[0]]))
-            budget.proposed([request], caps)
+        cap = ask(budget, request)
+        asked.append(cap)
+        clock.now += draft_s(step) * cap
+        if cap:
+            request.set_draft(make_draft(TEXT[:cap]))
+            budget.proposed([request], [Ask(cap, cap)])
         budget.choose([request], 0)
         request.append(TEXT)
         budget.observe([request], [TEXT])
+        clock.now += 1.0
     return asked
 
 
@@ -161,7 +168,7 @@ def ask_in_turn(
 def test_a_model_is_asked_for_as_many_drafts_as_their_making_pays(draft_s: float, last: int) -> None:
     clock = ManualClock()
     budget = make_budget(0.3, clock, "ngram")
-    asked = ask_in_turn(budget, clock, make_request(), lambda step: draft_s, 100)
+    asked = ask_in_turn(budget, clock, make_request(), lambda step: draft_s, 90)
     assert asked[0] == 5 and asked[-1] == last
 
 
@@ -171,13 +178,59 @@ def test_a_slow_first_draft_keeps_nobody_from_the_next_ones() -> None:
     assert ask_in_turn(budget, clock, make_request(), lambda step: 0.05 if step else 100.0, 20)[-1] == 5
 
 
-def test_a_new_request_of_a_model_is_tried_though_drafting_did_not_pay_for_others() -> None:
+def test_where_a_model_does_not_pay_the_request_that_has_waited_longest_is_tried_with_one_draft() -> None:
     clock = ManualClock()
-    budget = make_budget(0.3, clock, "ngram")
-    old = make_request()
-    assert ask_in_turn(budget, clock, old, lambda step: 0.9, 100)[-1] == 0
-    budget.forget(old)
-    assert ask_in_turn(budget, clock, make_request(), lambda step: 0.9, 6) == [1, 1, 1, 1, 0, 0]
+    budget, first, second = make_budget(0.3, clock, "ngram"), make_request("a"), make_request("b")
+    assert ask_in_turn(budget, clock, first, lambda step: 0.9, 90)[-1] == 0
+    tried = []
+    for _ in range(3):
+        clock.now += 1000.0  # of which asking may take ten
+        budget.wants_drafts(2)
+        asks = budget.ask([first, second])
+        tried.append([ask.num_steps for ask in asks])
+        clock.now += 0.9
+        budget.proposed([[first, second][i] for i in (0, 1) if asks[i].num_steps], [Ask(1, 1)])
+        assert budget.ask([first, second]) == [Ask(0, 0), Ask(0, 0)]
+    assert tried == [[0, 1], [1, 0], [0, 1]]
+
+
+def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
+    clock = ManualClock()
+    budget, request = make_budget(0.3, clock, "ngram"), make_request()
+    asked = []
+    for draft in [WRONG] * 60 + [TEXT] * 60:
+        asked.append(cap := ask(budget, request))
+        if cap:
+            clock.now += 0.05 * cap
+            request.set_draft(make_draft(draft[:cap]))
+            budget.proposed([request], [Ask(cap, cap)])
+        budget.choose([request], 0)
+        request.append(TEXT)
+        budget.observe([request], [TEXT])
+        clock.now += 1.0
+    assert sum(asked[20:60]) <= 9 and max(asked[20:60]) == 1  # a hundredth of the time, for 0.05 of a step
+    assert asked[-1] >= 4
+    found = next(i for i, cap in enumerate(asked[60:]) if cap)
+    assert all(asked[60 + found :])
+
+
+def test_text_and_a_model_are_asked_each_for_what_it_is_worth() -> None:
+    clock = ManualClock()
+    budget = AdaptiveBudget(StepCost({1: 1.0, 2: 1.1}), "mtp", 2, clock, matches_text=True)
+    request, asked = make_request(), []
+    for _ in range(60):
+        ask = budget.ask([request])[0]
+        asked.append(ask)
+        clock.now += 0.001 + 0.9 * ask.num_steps
+        if ask.num_drafts:
+            request.set_draft(make_draft(TEXT[: ask.num_drafts]))  # a match, which the model's calls add nothing to
+            budget.proposed([request], [ask])
+        budget.choose([request], 0)
+        request.append(TEXT)
+        budget.observe([request], [TEXT])
+        clock.now += 1.0
+    assert asked[:8] == [Ask(5, 0)] * 8 and asked[8:16] == [Ask(5, 2)] * 8  # the price of each, found one by one
+    assert asked[-1] == Ask(5, 0)
 
 
 def test_state_of_a_request_that_ended_is_dropped() -> None:

@@ -129,8 +129,8 @@ def test_speculation(
 def test_adaptive_length(requests: list[GenerationRequest], plain: Texts, method: str, run: Run, slope: float) -> None:
     engine = build(config(configured(method), 5, prefix_caching=True), proposer_of(method, plain, 5))
     ticks = count()
-    cost, model = FixedCost({1: 1.0, 2: 1.0 + slope}), "mtp" if method == "mtp" else ""
-    budget = AdaptiveBudget(cost, model, 5, clock=lambda: 0.01 * next(ticks))
+    cost, model = FixedCost({1: 1.0, 2: 1.0 + slope}), "mtp" if method in ("mtp", "with_suffix") else ""
+    budget = AdaptiveBudget(cost, model, 5, lambda: 0.01 * next(ticks), matches_text=method != "mtp")
     engine.scheduler.draft_budget = engine.draft_budget = budget
     assert run(engine, requests) == plain
     engine.check_integrity()

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose model says recorded answers in no time but that of a table, so that policies are judged exactly.
+
+Scheduler, proposers and the choice of draft lengths are the real ones. Time is a number: a step adds what the table
+says of its rows and requests, a proposer what its asking is said to cost.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import Draft, Request, TokenArray
+from fastdeploy.core.step import RequestResult, StepPlan, StepResult
+from fastdeploy.engine.admission import Admission
+from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.registry import make_proposer
+from fastdeploy.spec_decode.step_cost import StepCost
+
+BLOCK_SIZE = 16
+VOCAB_SIZE = 1 << 17
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What steps take on a machine, in seconds.
+
+    Attributes:
+        rows_s: rows: seconds without what the requests cost; joined by lines.
+        request_s: that each request adds.
+        ask_s, ask_request_s: of asking a proposer that matches text, and of each request asked.
+        model_call_s, model_row_s: of a call of the drafting model, and of each of its rows.
+    """
+
+    rows_s: Mapping[int, float]
+    request_s: float
+    ask_s: float
+    ask_request_s: float
+    model_call_s: float
+    model_row_s: float
+
+    def step_s(self, num_rows: int, num_requests: int) -> float:
+        """Return the time of a step."""
+        return float(np.interp(num_rows, list(self.rows_s), list(self.rows_s.values()))) + self.request_s * num_requests
+
+
+def _machine(step_s: float, rows: Mapping[int, float], request: float, call: float, row: float) -> Machine:
+    """Make one of parts of the time of a step of one row."""
+    rows_s = {count: step_s * share for count, share in rows.items()}
+    return Machine(rows_s, step_s * request, 25e-6, 5e-6, step_s * call, step_s * row)
+
+
+MACHINES = {  # about what two cores of an Intel Xeon without AVX-512 BF16 take, at 400 tokens of context
+    "demo": _machine(
+        2.0e-3, {1: 0.93, 4: 1.05, 9: 1.2, 16: 1.43, 36: 3.1, 64: 5.2, 144: 10.3, 1088: 78}, 0.07, 0.25, 0.015
+    ),
+    "0.6b": _machine(46e-3, {1: 0.98, 4: 1.05, 9: 1.45, 16: 1.85, 64: 6.3, 144: 14, 1088: 105}, 0.02, 0.06, 0.006),
+    "0.6b-w4a8": _machine(
+        20e-3, {1: 0.93, 4: 1.1, 9: 1.4, 16: 2.1, 36: 3.7, 64: 6.5, 144: 13, 1088: 98}, 0.07, 0.06, 0.01
+    ),
+}
+
+
+class Clock:
+    """Virtual seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Reciter:
+    """Says what is recorded; a step takes the machine's time, times a seeded noise."""
+
+    def __init__(self, machine: Machine, clock: Clock, noise: float = 0.0) -> None:
+        self.answers: dict[str, Sequence[int]] = {}
+        self.busy_s = 0.0  # without the noise
+        self._machine, self._clock, self._noise = machine, clock, noise
+        self._dice = random.Random(0)
+
+    def forward(self, plan: StepPlan) -> None:
+        """Let the time of the step go by; prompts are read for nothing."""
+        step_s = self._machine.step_s(int(plan.num_verify_rows.sum()), len(plan.requests))
+        self.busy_s += step_s
+        self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
+
+    def verify(self, hidden: None, plan: StepPlan) -> StepResult:
+        """Accept drafts while they say what is recorded."""
+        verified = zip(plan.requests, plan.num_verify_rows.tolist())
+        return StepResult(tuple(self._result(request) if rows else RequestResult() for request, rows in verified))
+
+    def _result(self, request: Request) -> RequestResult:
+        first, draft = request.num_output_tokens, request.draft.token_ids.tolist()
+        right = list(self.answers[request.request_id][first : first + len(draft) + 1])
+        kept = next((i for i, token in enumerate(draft) if token != right[i]), len(draft))
+        return RequestResult(right[: kept + 1], kept)
+
+
+class Charged:
+    """A proposer that matches text, for a price."""
+
+    def __init__(self, proposer: Proposer, machine: Machine, clock: Clock) -> None:
+        self.busy_s = 0.0
+        self._propose = proposer.propose
+        self._machine, self._clock = machine, clock
+        proposer.propose = self.propose  # type: ignore[method-assign]
+
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
+        """Charge, and let the proposer do it."""
+        ask_s = self._machine.ask_s + self._machine.ask_request_s * len(requests)
+        self.busy_s += ask_s
+        self._clock.now += ask_s
+        return self._propose(requests, caps, steps)
+
+
+class SimulatedModel:
+    """Drafts the recorded answer with the reliability of the passage, in passages of 48 tokens.
+
+    The fill is lazy: the first call after a pause computes the rows that are missing.
+    """
+
+    PASSAGE = 48
+
+    def __init__(self, answers: dict[str, Sequence[int]], machine: Machine, clock: Clock) -> None:
+        self.busy_s = 0.0
+        self.reliabilities: dict[str, Sequence[float]] = {}
+        self._answers, self._machine, self._clock = answers, machine, clock
+        self._filled: dict[str, int] = {}
+
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+        """Return recorded tokens, some of them wrong."""
+        for step in range(max(counts)):
+            active = [r for r, count in zip(requests, counts) if count > step]
+            rows = sum(r.num_tokens - self._filled.get(r.request_id, r.num_prompt_tokens) for r in active)
+            self._charge(len(active) if step else max(rows, len(active)))
+            self._filled.update((r.request_id, r.num_tokens) for r in active)
+        return [self._draft(request, count) for request, count in zip(requests, counts)]
+
+    def _charge(self, num_rows: int) -> None:
+        call_s = self._machine.model_call_s + self._machine.model_row_s * num_rows
+        self.busy_s += call_s
+        self._clock.now += call_s
+
+    def _draft(self, request: Request, count: int) -> TokenArray:
+        at, answer = request.num_output_tokens, self._answers[request.request_id]
+        reliabilities = self.reliabilities[request.request_id]
+        tokens = np.array(answer[at : at + count], np.int32)
+        for i in range(len(tokens)):
+            reliability = reliabilities[(at + i) // self.PASSAGE % len(reliabilities)]
+            if random.Random(f"{answer} {at + i}").random() > reliability:
+                tokens[i] += 1
+        return tokens
+
+
+@dataclass
+class VirtualEngine:
+    """An engine, and the virtual time that it has spent."""
+
+    engine: Engine
+    reciter: Reciter
+    drafting: Charged | SimulatedModel
+
+    def busy_s(self) -> float:
+        """Seconds of all steps and of all asking."""
+        return self.reciter.busy_s + self.drafting.busy_s
+
+
+def make_virtual_engine(
+    speculative: SpeculativeConfig,
+    machine: Machine,
+    max_seqs: int,
+    max_model_len: int,
+    believed: Machine | None = None,
+    noise: float = 0.0,
+) -> VirtualEngine:
+    """Build it.
+
+    Args:
+        believed: what the choice of draft lengths is told of the machine before the first step.
+        noise: standard deviation of the logarithm of a step's time, as the engine sees it.
+    """
+    clock = Clock()
+    reciter = Reciter(machine, clock, noise)
+    model = SimulatedModel(reciter.answers, machine, clock)
+    is_model = speculative.method in ("mtp", "draft_model")
+    proposer = make_proposer(speculative, model if is_model else None)
+    drafting = model if is_model else Charged(proposer, machine, clock)
+    num_blocks = max_seqs * -(-max_model_len // BLOCK_SIZE) + 1
+    admission = Admission(
+        max_model_len=max_model_len,
+        num_cache_tokens=num_blocks * BLOCK_SIZE,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=[],
+        has_tokenizer=False,
+        speculative=speculative,
+        server_seed=0,
+    )
+    budget = DraftBudget()
+    if speculative.adaptive:
+        told = believed or machine
+        cost, name = StepCost(told.rows_s, told.request_s), speculative.method if is_model else ""
+        matches_text = not is_model or speculative.extension is not None
+        budget = AdaptiveBudget(cost, name, speculative.num_model_steps, clock, matches_text)
+    config = SchedulerConfig(
+        max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False
+    )
+    scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), budget)
+    engine = Engine(admission, scheduler, reciter, proposer, OutputProcessor([], _no_scanner, clock), clock)
+    return VirtualEngine(engine, reciter, drafting)
+
+
+def _no_scanner(request: Request) -> object:
+    raise AssertionError("no stop strings here")
