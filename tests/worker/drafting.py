@@ -74,8 +74,8 @@ def record_drafts(engine: Engine) -> Drafts:
     drafts: Drafts = {}
     propose = engine.proposer.propose
 
-    def recorded(requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
-        proposed = propose(requests, caps)
+    def recorded(requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None) -> list[Draft]:
+        proposed = propose(requests, caps, steps)
         for request, draft in zip(requests, proposed):
             seed = 0 if request.params.is_greedy else request.seed
             drafts[tuple(request.token_ids.tolist()), seed] = tuple(draft.token_ids.tolist())

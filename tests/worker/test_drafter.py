@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SpeculativeParams
+from fastdeploy.engine.draft_budget import Ask
 from fastdeploy.engine.engine import Engine
 from fastdeploy.worker import drafter
 from tests.exactness.requests import Text, run_all, run_alone
@@ -126,9 +127,12 @@ def test_a_pause_in_drafting_is_caught_up_in_the_call_of_the_first_draft(
     resumed = contexts[len(contexts) // 2]
     engine = engine_with(method)
     rows, found = record_rows(engine), record_drafts(engine)
-    monkeypatch.setattr(
-        engine.draft_budget, "caps", lambda ready: [r.draft_room * (r.num_tokens >= resumed) for r in ready]
-    )
+
+    def ask(ready: list[Request]) -> list[Ask]:
+        rooms = (r.draft_room * (r.num_tokens >= resumed) for r in ready)
+        return [Ask(room, room) for room in rooms]
+
+    monkeypatch.setattr(engine.draft_budget, "ask", ask)
     assert run_alone(engine, requests[:1]).items() <= texts.items()
     assert len(found) >= 10
     assert found.items() <= drafts.items()
