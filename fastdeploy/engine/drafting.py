@@ -37,7 +37,7 @@ class Drafting:
         config: of a draft model; of the target for a layer beside it.
         path: its folder; None where the layer lies in the target's files.
         num_layers: that have a cache.
-        state_bytes: kept per block beside the caches.
+        state_bytes: kept per token beside the caches.
     """
 
     method: str
@@ -51,6 +51,11 @@ class Drafting:
     def cache_bytes(self) -> int:
         """Bytes of one block in all its caches."""
         return self.num_layers * self.config.kv_bytes_per_token_and_layer * self.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, the kept states among them."""
+        return self.cache_bytes + self.state_bytes * self.block_size
 
 
 def find_drafting(

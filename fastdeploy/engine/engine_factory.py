@@ -190,7 +190,7 @@ def _plan_memory(
     block_size = config.cache.block_size
     block_bytes, extra_bytes = model_config.kv_bytes_per_token * block_size, 0
     if drafting is not None:
-        block_bytes += drafting.cache_bytes + drafting.state_bytes
+        block_bytes += drafting.block_bytes
         extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
     blocks_per_seq = -(-max_model_len // block_size)
     if config.cache.num_blocks is not None:
