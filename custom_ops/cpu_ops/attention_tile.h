@@ -121,10 +121,12 @@ struct Group {
 
 // Panels that MR rows take at a time: enough sums to hide the latency of an addition, few enough for the registers.
 #if defined(FD_ISA_AVX512)
+constexpr int key_panels(int rows) {
+  if (rows <= 6) return 4;
+  return rows <= 12 ? 2 : 1;
+}
 template <int MR>
-constexpr int kKeyPanels = MR <= 6    ? 4
-                           : MR <= 12 ? 2
-                                      : 1;
+constexpr int kKeyPanels = key_panels(MR);
 template <int MR>
 constexpr int kValuePanels = MR <= 3 ? 8 : kKeyPanels<MR>;
 #else
