@@ -18,7 +18,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import load_mtp_layer
+from fastdeploy.models.mtp import load_mtp_layers, num_mtp_layers
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.worker.draft_model_runner import DraftModelRunner
@@ -75,7 +75,8 @@ def find_drafting(
     with _naming_the_key():
         path = None if wanted.model is None else resolve_model_path(wanted.model, wanted.revision)
         if wanted.method == "mtp" or path is None:
-            return Drafting("mtp", target, path, 1, target.state_bytes, config.cache.block_size)
+            num_layers = _num_layers_used(config, path or target.path)
+            return Drafting("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
         method = infer_method_of(Path(path))
         if method != "draft_model":
             raise ConfigError("model", f"{wanted.model} is no draft model but one for method {method!r}")
@@ -99,8 +100,8 @@ def make_draft_runner(
     draft = drafting.config
     caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
     if drafting.method == "mtp":
-        layer = load_mtp_layer(draft, target, drafting.path, config.load_choices, quantization)
-        return MTPRunner(layer, caches[0], num_blocks, runner_config)
+        layers = load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers)
+        return MTPRunner(layers, caches, num_blocks, runner_config)
     with _naming_the_key():
         model = load_model(
             draft,
@@ -128,6 +129,13 @@ def describe_draft_model(
             "kv_cache_bytes": drafting.cache_bytes * (num_blocks + config.scheduler.max_num_seqs),
         }
     }
+
+
+def _num_layers_used(config: EngineConfig, folder: str) -> int:
+    """Return how many layers for multi-token prediction draft: one per draft, as far as a call has room for them."""
+    found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder)
+    room = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
+    return max(1, min(found, config.speculative.num_model_steps, room))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import holds_mtp_layer
+from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
@@ -159,7 +159,7 @@ def _make_draft_budget(
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
     """Let suffix decoding draft alone where the keys of mtp mean both and there is no layer; a line says so."""
     wanted = config.speculative
-    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or holds_mtp_layer(path):
+    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or num_mtp_layers(path):
         return config
     logger.warning("speculative_config: %s holds no layer for multi-token prediction: suffix decoding alone", path)
     return replace(config, speculative=wanted.without_layer())
