@@ -27,7 +27,13 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
-from fastdeploy.engine.drafting import Drafting, describe_draft_model, find_drafting, make_draft_runner
+from fastdeploy.engine.drafting import (
+    Drafting,
+    describe_draft_model,
+    find_drafting,
+    load_drafting_model,
+    make_draft_runner,
+)
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
@@ -105,12 +111,13 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         on_progress=on_progress,
         quantization=config.quantization,
     )
+    drafting_model = None if drafting is None else load_drafting_model(drafting, config, model)
     plan = _plan_memory(config, model_config, max_model_len, drafting)
     fingerprint = _fingerprint(config, model_config)
     runner_config = _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids)
     drafter = None
-    if drafting is not None:
-        drafter = make_draft_runner(drafting, config, model, plan.num_blocks, runner_config)
+    if drafting is not None and drafting_model is not None:
+        drafter = make_draft_runner(drafting, drafting_model, config, plan.num_blocks, runner_config)
     runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=drafter)
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(

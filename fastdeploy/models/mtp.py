@@ -24,6 +24,7 @@ from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers, full_step
+from fastdeploy.models.loader import load_head
 from fastdeploy.models.mtp_forms import ERNIE_MARK, FIELD, MTPForm, ernie_form, ernie_layers, find_forms
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
@@ -59,6 +60,14 @@ class MTPWeights:
     final_norm: Tensor | None
     head: PackedLinear | None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the embedding and of the packed layers, without the head, which layers may share."""
+        block = self.block
+        linears = (self.emb_projection, self.hidden_projection, block.qkv, block.output, block.gate_up, block.down)
+        embedding = 0 if self.embedding is None else int(self.embedding.size) * int(self.embedding.element_size())
+        return embedding + sum(linear.num_bytes for linear in linears)
+
 
 class MTPBuffers:
     """Buffers of all layers of a target, of which one runs at a time."""
@@ -75,6 +84,9 @@ class MTPLayer:
     Attributes:
         source: [max_rows, hidden_size], the state that each row reads; written by the caller of `forward`.
         output: [max_rows, hidden_size], what `forward` returns.
+        head: what drafts are chosen with.
+        own_head: its weight if it is not the target's; layers may share it.
+        num_weight_bytes: of all that is not the target's, without the head.
         max_rows: most rows of a call.
     """
 
@@ -98,7 +110,8 @@ class MTPLayer:
         self.source, self._buffers = buffers.source, buffers.step
         self._embedding = shared.embedding if weights.embedding is None else Embedding(weights.embedding)
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
-        self._head = shared.head if weights.head is None else LogitsHead(weights.head)
+        self.own_head, self.num_weight_bytes = weights.head, weights.num_bytes
+        self.head = shared.head if weights.head is None else LogitsHead(weights.head)
         self._recycles_normed = recycles_normed
         self.output: Tensor = self._buffers.normed if recycles_normed else self._buffers.hidden
         self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
@@ -135,7 +148,7 @@ class MTPLayer:
         if not self._recycles_normed:
             self._final_norm(states, self._buffers.normed, num_rows)
             states = self._buffers.normed
-        self._head(states, out, num_rows)
+        self.head(states, out, num_rows)
 
     def _call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
         hidden, normed = self._buffers.hidden, self._buffers.normed
@@ -155,8 +168,8 @@ def load_mtp_layers(
     Args:
         path: folder of the layers' tensors; None where they lie in the target's checkpoint.
         load_choices: `default_v1` reads the files, `dummy` draws weights of the same shapes, for one layer.
-        quantization: the format of the layers' attention and feed-forward weights, and of a head of their own; the
-            projection keeps its type.
+        quantization: the format of the layers' weights (the projection's is that of attention) and of the head that
+            they draft with: the target's own where it has this format, else another copy.
         most: layers wanted; the files may hold more.
 
     Raises:
@@ -173,10 +186,13 @@ def load_mtp_layers(
         files = MTPSource(Path(path or config.path), config, architecture)
         forms, source = files.forms, files
     loader = WeightLoader(config, architecture, source, dict(source.shapes), None, quantization)
+    forms, head = forms[:most], None
+    if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
+        head = load_head(config, load_choices, quantization.head)
     buffers = MTPBuffers(target)
     return [
-        MTPLayer(_load(loader, config, form), target, form.recycles_normed, index, buffers)
-        for index, form in enumerate(forms[:most])
+        MTPLayer(_load(loader, config, form, quantization.attention, head), target, form.recycles_normed, i, buffers)
+        for i, form in enumerate(forms)
     ]
 
 
@@ -186,7 +202,10 @@ def num_mtp_layers(folder: str) -> int:
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
-def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm) -> MTPWeights:
+def _load(
+    loader: WeightLoader, config: ModelConfig, form: MTPForm, quantization: str, shared_head: PackedLinear | None
+) -> MTPWeights:
+    """Read one layer; `quantization` is the projection's format."""
     hidden = config.hidden_size
     projection = loader.owned(f"{form.projection}.weight")
     bias = loader.owned(f"{form.projection}.bias") if form.has_bias else None
@@ -194,12 +213,12 @@ def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm) -> MTPWeight
     return MTPWeights(
         emb_norm=loader.owned(form.emb_norm),
         hidden_norm=loader.owned(form.hidden_norm),
-        emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias),
-        hidden_projection=pack_linear(projection[:, hidden:].contiguous()),
+        emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias, quantization),
+        hidden_projection=pack_linear(projection[:, hidden:].contiguous(), None, quantization),
         block=loader.layer(form.block),
         embedding=loader.owned(form.embedding) if form.embedding else None,
         final_norm=loader.owned(form.final_norm) if form.final_norm else None,
-        head=loader.linear(head, hidden, False, loader.head_format) if form.head else None,
+        head=loader.linear(head, hidden, False, loader.head_format) if form.head else shared_head,
     )
 
 

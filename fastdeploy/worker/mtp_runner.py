@@ -13,6 +13,7 @@ rows read the states of the layer before it instead, one position earlier too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import paddle
@@ -58,6 +59,17 @@ class MTPRunner(Drafter):
             self._keep(request.block_ids, start, self._target_states[row : row + count])
             row += count
         super().observe(plan, hidden)
+
+    def describe(self) -> dict[str, Any]:
+        """Return how many layers there are, the format of their heads, and the bytes that are not the target's."""
+        heads = {id(head): head for layer in self.layers if (head := layer.own_head) is not None}
+        return {
+            "num_layers": len(self.layers),
+            "head": self.layers[0].head.weight.quantization,
+            "weights_bytes": sum(layer.num_weight_bytes for layer in self.layers),
+            "heads_bytes": sum(head.num_bytes for head in heads.values()),
+            "states_bytes": self._states.nbytes,
+        }
 
     def run(self, stage: int, spans: Sequence[Span], followed: Sequence[int] | None) -> Tensor:
         """Compute rows of a layer from the target's states, or from those of the last call."""
