@@ -83,7 +83,9 @@ def find_drafting(
         method = infer_method_of(Path(path))
         if method != "draft_model":
             raise ConfigError("model", f"{wanted.model} is no draft model but one for method {method!r}")
-        draft = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config="none")
+        draft = ModelConfig.from_pretrained(
+            path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
+        )
         find_architecture(draft)
         _check_context(draft, max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
@@ -210,4 +212,4 @@ def _shown(token_id: int | None) -> str:
 def _allocate(drafting: Drafting, num_blocks: int) -> list[KVCache]:
     config = drafting.config
     shape = (num_blocks, drafting.block_size, config.num_kv_heads, config.head_dim)
-    return [allocate_kv_cache(*shape, config.dtype) for _ in range(drafting.num_layers)]
+    return [allocate_kv_cache(*shape, config.kv_cache_dtype) for _ in range(drafting.num_layers)]

@@ -90,7 +90,12 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     except ops.OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
-    model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
+    model_config = ModelConfig.from_pretrained(
+        path,
+        dtype=config.dtype,
+        generation_config=config.generation_config,
+        kv_cache_dtype=config.cache.dtype,
+    )
     config = _with_what_drafts(config, path)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)
@@ -208,7 +213,7 @@ def _plan_memory(
 
 def _allocate(model_config: ModelConfig, plan: MemoryPlan) -> list[Any]:
     shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
-    return [allocate_kv_cache(*shape, model_config.dtype) for _ in range(model_config.num_layers)]
+    return [allocate_kv_cache(*shape, model_config.kv_cache_dtype) for _ in range(model_config.num_layers)]
 
 
 def _runner_config(
@@ -244,6 +249,7 @@ def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, A
     return {
         "checkpoint": _checkpoint_digest(model_config, config.load_choices),
         "dtype": model_config.dtype,
+        "kv_cache_dtype": model_config.kv_cache_dtype,
         "quantization": str(config.quantization),
         "backend": config.device,
         "isa": ops.isa(),
@@ -282,6 +288,7 @@ def _describe(
             "num_blocks": plan.num_blocks,
             "block_size": plan.block_size,
             "num_tokens": plan.num_tokens,
+            "dtype": model_config.kv_cache_dtype,
             "bytes": plan.num_bytes,
         },
         "max_num_seqs": config.scheduler.max_num_seqs,
