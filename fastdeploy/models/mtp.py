@@ -26,6 +26,7 @@ from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers, full_step
 from fastdeploy.models.loader import load_head
 from fastdeploy.models.mtp_forms import ERNIE_MARK, FIELD, MTPForm, ernie_form, ernie_layers, find_forms
+from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import (
@@ -39,7 +40,7 @@ from fastdeploy.models.weights import (
 )
 from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex
-from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
+from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
 
@@ -222,11 +223,11 @@ def _load(
     )
 
 
-class MTPSource:
+class MTPSource(StoredSource):
     """The layers' tensors under the names and in the shapes of torch layout, wherever and however the files hold them.
 
     The projection is not square: its shape says whether linear layers are stored [out, in] or, as Paddle does,
-    [in, out].
+    [in, out]; then some may be fused.
     """
 
     def __init__(self, folder: Path, config: ModelConfig, architecture: Architecture) -> None:
@@ -235,47 +236,34 @@ class MTPSource:
         Raises:
             ConfigError: no layer there, or tensors that are missing, surplus or misshapen, by name.
         """
-        self._files = SafetensorsSource(folder)
-        prefix = architecture.paddle_prefix
-        self._names = {
-            f"model{name.removeprefix(prefix)}" if name.startswith(f"{prefix}.") else name: name
-            for name in self._files.shapes
-        }
-        self.forms = find_forms(self._names, config)
+        files = SafetensorsSource(folder)
+        prefix = name_prefix(files, architecture)
+        names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in files.shapes}
+        self.forms = find_forms(names, config)
         if not self.forms:
             raise ConfigError(FIELD, f"{folder} holds no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)")
-        self._shapes = shapes = Shapes()
+        shapes = Shapes()
         for form in self.forms:
             shapes.update(form.shapes(config, architecture.traits(config)))
-        found = self._found(expected_shapes(config, architecture))
-        hidden = config.hidden_size
-        self._is_transposed = found.get(f"{self.forms[0].projection}.weight") == (2 * hidden, hidden)
-        layout = "Paddle layout" if self._is_transposed else "torch layout"
-        expected = {name: shape[::-1] for name, shape in shapes.items()} if self._is_transposed else shapes
+        projection = names.get(f"{self.forms[0].projection}.weight", "")
+        is_paddle = files.shapes.get(projection) == (2 * config.hidden_size, config.hidden_size)
+        whole = {form.embedding for form in self.forms} if is_paddle else shapes
+        stored = dict(stored_whole(shapes, prefix, whole))
+        if is_paddle:
+            blocks = [form.block for form in self.forms]
+            stored.update(stored_fused(files, config, architecture, prefix, blocks))
+        super().__init__(files, shapes, stored)
         strict = replace(architecture, ignorable=("rotary_emb.inv_freq",))
-        check_shapes(found, expected, replace(config, path=str(folder)), strict, layout)
+        found = self._of_layers(names, expected_shapes(config, architecture), files.shapes)
+        layout = "Paddle layout" if is_paddle else "torch layout"
+        check_shapes(found, self.stored_shapes, replace(config, path=str(folder)), strict, layout)
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes that the layers expect."""
-        return self._shapes
-
-    def read(self, name: str) -> Tensor:
-        """Return one tensor on the CPU in the type it is stored in."""
-        tensor = self._files.read(self._names[name])
-        return tensor.t().contiguous() if self._is_transposed and len(self._shapes[name]) == 2 else tensor
-
-    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return a linear layer's weight in this type: the whole of what is stored."""
-        matrix = self._files.read(self._names[name]).astype(dtype)
-        return [WeightPiece(matrix, 0, self._shapes[name][0], self._is_transposed)]
-
-    def _found(self, of_target: Shapes) -> dict[str, tuple[int, ...]]:
+    def _of_layers(self, names: Mapping[str, str], of_target: Shapes, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
         """Return the files' tensors without the target's own, which lie beside the layers'."""
-        shapes, marks = self._files.shapes, "|".join(form.marks for form in self.forms)
+        marks = "|".join(form.marks for form in self.forms)
         return {
-            name: shapes[stored]
-            for name, stored in self._names.items()
+            stored: shapes[stored]
+            for name, stored in names.items()
             if re.search(marks, name) or (name not in of_target and not _is_of_decoder(name))
         }
 

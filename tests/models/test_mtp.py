@@ -175,7 +175,16 @@ def to_paddle(tensors: Tensors) -> None:
         tensors[f"ernie{name.removeprefix('model')}"] = value.t().contiguous() if value.ndim == 2 else value
 
 
-@pytest.mark.parametrize("change", [keep, to_paddle])
+def to_fused_paddle(tensors: Tensors) -> None:
+    to_paddle(tensors)
+    attention, mlp = "ernie.mtp_block.0.self_attn", "ernie.mtp_block.0.mlp"
+    qkv = [tensors.pop(f"{attention}.{part}_proj.weight") for part in "qkv"]
+    tensors[f"{attention}.qkv_proj.weight"] = paddle.concat(qkv, axis=1)
+    gate_up = [tensors.pop(f"{mlp}.{part}_proj.weight") for part in ("gate", "up")]
+    tensors[f"{mlp}.up_gate_proj.weight"] = paddle.concat(gate_up, axis=1)
+
+
+@pytest.mark.parametrize("change", [keep, to_paddle, to_fused_paddle])
 def test_a_folder_of_its_own_in_either_layout_is_the_same_layer(
     target: CausalLM, tmp_path: Path, change: Callable[[Tensors], None]
 ) -> None:
