@@ -112,7 +112,7 @@ struct Split {
 template <class T>
 struct Group {
   int64_t rows;
-  bool hides_first;  // position 0 is seen by its own row only
+  int64_t hides_first;  // so many positions, the first ones, are seen by their own rows only
   const Element<T>* queries;
   int64_t limits[kMaxRows];  // the last position that a row sees
   Record records[kMaxRows];
@@ -234,7 +234,8 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
     work.touched[r] = left > 0;
     Element<T>* weights = work.weights + r * kRowSteps<T>;
     if (work.touched[r]) {
-      if (g.hides_first && s.start == 0 && visible > 1) work.scores[r][0] = kLowest;
+      const int64_t hidden = (g.hides_first < g.limits[r] ? g.hides_first : g.limits[r]) - s.start;
+      for (int64_t i = 0; i < hidden; ++i) work.scores[r][i] = kLowest;
       const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
       work.maximum[r] = largest(work.scores[r], visible);
       work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s, g.records[0].size, weights, ahead);
