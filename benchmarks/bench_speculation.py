@@ -6,11 +6,12 @@
     python -m benchmarks.bench_speculation --replay [--shape benchmarks/shapes/qwen3-0.6b] [--quantization w4a8]
 
 Without --replay the model answers for itself; with it, random weights of a shape compute every step and the recorded
-answers are emitted (benchmarks.replay). A name that ends in -fixed runs without the adaptive length. Methods take
-turns, group by group; naive runs twice, so that the ratio of naive to naive shows the noise. Outputs are shared within
-a session of one round only. Milliseconds are those of a step: `draft` of the proposer, `verify` of the target's rows,
-their sampling and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became
-speed. --figures writes the results as pictures.
+answers are emitted (benchmarks.replay); a layer for multi-token prediction computes its drafts too, in whose place come
+those that the demonstration model's layer makes of the same answers. A name that ends in -fixed runs without the
+adaptive length. Methods take turns, group by group; naive runs twice: the ratio of naive to naive shows the noise.
+Outputs are shared within a session of one round only. Milliseconds are those of a step: `draft` of the proposer,
+`verify` of the target's rows, their sampling and verification, `overhead` of the rest. `conversion` is how much of the
+mean acceptance length became speed. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay import replay_answers
+from benchmarks.replay import LayerRecord, replay_answers, replay_layer
 from benchmarks.report import print_json, print_table
 from benchmarks.workloads import WORKLOADS, Session, Turn, sessions
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.quantization import QuantizationConfig
-from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
+from fastdeploy.config.speculative_config import MAX_MODEL_STEPS, METHODS, SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.request import GenerationRequest, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
@@ -73,13 +74,18 @@ class Spent:
 class Timed:
     """An engine that tells how long its proposer and its runner take, and may replay answers."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], replay: bool) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float], replay: bool, record: LayerRecord | None = None
+    ) -> None:
         self.engine, self.clock = engine, clock
         self.draft_s = self.verify_s = 0.0
         self.answers: dict[str, list[int]] | None = None
         if replay:
             self.answers = {}
             replay_answers(engine, self.answers)
+        self.record, self.drafts = record, dict[str, list[TokenArray]]()
+        if record is not None:
+            replay_layer(engine, self.drafts)
         for part, name, bucket in (
             (engine.proposer, "observe", "draft_s"),
             (engine.proposer, "propose", "draft_s"),
@@ -107,6 +113,8 @@ class Timed:
             texts[request_id] = []
             if self.answers is not None:
                 self.answers[request_id] = turn.answer
+            if self.record is not None:
+                self.drafts[request_id] = self.record.drafts_of(turn.prompt, turn.answer)
             self.engine.add_request(GenerationRequest(request_id, turn.prompt, params, cache_salt=salt))
         while not all(texts.values()):
             self._step(texts)
@@ -176,8 +184,8 @@ def method_mapping(method: str, k: int) -> dict[str, Any]:
     return {"method": first, "num_speculative_tokens": k, **more}
 
 
-def make_timed(method: str, args: argparse.Namespace) -> Timed:
-    """Build the engine of a method.
+def make_timed(method: str, args: argparse.Namespace, record: LayerRecord | None = None) -> Timed:
+    """Build the engine of a method; `record` says what a layer drafts in a replay.
 
     Raises:
         ConfigError: this model cannot do it.
@@ -190,19 +198,21 @@ def make_timed(method: str, args: argparse.Namespace) -> Timed:
         scheduler=SchedulerConfig(max_num_seqs=max(args.batch)),
         speculative=SpeculativeConfig.from_mapping(method_mapping(method, args.num_speculative_tokens)),
     )
-    return Timed(Engine.from_config(config), CLOCKS[args.clock], args.replay)
+    return Timed(Engine.from_config(config), CLOCKS[args.clock], args.replay, record)
 
 
 def make_lanes(args: argparse.Namespace) -> list[Lane]:
     """Build naive, the methods that this model can do, and naive again on the engine of the first."""
     naive = make_timed(NAIVE, args)
     lanes = [Lane(NAIVE, naive)]
+    record = LayerRecord(MAX_MODEL_STEPS, args.max_prompt_tokens + args.max_tokens) if args.replay else None
     for method in args.method:
-        if args.replay and method_mapping(method, 1)["method"] not in HOST_METHODS:
+        kind = method_mapping(method, 1).get("method")
+        if args.replay and kind not in (*HOST_METHODS, "mtp"):
             print(f"{method} is left out: its model's weights are random here, and it would draft noise")
             continue
         try:
-            lanes.append(Lane(method, make_timed(method, args)))
+            lanes.append(Lane(method, make_timed(method, args, record if kind == "mtp" else None)))
         except ConfigError as error:
             print(f"{method} is left out: {error}")
     return [*lanes, Lane(NAIVE_AGAIN, naive)]

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.engine import Engine
@@ -40,6 +42,54 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
             at += segment.count
 
     runner._sample = sample_and_substitute  # type: ignore[method-assign]
+
+
+class LayerRecord:
+    """What the layer of the demonstration model drafts from that model's states on recorded answers."""
+
+    def __init__(self, num_steps: int, max_model_len: int) -> None:
+        speculative = SpeculativeConfig(
+            method="mtp", num_speculative_tokens=num_steps, num_model_steps=num_steps, adaptive=False
+        )
+        self._engine = Engine.from_config(
+            EngineConfig(model="demo", max_model_len=max_model_len, speculative=speculative)
+        )
+        self._answers: dict[str, Sequence[int]] = {}
+        self._drafts: dict[tuple[int, ...], list[TokenArray]] = {}
+        self._now: list[TokenArray] = []  # of the answer that is recorded
+        self._propose = self._engine.proposer.propose
+        replay_answers(self._engine, self._answers)
+        self._engine.proposer.propose = self._record  # type: ignore[method-assign]
+
+    def drafts_of(self, prompt: list[int], answer: Sequence[int]) -> list[TokenArray]:
+        """Return what the layer drafts after each number of the answer's tokens, none after 0."""
+        key = (len(prompt), *prompt, *answer)
+        if key not in self._drafts:
+            self._drafts[key] = self._now = [NO_DRAFT.token_ids] * len(answer)
+            params = SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
+            self._answers["record"] = answer
+            self._engine.add_request(GenerationRequest("record", prompt, params))
+            while self._engine.has_unfinished():
+                self._engine.step()
+        return self._drafts[key]
+
+    def _record(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+        """Keep a draft instead of handing it on, so that the answer is drafted after every token."""
+        for request, draft in zip(requests, self._propose(requests, caps)):
+            self._now[request.num_output_tokens] = draft.token_ids
+        return [NO_DRAFT] * len(requests)
+
+
+def replay_layer(engine: Engine, drafts: Mapping[str, Sequence[TokenArray]]) -> None:
+    """Let the engine's layer, once it has made its drafts, say drafts[request_id][number of output tokens]."""
+    runner: Any = engine.runner
+    draft = runner.observer.draft
+
+    def draft_and_substitute(requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+        made = draft(requests, counts)
+        return [drafts[r.request_id][r.num_output_tokens][: len(tokens)] for r, tokens in zip(requests, made)]
+
+    runner.observer.draft = draft_and_substitute
 
 
 @dataclass

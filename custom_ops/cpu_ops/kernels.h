@@ -169,7 +169,7 @@ struct AttentionArgs {
   void* out;                    // Float [rows, num_heads * head_dim]
   int64_t rows, num_seqs, max_blocks, num_heads;
   float scale;
-  bool hides_first;  // position 0 is seen by its own row only
+  int64_t hides_first;  // so many positions, the first ones, are seen by their own rows only
   RotaryView rotary;
 };
 

@@ -204,13 +204,14 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
                       const Tensor& block_tables, const Tensor& slot_mapping, const Tensor& positions,
                       const paddle::optional<Tensor>& cos_sin, const paddle::optional<Tensor>& q_norm,
                       const paddle::optional<Tensor>& k_norm, Tensor& out, int64_t num_rows, int64_t num_seqs,
-                      int64_t num_heads, float scale, bool hides_first, bool interleaved, float eps) {
+                      int64_t num_heads, float scale, int64_t hides_first, bool interleaved, float eps) {
   constexpr const char* op = "append_attention";
   const fd::KvCacheView cache = cache_view(op, key, value);
   const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
   require(num_rows >= 0 && num_seqs >= 0, op, "num_rows", "counts of at least 0", num_rows);
   require(num_heads > 0 && num_heads % cache.num_kv_heads == 0, op, "num_heads", "a multiple of the kv heads",
           num_heads);
+  require(hides_first >= 0 && hides_first <= 16, op, "hides_first", "0 to 16", hides_first);
   const auto dtype = cache.dtype == DType::kInt8 ? paddle::DataType::BFLOAT16 : key.dtype();
   rows.is(dtype).holds({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
   output.is(dtype).holds({num_rows, num_heads * cache.head_dim});
@@ -314,7 +315,7 @@ PD_BUILD_OP(fd_append_attention)
     .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "positions",
              paddle::Optional("cos_sin"), paddle::Optional("q_norm"), paddle::Optional("k_norm"), "out"})
     .Outputs({"qkv_", "key_", "value_", "out_"})
-    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "hides_first: bool",
+    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "hides_first: int64_t",
             "interleaved: bool", "eps: float"})
     .SetInplaceMap({{"qkv", "qkv_"}, {"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
     .SetKernelFn(PD_KERNEL(append_attention));

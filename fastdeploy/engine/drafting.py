@@ -18,7 +18,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import load_mtp_layer
+from fastdeploy.models.mtp import MTPLayer, load_mtp_layers, num_mtp_layers
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.worker.draft_model_runner import DraftModelRunner
@@ -27,6 +27,9 @@ from fastdeploy.worker.mtp_runner import MTPRunner
 
 SECTION = "speculative_config"
 _OWN_FIELDS = ("model", "revision", "quantization")
+DRAFT_HEAD = "w4a8"
+
+DraftingModel = CausalLM | list[MTPLayer]
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def find_drafting(
     with _naming_the_key():
         path = None if wanted.model is None else resolve_model_path(wanted.model, wanted.revision)
         if wanted.method == "mtp" or path is None:
-            return Drafting("mtp", target, path, 1, target.state_bytes, config.cache.block_size)
+            num_layers = _num_layers_used(config, path or target.path)
+            return Drafting("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
         method = infer_method_of(Path(path))
         if method != "draft_model":
             raise ConfigError("model", f"{wanted.model} is no draft model but one for method {method!r}")
@@ -88,48 +92,77 @@ def find_drafting(
     return Drafting("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)
 
 
-def make_draft_runner(
-    drafting: Drafting, config: EngineConfig, target: CausalLM, num_blocks: int, runner_config: RunnerConfig
-) -> MTPRunner | DraftModelRunner:
-    """Load the model and give it caches of the target's blocks and one scratch block per sequence.
+def load_drafting_model(drafting: Drafting, config: EngineConfig, target: CausalLM) -> DraftingModel:
+    """Load the model that drafts.
 
     Raises:
         ConfigError: naming the key at fault.
     """
-    wanted = config.speculative.quantization
-    quantization = config.quantization if wanted is None else QuantizationConfig.from_value(wanted)
-    draft = drafting.config
-    caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
+    quantization = _quantization_of(drafting, config)
     if drafting.method == "mtp":
-        layer = load_mtp_layer(draft, target, drafting.path, config.load_choices, quantization)
-        return MTPRunner(layer, caches[0], num_blocks, runner_config)
+        return load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers)
     with _naming_the_key():
-        model = load_model(
-            draft,
-            max_rows=runner_config.max_rows,
+        return load_model(
+            drafting.config,
+            max_rows=target.max_rows,
             max_model_len=target.max_model_len,
             load_choices=config.load_choices,
             quantization=quantization,
         )
+
+
+def make_draft_runner(
+    drafting: Drafting, model: DraftingModel, config: EngineConfig, num_blocks: int, runner_config: RunnerConfig
+) -> MTPRunner | DraftModelRunner:
+    """Give the model caches of the target's blocks and one scratch block per sequence."""
+    draft = drafting.config
+    caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
+    if isinstance(model, list):
+        return MTPRunner(model, caches, num_blocks, runner_config)
     sizes = replace(runner_config, hidden_size=draft.hidden_size, vocab_size=draft.vocab_size, dtype=draft.dtype)
     return DraftModelRunner(model, caches, num_blocks, sizes)
+
+
+def _quantization_of(drafting: Drafting, config: EngineConfig) -> QuantizationConfig:
+    """Return the formats of the drafting model: those asked for, else the target's.
+
+    Layers for multi-token prediction guess with a head of four bits unless they are told otherwise: on a large
+    vocabulary the head is most of what a draft costs, and drafts are verified anyway.
+    """
+    wanted = config.speculative.quantization
+    if wanted is not None:
+        return QuantizationConfig.from_value(wanted)
+    if drafting.method == "mtp" and drafting.config.dtype == "bfloat16":
+        return replace(config.quantization, head=DRAFT_HEAD)
+    return config.quantization
 
 
 def describe_draft_model(
     drafting: Drafting | None, runner: MTPRunner | DraftModelRunner | None, config: EngineConfig, num_blocks: int
 ) -> dict[str, Any]:
-    """Return what a draft model is and what memory it takes, as `draft_model`; nothing where there is none."""
-    if drafting is None or not isinstance(runner, DraftModelRunner):
+    """Return what drafts and what memory it takes, as `draft_model` or `mtp`; nothing where there is no such model."""
+    if drafting is None:
         return {}
-    return {
-        "draft_model": {
-            "model": config.speculative.model,
-            "architecture": drafting.config.architecture,
-            "dtype": drafting.config.dtype,
-            "weights_bytes": runner.model.num_weight_bytes,
-            "kv_cache_bytes": drafting.cache_bytes * (num_blocks + config.scheduler.max_num_seqs),
+    cache_bytes = drafting.cache_bytes * (num_blocks + config.scheduler.max_num_seqs)
+    if isinstance(runner, DraftModelRunner):
+        return {
+            "draft_model": {
+                "model": config.speculative.model,
+                "architecture": drafting.config.architecture,
+                "dtype": drafting.config.dtype,
+                "weights_bytes": runner.model.num_weight_bytes,
+                "kv_cache_bytes": cache_bytes,
+            }
         }
-    }
+    assert isinstance(runner, MTPRunner)
+    return {"mtp": {**runner.describe(), "kv_cache_bytes": cache_bytes}}
+
+
+def _num_layers_used(config: EngineConfig, folder: str) -> int:
+    """Return how many layers for multi-token prediction draft: one per draft, as far as a call has room for them."""
+    found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder)
+    room = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
+    return max(1, min(found, config.speculative.num_model_steps, room))
 
 
 @contextmanager

@@ -27,12 +27,18 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
-from fastdeploy.engine.drafting import Drafting, describe_draft_model, find_drafting, make_draft_runner
+from fastdeploy.engine.drafting import (
+    Drafting,
+    describe_draft_model,
+    find_drafting,
+    load_drafting_model,
+    make_draft_runner,
+)
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import holds_mtp_layer
+from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
@@ -110,12 +116,13 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         on_progress=on_progress,
         quantization=config.quantization,
     )
+    drafting_model = None if drafting is None else load_drafting_model(drafting, config, model)
     plan = _plan_memory(config, model_config, max_model_len, drafting)
     fingerprint = _fingerprint(config, model_config)
     runner_config = _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids)
     drafter = None
-    if drafting is not None:
-        drafter = make_draft_runner(drafting, config, model, plan.num_blocks, runner_config)
+    if drafting is not None and drafting_model is not None:
+        drafter = make_draft_runner(drafting, drafting_model, config, plan.num_blocks, runner_config)
     runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=drafter)
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(
@@ -164,7 +171,7 @@ def _make_draft_budget(
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
     """Let suffix decoding draft alone where the keys of mtp mean both and there is no layer; a line says so."""
     wanted = config.speculative
-    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or holds_mtp_layer(path):
+    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or num_mtp_layers(path):
         return config
     logger.warning("speculative_config: %s holds no layer for multi-token prediction: suffix decoding alone", path)
     return replace(config, speculative=wanted.without_layer())

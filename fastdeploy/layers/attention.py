@@ -23,7 +23,7 @@ class Attention:
         output: Linear,
         qkv_out: Tensor,
         attended: Tensor,
-        hides_first: bool = False,
+        hides_first: int = 0,
     ) -> None:
         """Bind the weights to scratch buffers that all layers share.
 
@@ -34,7 +34,7 @@ class Attention:
             output: num_heads * head_dim -> hidden_size.
             qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
             attended: scratch [capacity, num_heads * head_dim].
-            hides_first: position 0 is seen by its own row only.
+            hides_first: so many positions, the first ones, are seen by their own rows only.
         """
         self.qkv = qkv
         self.rotary = rotary

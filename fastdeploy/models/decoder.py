@@ -107,7 +107,7 @@ class DecoderLayer:
         heads: HeadLayout,
         cos_sin: Tensor,
         buffers: StepBuffers,
-        hides_first: bool = False,
+        hides_first: int = 0,
     ) -> None:
         eps = config.rms_norm_eps
         rotary = RotaryRule(cos_sin, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)

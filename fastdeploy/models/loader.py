@@ -16,6 +16,7 @@ from fastdeploy.models.paddle_layout import PaddleSource, find_layout
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import Progress, expected_shapes, load_weights
+from fastdeploy.ops.linear import PackedLinear, pack_linear
 
 
 def load_model(
@@ -48,16 +49,27 @@ def load_model(
         config = replace(config, dtype=dtype)
     architecture = find_architecture(config)
     config.check_max_model_len(max_model_len)
-    source: WeightSource
-    layout = ""
-    if load_choices == "dummy":
-        source = DummySource(expected_shapes(config, architecture), seed)
-    elif load_choices == "default_v1":
-        source, layout = _open_checkpoint(config, architecture)
-    else:
-        raise ConfigError("load_choices", f"expected default_v1 or dummy, got '{load_choices}'")
+    source, layout = _open(config, architecture, load_choices, seed)
     weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
+
+
+def load_head(config: ModelConfig, load_choices: str, quantization: str) -> PackedLinear:
+    """Read the vocabulary head of a checkpoint, tied or not, in a format of its own."""
+    architecture = find_architecture(config)
+    source, _ = _open(config, architecture, load_choices, seed=0)
+    names = architecture.names
+    name = names.embedding if config.tie_word_embeddings else f"{names.head}.weight"
+    return pack_linear(source.pieces(name, config.dtype), None, quantization)
+
+
+def _open(config: ModelConfig, architecture: Architecture, load_choices: str, seed: int) -> tuple[WeightSource, str]:
+    """Return the tensors as torch stores them, and what said how the files do."""
+    if load_choices == "dummy":
+        return DummySource(expected_shapes(config, architecture), seed), ""
+    if load_choices != "default_v1":
+        raise ConfigError("load_choices", f"expected default_v1 or dummy, got '{load_choices}'")
+    return _open_checkpoint(config, architecture)
 
 
 def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer for multi-token prediction beside its target; its forms are described in models.mtp_forms.
+"""Layers for multi-token prediction beside their target; their forms are described in models.mtp_forms.
 
-Position 0 has no state before it and is seen by nobody.
+The first layer's row at position t reads the target's state at t - 1, a further one's the state of the layer before it:
+position 0, and one position more for each further layer, has no state before it and is seen by nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers, full_step
-from fastdeploy.models.mtp_forms import ERNIE_MARK, FIELD, MTPForm, ernie_form, find_form
+from fastdeploy.models.loader import load_head
+from fastdeploy.models.mtp_forms import ERNIE_MARK, FIELD, MTPForm, ernie_form, ernie_layers, find_forms
+from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import (
@@ -37,7 +40,7 @@ from fastdeploy.models.weights import (
 )
 from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex
-from fastdeploy.ops.linear import PackedLinear, WeightPiece, pack_linear
+from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
 
@@ -58,35 +61,64 @@ class MTPWeights:
     final_norm: Tensor | None
     head: PackedLinear | None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the embedding and of the packed layers, without the head, which layers may share."""
+        block = self.block
+        linears = (self.emb_projection, self.hidden_projection, block.qkv, block.output, block.gate_up, block.down)
+        embedding = 0 if self.embedding is None else int(self.embedding.size) * int(self.embedding.element_size())
+        return embedding + sum(linear.num_bytes for linear in linears)
+
+
+class MTPBuffers:
+    """Buffers of all layers of a target, of which one runs at a time."""
+
+    def __init__(self, target: CausalLM) -> None:
+        """Allocate as many rows as the target takes."""
+        self.step = StepBuffers(target.config, target.max_rows)
+        self.source: Tensor = paddle.zeros([target.max_rows, target.config.hidden_size], target.config.dtype)
+
 
 class MTPLayer:
-    """The layer, bound to the parts that it shares with its target and to buffers of its own.
+    """A layer, bound to the parts that it shares with its target and to the layers' buffers.
 
     Attributes:
         source: [max_rows, hidden_size], the state that each row reads; written by the caller of `forward`.
         output: [max_rows, hidden_size], what `forward` returns.
+        head: what drafts are chosen with.
+        own_head: its weight if it is not the target's; layers may share it.
+        num_weight_bytes: of all that is not the target's, without the head.
         max_rows: most rows of a call.
     """
 
-    def __init__(self, config: ModelConfig, weights: MTPWeights, target: CausalLM, recycles_normed: bool) -> None:
-        """Allocate buffers for as many rows as the target takes.
+    def __init__(
+        self,
+        weights: MTPWeights,
+        target: CausalLM,
+        recycles_normed: bool,
+        index: int,
+        buffers: MTPBuffers,
+    ) -> None:
+        """Bind the weights.
 
         Args:
             recycles_normed: `forward` returns outputs after the final norm.
+            index: 0 for the layer that reads the target's states.
         """
+        config = target.config
         shared, eps = target.shared, config.rms_norm_eps
         self.max_rows = target.max_rows
-        self._buffers = StepBuffers(config, target.max_rows)
-        self.source: Tensor = paddle.zeros([target.max_rows, config.hidden_size], config.dtype)
+        self.source, self._buffers = buffers.source, buffers.step
         self._embedding = shared.embedding if weights.embedding is None else Embedding(weights.embedding)
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
-        self._head = shared.head if weights.head is None else LogitsHead(weights.head)
+        self.own_head, self.num_weight_bytes = weights.head, weights.num_bytes
+        self.head = shared.head if weights.head is None else LogitsHead(weights.head)
         self._recycles_normed = recycles_normed
         self.output: Tensor = self._buffers.normed if recycles_normed else self._buffers.hidden
         self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
         self._hidden_projection = Linear(weights.hidden_projection, NormRule(weights.hidden_norm, eps))
         self._block = DecoderLayer(
-            config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=True
+            config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=index + 1
         )
         self._recording: Recording | None = None
 
@@ -117,7 +149,7 @@ class MTPLayer:
         if not self._recycles_normed:
             self._final_norm(states, self._buffers.normed, num_rows)
             states = self._buffers.normed
-        self._head(states, out, num_rows)
+        self.head(states, out, num_rows)
 
     def _call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
         hidden, normed = self._buffers.hidden, self._buffers.normed
@@ -129,42 +161,52 @@ class MTPLayer:
             self._final_norm(hidden, normed, num_rows)
 
 
-def load_mtp_layer(
-    config: ModelConfig, target: CausalLM, path: str | None, load_choices: str, quantization: QuantizationConfig
-) -> MTPLayer:
-    """Read the layer that belongs to `target`.
+def load_mtp_layers(
+    target: CausalLM, path: str | None, load_choices: str, quantization: QuantizationConfig, most: int = 1
+) -> list[MTPLayer]:
+    """Read the layers that belong to `target`.
 
     Args:
-        config: of the target.
-        path: folder of the layer's tensors; None where they lie in the target's checkpoint.
-        load_choices: `default_v1` reads the files, `dummy` draws weights of the same shapes.
-        quantization: the format of the layer's attention and feed-forward weights, and of a head of its own; the
-            projection keeps its type.
+        path: folder of the layers' tensors; None where they lie in the target's checkpoint.
+        load_choices: `default_v1` reads the files, `dummy` draws weights of the same shapes, for one layer.
+        quantization: the format of the layers' weights (the projection's is that of attention) and of the head that
+            they draft with: the target's own where it has this format, else another copy.
+        most: layers wanted; the files may hold more.
 
     Raises:
-        ConfigError: no such layer, several of them, tensors that do not match, or quantization of another dtype than
-            bfloat16.
+        ConfigError: no such layer, tensors that do not match, or quantization of another dtype than bfloat16.
     """
+    config = target.config
     check_quantization(config, quantization)
     architecture = find_architecture(config)
     source: WeightSource
     if load_choices == "dummy":
-        form = ernie_form(config)
-        source = DummySource(form.shapes(config, architecture.traits(config)), seed=0)
+        forms = [ernie_form(config, 0)]
+        source = DummySource(forms[0].shapes(config, architecture.traits(config)), seed=0)
     else:
         files = MTPSource(Path(path or config.path), config, architecture)
-        form, source = files.form, files
+        forms, source = files.forms, files
     loader = WeightLoader(config, architecture, source, dict(source.shapes), None, quantization)
-    return MTPLayer(config, _load(loader, config, form), target, form.recycles_normed)
+    forms, head = forms[:most], None
+    if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
+        head = load_head(config, load_choices, quantization.head)
+    buffers = MTPBuffers(target)
+    return [
+        MTPLayer(_load(loader, config, form, quantization.attention, head), target, form.recycles_normed, i, buffers)
+        for i, form in enumerate(forms)
+    ]
 
 
-def holds_mtp_layer(folder: str) -> bool:
-    """Return whether the checkpoint in `folder` has tensors of such a layer, readable or not."""
+def num_mtp_layers(folder: str) -> int:
+    """Return of how many such layers the checkpoint in `folder` has tensors, readable or not."""
     names = SafetensorsSource(Path(folder)).shapes
-    return any(ERNIE_MARK in name for name in names) or bool(nextn_layers(names))
+    return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
-def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm) -> MTPWeights:
+def _load(
+    loader: WeightLoader, config: ModelConfig, form: MTPForm, quantization: str, shared_head: PackedLinear | None
+) -> MTPWeights:
+    """Read one layer; `quantization` is the projection's format."""
     hidden = config.hidden_size
     projection = loader.owned(f"{form.projection}.weight")
     bias = loader.owned(f"{form.projection}.bias") if form.has_bias else None
@@ -172,69 +214,57 @@ def _load(loader: WeightLoader, config: ModelConfig, form: MTPForm) -> MTPWeight
     return MTPWeights(
         emb_norm=loader.owned(form.emb_norm),
         hidden_norm=loader.owned(form.hidden_norm),
-        emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias),
-        hidden_projection=pack_linear(projection[:, hidden:].contiguous()),
+        emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias, quantization),
+        hidden_projection=pack_linear(projection[:, hidden:].contiguous(), None, quantization),
         block=loader.layer(form.block),
         embedding=loader.owned(form.embedding) if form.embedding else None,
         final_norm=loader.owned(form.final_norm) if form.final_norm else None,
-        head=loader.linear(head, hidden, False, loader.head_format) if form.head else None,
+        head=loader.linear(head, hidden, False, loader.head_format) if form.head else shared_head,
     )
 
 
-class MTPSource:
-    """The layer's tensors under the names and in the shapes of torch layout, wherever and however the files hold them.
+class MTPSource(StoredSource):
+    """The layers' tensors under the names and in the shapes of torch layout, wherever and however the files hold them.
 
     The projection is not square: its shape says whether linear layers are stored [out, in] or, as Paddle does,
-    [in, out].
+    [in, out]; then some may be fused.
     """
 
     def __init__(self, folder: Path, config: ModelConfig, architecture: Architecture) -> None:
         """Open the files and compare names and shapes.
 
         Raises:
-            ConfigError: no layer there, several, or tensors that are missing, surplus or misshapen, by name.
+            ConfigError: no layer there, or tensors that are missing, surplus or misshapen, by name.
         """
-        self._files = SafetensorsSource(folder)
-        prefix = architecture.paddle_prefix
-        self._names = {
-            f"model{name.removeprefix(prefix)}" if name.startswith(f"{prefix}.") else name: name
-            for name in self._files.shapes
-        }
-        form = find_form(self._names, config)
-        if form is None:
+        files = SafetensorsSource(folder)
+        prefix = name_prefix(files, architecture)
+        names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in files.shapes}
+        self.forms = find_forms(names, config)
+        if not self.forms:
             raise ConfigError(FIELD, f"{folder} holds no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)")
-        self.form = form
-        self._shapes = shapes = form.shapes(config, architecture.traits(config))
-        found = self._found(expected_shapes(config, architecture))
-        hidden = config.hidden_size
-        self._is_transposed = found.get(f"{form.projection}.weight") == (2 * hidden, hidden)
-        layout = "Paddle layout" if self._is_transposed else "torch layout"
-        expected = {name: shape[::-1] for name, shape in shapes.items()} if self._is_transposed else shapes
+        shapes = Shapes()
+        for form in self.forms:
+            shapes.update(form.shapes(config, architecture.traits(config)))
+        projection = names.get(f"{self.forms[0].projection}.weight", "")
+        is_paddle = files.shapes.get(projection) == (2 * config.hidden_size, config.hidden_size)
+        whole = {form.embedding for form in self.forms} if is_paddle else shapes
+        stored = dict(stored_whole(shapes, prefix, whole))
+        if is_paddle:
+            blocks = [form.block for form in self.forms]
+            stored.update(stored_fused(files, config, architecture, prefix, blocks))
+        super().__init__(files, shapes, stored)
         strict = replace(architecture, ignorable=("rotary_emb.inv_freq",))
-        check_shapes(found, expected, replace(config, path=str(folder)), strict, layout)
+        found = self._of_layers(names, expected_shapes(config, architecture), files.shapes)
+        layout = "Paddle layout" if is_paddle else "torch layout"
+        check_shapes(found, self.stored_shapes, replace(config, path=str(folder)), strict, layout)
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes that the layer expects."""
-        return self._shapes
-
-    def read(self, name: str) -> Tensor:
-        """Return one tensor on the CPU in the type it is stored in."""
-        tensor = self._files.read(self._names[name])
-        return tensor.t().contiguous() if self._is_transposed and len(self._shapes[name]) == 2 else tensor
-
-    def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return a linear layer's weight in this type: the whole of what is stored."""
-        matrix = self._files.read(self._names[name]).astype(dtype)
-        return [WeightPiece(matrix, 0, self._shapes[name][0], self._is_transposed)]
-
-    def _found(self, of_target: Shapes) -> dict[str, tuple[int, ...]]:
-        """Return the files' tensors without the target's own, which lie beside the layer's."""
-        shapes = self._files.shapes
+    def _of_layers(self, names: Mapping[str, str], of_target: Shapes, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+        """Return the files' tensors without the target's own, which lie beside the layers'."""
+        marks = "|".join(form.marks for form in self.forms)
         return {
-            name: shapes[stored]
-            for name, stored in self._names.items()
-            if re.search(self.form.marks, name) or (name not in of_target and not _is_of_decoder(name))
+            stored: shapes[stored]
+            for name, stored in names.items()
+            if re.search(marks, name) or (name not in of_target and not _is_of_decoder(name))
         }
 
 

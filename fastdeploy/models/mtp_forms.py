@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which checkpoints hold a layer for multi-token prediction, as data.
+"""The forms in which checkpoints hold layers for multi-token prediction, as data.
 
 At position t + 1 the layer reads proj([emb_norm(embed(x_{t+1})) ; hidden_norm(h_t)]), where h_t is the target's state
 after its final norm; one decoder layer follows; a norm and a head make the prediction of x_{t+2}. To draft further, the
-layer's output takes the place of h_t.
+layer's output takes the place of h_t. Where there are several layers, draft k is made by the k-th, which reads what
+takes the place of h_t from the layer before it and the token one position further on (DeepSeek-V3 report, section 2.2);
+the last one makes all further drafts.
 
 - ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's; the output after that norm takes
   the place of h_t.
@@ -21,7 +23,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import DecoderTraits, LayerNames, TensorNames, nextn_layers
 from fastdeploy.models.weights import Shapes, layer_shapes
 
@@ -67,13 +68,13 @@ class MTPForm:
         return shapes | layer_shapes(config, traits, self.block)
 
 
-def ernie_form(config: ModelConfig) -> MTPForm:
-    """Return ERNIE 4.5's form."""
+def ernie_form(config: ModelConfig, index: int) -> MTPForm:
+    """Return ERNIE 4.5's form, for the layer of this number."""
     return MTPForm(
-        emb_norm="model.mtp_emb_norm.0.weight",
-        hidden_norm="model.mtp_hidden_norm.0.weight",
-        projection="model.mtp_linear_proj.0",
-        block=TensorNames(layer_prefix="model.mtp_block.{index}.").layer(0),
+        emb_norm=f"model.mtp_emb_norm.{index}.weight",
+        hidden_norm=f"model.mtp_hidden_norm.{index}.weight",
+        projection=f"model.mtp_linear_proj.{index}",
+        block=TensorNames(layer_prefix="model.mtp_block.{index}.").layer(index),
         has_bias=config.use_bias,
         recycles_normed=True,
         marks=re.escape(ERNIE_MARK),
@@ -102,19 +103,13 @@ def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
     )
 
 
-def find_form(names: Collection[str], config: ModelConfig) -> MTPForm | None:
-    """Return the form of the layer among these tensors, None if there is no layer.
-
-    Raises:
-        ConfigError: there are several layers.
-    """
-    if any(name.startswith("model.mtp_block.1.") for name in names):
-        raise ConfigError(FIELD, "the checkpoint holds several layers for multi-token prediction, expected one")
+def find_forms(names: Collection[str], config: ModelConfig) -> list[MTPForm]:
+    """Return the form of each layer among these tensors, in order; none if there is no layer."""
     if any(ERNIE_MARK in name for name in names):
-        return ernie_form(config)
-    layers = nextn_layers(names)
-    if len(layers) > 1:
-        raise ConfigError(
-            FIELD, f"the checkpoint holds {len(layers)} layers for multi-token prediction ({layers}), expected one"
-        )
-    return deepseek_form(layers[0], names) if layers else None
+        return [ernie_form(config, index) for index in range(max(1, len(ernie_layers(names))))]
+    return [deepseek_form(index, names) for index in nextn_layers(names)]
+
+
+def ernie_layers(names: Collection[str]) -> set[str]:
+    """Return the numbers of the layers of ERNIE's form among these tensors."""
+    return {match[1] for name in names if (match := re.search(r"\.mtp_block\.(\d+)\.", name))}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,7 @@ from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.architecture import Architecture, LayerNames
 from fastdeploy.models.weight_source import SafetensorsSource, WeightSource, whole_matrix
 from fastdeploy.models.weights import (
     LinearPart,
@@ -64,23 +64,17 @@ class Stored:
         return [WeightPiece(matrix, start + self.begin, start + self.end, True) for start in starts]
 
 
-class PaddleSource:
-    """The tensors of a Paddle checkpoint under the names and in the shapes of the same checkpoint in torch layout."""
+class StoredSource:
+    """Tensors by the names and in the shapes of torch layout, wherever the files hold them."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, architecture: Architecture, layout: str) -> None:
-        """Find out how the files name and fuse the tensors; nothing is read yet.
+    def __init__(self, source: WeightSource, shapes: Shapes, stored: dict[str, Stored]) -> None:
+        """Bind the places to the files.
 
         Args:
-            layout: what said that this is Paddle layout, for messages.
-
-        Raises:
-            ConfigError: tensors are missing, surplus or misshapen, by their names in the files.
+            shapes: of the tensors in torch layout.
+            stored: where each of them is.
         """
-        self._source = source
-        self._shapes = expected_shapes(config, architecture)
-        self._stored = dict(_whole_tensors(source, self._shapes, architecture))
-        self._stored.update(_fused_tensors(source, config, architecture))
-        check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
+        self._source, self._shapes, self._stored = source, shapes, stored
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -104,7 +98,28 @@ class PaddleSource:
         return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
 
 
-def _prefix(source: WeightSource, architecture: Architecture) -> str:
+class PaddleSource(StoredSource):
+    """The tensors of a Paddle checkpoint under the names and in the shapes of the same checkpoint in torch layout."""
+
+    def __init__(self, source: WeightSource, config: ModelConfig, architecture: Architecture, layout: str) -> None:
+        """Find out how the files name and fuse the tensors; nothing is read yet.
+
+        Args:
+            layout: what said that this is Paddle layout, for messages.
+
+        Raises:
+            ConfigError: tensors are missing, surplus or misshapen, by their names in the files.
+        """
+        prefix = name_prefix(source, architecture)
+        shapes, names = expected_shapes(config, architecture), architecture.names
+        layers = [names.layer(index) for index in range(config.num_layers)]
+        stored = dict(stored_whole(shapes, prefix, {names.embedding}))
+        stored.update(stored_fused(source, config, architecture, prefix, layers))
+        super().__init__(source, shapes, stored)
+        check_shapes(source.shapes, self.stored_shapes, config, architecture, layout)
+
+
+def name_prefix(source: WeightSource, architecture: Architecture) -> str:
     """Return the first part of the tensor names: Paddle's own, or `model` as others have it."""
     own = architecture.paddle_prefix
     return own if any(name.startswith(f"{own}.") for name in source.shapes) else "model"
@@ -114,20 +129,20 @@ def _renamed(name: str, prefix: str) -> str:
     return f"{prefix}{name.removeprefix('model')}" if name.startswith("model.") else name
 
 
-def _whole_tensors(source: WeightSource, shapes: Shapes, architecture: Architecture) -> Iterator[tuple[str, Stored]]:
-    prefix = _prefix(source, architecture)
+def stored_whole(shapes: Shapes, prefix: str, embeddings: Collection[str]) -> Iterator[tuple[str, Stored]]:
+    """Yield each tensor with its place, were it stored as a whole; matrices but the embeddings are linear layers."""
     for name, shape in shapes.items():
-        is_linear = len(shape) == 2 and name != architecture.names.embedding
+        is_linear = len(shape) == 2 and name not in embeddings
         yield name, Stored(_renamed(name, prefix), shape[::-1] if is_linear else shape, is_linear)
 
 
-def _fused_tensors(
-    source: WeightSource, config: ModelConfig, architecture: Architecture
+def stored_fused(
+    source: WeightSource, config: ModelConfig, architecture: Architecture, prefix: str, layers: Iterable[LayerNames]
 ) -> Iterator[tuple[str, Stored]]:
-    """Yield the parts of those layers that the files hold fused."""
-    prefix, traits = _prefix(source, architecture), architecture.traits(config)
-    for index in range(config.num_layers):
-        linears = layer_linears(config, traits, architecture.names.layer(index))
+    """Yield the parts of those linear layers that the files hold fused."""
+    traits = architecture.traits(config)
+    for layer in layers:
+        linears = layer_linears(config, traits, layer)
         for field, candidates in _FUSED_NAMES.items():
             parts, in_features, has_bias = linears[field]
             module = _renamed(parts[0].name, prefix).rpartition(".")[0]
@@ -168,7 +183,7 @@ def find_layout(source: SafetensorsSource, config: ModelConfig, architecture: Ar
         raise ConfigError("model", f"{config.path}: the safetensors files name different formats, pt and np or pd")
     for layout, name in formats.items():
         return layout, f"the safetensors header has format '{name}'"
-    prefix = _prefix(source, architecture)
+    prefix = name_prefix(source, architecture)
     if prefix != "model":
         return "paddle", f"tensor names begin with '{prefix}.'"
     if config.layout_mark is not None:

@@ -88,7 +88,7 @@ def append_attention(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
-    hides_first: bool = False,
+    hides_first: int = 0,
     rotary: RotaryRule | None = None,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
@@ -106,8 +106,8 @@ def append_attention(
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
-        hides_first: position 0 holds nothing; only its own row sees it, so that every row sees something. What stands
-            there must be finite.
+        hides_first: so many positions, the first ones, at most 16, hold nothing; each is seen by its own row only, so
+            that every row sees something. What stands there must be finite.
         rotary: norm and rotation of queries and keys; None leaves them as they are.
 
     Raises:
@@ -145,7 +145,7 @@ def _cpu(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
-    hides_first: bool,
+    hides_first: int,
     rotary: RotaryRule | None = None,
 ) -> None:
     tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)
@@ -220,7 +220,7 @@ def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, ha
 def _example(
     dtype: str,
     cache_dtype: str,
-    hides_first: bool,
+    hides_first: int,
     heads: HeadLayout,
     rotary_dim: int,
     is_interleaved: bool,
@@ -256,7 +256,7 @@ _APPEND_ATTENTION = register(
         [
             partial(_example, dtype, cache_dtype, hides_first, *args)
             for dtype, cache_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"))
-            for hides_first in (False, True)
+            for hides_first in (0, 3)
             for args in _EXAMPLES
         ],
     )

@@ -23,10 +23,10 @@ class DraftModelRunner(Drafter):
             kv_caches: one per layer of the model, of `num_blocks` blocks and one more per sequence.
             num_blocks: of the target's cache, whose block ids are used here too.
         """
-        super().__init__(model, num_blocks, config)
+        super().__init__([model], num_blocks, config)
         self.model, self.kv_caches = model, kv_caches
 
-    def run(self, spans: Sequence[Span], followed: Sequence[int] | None) -> Tensor:
+    def run(self, stage: int, spans: Sequence[Span], followed: Sequence[int] | None) -> Tensor:
         """Compute rows; drafts are tokens like others."""
         self.pack(spans)
         return self.model.forward(self.token_ids.tensor, self.batch, self.kv_caches)

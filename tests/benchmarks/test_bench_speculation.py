@@ -43,11 +43,19 @@ def test_every_workload_and_method_has_a_row_and_drafts_shorten_the_steps(
 def test_replay_leaves_out_what_random_weights_cannot_draft(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = results(
-        capsys, monkeypatch, "--replay", "--shape", "demo", "--workload", "editing", "--method", "mtp", "suffix-fixed"
-    )
+    flags = ["--replay", "--shape", "demo", "--workload", "editing", "--method", "draft_model", "suffix-fixed"]
+    rows = results(capsys, monkeypatch, *flags)
     assert [row["method"] for row in rows] == ["naive", "suffix-fixed"]
     assert rows[1]["mean_acceptance_length"] > 1.2
+
+
+def test_replay_gives_a_layer_of_random_weights_the_drafts_of_a_trained_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--replay", "--shape", "demo", "--workload", "editing", "--method", "mtp", "mtp+suffix"]
+    rows = results(capsys, monkeypatch, *flags)
+    assert [row["method"] for row in rows] == ["naive", "mtp", "mtp+suffix"]
+    assert min(row["mean_acceptance_length"] for row in rows[1:]) > 1.5
 
 
 def test_pictures_are_small_and_the_same_every_time(tmp_path: Path) -> None:

@@ -3,28 +3,39 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
-from safetensors.paddle import load_file
+from safetensors.paddle import load_file, save_file
 
-from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.models.loader import load_model
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.buffer import HostBuffer
 
+DEMO = Path(resolve_model_path("demo"))
 ERNIE = {
-    "enorm": "model.mtp_emb_norm.0",
-    "hnorm": "model.mtp_hidden_norm.0",
-    "eh_proj": "model.mtp_linear_proj.0",
-    "block": "model.mtp_block.0",
+    "enorm": "model.mtp_emb_norm.{0}",
+    "hnorm": "model.mtp_hidden_norm.{0}",
+    "eh_proj": "model.mtp_linear_proj.{0}",
+    "block": "model.mtp_block.{0}",
 }
 DEEPSEEK = {
-    **{part: f"model.layers.14.{part}" for part in ("enorm", "hnorm", "eh_proj")},
-    "block": "model.layers.14",
-    "norm": "model.layers.14.shared_head.norm",
-    "head": "model.layers.14.shared_head.head",
-    "embedding": "model.layers.14.embed_tokens",
+    **{part: f"model.layers.{{1}}.{part}" for part in ("enorm", "hnorm", "eh_proj")},
+    "block": "model.layers.{1}",
+    "norm": "model.layers.{1}.shared_head.norm",
+    "head": "model.layers.{1}.shared_head.head",
+    "embedding": "model.layers.{1}.embed_tokens",
 }
 FORMS = {"ernie": ERNIE, "deepseek": DEEPSEEK}
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -38,10 +49,11 @@ class DefinedLayer:
         weights: the layer's tensors by their names in a checkpoint, linear layers [out, in].
     """
 
-    def __init__(self, form: str, folder: Path, config: ModelConfig, seed: int) -> None:
-        """Draw weights; a head and an embedding of its own begin as the target's."""
+    def __init__(self, form: str, folder: Path, config: ModelConfig, seed: int, index: int = 0) -> None:
+        """Draw weights for the layer of this number; a head and an embedding of its own begin as the target's."""
         paddle.seed(seed)
-        self.names, self.config = FORMS[form], config
+        self.names = {part: name.format(index, config.num_layers + index) for part, name in FORMS[form].items()}
+        self.config = config
         self.recycles_normed = form == "ernie"
         stored = load_file(folder / "model.safetensors")
         self.target = {name: stored[f"model.{name}.weight"].astype("float32") for name in ("embed_tokens", "norm")}
@@ -111,23 +123,64 @@ class DefinedLayer:
         return paddle.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(x.shape)
 
 
-def train(layer: DefinedLayer, tokens: Tensor, states: Tensor, num_steps: int) -> None:
-    """Teach the layer the sequences, two drafts ahead.
+def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_steps: int) -> None:
+    """Teach a chain of layers the sequences, two drafts ahead; a single one makes both.
 
     Args:
         tokens: [B, T + 1] int64.
         states: [B, T + 1, hidden], the target's after its final norm.
     """
-    for weight in layer.weights.values():
+    weights = [weight for layer in layers for weight in layer.weights.values()]
+    for weight in weights:
         weight.stop_gradient = False
-    adam = paddle.optimizer.Adam(learning_rate=2e-3, parameters=list(layer.weights.values()))
+    adam = paddle.optimizer.Adam(learning_rate=2e-3, parameters=weights)
     for _ in range(num_steps):
-        first = layer.states(tokens[:, 1:-1], states[:, :-2])
-        second = layer.states(tokens[:, 2:-1], first[:, :-1])
-        loss = F.cross_entropy(layer.logits(first), tokens[:, 2:])
-        loss = loss + F.cross_entropy(layer.logits(second), tokens[:, 3:])
+        first = layers[0].states(tokens[:, 1:-1], states[:, :-2])
+        second = layers[-1].states(tokens[:, 2:-1], first[:, :-1])
+        loss = F.cross_entropy(layers[0].logits(first), tokens[:, 2:])
+        loss = loss + F.cross_entropy(layers[-1].logits(second), tokens[:, 3:])
         loss.backward()
         adam.step()
         adam.clear_grad()
-    for weight in layer.weights.values():
+    for weight in weights:
         weight.stop_gradient = True
+
+
+def write_checkpoint(folder: Path, layers: dict[str, Tensor]) -> None:
+    """Write the demonstration model with other layers for multi-token prediction."""
+    tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" not in name}
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(tensors | layers, folder / "model.safetensors", {"format": "pt"})
+
+
+def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num_blocks: int | None = None) -> Engine:
+    """Return an engine of a model in the demonstration model's shape, in float32."""
+    speculative = SpeculativeConfig()
+    if method == "mtp":
+        speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=num_steps, num_model_steps=num_steps)
+    return make_engine(
+        EngineConfig(
+            model=model,
+            dtype="float32",
+            max_model_len=128,
+            cache=CacheConfig(block_size=16, num_blocks=num_blocks),
+            scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, long_prefill_token_threshold=chunk),
+            speculative=speculative,
+        )
+    )
+
+
+def states_of(texts: list[list[int]]) -> Tensor:
+    """Return the demonstration model's states [B, T, hidden] after its final norm, of texts of one length."""
+    config, length = ModelConfig.from_pretrained(str(DEMO), dtype="float32"), len(texts[0])
+    model = load_model(config, max_rows=length, max_model_len=length)
+    batch, tokens = BatchIndex(length, 1, 8, 16), HostBuffer(length, "int32")
+    shape = (8, 16, config.num_kv_heads, config.head_dim, "float32")
+    caches = [allocate_kv_cache(*shape) for _ in range(config.num_layers)]
+    rows, zero = np.array([length], np.int32), np.zeros(1, np.int32)
+    found = []
+    for text in texts:
+        tokens.array[:] = text
+        batch.fill(rows, zero, zero, [list(range(8))])
+        found.append(model.forward(tokens.tensor, batch, caches).clone())
+    return paddle.stack(found)

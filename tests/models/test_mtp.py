@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from fastdeploy.config.quantization import UNQUANTIZED, QuantizationConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.models.mtp import MTPLayer, load_mtp_layer
+from fastdeploy.models.mtp import MTPLayer, load_mtp_layers
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
@@ -40,7 +41,7 @@ def target() -> CausalLM:
 
 
 def load(target: CausalLM, folder: Path | None = None, quantization: QuantizationConfig = UNQUANTIZED) -> MTPLayer:
-    return load_mtp_layer(demo_config(), target, None if folder is None else str(folder), "default_v1", quantization)
+    return load_mtp_layers(target, None if folder is None else str(folder), "default_v1", quantization)[0]
 
 
 class Reference:
@@ -133,14 +134,26 @@ def test_outputs_follow_the_definition_and_recycle(target: CausalLM, cuts: list[
     np.testing.assert_allclose(outputs, reference.outputs(tokens, states), rtol=0, atol=2e-4)
 
 
-def test_position_0_is_seen_by_nobody(target: CausalLM) -> None:
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_what_stands_before_a_layers_first_entry_is_seen_by_nobody(
+    target: CausalLM, tmp_path: Path, index: int
+) -> None:
     random = np.random.default_rng(4)
     states = random.standard_normal((9, 256)).astype(np.float32)
-    outputs = [
-        Stepper(load(target))([first, *range(50, 58)], states * ([[scale]] + [[1.0]] * 8))[1:]
-        for first, scale in ((7, 0.0), (900, 3.0))
-    ]
-    np.testing.assert_array_equal(*outputs)
+    folder, outputs = str(folder_of(tmp_path, repeat)), []
+    for first, scale in ((7, 0.0), (900, 3.0)):
+        layer = load_mtp_layers(target, folder, "default_v1", UNQUANTIZED, most=3)[index]
+        scales = np.array([[scale]] * (index + 1) + [[1.0]] * (8 - index))
+        outputs.append(Stepper(layer)([*[first] * (index + 1), *range(50, 58 - index)], states * scales))
+    np.testing.assert_array_equal(outputs[0][index + 1 :], outputs[1][index + 1 :])
+    assert not np.array_equal(outputs[0][index], outputs[1][index])
+
+
+def repeat(tensors: Tensors) -> None:
+    """Make three layers of the one."""
+    for name in list(tensors):
+        for index in (1, 2):
+            tensors[re.sub(r"(mtp_\w+)\.0", rf"\1.{index}", name)] = tensors[name].clone()
 
 
 def folder_of(tmp_path: Path, change: Callable[[Tensors], None]) -> Path:
@@ -162,7 +175,16 @@ def to_paddle(tensors: Tensors) -> None:
         tensors[f"ernie{name.removeprefix('model')}"] = value.t().contiguous() if value.ndim == 2 else value
 
 
-@pytest.mark.parametrize("change", [keep, to_paddle])
+def to_fused_paddle(tensors: Tensors) -> None:
+    to_paddle(tensors)
+    attention, mlp = "ernie.mtp_block.0.self_attn", "ernie.mtp_block.0.mlp"
+    qkv = [tensors.pop(f"{attention}.{part}_proj.weight") for part in "qkv"]
+    tensors[f"{attention}.qkv_proj.weight"] = paddle.concat(qkv, axis=1)
+    gate_up = [tensors.pop(f"{mlp}.{part}_proj.weight") for part in ("gate", "up")]
+    tensors[f"{mlp}.up_gate_proj.weight"] = paddle.concat(gate_up, axis=1)
+
+
+@pytest.mark.parametrize("change", [keep, to_paddle, to_fused_paddle])
 def test_a_folder_of_its_own_in_either_layout_is_the_same_layer(
     target: CausalLM, tmp_path: Path, change: Callable[[Tensors], None]
 ) -> None:
@@ -205,8 +227,8 @@ def lose_all(tensors: Tensors) -> None:
         (lose_norm, r"1 missing \(model.mtp_emb_norm.0.weight\)"),
         (add_foreign, r"1 surplus \(model.mtp_block.0.self_attn.q_norm.weight\)"),
         (cut_projection, r"mtp_linear_proj.0.weight is \[256, 256\], expected \[256, 512\]"),
-        (add_layer, "several layers"),
-        (add_deepseek_layers, r"2 layers for multi-token prediction \(\[14, 15\]\), expected one"),
+        (add_layer, r"11 missing \(model.mtp_emb_norm.1.weight"),
+        (add_deepseek_layers, r"24 missing \(model.layers.14.enorm.weight"),
         (lose_all, "no layer for multi-token prediction"),
     ],
 )

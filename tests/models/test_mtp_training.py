@@ -3,49 +3,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import paddle
 import pytest
-from safetensors.paddle import load_file, save_file
 
-from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.engine import Engine
-from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.models.loader import load_model
-from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.ops.batch_index import BatchIndex
-from fastdeploy.ops.buffer import HostBuffer
 from tests.exactness.requests import HEADS, run_all
-from tests.models.mtp_training import FORMS, DefinedLayer, train
+from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, train, write_checkpoint
 
-DEMO = Path(resolve_model_path("demo"))
 NUM_TOKENS = 48  # generated after each prompt
 Tensors = dict[str, paddle.Tensor]
-
-
-def engine_of(model: str, method: str) -> Engine:
-    speculative = SpeculativeConfig()
-    if method == "mtp":
-        speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=2, num_model_steps=2)
-    return make_engine(
-        EngineConfig(
-            model=model,
-            dtype="float32",
-            max_model_len=128,
-            cache=CacheConfig(block_size=16),
-            scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256),
-            speculative=speculative,
-        )
-    )
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +37,14 @@ def texts(requests: list[GenerationRequest]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def states(texts: list[list[int]]) -> paddle.Tensor:
-    """Return the target's states [B, T, hidden] after its final norm."""
-    config, length = ModelConfig.from_pretrained(str(DEMO), dtype="float32"), len(texts[0])
-    model = load_model(config, max_rows=length, max_model_len=length)
-    batch, tokens = BatchIndex(length, 1, 8, 16), HostBuffer(length, "int32")
-    shape = (8, 16, config.num_kv_heads, config.head_dim, "float32")
-    caches = [allocate_kv_cache(*shape) for _ in range(config.num_layers)]
-    rows, zero = np.array([length], np.int32), np.zeros(1, np.int32)
-    found = []
-    for text in texts:
-        tokens.array[:] = text
-        batch.fill(rows, zero, zero, [list(range(8))])
-        found.append(model.forward(tokens.tensor, batch, caches).clone())
-    return paddle.stack(found)
+    return states_of(texts)
 
 
 @pytest.fixture(scope="module", params=FORMS)
 def trained(request: pytest.FixtureRequest, texts: list[list[int]], states: paddle.Tensor) -> DefinedLayer:
     config = ModelConfig.from_pretrained(str(DEMO), dtype="float32")
     layer = DefinedLayer(request.param, DEMO, config, seed=1)
-    train(layer, paddle.to_tensor(texts, "int64"), states, num_steps=40)
+    train([layer], paddle.to_tensor(texts, "int64"), states, num_steps=40)
     return layer
 
 
@@ -92,11 +52,9 @@ def accepted_with(
     folder: Path, layer: DefinedLayer, requests: list[GenerationRequest], change: Callable[[Tensors], None]
 ) -> list[float]:
     """Write the target with the layer, changed, and return the share of drafts accepted at each position."""
-    tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" not in name}
     own = {name: value.clone() for name, value in layer.weights.items()}
     change(own)
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_file(tensors | own, folder / "model.safetensors", {"format": "pt"})
+    write_checkpoint(folder, own)
     engine = engine_of(str(folder), "mtp")
     run_all(engine, requests)
     stats = engine.stats()

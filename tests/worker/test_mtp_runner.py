@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
+from fastdeploy.engine import drafting, engine_factory
 from fastdeploy.engine.engine_factory import make_engine
 from tests.exactness.requests import run_all
 from tests.worker.drafting import eight_requests, engine_with, record_drafts
@@ -40,12 +42,54 @@ def test_acceptance_does_not_decay_over_a_long_text(requests: list[GenerationReq
 
 
 def test_the_memory_plan_counts_the_layer_and_the_fingerprint_does_not() -> None:
-    plain, drafting = (engine_with(method, cache_memory=1 << 22).describe() for method in ("naive", "mtp"))
-    assert plain["fingerprint"] == drafting["fingerprint"]
+    plain, drafted = (engine_with(method, cache_memory=1 << 22).describe() for method in ("naive", "mtp"))
+    assert plain["fingerprint"] == drafted["fingerprint"]
     layer_block = 2 * 2 * 64 * 2 * 16
     assert plain["kv_cache"]["num_blocks"] == (1 << 22) // (14 * layer_block)
-    assert drafting["kv_cache"]["num_blocks"] == ((1 << 22) - 8 * layer_block) // (15 * layer_block + 16 * 256 * 2)
-    assert drafting["kv_cache"]["bytes"] <= 1 << 22
+    assert drafted["kv_cache"]["num_blocks"] == ((1 << 22) - 8 * layer_block) // (15 * layer_block + 16 * 256 * 2)
+    assert drafted["kv_cache"]["bytes"] <= 1 << 22
+
+
+@pytest.mark.parametrize(
+    ("quantization", "head", "heads_bytes"),
+    [(None, "w4a8", 540_672), ({"head": "none"}, "none", 0), ({"mlp": "wint4", "head": "wint8"}, "wint8", 1_064_960)],
+    ids=str,
+)
+def test_drafts_are_chosen_with_a_head_of_four_bits_unless_told_otherwise(
+    requests: list[GenerationRequest], quantization: dict[str, str] | None, head: str, heads_bytes: int
+) -> None:
+    given = {"method": "mtp", "num_speculative_tokens": 3, "quantization": quantization}
+    config = EngineConfig(
+        model="demo",
+        max_model_len=256,
+        speculative=SpeculativeConfig.from_mapping(given),
+        cache=CacheConfig(num_blocks=64),
+    )
+    engine = make_engine(config)
+    layers = engine.describe()["speculation"]["mtp"]
+    assert (layers["head"], layers["heads_bytes"], layers["num_layers"]) == (head, heads_bytes, 1)
+    greedy = [r for r in requests if r.params.is_greedy]
+    plain = make_engine(replace(config, speculative=SpeculativeConfig()))
+    assert run_all(engine, greedy) == run_all(plain, greedy)
+    stats = engine.stats()
+    assert stats.num_accepted_tokens > 0.7 * stats.num_draft_tokens > 100
+
+
+def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    def load(*args: Any) -> Any:
+        order.append("layers")
+        return drafting.load_drafting_model(*args)
+
+    def measure() -> int:
+        order.append("free memory")
+        return 1 << 26
+
+    monkeypatch.setattr(engine_factory, "load_drafting_model", load)
+    monkeypatch.setattr(engine_factory, "available_memory_bytes", measure)
+    engine_with("mtp")
+    assert order == ["layers", "free memory"]
 
 
 def test_a_checkpoint_without_the_layer_is_refused() -> None:

@@ -77,10 +77,13 @@ def _batch(description: Mapping[str, Any]) -> str:
 def _speculation(speculation: Mapping[str, Any]) -> str:
     if speculation.get("method", "naive") == "naive":
         return "off"
-    draft = speculation.get("draft_model")
-    model = f" {draft['model']} ({_bytes(draft['weights_bytes'])})" if draft else ""
+    draft, layers, size = speculation.get("draft_model"), speculation.get("mtp"), ""
+    if draft:
+        size = f" {draft['model']} ({_bytes(draft['weights_bytes'])})"
+    elif layers:
+        size = f" ({_bytes(layers['weights_bytes'])}, head {layers['head']} {_bytes(layers['heads_bytes'])})"
     text = (
-        f"{speculation['method']}{model}, up to {speculation.get('num_speculative_tokens')} drafts, "
+        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
     )
     return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")

@@ -33,7 +33,7 @@ def append_attention(
     out: paddle.Tensor,
     heads: "HeadLayout",
     scale: float,
-    hides_first: bool,
+    hides_first: int,
     rotary: "RotaryRule | None" = None,
 ) -> None:
     """As fastdeploy.ops.attention.append_attention, one sequence at a time."""
@@ -65,7 +65,7 @@ def round_to_codes(rows: paddle.Tensor) -> paddle.Tensor:
 
 
 def causal_attention(
-    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, hides_first: bool = False
+    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, hides_first: int = 0
 ) -> paddle.Tensor:
     """Return [rows, num_heads, D] float32: the last `rows` of len(keys) positions attend to themselves and before.
 
@@ -74,14 +74,14 @@ def causal_attention(
         keys: [positions, num_kv_heads, D].
         values: [positions, num_kv_heads, D].
         scale: multiplies the scores.
-        hides_first: position 0 is seen by its own row only.
+        hides_first: so many positions, the first ones, are seen by their own rows only.
     """
     (rows, num_heads, dim), (positions, num_kv_heads, _) = query.shape, keys.shape
     grouped = query.astype("float32").reshape([rows, num_kv_heads, num_heads // num_kv_heads, dim])
     scores = paddle.einsum("rkgd,pkd->rkgp", grouped, keys.astype("float32")) * scale
     visible = paddle.arange(positions)[None, :] <= paddle.arange(positions - rows, positions)[:, None]
-    if hides_first and positions > 1:
-        visible[max(0, rows - positions + 1) :, 0] = False
+    for hidden in range(min(hides_first, positions - 1)):
+        visible[max(0, rows - positions + hidden + 1) :, hidden] = False
     masked = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
     weights = paddle.nn.functional.softmax(masked, axis=-1)
     return paddle.einsum("rkgp,pkd->rkgd", weights, values.astype("float32")).reshape([rows, num_heads, dim])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several layers for multi-token prediction: each makes the draft of its number, the last one all further drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import paddle
+import pytest
+from paddle import Tensor
+
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from tests.exactness.requests import HEADS, run_all
+from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, train, write_checkpoint
+from tests.worker.drafting import Drafts, record_drafts
+
+STEPS = 4  # of two layers: the second one makes the last three drafts
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    tokenizer = Tokenizer.from_pretrained(str(DEMO))
+    params = SamplingParams(temperature=0.0, max_tokens=44, ignore_eos=True)
+    return [GenerationRequest(str(i), tokenizer.encode(head)[:20], params) for i, head in enumerate(HEADS)]
+
+
+@pytest.fixture(scope="module")
+def texts(requests: list[GenerationRequest]) -> list[list[int]]:
+    said = run_all(engine_of("demo", "naive"), requests)
+    whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
+    return [text[: min(map(len, whole))] for text in whole]
+
+
+def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor) -> list[int]:
+    """Return what the layers' definition drafts after `text`: no cache, each draft from the whole sequence.
+
+    Args:
+        states: [len(text) - 1, hidden], the target's.
+    """
+    drafts: list[int] = []
+    for step in range(STEPS):
+        layer = layers[min(step, len(layers) - 1)]
+        if step < len(layers):
+            sources, skipped = states, step + 1
+        else:
+            sources = paddle.concat([sources, states[-1:]])
+        states = layer.states(paddle.to_tensor([[*text, *drafts][skipped:]]), sources[None])[0]
+        drafts.append(int(layer.logits(states[-1:][None]).argmax()))
+    return drafts
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_layers_draft_what_their_definition_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    requests: list[GenerationRequest],
+    texts: list[list[int]],
+) -> None:
+    config = ModelConfig.from_pretrained(str(DEMO), dtype="float32")
+    states = states_of(texts)
+    layers = [DefinedLayer(form, DEMO, config, seed=2 + index, index=index) for index in range(2)]
+    train(layers, paddle.to_tensor(texts, "int64"), states, num_steps=30)
+    write_checkpoint(tmp_path / "model", layers[0].weights | layers[1].weights)
+    for num_blocks in (None, 12):
+        engine = engine_of(str(tmp_path / "model"), "mtp", STEPS, chunk=7, num_blocks=num_blocks)
+        found = record_drafts(engine)
+        monkeypatch.setattr(engine.draft_budget, "caps", one_layer_now_and_then)
+        for _ in range(2):  # the second time behind prefix hits
+            run_all(engine, requests)
+        stats = engine.stats()
+        assert stats.num_accepted_tokens > 100
+        assert stats.num_prefix_hit_tokens > 0
+        assert (stats.num_preemptions > 0) == (num_blocks is not None)
+        assert count_equal(layers, found, texts, states) > 100
+
+
+def one_layer_now_and_then(ready: Sequence[Request]) -> list[int]:
+    return [min(r.draft_room, 1 if r.num_tokens % 3 else STEPS) for r in ready]
+
+
+def count_equal(layers: list[DefinedLayer], found: Drafts, texts: list[list[int]], states: Tensor) -> int:
+    """Return how many drafts were compared with their definition; raise AssertionError where one differs."""
+    count = 0
+    for text, of_text in zip(texts, states):
+        for (context, _), drafts in found.items():
+            if context == tuple(text[: len(context)]):
+                defined = defined_drafts(layers, list(context), of_text[: len(context) - 1])
+                assert drafts == tuple(defined[: len(drafts)])
+                count += len(drafts)
+    return count
