@@ -2,6 +2,7 @@
 """Decoding and verification steps of a model's shape, in every format, against the least time they need.
 
     python -m benchmarks.bench_decode [--quantization none w8a8] [--context 128 2048] [--rows 1 8 16] [--rounds 6]
+        [--kv-cache-dtype int8]
 
 A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). `floor` is
 max(bytes of weights, keys and values / bandwidth, operations / peak of the format's arithmetic), from readings before
@@ -21,6 +22,7 @@ from typing import Any
 from benchmarks.report import print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from benchmarks.shape_engine import ShapeEngine, StepShape, add_shape_flags
+from fastdeploy.config.model_config import KV_CACHE_DTYPES
 
 STEPS_PER_GROUP = 4
 WARM_STEPS = 1  # the first step after a change of shape pays for cold code
@@ -76,6 +78,7 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
         max_num_seqs=max(args.rows),
         max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP,
         max_drafts=max(args.rows) - 1,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
     loaded.skip_prompts()
     cases = make_cases(args.context, args.rows)
@@ -114,6 +117,7 @@ def main() -> None:
     add_clock_flag(parser)
     parser.add_argument("--context", type=int, nargs="+", default=[128, 2048])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="up to 17")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="(default: auto)")
     parser.add_argument("--rounds", type=int, default=6, help=f"groups of {STEPS_PER_GROUP} steps of every case")
     args = parser.parse_args()
     if not all(1 <= rows <= 17 for rows in args.rows):
@@ -121,7 +125,15 @@ def main() -> None:
     roofline = make_roofline(parser, args)
     results = [row for quantization in args.quantization for row in measure(args, quantization, roofline)]
     print_table(f"{args.shape}: {roofline.median}", list(results[0]), [list(row.values()) for row in results])
-    print_json({"benchmark": "decode", "shape": args.shape, "roofline": roofline.describe(), "results": results})
+    print_json(
+        {
+            "benchmark": "decode",
+            "shape": args.shape,
+            "kv_cache_dtype": args.kv_cache_dtype,
+            "roofline": roofline.describe(),
+            "results": results,
+        }
+    )
 
 
 if __name__ == "__main__":

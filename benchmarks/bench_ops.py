@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers and attention against what this machine can do, measured in the same run.
 
-    python -m benchmarks.bench_ops [--rounds 9] [--seconds 20] [--only wint8]
+    python -m benchmarks.bench_ops [--rounds 9] [--seconds 20] [--only wint8] [--kv-cache-dtype bfloat16 int8]
 
 Before each timed call the read bandwidth and the peaks in bf16 and int8 are measured, so that a neighbour who takes
 bandwidth away takes it from all. `share` is floor / time, where floor = max(bytes / bandwidth, operations / peak of the
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import paddle
 from benchmarks.report import print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from fastdeploy.ops import num_threads
-from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.attention import SCALE_BYTES, allocate_kv_cache, append_attention, plain_index
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
@@ -85,11 +86,12 @@ def linear_case(weights: list[PackedLinear], rows: int, out_dtype: str = "bfloat
     )
 
 
-def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0) -> Case:
+def attention_case(cache_dtype: str, num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0) -> Case:
     """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions, the first `shared` of them common."""
     per_sequence, common = -(-kv_len // 64), shared // 64
-    cache = allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, "bfloat16")
-    cache.key.fill_(0.01)
+    cache = allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, cache_dtype)
+    for tensor in (cache.key, cache.value):
+        tensor.fill_(60 if cache.is_int8 else 0.01)  # four bytes of 60 are a scale of 0.011
     tables = np.arange(num_seqs * per_sequence).reshape(num_seqs, per_sequence)
     tables[:, :common] = tables[0, :common]
     batch = plain_index([rows] * num_seqs, [kv_len] * num_seqs, tables, 64)
@@ -97,10 +99,11 @@ def attention_case(num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, sha
     out = paddle.zeros([batch.num_rows, heads.num_heads * heads.head_dim], "bfloat16")
     seen = num_seqs * rows * (kv_len - (rows - 1) / 2)
     held = shared + num_seqs * (kv_len - shared)
+    head_bytes = heads.head_dim + SCALE_BYTES if cache.is_int8 else 2 * heads.head_dim
     return Case(
-        f"attention {num_seqs} x {rows} rows, {kv_len} positions" + f", {shared} shared" * bool(shared),
+        f"attention {cache_dtype} {num_seqs} x {rows} rows, {kv_len} positions" + f", {shared} shared" * bool(shared),
         lambda: append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5),
-        4.0 * held * heads.num_kv_heads * heads.head_dim,
+        2.0 * held * heads.num_kv_heads * head_bytes,
         4.0 * seen * heads.num_heads * heads.head_dim,
     )
 
@@ -117,8 +120,17 @@ def call_overhead_us(clock: Callable[[], float]) -> float:
     return best * 1e6
 
 
-def cases() -> list[Case]:
-    heads = HeadLayout(16, 8, 128)
+def attention_cases(cache_dtype: str) -> list[Case]:
+    case = partial(attention_case, cache_dtype, heads=HeadLayout(16, 8, 128))
+    return [
+        *(case(8, 1, kv_len) for kv_len in (2048, 8192)),
+        *(case(8, rows, 2048) for rows in (6, 17)),
+        *(case(1, rows, rows) for rows in (512, 2048)),
+        *(case(16, 1, 2304, shared=shared) for shared in (0, 2048)),
+    ]
+
+
+def cases(cache_dtypes: list[str]) -> list[Case]:
     layer = random_rows(3072, 1024, "bfloat16", 5, 1024**-0.5)
     return [
         *(
@@ -128,10 +140,7 @@ def cases() -> list[Case]:
             for case in linear_cases(rows, layer, copies, quantization)
         ),
         *head_cases(),
-        *(attention_case(8, 1, kv_len, heads) for kv_len in (2048, 8192)),
-        *(attention_case(8, rows, 2048, heads) for rows in (6, 17)),
-        *(attention_case(1, rows, rows, heads) for rows in (512, 2048)),
-        *(attention_case(16, 1, 2304, heads, shared) for shared in (0, 2048)),
+        *(case for cache_dtype in cache_dtypes for case in attention_cases(cache_dtype)),
     ]
 
 
@@ -155,11 +164,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="measurements of every case (default: 9)")
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no round after so many (default: 60)")
     parser.add_argument("--only", default="", help="run the cases whose name contains this (default: all)")
+    parser.add_argument(
+        "--kv-cache-dtype",
+        nargs="+",
+        choices=("bfloat16", "int8"),
+        default=["bfloat16"],
+        help="caches that attention reads (default: bfloat16)",
+    )
     add_clock_flag(parser)
     args = parser.parse_args()
     paddle.set_device("cpu")
     roofline = make_roofline(parser, args)
-    all_cases = [case for case in cases() if args.only in case.name]
+    all_cases = [case for case in cases(args.kv_cache_dtype) if args.only in case.name]
     measure(all_cases, roofline, args.rounds, args.seconds)
     one_row = {case.name: statistics.median(case.seconds) for case in all_cases}
     rows: list[list[Any]] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quantized weights cost in quality: bits per byte of held-out text, and how far log-probabilities move.
+"""What quantized weights or a quantized cache cost: bits per byte of held-out text, and how far log-probabilities move.
 
     python -m benchmarks.bench_quality [--model demo] [--tokens 32768] [--formats wint8 wint4]
 
@@ -14,7 +14,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -35,6 +35,16 @@ from scripts.demo_model.data import read_corpus
 GOLDEN = ROOT / "tests" / "golden"
 BLOCK = 64
 WINDOW = 1024  # tokens of a file that are scored, from its beginning
+CACHE_FORMAT = "int8 cache"
+
+
+class Numerics(NamedTuple):
+    """How a model is held: its weights, and its keys and values."""
+
+    quantization: QuantizationConfig
+    kv_cache_dtype: str = "auto"
+
+
 # Four bits everywhere, and formats of a single part, beside those that --quantization names.
 MIXES: dict[str, dict[str, str]] = {
     "wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"},
@@ -44,10 +54,10 @@ MIXES: dict[str, dict[str, str]] = {
 }
 
 
-def load(path: str | Path, quantization: QuantizationConfig, max_len: int) -> CausalLM:
+def load(path: str | Path, numerics: Numerics, max_len: int) -> CausalLM:
     """Load a checkpoint in bfloat16 for one sequence of max_len tokens at a time."""
-    config = ModelConfig.from_pretrained(path, dtype="bfloat16")
-    return load_model(config, max_rows=max_len, max_model_len=max_len, quantization=quantization)
+    config = ModelConfig.from_pretrained(path, dtype="bfloat16", kv_cache_dtype=numerics.kv_cache_dtype)
+    return load_model(config, max_rows=max_len, max_model_len=max_len, quantization=numerics.quantization)
 
 
 def logprobs(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
@@ -55,7 +65,7 @@ def logprobs(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[NDArray[np
     num_blocks = -(-model.max_model_len // BLOCK)
     heads = model.heads
     caches = [
-        allocate_kv_cache(num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim, "bfloat16")
+        allocate_kv_cache(num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim, model.config.kv_cache_dtype)
         for _ in range(model.num_layers)
     ]
     batch, token_ids = BatchIndex(model.max_rows, 1, num_blocks, BLOCK), HostBuffer(model.max_rows, "int32")
@@ -86,14 +96,14 @@ def held_out_texts(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
     return [text for text in texts if len(text) > 1]
 
 
-def quality_of_text(path: str, formats: dict[str, QuantizationConfig], num_tokens: int) -> list[dict[str, Any]]:
+def quality_of_text(path: str, formats: dict[str, Numerics], num_tokens: int) -> list[dict[str, Any]]:
     """Score the same text in every format."""
     tokenizer = Tokenizer.from_pretrained(path)
     texts = held_out_texts(tokenizer, num_tokens)
     num_bytes = sum(len(tokenizer.decode(text[1:]).encode()) for text in texts)
     rows: list[dict[str, Any]] = []
-    for name, quantization in formats.items():
-        model = load(path, quantization, WINDOW)
+    for name, numerics in formats.items():
+        model = load(path, numerics, WINDOW)
         nats = 0.0
         for text in texts:
             found = logprobs_of_next(model, text)
@@ -110,14 +120,14 @@ def logprobs_of_next(model: CausalLM, text: Sequence[int]) -> NDArray[np.float64
     return np.asarray(found[np.arange(len(text) - 1), np.asarray(text[1:])])
 
 
-def quality_of_goldens(formats: dict[str, QuantizationConfig]) -> list[dict[str, Any]]:
+def quality_of_goldens(formats: dict[str, Numerics]) -> list[dict[str, Any]]:
     """Return the largest and mean difference of any log-probability from bf16, over the golden checkpoints."""
     names = sorted(path.name for path in GOLDEN.iterdir() if (path / "reference.npz").exists())
     tokens = [[int(token) for token in np.random.default_rng(0).integers(0, 112, 60)]]
     rows = []
-    plain = [logprobs(load(GOLDEN / name, QuantizationConfig(), 64), tokens)[0] for name in names]
-    for format, quantization in formats.items():
-        found = [logprobs(load(GOLDEN / name, quantization, 64), tokens)[0] for name in names]
+    plain = [logprobs(load(GOLDEN / name, Numerics(QuantizationConfig()), 64), tokens)[0] for name in names]
+    for format, numerics in formats.items():
+        found = [logprobs(load(GOLDEN / name, numerics, 64), tokens)[0] for name in names]
         errors = [np.abs(one - other) for one, other in zip(found, plain, strict=True)]
         largest = max(float(error.max()) for error in errors)
         rows.append({"format": format, "largest": largest, "mean": float(np.mean([error.mean() for error in errors]))})
@@ -138,10 +148,10 @@ def main() -> None:
     args = parser.parse_args()
     paddle.set_device("cpu")
     select_backend("cpu")
-    formats = {"bf16": QuantizationConfig()}
-    formats |= {name: QuantizationConfig.from_value(name) for name in args.formats}
-    if args.mixes:
-        formats |= {name: QuantizationConfig.from_value(mix) for name, mix in MIXES.items()}
+    plain = QuantizationConfig()
+    formats = {"bf16": Numerics(plain), CACHE_FORMAT: Numerics(plain, "int8")}
+    mixes = {**{name: name for name in args.formats}, **(MIXES if args.mixes else {})}
+    formats |= {name: Numerics(QuantizationConfig.from_value(mix)) for name, mix in mixes.items()}
     text = quality_of_text(resolve_model_path(args.model), formats, args.tokens)
     print_table(f"{args.model}: held-out text", list(text[0]), [_shown(row) for row in text])
     golden = quality_of_goldens({name: value for name, value in formats.items() if name != "bf16"})

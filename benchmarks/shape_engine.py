@@ -126,7 +126,14 @@ class ShapeEngine:
 
     @classmethod
     def load(
-        cls, shape: str, quantization: str, *, max_num_seqs: int, max_model_len: int, max_drafts: int = 0
+        cls,
+        shape: str,
+        quantization: str,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_drafts: int = 0,
+        kv_cache_dtype: str = "auto",
     ) -> ShapeEngine:
         """Build an engine of `shape` that rejects all drafts, so that a step always advances a request by one."""
         gc.collect()  # an engine that is gone gives its memory back before the next takes its own
@@ -136,13 +143,13 @@ class ShapeEngine:
             load_choices="dummy",
             quantization=QuantizationConfig.from_value(quantization),
             max_model_len=max_model_len,
-            cache=CacheConfig(enable_prefix_caching=False),
+            cache=CacheConfig(dtype=kv_cache_dtype, enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, max_num_seqs)),
             speculative=SpeculativeConfig.from_mapping(speculation if max_drafts else {"method": "naive"}),
         )
         proposer = FixedDraft()
         engine = make_engine(config, proposer=proposer)
-        model = ModelConfig.from_pretrained(shape)
+        model = ModelConfig.from_pretrained(shape, kv_cache_dtype=kv_cache_dtype)
         sizes = engine.describe()
         work = Work(model, quantization, int(sizes["weights_bytes"]), int(sizes["streamed_weights_bytes"]))
         return cls(engine, proposer, work)

@@ -131,7 +131,9 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
     for _ in range(args.rounds):
         for name in args.only:
             for worker in workers:
-                worker.rates.setdefault(name, []).append(worker.run(JOBS[name]))
+                rate = worker.run(JOBS[name])
+                worker.rates.setdefault(name, []).append(rate)
+                print(f"{worker.name}, {name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
     for worker in workers:
         worker.stop()
     return workers

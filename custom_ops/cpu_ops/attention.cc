@@ -7,6 +7,7 @@
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/quant_rows.h"
 #include "cpu_ops/rotary.h"
 
 namespace fd {
@@ -16,8 +17,9 @@ namespace {
 constexpr int64_t kMinParallelWork = 1 << 15;   // multiply-adds below which waking a thread costs more than it saves
 constexpr int64_t kMinParallelWrite = 1 << 10;  // the same in elements to write: each may miss the caches
 constexpr float kLog2E = 1.44269504f;
+constexpr int64_t kMaxHeadDim = 256;
 
-// A typed view of the arguments.
+// A typed view of the arguments. T is the cache's type.
 template <class T>
 struct Problem {
   const AttentionArgs& a;
@@ -31,11 +33,14 @@ struct Problem {
         heads_per_kv(args.num_heads / args.cache.num_kv_heads),
         row_size((args.num_heads + 2 * args.cache.num_kv_heads) * args.cache.head_dim) {}
 
-  T* key_head(int64_t block, int64_t kv_head) const {
-    return static_cast<T*>(a.cache.key) + block * a.cache.key_block() + kv_head * block_size * head_dim;
+  // The packet of a block and kv head that holds a position of the block.
+  T* key_packet(int64_t block, int64_t kv_head, int64_t offset) const {
+    const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
+    return static_cast<T*>(a.cache.key) + block * a.cache.key_block() + position * a.cache.key_width();
   }
-  T* value_head(int64_t block, int64_t kv_head) const {
-    return static_cast<T*>(a.cache.value) + block * a.cache.value_block() + kv_head * block_size * padded_dim;
+  T* value_packet(int64_t block, int64_t kv_head, int64_t offset) const {
+    const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
+    return static_cast<T*>(a.cache.value) + block * a.cache.value_block() + position * a.cache.value_width();
   }
   int64_t num_new(int64_t seq) const { return a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq]; }
 
@@ -43,17 +48,17 @@ struct Problem {
   int64_t row_of(int64_t seq, int64_t i) const { return a.cu_seqlens_q[seq] + i / heads_per_kv; }
   int64_t head_of(int64_t kv_head, int64_t i) const { return kv_head * heads_per_kv + i % heads_per_kv; }
   int64_t limit_of(int64_t seq, int64_t i) const { return a.kv_lens[seq] - num_new(seq) + i / heads_per_kv; }
-  const T* query(int64_t seq, int64_t kv_head, int64_t i) const {
-    return static_cast<const T*>(a.qkv) + row_of(seq, i) * row_size + head_of(kv_head, i) * head_dim;
+  const Row<T>* query(int64_t seq, int64_t kv_head, int64_t i) const {
+    return static_cast<const Row<T>*>(a.qkv) + row_of(seq, i) * row_size + head_of(kv_head, i) * head_dim;
   }
-  const T* new_key(int64_t row, int64_t kv_head) const {
-    return static_cast<const T*>(a.qkv) + row * row_size + (a.num_heads + kv_head) * head_dim;
+  const Row<T>* new_key(int64_t row, int64_t kv_head) const {
+    return static_cast<const Row<T>*>(a.qkv) + row * row_size + (a.num_heads + kv_head) * head_dim;
   }
-  const T* new_value(int64_t row, int64_t kv_head) const {
+  const Row<T>* new_value(int64_t row, int64_t kv_head) const {
     return new_key(row, kv_head) + a.cache.num_kv_heads * head_dim;
   }
-  T* out(int64_t seq, int64_t kv_head, int64_t i) const {
-    return static_cast<T*>(a.out) + (row_of(seq, i) * a.num_heads + head_of(kv_head, i)) * head_dim;
+  Row<T>* out(int64_t seq, int64_t kv_head, int64_t i) const {
+    return static_cast<Row<T>*>(a.out) + (row_of(seq, i) * a.num_heads + head_of(kv_head, i)) * head_dim;
   }
 };
 
@@ -64,24 +69,48 @@ FD_INLINE void fetch_head(const T* row, int64_t head_dim) {
   for (int64_t d = 0; d < head_dim; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d, kWrite, 3);
 }
 
-// Copies one new row's key and value of one kv head to its slot.
+// Puts a key or a value of one kv head into its packet, at position `lane`.
+template <class T>
+void put_key(const T* key, const Problem<T>& p, int64_t lane, T* packet) {
+  constexpr int64_t size = Step<T>::kSize;
+  for (int64_t i = 0; i < p.head_dim / size; ++i)
+    std::memcpy(packet + (i * kLanes + lane) * size, key + i * size, size * sizeof(T));
+}
+template <class T>
+void put_value(const T* value, const Problem<T>& p, int64_t lane, T* packet) {
+  constexpr int64_t size = Step<T>::kSize;
+  T* values = packet + lane / size * size * p.padded_dim + lane % size;
+  for (int64_t d = 0; d < p.head_dim; ++d) values[d * size] = value[d];
+}
+
+void put_scale(float scale, int64_t width, int64_t lane, int8_t* packet) {
+  std::memcpy(packet + width * kLanes + lane * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
+}
+void put_key(const uint16_t* key, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
+  int8_t codes[kMaxHeadDim];
+  put_scale(quantize_row(key, p.head_dim, codes), p.head_dim, lane, packet);
+  for (int64_t d = 0; d < p.head_dim; ++d) packet[d * kLanes + lane] = codes[d];
+}
+void put_value(const uint16_t* value, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
+  int8_t codes[kMaxHeadDim] = {};
+  put_scale(quantize_row(value, p.head_dim, codes), p.padded_dim, lane, packet);
+  int8_t* values = packet + lane / 2 * 2 * p.padded_dim + lane % 2 * kLanes;
+  for (int64_t d = 0; d < p.padded_dim; d += kLanes) std::memcpy(values + 2 * d, codes + d, kLanes);
+}
+
+// Takes one new row's key and value of one kv head to its slot.
 template <class T>
 void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
   const int64_t slot = p.a.slot_mapping[row], block = slot / p.block_size, offset = slot % p.block_size;
-  const T *key = p.new_key(row, kv_head), *value = p.new_value(row, kv_head);
-  constexpr int64_t size = Step<T>::kSize;
-  T* keys = p.key_head(block, kv_head) + offset / kLanes * kLanes * p.head_dim + offset % kLanes * size;
-  for (int64_t i = 0; i < p.head_dim / size; ++i)
-    std::memcpy(keys + i * kLanes * size, key + i * size, size * sizeof(T));
-  T* values = p.value_head(block, kv_head) + offset / size * size * p.padded_dim + offset % size;
-  for (int64_t d = 0; d < p.head_dim; ++d) values[d * size] = value[d];
+  put_key(p.new_key(row, kv_head), p, offset % kLanes, p.key_packet(block, kv_head, offset));
+  put_value(p.new_value(row, kv_head), p, offset % kLanes, p.value_packet(block, kv_head, offset));
 }
 
 // Rotates one new row's key of one kv head and the queries that it meets.
 template <class T>
 void rotate_group(const Problem<T>& p, int64_t row, int64_t kv_head) {
   const RotaryView& rotary = p.a.rotary;
-  T* heads = static_cast<T*>(p.a.qkv) + row * p.row_size;
+  Row<T>* heads = static_cast<Row<T>*>(p.a.qkv) + row * p.row_size;
   rotate_heads(rotary, row, rotary.q_norm, heads + kv_head * p.heads_per_kv * p.head_dim, p.heads_per_kv, p.head_dim);
   rotate_heads(rotary, row, rotary.k_norm, heads + (p.a.num_heads + kv_head) * p.head_dim, 1, p.head_dim);
 }
@@ -106,7 +135,7 @@ void take_rows(const Problem<T>& p) {
 }
 
 template <class T>
-void write_out(const Problem<T>& p, const Record& record, T* out) {
+void write_out(const Problem<T>& p, const Record& record, Row<T>* out) {
   const F16 share = div(splat(1.0f), splat(record.sum()));
   int64_t d = 0;
   for (; d + kLanes <= p.head_dim; d += kLanes) store_rounded(out + d, mul(load(record.values() + d), share));
@@ -118,7 +147,7 @@ template <class T>
 struct TaskRows {
   int64_t count = 0, num_groups = 0;
   int64_t limits[kTaskRows];
-  T* outs[kTaskRows];
+  Row<T>* outs[kTaskRows];
   float* records[kTaskRows];   // where the result of split 0 goes
   int64_t strides[kTaskRows];  // from split to split: 0 where splits are merged at once
   Element<T>* queries;         // packed, group by group
@@ -129,7 +158,7 @@ struct TaskRows {
 
 // Puts rows into the order in which the kernel reads them, [head_dim / kSize][rows].
 template <class T>
-void pack_queries(const T* const* queries, int64_t rows, int64_t head_dim, Element<T>* packed) {
+void pack_queries(const Row<T>* const* queries, int64_t rows, int64_t head_dim, Element<T>* packed) {
   constexpr int64_t size = Step<T>::kSize;
   for (int64_t step = 0; step < head_dim / size; ++step)
     for (int64_t row = 0; row < rows; ++row) *packed++ = Step<T>::element(queries[row] + step * size);
@@ -165,7 +194,7 @@ class Attend {
     for (int64_t split = task.first_split; split < task.last_split; ++split) {
       const bool more = split + 1 < task.last_split;
       const Split<T> next = more ? read(seq, kv_head, split + 1, rows.end_position()) : now;
-      for (int64_t i = 0; i < kAhead; ++i) now.stream[2 * now.num_packets + i] = next.stream[i];
+      for (int64_t i = 0; i < kAhead<T>; ++i) now.stream[2 * now.num_packets + i] = next.stream[i];
       for (int64_t group = 0; group < rows.num_groups; ++group)
         attend_rows(rows, group, now, next, split == task.first_split);
       now = next;
@@ -185,7 +214,7 @@ class Attend {
     const size_t bytes = query_bytes + static_cast<size_t>(kTaskRows * record_) * sizeof(float);
     char* scratch = static_cast<char*>(thread_scratch(bytes, Scratch::kTile));
     float* records = reinterpret_cast<float*>(scratch + query_bytes);
-    const T* queries[kTaskRows];
+    const Row<T>* queries[kTaskRows];
     for (int64_t m = task.begin; m < task.end; ++m) {
       const Piece& piece = member(m);
       for (int64_t i = 0; i < piece.count; ++i, ++rows.count) {
@@ -203,7 +232,7 @@ class Attend {
     rows.queries = reinterpret_cast<Element<T>*>(scratch);
     for (int64_t group = 0; group < rows.num_groups; ++group) {
       const int64_t first = rows.begin(group), end = rows.begin(group + 1);
-      pack_queries(queries + first, end - first, p_.head_dim, rows.queries + first * row_size);
+      pack_queries<T>(queries + first, end - first, p_.head_dim, rows.queries + first * row_size);
     }
   }
 
@@ -216,14 +245,14 @@ class Attend {
     const int32_t* block = p_.a.block_tables + seq * p_.a.max_blocks + s.start / p_.block_size;
     int64_t offset = s.start % p_.block_size;
     for (int64_t i = 0; i < s.num_packets; ++i) {
-      s.stream[i] = p_.key_head(*block, kv_head) + offset * p_.head_dim;
-      s.stream[s.num_packets + i] = p_.value_head(*block, kv_head) + offset * p_.padded_dim;
+      s.stream[i] = p_.key_packet(*block, kv_head, offset);
+      s.stream[s.num_packets + i] = p_.value_packet(*block, kv_head, offset);
       offset += kLanes;
       if (offset < p_.block_size) continue;
       offset = 0;
       ++block;
     }
-    for (int64_t i = 0; i < kAhead; ++i) s.stream[2 * s.num_packets + i] = s.stream[0];
+    for (int64_t i = 0; i < kAhead<T>; ++i) s.stream[2 * s.num_packets + i] = s.stream[0];
     return s;
   }
 
@@ -250,7 +279,7 @@ class Attend {
                           bool first_split, const T* (&ahead)[2 * kPackets]) {
     const int64_t own = 2 * now.num_packets;
     if (num_groups == 1 || (first_split && index == 0)) {
-      for (int64_t i = 0; i < own; ++i) ahead[i] = now.stream[i + kAhead];
+      for (int64_t i = 0; i < own; ++i) ahead[i] = now.stream[i + kAhead<T>];
       return;
     }
     int64_t wanted = (index * own + num_groups - 1) / num_groups;
@@ -302,7 +331,14 @@ void append_attention_typed(const AttentionArgs& a) {
 }  // namespace
 
 void append_attention(const AttentionArgs& a) {
-  a.cache.dtype == DType::kBfloat16 ? append_attention_typed<uint16_t>(a) : append_attention_typed<float>(a);
+  switch (a.cache.dtype) {
+    case DType::kFloat32:
+      return append_attention_typed<float>(a);
+    case DType::kBfloat16:
+      return append_attention_typed<uint16_t>(a);
+    case DType::kInt8:
+      return append_attention_typed<int8_t>(a);
+  }
 }
 
 }  // namespace FD_ISA

@@ -4,17 +4,39 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "cpu_ops/attention_plan.h"
 #include "cpu_ops/dot.h"
+#include "cpu_ops/quant_units.h"
 
 namespace fd {
 namespace FD_ISA {
 
 constexpr int64_t kPackets = kSplit / kLanes;  // of sixteen positions
-constexpr int64_t kAhead = 4;                  // packets that are fetched ahead
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLowest = -__FLT_MAX__;  // a score that weighs nothing
+
+// A cache holds bf16 or fp32 as rows do, or int8: codes that are widened, the same pairs of k, and a scale per
+// position.
+template <>
+struct Step<int8_t> : Step<uint16_t> {
+  FD_INLINE PairUnit load_panel(const int8_t* p) { return wint8_unit(reinterpret_cast<const uint8_t*>(p), 0); }
+};
+template <class T>
+constexpr bool kHasScales = std::is_same_v<T, int8_t>;
+template <class T>
+using Row = std::conditional_t<kHasScales<T>, uint16_t, T>;
+
+template <class T>
+constexpr int64_t kAhead = kHasScales<T> ? 8 : 4;  // packets that are fetched ahead
+
+// The scales of a packet's positions, which follow its codes.
+FD_INLINE F16 load_scales(const int8_t* packet, int64_t width) {
+  float scales[kLanes];
+  std::memcpy(scales, packet + width * kLanes, sizeof(scales));
+  return load(scales);
+}
 
 // What is known of a row after some splits: weighted values, then maximum and sum.
 struct Record {
@@ -77,7 +99,7 @@ FD_INLINE void merge_record(const Record& total, const Record& next) {
 template <class T>
 struct Split {
   int64_t start, visible, num_packets;  // visible: positions that some row of the task sees
-  const T* stream[2 * kPackets + kAhead];
+  const T* stream[2 * kPackets + kAhead<T>];
 
   const T* const* keys() const { return stream; }
   const T* const* values() const { return stream + num_packets; }
@@ -136,8 +158,11 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
   dot_block<MR, NV, true>(acc, g.queries, 1, MR, panels, kStepSize<T>, head_dim / size, ahead);
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], splat(scale)));
+  for (int v = 0; v < NV; ++v) {
+    F16 factor = splat(scale);
+    if constexpr (kHasScales<T>) factor = mul(factor, load_scales(panels[v], head_dim));
+    for (int r = 0; r < MR; ++r) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], factor));
+  }
 }
 
 // scores = queries . keys, times scale
@@ -161,21 +186,26 @@ FD_INLINE float largest(const float* scores, int64_t visible) {
 }
 
 // Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum; the others up to
-// num_packets weigh 0. Meanwhile a piece of what is read next is fetched.
+// those of the split weigh 0. Where values have scales, weights are stored times those. Meanwhile a piece of what is
+// read next is fetched.
 template <class T>
-FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, int64_t num_packets, Element<T>* weights,
-                          const T* ahead) {
+FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, const Split<T>& s, int64_t padded_dim,
+                          Element<T>* weights, const T* ahead) {
   constexpr int64_t packet = kLanes / Step<T>::kSize;
   F16 sums[4] = {zero(), zero(), zero(), zero()};
   const int64_t used = (visible + kLanes - 1) / kLanes;
   for (int64_t i = 0; i < used; ++i) {
-    __builtin_prefetch(ahead + i * kStepSize<T>, 0, 2);
-    F16 weight = power_of_two(sub(load(scores + i * kLanes), splat(maximum)));
-    if ((i + 1) * kLanes > visible) weight = keep_first(weight, static_cast<int>(visible % kLanes), 0.0f);
-    store_elements(weights + i * packet, weight);
+    __builtin_prefetch(ahead + i * kLine<T>, 0, 2);
+    F16 weight = power_of_two(sub(load(scores + i * kLanes), splat(maximum))), scaled = weight;
+    if constexpr (kHasScales<T>) scaled = mul(weight, load_scales(s.values()[i], padded_dim));
+    if ((i + 1) * kLanes > visible) {
+      weight = keep_first(weight, static_cast<int>(visible % kLanes), 0.0f);
+      scaled = keep_first(scaled, static_cast<int>(visible % kLanes), 0.0f);
+    }
+    store_elements(weights + i * packet, scaled);
     sums[i % 4] = add(sums[i % 4], weight);
   }
-  for (int64_t i = used; i < num_packets; ++i) store_elements(weights + i * packet, zero());
+  for (int64_t i = used; i < s.num_visible_packets(); ++i) store_elements(weights + i * packet, zero());
   return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
 
@@ -188,9 +218,9 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
     Element<T>* weights = work.weights + r * kRowSteps<T>;
     if (work.touched[r]) {
       if (g.hides_first && s.start == 0 && visible > 1) work.scores[r][0] = kLowest;
-      const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kStepSize<T>;
+      const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
       work.maximum[r] = largest(work.scores[r], visible);
-      work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s.num_visible_packets(), weights, ahead);
+      work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s, g.records[0].size, weights, ahead);
     } else {
       for (int64_t i = 0; i < s.num_visible_packets(); ++i)
         store_elements(weights + i * kLanes / Step<T>::kSize, zero());
@@ -229,7 +259,7 @@ FD_INLINE void add_steps(const Element<T>* weights, const T* values, const T* ah
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
-      __builtin_prefetch(ahead + v * kStepSize<T>, 0, 2);
+      if (v % kLineSteps<T> == 0) __builtin_prefetch(ahead + v * kStepSize<T>, 0, 2);
       panel[v] = Step<T>::load_panel(values + v * kStepSize<T>);
     }
 #pragma GCC unroll 8
@@ -247,11 +277,12 @@ FD_INLINE void add_values(const Split<T>& s, const T* const* ahead, const Elemen
   constexpr int64_t size = Step<T>::kSize;
   const int64_t row_size = padded_dim * size, first = column * size;
   for (int64_t i = 0; i * kLanes < s.visible; ++i) {
-    const int64_t left = s.visible - i * kLanes, count = left < kLanes ? left : kLanes, steps = count / size;
+    const int64_t left = s.visible - i * kLanes, count = left < kLanes ? left : kLanes;
+    const int64_t steps = (kHasScales<T> ? count + size - 1 : count) / size;  // codes are finite whatever they are
     const T* values = s.values()[i] + first;
     const Element<T>* packet = weights + i * kLanes / size;
     add_steps<MR, NV>(packet, values, ahead[i] + first, row_size, steps, acc);
-    if (steps * size == count) continue;
+    if (steps * size >= count) continue;
     alignas(64) T last[NV * kStepSize<T>];  // half a pair: the other half may hold anything and is replaced by zeros
     for (int64_t lane = 0; lane < NV * kLanes; ++lane) {
       last[lane * size] = values[steps * row_size + lane * size];
@@ -309,6 +340,9 @@ bool may_hide_non_finite(const Group<T>& g, const Split<T>& s) {
   }
   return false;
 }
+
+// Codes are finite, and scales of positions that a row does not see never reach its weights.
+FD_INLINE bool may_hide_non_finite(const Group<int8_t>&, const Split<int8_t>&) { return false; }
 
 // Adds one split to the records of a group, or begins them with it. Limits rise within a group, unless all of its rows
 // see the whole split.

@@ -57,8 +57,14 @@ using Element = typename Step<T>::Element;
 template <class T>
 constexpr int64_t kStepSize = kLanes * Step<T>::kSize;
 
+// Elements of a line of the cache, and steps of one panel that it holds.
+template <class T>
+constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+template <class T>
+constexpr int64_t kLineSteps = kLine<T> / kStepSize<T>;
+
 // acc[r][v] += a(r, k) * panels[v](k) over `num_steps` steps. Row r's element lies at a[r * a_row + step * a_step], a
-// panel's at panels[v][step * panel_stride]. With kFetch the L2 cache is asked for ahead[v], step by step at the same
+// panel's at panels[v][step * panel_stride]. With kFetch the L2 cache is asked for ahead[v], line by line at the same
 // stride.
 template <int MR, int NV, bool kFetch, class T>
 FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row, int64_t a_step,
@@ -68,7 +74,7 @@ FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row,
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
-      if (kFetch) __builtin_prefetch(ahead[v] + step * panel_stride, 0, 2);
+      if (kFetch && step % kLineSteps<T> == 0) __builtin_prefetch(ahead[v] + step * panel_stride, 0, 2);
       panel[v] = Step<T>::load_panel(panels[v] + step * panel_stride);
     }
 #pragma GCC unroll 32

@@ -10,7 +10,7 @@
 
 namespace fd {
 
-enum class DType { kFloat32, kBfloat16 };
+enum class DType { kFloat32, kBfloat16, kInt8 };  // int8: of caches only
 
 constexpr int64_t kPanel = 16;  // outputs of one panel of packed weights
 
@@ -141,15 +141,22 @@ struct RotaryView {
 // The cache of one layer. One block holds, per kv head, block_size positions:
 //   key   [num_blocks][num_kv_heads][block_size / 16][head_dim / 2][16][2]   (fp32: [head_dim][16])
 //   value [num_blocks][num_kv_heads][block_size / 2][padded_head_dim][2]    (fp32: [block_size][padded_head_dim])
-// so that q k^T and p v read both as packed weights of a linear layer.
+// so that q k^T and p v read both as packed weights of a linear layer. In int8, beside rows of bf16, sixteen positions
+// lie together, codes before an fp32 scale for each:
+//   key   [num_blocks][num_kv_heads][block_size / 16] x ([head_dim][16] codes, [16] scales)
+//   value [num_blocks][num_kv_heads][block_size / 16] x ([8][padded_head_dim / 16][2 positions][16] codes, [16] scales)
 struct KvCacheView {
   void* key;
   void* value;
   int64_t num_blocks, block_size, num_kv_heads, head_dim;
   DType dtype;
   int64_t padded_head_dim() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
-  int64_t key_block() const { return num_kv_heads * block_size * head_dim; }  // elements
-  int64_t value_block() const { return num_kv_heads * block_size * padded_head_dim(); }
+  int64_t scale_width() const { return dtype == DType::kInt8 ? 4 : 0; }
+  // Elements of one position of one kv head, and of a block.
+  int64_t key_width() const { return head_dim + scale_width(); }
+  int64_t value_width() const { return padded_head_dim() + scale_width(); }
+  int64_t key_block() const { return num_kv_heads * block_size * key_width(); }
+  int64_t value_block() const { return num_kv_heads * block_size * value_width(); }
 };
 
 struct AttentionArgs {

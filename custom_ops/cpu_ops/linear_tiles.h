@@ -3,8 +3,6 @@
 // happens to rows before and to sums after.
 #pragma once
 
-#include <atomic>
-
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/dot.h"
@@ -35,25 +33,21 @@ struct Tile {
   int64_t panel, last, block, end;
 };
 
-// Calls body(i) for i in [0, count), on all threads if `parallel`. Each thread walks a stretch of neighbours, so that what
-// it fetches ahead is what it needs next; then it takes from the stretches of threads that are late.
+// Calls body(i) for i in [0, count), on all threads if `parallel`. Each thread walks a stretch of neighbours, so that
+// what it fetches ahead is what it needs next; then it takes from the stretches of threads that are late.
 template <class Body>
 static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& body) {
   constexpr int64_t most = 64;  // more threads share stretches
   struct alignas(64) Stretch {
-    std::atomic<int64_t> next;
-    int64_t end;
+    int64_t next, end;
   };
   const int64_t threads = num_threads() < most ? num_threads() : most, stretches = parallel ? threads : 1;
   Stretch all[most];
-  for (int64_t i = 0; i < stretches; ++i) {
-    all[i].next.store(i * count / stretches, std::memory_order_relaxed);
-    all[i].end = (i + 1) * count / stretches;
-  }
+  for (int64_t i = 0; i < stretches; ++i) all[i] = {i * count / stretches, (i + 1) * count / stretches};
   parallel_for(stretches, parallel, [&](int64_t own) {
     for (int64_t i = 0; i < stretches; ++i) {
       Stretch& stretch = all[(own + i) % stretches];
-      for (int64_t at; (at = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;) body(at);
+      for (int64_t at; (at = __atomic_fetch_add(&stretch.next, 1, __ATOMIC_RELAXED)) < stretch.end;) body(at);
     }
   });
 }

@@ -15,23 +15,39 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-// At most so many panels at a time share the cache lines of rows stored [in, out]: 512 bytes of each.
-constexpr int64_t kPanelsAtOnce = 16;
-// So that those rows stay in the L1 cache, also where they meet in few of its sets.
-constexpr int64_t kUnitsAtOnce = 16;
+// Panels that a thread takes at a time, at most: 2 KiB of each row stored [in, out], and of the packed weight a huge
+// page or more, which two threads would otherwise both ask for and clear.
+constexpr int64_t kPanelsAtOnce = 64;
+// Units that it takes at a time of rows stored [in, out]: neighbouring panels share cache lines of these rows, which
+// therefore stay in the L1 cache, also where they meet in one of its sets.
+constexpr int64_t kUnitsAtOnce = 8;
 constexpr int64_t kUnit = 4;                     // bytes
 constexpr int64_t kUnitStride = kUnit * kPanel;  // bytes from a unit of a lane to its next
+
+#if defined(__SSE2__)
+FD_INLINE __m128i load_16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+// Past the caches: a line that is written whole need not be read before, and nobody reads it soon.
+FD_INLINE void store_16(void* p, __m128i x) { _mm_stream_si128(static_cast<__m128i*>(p), x); }
+FD_INLINE void finish_stores() { _mm_sfence(); }
+#else
+FD_INLINE void finish_stores() {}
+#endif
+
+// How many of `count` lanes store_16 can write, so many at a time; none from a lane that is not a multiple of four.
+FD_INLINE int64_t whole_lanes(const void* target, int64_t count, int64_t at_a_time) {
+  return reinterpret_cast<uintptr_t>(target) % 16 == 0 ? count / at_a_time * at_a_time : 0;
+}
 
 // Four units of four rows, `stride` bytes apart, to four lanes.
 FD_INLINE void transpose_quad(const char* rows, int64_t stride, char* target) {
 #if defined(__SSE2__)
   __m128i row[4];
-  for (int i = 0; i < 4; ++i) row[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride));
+  for (int i = 0; i < 4; ++i) row[i] = load_16(rows + i * stride);
   const __m128i low01 = _mm_unpacklo_epi32(row[0], row[1]), high01 = _mm_unpackhi_epi32(row[0], row[1]);
   const __m128i low23 = _mm_unpacklo_epi32(row[2], row[3]), high23 = _mm_unpackhi_epi32(row[2], row[3]);
   const __m128i unit[4] = {_mm_unpacklo_epi64(low01, low23), _mm_unpackhi_epi64(low01, low23),
                            _mm_unpacklo_epi64(high01, high23), _mm_unpackhi_epi64(high01, high23)};
-  for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(target + i * kUnitStride), unit[i]);
+  for (int i = 0; i < 4; ++i) store_16(target + i * kUnitStride, unit[i]);
 #else
   for (int lane = 0; lane < 4; ++lane)
     for (int unit = 0; unit < 4; ++unit)
@@ -41,11 +57,12 @@ FD_INLINE void transpose_quad(const char* rows, int64_t stride, char* target) {
 
 // Units [begin, end) of `count` rows, `stride` bytes apart, to as many lanes.
 void transpose_units(const char* rows, int64_t stride, int64_t count, int64_t begin, int64_t end, char* target) {
+  const int64_t whole = whole_lanes(target, count, 4);
   for (int64_t unit = begin; unit < end; unit += 4) {
     for (int64_t lane = 0; lane < count; lane += 4) {
       const char* from = rows + lane * stride + unit * kUnit;
       char* to = target + unit * kUnitStride + lane * kUnit;
-      if (lane + 4 <= count && unit + 4 <= end) {
+      if (lane < whole && unit + 4 <= end) {
         transpose_quad(from, stride, to);
         continue;
       }
@@ -72,16 +89,19 @@ void pack_rows(const PackArgs& a, const Run& run, int64_t begin, int64_t end, T*
 
 // The same k of `count` outputs stored as columns, one unit of each.
 FD_INLINE void interleave(const float* rows, int64_t, int64_t count, float* target) {
-  std::memcpy(target, rows, static_cast<size_t>(count) * kUnit);
+  int64_t i = 0;
+#if defined(__SSE2__)
+  for (const int64_t whole = whole_lanes(target, count, 4); i < whole; i += 4) store_16(target + i, load_16(rows + i));
+#endif
+  for (; i < count; ++i) target[i] = rows[i];
 }
 FD_INLINE void interleave(const uint16_t* rows, int64_t stride, int64_t count, uint16_t* target) {
   int64_t i = 0;
 #if defined(__SSE2__)
-  for (; i + 8 <= count; i += 8) {
-    const __m128i even = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i));
-    const __m128i odd = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + stride + i));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 2 * i), _mm_unpacklo_epi16(even, odd));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + 2 * i + 8), _mm_unpackhi_epi16(even, odd));
+  for (const int64_t whole = whole_lanes(target, count, 8); i < whole; i += 8) {
+    const __m128i even = load_16(rows + i), odd = load_16(rows + stride + i);
+    store_16(target + 2 * i, _mm_unpacklo_epi16(even, odd));
+    store_16(target + 2 * i + 8, _mm_unpackhi_epi16(even, odd));
   }
 #endif
   for (; i < count; ++i) target[2 * i] = rows[i], target[2 * i + 1] = rows[stride + i];
@@ -110,18 +130,27 @@ void pack_panel(const PackArgs& a, int64_t index, int64_t begin, int64_t end, T*
   });
 }
 
+// The panel that holds the `index`-th sixteen outputs in the order in which they are stored.
+int64_t stored_panel(const PackArgs& a, int64_t index) {
+  const int64_t up = num_panels(a.n, false);
+  return !a.gated ? index : index < up ? 2 * index : 2 * (index - up) + 1;
+}
+
 template <class T>
 void pack_typed(const PackArgs& a) {
-  constexpr int64_t size = Step<T>::kSize;
   T* packed = static_cast<T*>(a.packed);
-  const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / size, panels = num_panels(a.n, a.gated);
+  const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / Step<T>::kSize, panels = num_panels(a.n, a.gated);
   const int64_t share = panels / (2 * num_threads()), at_once = share < 1 ? 1 : least(share, kPanelsAtOnce);
   parallel_for((panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
     const int64_t last = least((group + 1) * at_once, panels);
     const int64_t strip = a.pieces.data->is_transposed ? kUnitsAtOnce : units;
-    for (int64_t unit = 0; unit < units; unit += strip)
-      for (int64_t panel = group * at_once; panel < last; ++panel)
+    for (int64_t unit = 0; unit < units; unit += strip) {
+      for (int64_t index = group * at_once; index < last; ++index) {
+        const int64_t panel = stored_panel(a, index);
         pack_panel(a, panel, unit, least(unit + strip, units), packed + panel * padded_k * kPanel);
+      }
+    }
+    finish_stores();
   });
 }
 

@@ -169,10 +169,13 @@ void gather_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_r
 fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& value) {
   const Argument keys{op, "cache.key", key}, values{op, "cache.value", value};
   keys.shaped({-1, -1, -1, -1});
-  fd::KvCacheView view{keys.data(), values.data(), keys.size(0), keys.size(2), keys.size(1), keys.size(3), keys.real()};
+  const DType dtype = key.dtype() == paddle::DataType::INT8 ? DType::kInt8 : keys.real();
+  fd::KvCacheView view{keys.data(), values.data(), keys.size(0), keys.size(2), keys.size(1), keys.size(3), dtype};
+  view.head_dim -= view.scale_width();
   require(view.block_size > 0 && view.block_size % 16 == 0, op, "block_size", "a multiple of 16", view.block_size);
-  require(view.head_dim % 2 == 0 && view.head_dim <= 256, op, "head_dim", "an even number up to 256", view.head_dim);
-  values.is(key.dtype()).shaped({view.num_blocks, view.num_kv_heads, view.block_size, view.padded_head_dim()});
+  require(view.head_dim > 0 && view.head_dim % 2 == 0 && view.head_dim <= 256, op, "head_dim",
+          "an even number up to 256", view.head_dim);
+  values.is(key.dtype()).shaped({view.num_blocks, view.num_kv_heads, view.block_size, view.value_width()});
   return view;
 }
 
@@ -208,8 +211,9 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
   require(num_rows >= 0 && num_seqs >= 0, op, "num_rows", "counts of at least 0", num_rows);
   require(num_heads > 0 && num_heads % cache.num_kv_heads == 0, op, "num_heads", "a multiple of the kv heads",
           num_heads);
-  rows.is(key.dtype()).holds({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
-  output.is(key.dtype()).holds({num_rows, num_heads * cache.head_dim});
+  const auto dtype = cache.dtype == DType::kInt8 ? paddle::DataType::BFLOAT16 : key.dtype();
+  rows.is(dtype).holds({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
+  output.is(dtype).holds({num_rows, num_heads * cache.head_dim});
   table.is(paddle::DataType::INT32).holds({num_seqs, -1});
   auto ints = [&](const char* name, const Tensor& tensor, int64_t count) {
     return Argument{op, name, tensor}.is(paddle::DataType::INT32).holds({count}).template data<int32_t>();

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fastdeploy.config.model_config import KV_CACHE_DTYPES
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
@@ -19,9 +20,13 @@ BLOCK_SIZE_MULTIPLE = 16
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """KV blocks of `block_size` tokens; their number is given, or follows from `kv_cache_memory` or the machine."""
+    """KV blocks of `block_size` tokens; their number is given, or follows from `kv_cache_memory` or the machine.
+
+    Keys and values have the type of the rows (dtype `auto`), or are `int8` with a scale per token and head.
+    """
 
     block_size: int = 64
+    dtype: str = "auto"
     num_blocks: int | None = None
     kv_cache_memory: int | None = None
     enable_prefix_caching: bool = True
@@ -29,6 +34,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.block_size < BLOCK_SIZE_MULTIPLE or self.block_size % BLOCK_SIZE_MULTIPLE:
             raise ConfigError("block_size", f"expected a multiple of {BLOCK_SIZE_MULTIPLE}, got {self.block_size}")
+        _check_choice("kv_cache_dtype", self.dtype, KV_CACHE_DTYPES)
         _check_positive("num_gpu_blocks_override", self.num_blocks)
         _check_positive("kv_cache_memory", self.kv_cache_memory)
 

@@ -49,6 +49,9 @@ HONOURED_FLAGS: tuple[Flag, ...] = (
     _cache("block_size", "int", "tokens per KV block, a multiple of 16 (default: 64)"),
     _cache("num_gpu_blocks_override", "int", "number of KV blocks (default: from kv_cache_memory)", "num_blocks"),
     _cache("kv_cache_memory", "bytes", "bytes of the KV cache, such as 512Mi (default: from the machine's memory)"),
+    _cache(
+        "kv_cache_dtype", "str", "auto (that of the rows), or int8, a scale per token and head (default: auto)", "dtype"
+    ),
     _cache("enable_prefix_caching", "bool", "share KV blocks of equal prefixes (default: on)"),
     _engine("seed", "int", "seed from which requests without one draw theirs (default: random)"),
     _speculative("speculative_config", "json", 'such as \'{"method": "ngram", "num_speculative_tokens": 5}\''),

@@ -90,7 +90,6 @@ REFUSED_FLAGS: tuple[Flag, ...] = (
     # model
     _refused("tokenizer_revision", neutral=("master", "main", "default")),
     _refused("code_revision", reason=_NO_CODE, neutral=("main",)),
-    _refused("kv_cache_dtype", neutral=("auto",)),
     _refused("load_format", reason="use --load-choices", neutral=("auto", "safetensors")),
     _refused("load_strategy", neutral=("normal",)),
     _off("dynamic_load_weight"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,10 +16,12 @@ from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
 DType = Literal["bfloat16", "float32"]
+KV_CACHE_DTYPES = ("auto", "int8")
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft"}
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
+_SCALE_BYTES = 4  # of a key or value of one head in int8
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 
 
@@ -88,6 +90,7 @@ class ModelConfig:
         num_nextn_predict_layers: multi-token-prediction layers in the checkpoint.
         layout_mark: key of config.json that only one kind of checkpoint has: paddlenlp_version, or (torch layout)
             transformers_version or torch_dtype.
+        has_int8_cache: keys and values are cached in eight bits in this run.
     """
 
     path: str
@@ -115,6 +118,12 @@ class ModelConfig:
     generation: GenerationDefaults
     num_nextn_predict_layers: int = 0
     layout_mark: str | None = field(default=None, compare=False, repr=False)
+    has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """Return the type of cached keys and values: int8, or that of the rows."""
+        return "int8" if self.has_int8_cache else self.dtype
 
     @property
     def max_context_len(self) -> int:
@@ -129,7 +138,8 @@ class ModelConfig:
     @property
     def kv_bytes_per_token_and_layer(self) -> int:
         """Return the bytes of keys and values that one token holds in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * _DTYPE_BYTES[self.dtype]
+        head_bytes = self.head_dim + _SCALE_BYTES if self.has_int8_cache else self.head_dim * _DTYPE_BYTES[self.dtype]
+        return 2 * self.num_kv_heads * head_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -152,13 +162,16 @@ class ModelConfig:
             )
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, dtype: str = "auto", generation_config: str = "auto") -> ModelConfig:
+    def from_pretrained(
+        cls, path: str | Path, *, dtype: str = "auto", generation_config: str = "auto", kv_cache_dtype: str = "auto"
+    ) -> ModelConfig:
         """Read config.json and generation_config.json of a checkpoint directory.
 
         Args:
             path: directory that holds config.json.
             dtype: `auto` (the checkpoint's; float16 runs as bfloat16), `bfloat16` or `float32`.
             generation_config: `auto` reads generation_config.json, `none` ignores it.
+            kv_cache_dtype: `auto` (the run's dtype) or `int8`, which needs rows of bfloat16.
 
         Raises:
             ConfigError: a missing or unreadable file, an unsupported architecture or feature, by name.
@@ -171,7 +184,10 @@ class ModelConfig:
         if raw is None:
             raise ConfigError("model", f"{directory} has no config.json")
         generation = _read_json(directory / "generation_config.json") if generation_config == "auto" else None
-        return parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
+        config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
+        if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
+            raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
+        return replace(config, has_int8_cache=kv_cache_dtype == "int8")
 
 
 def parse_model_config(

@@ -10,6 +10,7 @@ from typing import Any
 from fastdeploy.core.errors import ConfigError
 
 FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
+_CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
 _HEADS = {"wint4": "wint8", "w4a8": "w8a8"}  # four bits in the head cost more quality than in all layers per byte saved
 
 
@@ -46,6 +47,8 @@ class QuantizationConfig:
             return value
         if isinstance(value, Mapping):
             return cls(**_known_parts(value))
+        if value == _CACHE_FORMAT:
+            raise ConfigError("quantization", f"{value!r} speaks of the KV cache: use --kv-cache-dtype int8")
         if value not in FORMATS:
             raise ConfigError(
                 "quantization", f"expected one of {', '.join(FORMATS)}, or a JSON mapping of parts, got {value!r}"
@@ -71,6 +74,8 @@ UNQUANTIZED = QuantizationConfig()
 def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
     known = [part.name for part in fields(QuantizationConfig)]
     for name in value:
+        if name == _CACHE_PART:
+            raise ConfigError(f"quantization.{name}", "is no part of the weights: use --kv-cache-dtype int8")
         if name not in known:
             raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}")
     return {name: str(format) for name, format in value.items()}

@@ -37,7 +37,7 @@ class Drafting:
         config: of a draft model; of the target for a layer beside it.
         path: its folder; None where the layer lies in the target's files.
         num_layers: that have a cache.
-        state_bytes: kept per block beside the caches.
+        state_bytes: kept per token beside the caches.
     """
 
     method: str
@@ -51,6 +51,11 @@ class Drafting:
     def cache_bytes(self) -> int:
         """Bytes of one block in all its caches."""
         return self.num_layers * self.config.kv_bytes_per_token_and_layer * self.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, the kept states among them."""
+        return self.cache_bytes + self.state_bytes * self.block_size
 
 
 def find_drafting(
@@ -74,7 +79,9 @@ def find_drafting(
         method = infer_method_of(Path(path))
         if method != "draft_model":
             raise ConfigError("model", f"{wanted.model} is no draft model but one for method {method!r}")
-        draft = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config="none")
+        draft = ModelConfig.from_pretrained(
+            path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
+        )
         find_architecture(draft)
         _check_context(draft, max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
@@ -172,4 +179,4 @@ def _shown(token_id: int | None) -> str:
 def _allocate(drafting: Drafting, num_blocks: int) -> list[KVCache]:
     config = drafting.config
     shape = (num_blocks, drafting.block_size, config.num_kv_heads, config.head_dim)
-    return [allocate_kv_cache(*shape, config.dtype) for _ in range(drafting.num_layers)]
+    return [allocate_kv_cache(*shape, config.kv_cache_dtype) for _ in range(drafting.num_layers)]

@@ -84,7 +84,12 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     except ops.OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
-    model_config = ModelConfig.from_pretrained(path, dtype=config.dtype, generation_config=config.generation_config)
+    model_config = ModelConfig.from_pretrained(
+        path,
+        dtype=config.dtype,
+        generation_config=config.generation_config,
+        kv_cache_dtype=config.cache.dtype,
+    )
     config = _with_what_drafts(config, path)
     max_model_len = min(config.max_model_len, model_config.max_context_len)
     model_config.check_max_model_len(max_model_len)
@@ -185,7 +190,7 @@ def _plan_memory(
     block_size = config.cache.block_size
     block_bytes, extra_bytes = model_config.kv_bytes_per_token * block_size, 0
     if drafting is not None:
-        block_bytes += drafting.cache_bytes + drafting.state_bytes
+        block_bytes += drafting.block_bytes
         extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
     blocks_per_seq = -(-max_model_len // block_size)
     if config.cache.num_blocks is not None:
@@ -201,7 +206,7 @@ def _plan_memory(
 
 def _allocate(model_config: ModelConfig, plan: MemoryPlan) -> list[Any]:
     shape = (plan.num_blocks, plan.block_size, model_config.num_kv_heads, model_config.head_dim)
-    return [allocate_kv_cache(*shape, model_config.dtype) for _ in range(model_config.num_layers)]
+    return [allocate_kv_cache(*shape, model_config.kv_cache_dtype) for _ in range(model_config.num_layers)]
 
 
 def _runner_config(
@@ -237,6 +242,7 @@ def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, A
     return {
         "checkpoint": _checkpoint_digest(model_config, config.load_choices),
         "dtype": model_config.dtype,
+        "kv_cache_dtype": model_config.kv_cache_dtype,
         "quantization": str(config.quantization),
         "backend": config.device,
         "isa": ops.isa(),
@@ -275,6 +281,7 @@ def _describe(
             "num_blocks": plan.num_blocks,
             "block_size": plan.block_size,
             "num_tokens": plan.num_tokens,
+            "dtype": model_config.kv_cache_dtype,
             "bytes": plan.num_bytes,
         },
         "max_num_seqs": config.scheduler.max_num_seqs,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import zmq
@@ -19,8 +20,9 @@ from fastdeploy.ipc.merge import join_delta, join_tokens
 
 MAX_UNREAD = 2**15  # tokens and alternatives that one request may pile up for a client that does not read
 
-CHUNK_S = 0.001  # what a chunk may cost: with 16 streams, each gets one every 16 ms
-MAX_DELAY_S = 0.016  # a frame of a screen
+CHUNK_S = 0.0001  # processor time of sending a stream what is new of it
+MAX_SHARE = 0.02  # of all cores' time that this may take: on two cores, each of 4 streams gets a chunk every 10 ms
+MAX_DELAY_S = 0.032  # more often than anybody reads
 
 _POLLIN = int(zmq.POLLIN)  # arithmetic on the library's enumeration is slow
 
@@ -118,6 +120,7 @@ class EngineConnection:
         self._on_progress: OnProgress | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: set[_Stream] = set()
+        self._chunk_interval_s = CHUNK_S / (MAX_SHARE * len(os.sched_getaffinity(0)))
         self._handed_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -311,7 +314,7 @@ class EngineConnection:
     def _hand_out_when_due(self) -> None:
         if self._timer is not None or not self._arrived or self._loop is None:
             return
-        due_s = self._handed_s + min(MAX_DELAY_S, CHUNK_S * len(self._streams))
+        due_s = self._handed_s + min(MAX_DELAY_S, self._chunk_interval_s * len(self._streams))
         if due_s <= self._loop.time():
             self._hand_out()
         else:

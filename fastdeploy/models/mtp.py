@@ -64,6 +64,7 @@ class MTPLayer:
 
     Attributes:
         source: [max_rows, hidden_size], the state that each row reads; written by the caller of `forward`.
+        output: [max_rows, hidden_size], what `forward` returns.
         max_rows: most rows of a call.
     """
 
@@ -81,6 +82,7 @@ class MTPLayer:
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
         self._head = shared.head if weights.head is None else LogitsHead(weights.head)
         self._recycles_normed = recycles_normed
+        self.output: Tensor = self._buffers.normed if recycles_normed else self._buffers.hidden
         self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
         self._hidden_projection = Linear(weights.hidden_projection, NormRule(weights.hidden_norm, eps))
         self._block = DecoderLayer(
@@ -99,17 +101,16 @@ class MTPLayer:
             cache: of this layer.
 
         Returns:
-            [max_rows, hidden_size]; the first batch.num_rows rows are valid until the next call.
+            `output`; the first batch.num_rows rows are valid until the next call.
         """
-        out = self._buffers.normed if self._recycles_normed else self._buffers.hidden
         if not can_record():
             self._call_operators(token_ids, batch, cache, batch.num_rows)
-            return out
+            return self.output
         if self._recording is None:
             full = full_step(batch, self.max_rows)
             self._recording = Recording(lambda: self._call_operators(token_ids, full, cache, self.max_rows))
-        self._recording.replay(out, batch.num_rows, batch.num_seqs)
-        return out
+        self._recording.replay(self.output, batch.num_rows, batch.num_seqs)
+        return self.output
 
     def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
         """Write the logits of the first num_rows rows of what `forward` returned into out [capacity, vocab] float32."""

@@ -15,7 +15,7 @@ _SLAB = 1 << 25  # bytes of a slab; a larger tensor gets memory of its own
 _LINE = 64  # bytes; every tensor begins on a cache line
 _MADV_HUGEPAGE = 14
 
-_itemsize = {"uint8": 1, "bfloat16": 2, "float32": 4}
+_itemsize = {"uint8": 1, "int8": 1, "bfloat16": 2, "float32": 4}
 _slabs: dict[str, tuple[paddle.Tensor, int]] = {}  # by dtype: the current slab and the first free element
 
 
@@ -24,7 +24,7 @@ def allocate_streamed(shape: list[int], dtype: str) -> paddle.Tensor:
 
     Args:
         shape: sizes.
-        dtype: "uint8", "bfloat16" or "float32".
+        dtype: "uint8", "int8", "bfloat16" or "float32".
     """
     count, item = math.prod(shape), _itemsize[dtype]
     if count * item >= _SLAB // 4:

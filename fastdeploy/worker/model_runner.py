@@ -48,7 +48,7 @@ class CausalLM(Protocol):
 class StepObserver(Protocol):
     """Learns from every step's hidden states."""
 
-    def observe(self, plan: StepPlan, hidden: Tensor, result: StepResult) -> None:
+    def observe(self, plan: StepPlan, hidden: Tensor) -> None:
         """See the states [max_rows, hidden] of the plan's rows, which are gone with the next step."""
 
 
@@ -165,7 +165,7 @@ class ModelRunner:
             self._read_logprobs(plan, go, outcomes)
         result = StepResult(tuple(outcome.freeze() for outcome in outcomes))
         if self.observer is not None:
-            self.observer.observe(plan, hidden, result)
+            self.observer.observe(plan, hidden)
         return result
 
     def _compute_logits(self, hidden: Tensor, go: list[_Segment]) -> None:

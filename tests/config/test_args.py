@@ -186,7 +186,16 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --swap-space -1", "--swap-space", "at least 0.0"),
         ("demo --uvicorn-log-level loud", "uvicorn_log_level", "expected one of critical"),
         ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size", "not supported"),
-        ("demo --kv-cache-dtype fp8", "--kv-cache-dtype", "'fp8' is not available yet"),
+        *(
+            (f"demo --kv-cache-dtype {name}", "kv_cache_dtype", f"expected one of auto, int8, got '{name}'")
+            for name in ("fp8", "int8_zp", "block_wise_fp8", "float32")
+        ),
+        ("demo --quantization kvcache", "quantization", "use --kv-cache-dtype int8"),
+        (
+            'demo --quantization \'{"kv_cache_quant_type": "int8"}\'',
+            "quantization.kv_cache_quant_type",
+            "no part of the weights: use --kv-cache-dtype int8",
+        ),
         (
             "demo --enable-lora --router a:1 -dp 2",
             "--enable-lora",
@@ -272,6 +281,15 @@ def test_keys_of_a_file_may_have_hyphens(tmp_path: Path) -> None:
     file.write_text("model: demo\nmax-model-len: 99\n")
     args = parse_serve_args(["--config", str(file)])
     assert (args.engine.max_model_len, args.provenance["max_model_len"]) == (99, str(file))
+
+
+def test_type_of_the_cache_comes_from_flag_file_or_argument(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: demo\nkv_cache_dtype: int8\n")
+    assert parse_serve_args(["--config", str(file)]).engine.cache.dtype == "int8"
+    assert parse_serve_args(["demo", "--kv-cache-dtype", "int8"]).engine.cache.dtype == "int8"
+    assert engine_config_from_kwargs({"model": "demo", "kv_cache_dtype": "int8"})[0].cache.dtype == "int8"
+    assert parse_serve_args(["demo"]).engine.cache.dtype == "auto"
 
 
 def test_mapping_may_be_json_in_a_string_and_replaces_the_file_s_as_a_whole(tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ import pytest
 from fastdeploy.ops import registry
 from tests.ops.test_paths import PATHS, run, supported
 
-SUITE = Path(__file__).parent / "test_speculation_is_invisible.py"
-CASES = "(test_speculation and (oracle-7-5-run_all or mtp-7-3-run_all)) or (preemption and oracle-7-5-True)"
+SUITES = [str(Path(__file__).parent / name) for name in ("test_speculation_is_invisible.py", "test_int8_cache.py")]
+CASES = (
+    "(test_speculation and (oracle-7-5-run_all or mtp-7-3-run_all)) or (preemption and oracle-7-5-True)"
+    " or (test_int8_cache and oracle-7-16)"
+)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -20,6 +23,6 @@ def test_the_engine_is_exact_on(path: str) -> None:
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
         pytest.skip(f"this processor has no {path}")
-    done = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(SUITE), "-k", CASES], FD_CPU_ISA=path)
+    done = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *SUITES, "-k", CASES], FD_CPU_ISA=path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

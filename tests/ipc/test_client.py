@@ -439,6 +439,7 @@ class ManualLoop:
 def test_tokens_of_many_streams_wait_for_a_common_hand_out_but_first_tokens_and_ends_do_not() -> None:
     connection, loop = EngineConnection("ipc:///nowhere"), ManualLoop()
     connection._loop = loop  # type: ignore[assignment]
+    connection._chunk_interval_s = 0.001  # whatever this machine's number of cores makes it
     woken: list[str] = []
     for name in ("old", "fresh", *(f"idle-{i}" for i in range(6))):
         stream = connection._streams[name] = _Stream(name, 1)

@@ -58,7 +58,7 @@ class Driver:
         self.model = model
         heads = model.heads
         self.caches = [
-            allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.dtype)
+            allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.kv_cache_dtype)
             for _ in range(model.num_layers)
         ]
         self.blocks_per_request = -(-model.max_model_len // BLOCK_SIZE)

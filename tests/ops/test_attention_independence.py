@@ -20,15 +20,24 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 from tests.ops.bits import assert_same_bits, bits
 
 SPLIT, TASK_ROWS = 256, 96  # kSplit and kTaskRows of custom_ops/cpu_ops/attention_plan.h
-DTYPES = ["float32", "bfloat16"]
+DTYPES = ["float32", "bfloat16", "int8"]  # of the cache; beside int8 rows are bfloat16
 LAYOUTS = [HeadLayout(4, 2, 32), HeadLayout(3, 1, 72)]
 
 
 def poisoned_cache(num_blocks: int, block_size: int, heads: HeadLayout, dtype: str) -> KVCache:
     cache = allocate_kv_cache(num_blocks, block_size, heads.num_kv_heads, heads.head_dim, dtype)
-    cache.key[:] = float("nan")
-    cache.value[:] = float("nan")
+    for tensor in (cache.key, cache.value):
+        tensor[:] = poison(cache)
     return cache
+
+
+def poison(cache: KVCache) -> float:
+    """Return an element whose copies are NaN, those that make up a scale in int8 too."""
+    return -1 if cache.is_int8 else float("nan")
+
+
+def rows_for(cache_dtype: str, count: int, size: int, seed: int) -> paddle.Tensor:
+    return random_rows(count, size, "bfloat16" if cache_dtype == "int8" else cache_dtype, seed)
 
 
 class Sequence1:
@@ -37,7 +46,7 @@ class Sequence1:
     rotary: RotaryRule | None = None
 
     def __init__(self, length: int, heads: HeadLayout, dtype: str, block_size: int, seed: int = 1) -> None:
-        self.qkv = random_rows(length, heads.row_size, dtype, seed)
+        self.qkv = rows_for(dtype, length, heads.row_size, seed)
         self.length, self.heads, self.dtype, self.block_size = length, heads, dtype, block_size
         self.num_blocks = -(-length // block_size)
         self.table = np.random.default_rng(seed).permutation(self.num_blocks)[None, :]
@@ -68,10 +77,10 @@ class SharedPrefix:
         for b, count in enumerate(shared):
             self.tables[b, :count] = self.tables[0, :count]
             start, end = count * block_size, self.lens[b] - rows
-            before = random_rows(end - start, heads.row_size, dtype, 2 * b)
+            before = rows_for(dtype, end - start, heads.row_size, 2 * b)
             if end > start:
                 attend(before, self.cache, self.index([b], [end - start], [end]), heads)
-            self.qkv.append(random_rows(rows, heads.row_size, dtype, 2 * b + 1))
+            self.qkv.append(rows_for(dtype, rows, heads.row_size, 2 * b + 1))
 
     def index(self, sequences: list[int], num_new: list[int], lens: list[int]) -> PlainIndex:
         return plain_index(num_new, lens, self.tables[sequences], self.block_size)
@@ -117,7 +126,7 @@ def test_rows_are_rotated_by_their_positions_however_they_are_cut(dtype: str, is
     length, heads = SPLIT + 6, HeadLayout(6, 2, 40)
     sequence = Sequence1(length, heads, dtype, 16)
     unrotated = sequence.run(range(1, length + 1))
-    norms = [random_rows(1, 40, dtype, seed).reshape([40]) for seed in (2, 3)]
+    norms = [rows_for(dtype, 1, 40, seed).reshape([40]) for seed in (2, 3)]
     sequence.rotary = RotaryRule(random_rows(length, 20, "float32", 4), is_interleaved, *norms)
     alone = sequence.run(range(1, length + 1))
     assert (alone != unrotated).any(axis=1)[1:].all()  # the first row's value is its output whatever its key
@@ -149,7 +158,7 @@ def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> N
     tables[0] = sequence.table
     tables[1:, :2] = sequence.num_blocks + np.arange(2 * others).reshape(others, 2)
     batch = plain_index([3] + [2] * others, [length] + [20] * others, tables, 16)
-    noise = random_rows(2 * others, heads.row_size, dtype, 9)
+    noise = rows_for(dtype, 2 * others, heads.row_size, 9)
     noise[::3] = float("nan")
     together = attend(paddle.concat([sequence.qkv[-3:], noise]), cache, batch, heads)
     assert_same_bits(together[:3], alone, "rows beside NaN neighbours")
@@ -193,7 +202,7 @@ def test_a_rejected_draft_leaves_no_trace(dtype: str) -> None:
     want = sequence.run([60, 61, 70])
     cache = poisoned_cache(sequence.num_blocks, 16, heads, dtype)
     sequence.run([60], cache)
-    wrong = random_rows(6, heads.row_size, dtype, 5)
+    wrong = rows_for(dtype, 6, heads.row_size, 5)
     attend(wrong, cache, plain_index([6], [66], sequence.table, 16), heads)  # drafts that nobody accepts
     for start, end in ((60, 61), (61, 70)):
         got = attend(sequence.qkv[start:end], cache, plain_index([end - start], [end], sequence.table, 16), heads)
@@ -208,7 +217,7 @@ def test_a_copied_block_reads_as_the_original(dtype: str) -> None:
     cache = poisoned_cache(sequence.num_blocks + 1, 16, heads, dtype)
     sequence.run([39], cache)
     copy_block(cache, int(sequence.table[0, 1]), sequence.num_blocks)
-    cache.key[int(sequence.table[0, 1])] = float("nan")
+    cache.key[int(sequence.table[0, 1])] = poison(cache)
     moved = sequence.table.copy()
     moved[0, 1] = sequence.num_blocks
     assert_same_bits(attend(sequence.qkv[39:], cache, plain_index([1], [40], moved, 16), heads), want, "copied block")

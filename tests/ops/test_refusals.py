@@ -34,8 +34,9 @@ def attend(
     slot: int | None = None,
     heads: HeadLayout = HEADS,
     rotary: RotaryRule | None = None,
+    cache_dtype: str = "float32",
 ) -> None:
-    cache = allocate_kv_cache(2, 16, 1, 16, "float32")
+    cache = allocate_kv_cache(2, 16, 1, 16, cache_dtype)
     batch = plain_index([2], [kv_len], np.array([[table]]), 16)
     if slot is not None:
         batch.slot_mapping = ints(0, slot)
@@ -181,7 +182,11 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: allocate_kv_cache(1, 16, 1, 15, "float32"),
     ),
     (
-        "allocate_kv_cache: dtype: expected bfloat16 or float32, got float16",
+        "append_attention: qkv: expected dtype bfloat16, got float32",
+        lambda: attend(cache_dtype="int8"),
+    ),
+    (
+        "allocate_kv_cache: dtype: expected bfloat16, float32 or int8, got float16",
         lambda: allocate_kv_cache(1, 16, 1, 16, "float16"),
     ),
     (

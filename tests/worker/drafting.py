@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paddle import Tensor
+
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request
-from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
@@ -81,6 +83,26 @@ def record_drafts(engine: Engine) -> Drafts:
 
     engine.proposer.propose = recorded  # type: ignore[method-assign]
     return drafts
+
+
+def record_rows(engine: Engine) -> list[int]:
+    """Return a list that fills with the number of rows of the drafting model's calls."""
+    runner, rows = engine.runner.observer, []  # type: ignore[attr-defined]
+    run = runner.run
+
+    def recorded(*args: Any) -> Tensor:
+        hidden = run(*args)
+        rows.append(runner.batch.num_rows)
+        return hidden
+
+    runner.run = recorded
+    return rows
+
+
+def greedy(prompt: list[int], max_tokens: int, speculative: SpeculativeParams | None = None) -> GenerationRequest:
+    """Return a greedy request that does not end early."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, speculative=speculative)
+    return GenerationRequest("a", prompt, params)
 
 
 def check_equal(found: Drafts, expected: Drafts, least: int) -> None:

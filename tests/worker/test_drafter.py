@@ -9,12 +9,23 @@ import numpy as np
 import pytest
 
 from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SpeculativeParams
 from fastdeploy.engine.engine import Engine
+from fastdeploy.worker import drafter
 from tests.exactness.requests import Text, run_all, run_alone
-from tests.worker.drafting import Drafts, check_equal, eight_requests, engine_with, record_drafts
+from tests.worker.drafting import (
+    Drafts,
+    check_equal,
+    eight_requests,
+    engine_with,
+    greedy,
+    record_drafts,
+    record_rows,
+)
 
 Texts = dict[tuple[str, int], Text]
 METHODS = ("mtp", "draft_model")
+OFF = SpeculativeParams(method="off")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +77,64 @@ def test_a_turn_that_goes_on_behind_emitted_blocks_drafts_the_same(
         assert prefix_caching == (engine.stats().num_prefix_hit_tokens - hits > 80 * len(turns))
         found.append(drafts)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("method", "rows"), [("mtp", [63, 64, 23]), ("draft_model", [64, 64, 23])])
+def test_a_backlog_is_computed_beside_the_target(monkeypatch: pytest.MonkeyPatch, method: str, rows: list[int]) -> None:
+    monkeypatch.setattr(drafter, "MAX_BACKLOG", 60)
+    engine = engine_with(method, chunk=64)
+    found = record_rows(engine)
+    run_all(engine, [greedy(list(range(100, 250)), max_tokens=3)])
+    assert found == rows
+
+
+@pytest.mark.parametrize(("method", "rows"), [("mtp", [256, 143]), ("draft_model", [256, 144])])
+def test_a_request_without_drafts_costs_nothing_and_leaves_no_hole(method: str, rows: list[int]) -> None:
+    engine = engine_with(method, chunk=64, prefix_caching=True)
+    found, prompt = record_rows(engine), [5 * i % 4000 for i in range(400)]
+    run_all(engine, [greedy(prompt, 8, OFF)])
+    assert found == []
+    drafts = record_drafts(engine)
+    text = run_all(engine, [greedy(prompt, 8)])["a", 0]
+    assert engine.stats().num_prefix_hit_tokens == 384
+    assert found[:2] == rows  # as many as a call holds
+    fresh = engine_with(method)
+    expected = record_drafts(fresh)
+    assert run_all(fresh, [greedy(prompt, 8)])["a", 0] == text
+    assert drafts == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_that_share_a_hole_fill_it(method: str) -> None:
+    engine = engine_with(method, prefix_caching=True)
+    prompt = [7 * i % 4000 for i in range(100)]
+    run_all(engine, [greedy(prompt, 8, OFF)])
+    drafts = record_drafts(engine)
+    run_all(engine, [replace(greedy([*prompt, i], 8), request_id=str(i)) for i in range(4)])
+    fresh = engine_with(method)
+    expected = record_drafts(fresh)
+    run_all(fresh, [replace(greedy([*prompt, i], 8), request_id=str(i)) for i in range(4)])
+    assert drafts == expected
+
+
+def test_a_pause_in_drafting_is_caught_up_in_the_call_of_the_first_draft(
+    monkeypatch: pytest.MonkeyPatch, requests: list[GenerationRequest], alone: tuple[str, Texts, Drafts]
+) -> None:
+    method, texts, drafts = alone
+    prompt = tuple(requests[0].prompt_token_ids)
+    contexts = sorted(len(context) for context, seed in drafts if context[: len(prompt)] == prompt and not seed)
+    resumed = contexts[len(contexts) // 2]
+    engine = engine_with(method)
+    rows, found = record_rows(engine), record_drafts(engine)
+    monkeypatch.setattr(
+        engine.draft_budget, "caps", lambda ready: [r.draft_room * (r.num_tokens >= resumed) for r in ready]
+    )
+    assert run_alone(engine, requests[:1]).items() <= texts.items()
+    assert len(found) >= 10
+    assert found.items() <= drafts.items()
+    assert rows[0] in (resumed, resumed - 1)  # the layer has no row for the first token
+    assert max(rows[1:]) <= 5  # what a step emits, and the row before it where a block begins
+    assert len(rows) == sum(map(len, found.values()))
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])

@@ -44,7 +44,7 @@ def test_the_memory_plan_counts_the_layer_and_the_fingerprint_does_not() -> None
     assert plain["fingerprint"] == drafting["fingerprint"]
     layer_block = 2 * 2 * 64 * 2 * 16
     assert plain["kv_cache"]["num_blocks"] == (1 << 22) // (14 * layer_block)
-    assert drafting["kv_cache"]["num_blocks"] == ((1 << 22) - 8 * layer_block) // (15 * layer_block + 256 * 2)
+    assert drafting["kv_cache"]["num_blocks"] == ((1 << 22) - 8 * layer_block) // (15 * layer_block + 16 * 256 * 2)
     assert drafting["kv_cache"]["bytes"] <= 1 << 22
 
 

@@ -72,13 +72,9 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
 async def _live(server: ApiServer, client: EngineClient, args: ServeArgs, address: str) -> int:
     """Load, serve, and return the exit status when it is time to end."""
     stopping, dying = stop_signal(), asyncio.create_task(client.wait_dead())
-    starting = asyncio.create_task(client.start(ProgressBar().show))
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        starting.cancel()
-        return 0
     try:
-        await starting
+        if not await _load(client, stopping):
+            return 0
     except EngineDeadError:
         return report_death(client)
     settle()
@@ -98,13 +94,9 @@ async def _live_with_workers(server: ApiServer, client: EngineClient, args: Serv
     stopping, dying = stop_signal(), asyncio.create_task(client.wait_dead())
     async with Supervisor(args, client, listener) as supervisor:
         serve_metrics(args.server, supervisor.registry)
-        starting = asyncio.create_task(client.start(ProgressBar().show))
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done():
-            starting.cancel()
-            return 0
         try:
-            await starting
+            if not await _load(client, stopping):
+                return 0
         except EngineDeadError as error:
             await supervisor.tell_death(str(error))
             return report_death(client)
@@ -123,6 +115,21 @@ async def _live_with_workers(server: ApiServer, client: EngineClient, args: Serv
             await supervisor.tell_death(str(client.death))
             return report_death(client)
         return 1 if failing.done() else 0
+
+
+async def _load(client: EngineClient, stopping: asyncio.Task[bool]) -> bool:
+    """Wait until the model is loaded; return whether it was before the process was told to stop.
+
+    Raises:
+        ConfigError, EngineDeadError: as `EngineClient.start`.
+    """
+    starting = asyncio.create_task(client.start(ProgressBar().show))
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        starting.cancel()
+        return False
+    await starting
+    return True
 
 
 def announce(description: Mapping[str, Any], args: ServeArgs, defaults: GenerationDefaults, address: str) -> None:

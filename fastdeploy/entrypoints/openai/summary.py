@@ -46,8 +46,12 @@ def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[
         "model": _words(description.get("model"), description.get("architecture"), numerics.get("dtype")),
         "context": f"{description.get('max_model_len')} tokens" + _batch(description),
         "weights": _weights(description.get("weights_bytes"), numerics.get("quantization", "none")),
-        "KV cache": f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}, "
-        f"{cache.get('num_tokens')} tokens, {_bytes(cache.get('bytes', 0))}",
+        "KV cache": _words(
+            f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}",
+            f"{cache.get('num_tokens')} tokens",
+            _bytes(cache.get("bytes", 0)),
+            cache.get("dtype"),
+        ),
         "speculation": _speculation(speculation),
         "numerics": _words(numerics.get("isa"), numerics.get("operator_library")),
     }

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> "KVCache":
-    """As fastdeploy.ops.attention.allocate_kv_cache, in plain order."""
+    """As fastdeploy.ops.attention.allocate_kv_cache, in plain order; int8 as float32 numbers that codes stand for."""
     from fastdeploy.ops.attention import KVCache
 
-    shape = [num_blocks, block_size, num_kv_heads, head_dim]
-    return KVCache(paddle.zeros(shape, dtype), paddle.zeros(shape, dtype), block_size)
+    shape, stored = [num_blocks, block_size, num_kv_heads, head_dim], "float32" if dtype == "int8" else dtype
+    return KVCache(paddle.zeros(shape, stored), paddle.zeros(shape, stored), block_size, dtype == "int8")
 
 
 def copy_block(cache: "KVCache", src: int, dst: int) -> None:
@@ -44,7 +44,7 @@ def append_attention(
     query, key, value = rows[:, : heads.num_heads], rows[:, -2 * kv : -kv], rows[:, -kv:]
     slots = batch.slot_mapping[: batch.num_rows]
     for store, new in ((cache.key, key), (cache.value, value)):
-        store[slots // cache.block_size, slots % cache.block_size] = new
+        store[slots // cache.block_size, slots % cache.block_size] = round_to_codes(new) if cache.is_int8 else new
     cu, lens = batch.cu_seqlens_q.tolist(), batch.kv_lens.tolist()
     for b in range(batch.num_seqs):
         if cu[b + 1] == cu[b]:
@@ -55,6 +55,13 @@ def append_attention(
         )
         attended = causal_attention(query[cu[b] : cu[b + 1]], keys, values, scale, hides_first)
         out[cu[b] : cu[b + 1]] = attended.reshape([cu[b + 1] - cu[b], -1]).astype(out.dtype)
+
+
+def round_to_codes(rows: paddle.Tensor) -> paddle.Tensor:
+    """Return float32 rows, rounded along their last axis to what codes -127..127 times absmax / 127 can hold."""
+    wide = rows.astype("float32")
+    absmax = wide.abs().max(axis=-1, keepdim=True).clip(min=1e-30)
+    return paddle.round(wide * (127.0 / absmax)) * (absmax / 127.0)
 
 
 def causal_attention(
