@@ -119,8 +119,8 @@ constexpr int panels_at_a_time(int rows) {
 #endif
 }
 
-// Asks for a line of weights that is needed soon: into the L1 cache for four streams, which few rows read; into L2 where
-// more rows keep L1 and its fill buffers busy.
+// Asks for a line of weights that is needed soon: into the L1 cache for four streams, which few rows read; into L2
+// where more rows keep L1 and its fill buffers busy.
 template <int NV>
 FD_INLINE void fetch(const uint8_t* line) {
   __builtin_prefetch(line, 0, NV == 4 ? 3 : 2);
