@@ -121,10 +121,14 @@ struct Group {
 
 // Panels that MR rows take at a time: enough sums to hide the latency of an addition, few enough for the registers.
 #if defined(FD_ISA_AVX512)
+constexpr int key_panels(int rows) {
+  if (rows <= 6) return 4;
+  return rows <= 12 ? 2 : 1;
+}
 template <int MR>
-constexpr int kKeyPanels = 4;
+constexpr int kKeyPanels = key_panels(MR);
 template <int MR>
-constexpr int kValuePanels = MR <= 3 ? 8 : 4;
+constexpr int kValuePanels = MR <= 3 ? 8 : kKeyPanels<MR>;
 #else
 template <int MR>
 constexpr int kKeyPanels = kMaxRows / MR;
@@ -136,6 +140,8 @@ constexpr int kValuePanels = kMaxRows / MR;
 template <class T>
 constexpr int64_t kRowSteps = kSplit / Step<T>::kSize;
 
+static_assert(kMaxRows <= kLanes, "sums of rows are merged as the lanes of one vector");
+
 // What a group makes of a split on the way.
 template <int MR, class T>
 struct Work {
@@ -144,6 +150,16 @@ struct Work {
   bool touched[MR];  // whether the row sees anything of the split
   float maximum[kLanes], sum[kLanes], keep[kLanes], take[kLanes];
 };
+
+// Loops over sums are unrolled everywhere, or the sums would live in memory.
+template <int MR, int NV>
+FD_INLINE void clear(F16 (&acc)[MR][NV]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) acc[r][v] = zero();
+  }
+}
 
 template <int MR, int NV, class T>
 FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packet, int64_t head_dim, float scale,
@@ -155,12 +171,13 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
     panels[v] = s.keys()[packet + v];
     ahead[v] = g.ahead[packet + v];
   }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = zero();
+  clear(acc);
   dot_block<MR, NV, true>(acc, g.queries, 1, MR, panels, kStepSize<T>, head_dim / size, ahead);
+#pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     F16 factor = splat(scale);
     if constexpr (kHasScales<T>) factor = mul(factor, load_scales(panels[v], head_dim));
+#pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], factor));
   }
 }
@@ -262,7 +279,7 @@ FD_INLINE void add_steps(const Element<T>* weights, const T* values, const T* ah
       if (v % kLineSteps<T> == 0) __builtin_prefetch(ahead + v * kStepSize<T>, 0, 2);
       panel[v] = Step<T>::load_panel(values + v * kStepSize<T>);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], weights[r * kRowSteps<T>], panel[v]);
@@ -298,17 +315,19 @@ void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& w
                    bool fresh) {
   const int64_t padded_dim = g.records[0].size;
   F16 acc[MR][NV];
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = zero();
+  clear(acc);
   add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kRowSteps<T>, padded_dim, column, acc);
+#pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[first + r]) continue;
     float* values = g.records[first + r].values() + column;
     if (fresh) {
+#pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) store(values + v * kLanes, acc[r][v]);
       continue;
     }
     const F16 keep = splat(work.keep[first + r]), take = splat(work.take[first + r]);
+#pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
       store(values + v * kLanes, merge_values(load(values + v * kLanes), acc[r][v], keep, take));
   }

@@ -10,15 +10,15 @@
 namespace fd {
 namespace FD_ISA {
 
-// What the registers hold: rows by one panel where inputs lie packed for the kernel (linear), or a block of fewer rows
-// and more panels where loads of panels are to be shared (attention).
+// What the registers hold: kColumnRows by one panel, or few rows by up to kMaxPanels (linear); up to kMaxRows rows by
+// as many panels as there is room for (attention).
 #if defined(FD_ISA_AVX512_BF16)
 constexpr bool kFetchesStreams = false;  // the processors of this path foresee several streams better by themselves
 #else
 constexpr bool kFetchesStreams = true;
 #endif
 #if defined(FD_ISA_AVX512)
-constexpr int kColumnRows = 24, kMaxRows = 6, kMaxPanels = 4;
+constexpr int kColumnRows = 24, kMaxRows = 16, kMaxPanels = 4;
 #elif defined(FD_ISA_AVX2)
 constexpr int kColumnRows = 4, kMaxRows = 4, kMaxPanels = 1;
 #else
@@ -85,32 +85,17 @@ FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row,
   }
 }
 
-// Calls body(rows) with the count as a constant: body is a generic callable that takes an integral_constant-like value.
+// Calls body(rows) with the count, 1..kMaxRows, as a constant: body is a generic callable that takes an
+// integral_constant-like value.
 template <int kRows>
 struct Rows {
   static constexpr int value = kRows;
 };
 
-template <class Body>
+template <int kRows = 1, class Body>
 FD_INLINE void with_rows(int64_t rows, Body&& body) {
-  switch (rows) {
-    case 1:
-      return body(Rows<1>());
-    case 2:
-      return body(Rows<2>());
-#if !defined(FD_ISA_PORTABLE)
-    case 3:
-      return body(Rows<3>());
-    case 4:
-      return body(Rows<4>());
-#endif
-#if defined(FD_ISA_AVX512)
-    case 5:
-      return body(Rows<5>());
-    case 6:
-      return body(Rows<6>());
-#endif
-  }
+  if (rows == kRows) return body(Rows<kRows>());
+  if constexpr (kRows < kMaxRows) with_rows<kRows + 1>(rows, body);
 }
 
 }  // namespace FD_ISA

@@ -7,15 +7,14 @@
 #include <vector>
 
 #include "common/threads.h"
+#include "cpu_ops/sampling_cuts.h"
 #include "cpu_ops/sampling_kernels.h"
 
 namespace fd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr Cut kAllFinite = {-kInfinity, -1};
 constexpr int64_t kParallelCost = 1 << 20;  // in ids read, about 0.2 ms; below it, a second thread does not pay
-constexpr int64_t kShortPrefix = 256;       // ids among which top_p is found without a histogram
 constexpr int64_t kSampledCost = 8;         // of an id in a sampled row, against one of a greedy row
 
 struct Change {
@@ -26,9 +25,7 @@ struct Change {
 // Working memory of one thread, kept between calls.
 struct Scratch {
   std::vector<float> block_max;
-  std::vector<float> block_order;
-  std::vector<uint64_t> keys;
-  std::vector<uint64_t> bins = std::vector<uint64_t>(kNumBins);
+  CutScratch cuts;
   std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if seen at all); all zero between rows
   std::vector<int32_t> seen;
   std::vector<Change> changes;
@@ -37,8 +34,7 @@ struct Scratch {
   void fit(int64_t vocab_size) {
     if (static_cast<int64_t>(counts.size()) >= vocab_size) return;
     block_max.resize((vocab_size + kBlock - 1) / kBlock);
-    block_order.resize(block_max.size());
-    keys.resize(vocab_size + kBlock);  // a padded last block may add ids that do not exist
+    cuts.fit(vocab_size);
     counts.resize(vocab_size);
   }
 };
@@ -120,80 +116,10 @@ int32_t first_id_of(const float* logits, int32_t num_ids, const float* block_max
   }
 }
 
-Cut last_survivor(uint64_t key) { return {key_logit(key), static_cast<int32_t>(key & 0xffffffffu)}; }
-
-// A logit that at least k ids reach: the k-th largest block maximum, or -inf.
-float reached_by(int64_t k, const Row& row, Scratch& s) {
-  const int64_t num_blocks = (row.num_ids + kBlock - 1) / kBlock;
-  if (k > num_blocks) return -kInfinity;
-  std::copy_n(row.block_max, num_blocks, s.block_order.begin());
-  std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.begin() + num_blocks,
-                   [](float a, float b) { return a > b; });
-  return s.block_order[k - 1];
-}
-
-// The cut after the k first ids of the order.
-Cut cut_top_k(int64_t k, const Row& row, Scratch& s) {
-  const int32_t count = sampling_kernels().gather_above(row, kAllFinite, reached_by(k, row, s), s.keys.data());
-  if (count < k) return kAllFinite;
-  std::nth_element(s.keys.begin(), s.keys.begin() + (k - 1), s.keys.begin() + count);
-  return last_survivor(s.keys[k - 1]);
-}
-
-// The key at which `before` plus the mass of the keys up to it reaches top_p; the masses of all keys together do.
-uint64_t reaching_key(uint64_t* keys, int64_t count, uint64_t before, uint64_t total, float top_p, float largest) {
-  while (count > 1) {
-    const int64_t half = count / 2;
-    std::nth_element(keys, keys + half, keys + count);
-    const uint64_t mass = before + sampling_kernels().mass_of_keys(keys, half, largest);
-    if (reaches(mass, total, top_p)) {
-      count = half;
-    } else {
-      before = mass;
-      keys += half;
-      count -= half;
-    }
-  }
-  return keys[0];
-}
-
-// Cuts a row whose prefix is spread over many ids: a histogram finds the logits among which the prefix ends.
-Cut cut_wide_top_p(float top_p, const Row& row, Cut cut, uint64_t total, Scratch& s) {
-  std::fill(s.bins.begin(), s.bins.end(), 0);
-  sampling_kernels().histogram(row, cut, s.bins.data());
-  uint64_t before = 0;
-  uint32_t bin = 0;
-  while (!reaches(before + s.bins[bin], total, top_p)) before += s.bins[bin++];  // bin 0 holds the largest logit
-  const int32_t count = sampling_kernels().gather_bin(row, cut, bin, s.keys.data());
-  return last_survivor(reaching_key(s.keys.data(), count, before, total, top_p, row.largest));
-}
-
-// The cut after the smallest prefix of `cut`'s survivors whose probability, renormalised over them, reaches top_p. Most
-// prefixes are short: look among the ids close to the largest logit first.
-Cut cut_top_p(float top_p, const Row& row, Cut cut, Scratch& s) {
-  const SamplingKernels& kernels = sampling_kernels();
-  int64_t count = 0;
-  const uint64_t total = kernels.mass_above(row, cut, -kInfinity, &count);
-  for (float distance = 1.0f; distance < 32.0f; distance *= 2.0f) {
-    const float lowest = row.largest - distance;
-    const uint64_t mass = kernels.mass_above(row, cut, lowest, &count);
-    if (count > kShortPrefix) break;
-    if (!reaches(mass, total, top_p)) continue;
-    kernels.gather_above(row, cut, lowest, s.keys.data());
-    return last_survivor(reaching_key(s.keys.data(), count, 0, total, top_p, row.largest));
-  }
-  return cut_wide_top_p(top_p, row, cut, total, s);
-}
-
-Cut cut_min_p(float min_p, const Row& row, Cut cut) {
-  const float least = row.largest + log_positive<ScalarLanes>(min_p);
-  return least > cut.logit ? Cut{least, std::numeric_limits<int32_t>::max()} : cut;
-}
-
 Cut cut_of(const RowParams& params, const Row& row, Scratch& s) {
   Cut cut = kAllFinite;
-  if (params.i[kTopK] > 0 && params.i[kTopK] < row.num_ids) cut = cut_top_k(params.i[kTopK], row, s);
-  if (params.f[kTopP] < 1.0f) cut = cut_top_p(params.f[kTopP], row, cut, s);
+  if (params.i[kTopK] > 0 && params.i[kTopK] < row.num_ids) cut = cut_top_k(params.i[kTopK], row, s.cuts);
+  if (params.f[kTopP] < 1.0f) cut = cut_top_p(params.f[kTopP], row, cut, s.cuts);
   if (params.f[kMinP] >= std::numeric_limits<float>::min()) cut = cut_min_p(params.f[kMinP], row, cut);
   return cut;
 }
@@ -308,9 +234,10 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
 namespace {
 
 // Orders the top_n first ids into keys[0..]; returns how many there are.
-int32_t top_keys(const Row& row, int32_t top_n, Scratch& s) {
+int32_t top_keys(const Row& row, int32_t top_n, CutScratch& s) {
   const Cut everything = {-kInfinity, std::numeric_limits<int32_t>::max()};
-  const int32_t count = sampling_kernels().gather_above(row, everything, reached_by(top_n, row, s), s.keys.data());
+  const float lowest = reached_by(top_n, row, s);
+  const int32_t count = sampling_kernels().gather(row, everything, lowest, kInfinity, 1, s.keys.data());
   const int32_t kept = std::min({count, top_n, row.num_ids});
   std::partial_sort(s.keys.begin(), s.keys.begin() + kept, s.keys.begin() + count);
   return kept;
@@ -323,17 +250,16 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
   const SamplingKernels& kernels = sampling_kernels();
   const float largest = kernels.block_maxima(logits, vocab_size, s.block_max.data());
   const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
-  int64_t count = 0;
-  const uint64_t total = largest < kInfinity ? kernels.mass_above(row, kAllFinite, -kInfinity, &count) : 0;
+  const uint64_t total = largest < kInfinity ? kernels.masses(row, kAllFinite, {}).total : 0;
   const float log_total = log_positive<ScalarLanes>(static_cast<float>(static_cast<double>(total) * 0x1p-40));
   const auto logprob = [&](float logit) { return total ? (logit - largest) - log_total : std::nanf(""); };
   out.chosen_logprob[i] = logprob(logits[chosen]);
   out.chosen_rank[i] = static_cast<int32_t>(kernels.count_before(logits, vocab_size, logits[chosen], chosen)) + 1;
   if (top_n == 0) return;
-  const int32_t kept = total ? top_keys(row, top_n, s) : 0;
+  const int32_t kept = total ? top_keys(row, top_n, s.cuts) : 0;
   for (int32_t n = 0; n < top_n; ++n) {
-    out.top_ids[i * out.stride + n] = n < kept ? static_cast<int32_t>(s.keys[n] & 0xffffffffu) : -1;
-    out.top_logprobs[i * out.stride + n] = n < kept ? logprob(key_logit(s.keys[n])) : std::nanf("");
+    out.top_ids[i * out.stride + n] = n < kept ? static_cast<int32_t>(s.cuts.keys[n] & 0xffffffffu) : -1;
+    out.top_logprobs[i * out.stride + n] = n < kept ? logprob(key_logit(s.cuts.keys[n])) : std::nanf("");
   }
 }
 

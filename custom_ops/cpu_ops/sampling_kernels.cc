@@ -34,7 +34,9 @@ FD_RULE U ids_from(int32_t first) { return Lanes::add(Lanes::set(static_cast<uin
 struct WideCut {
   F logit;
   U id_end;
-  explicit FD_RULE WideCut(Cut cut) : logit(Lanes::set(cut.logit)), id_end(Lanes::set(cut.id + 1u)) {}
+  bool cuts;  // ids other than those at -inf, which have no mass and never win
+  explicit FD_RULE WideCut(Cut cut)
+      : logit(Lanes::set(cut.logit)), id_end(Lanes::set(cut.id + 1u)), cuts(cut.logit > kMinusInfinity) {}
   FD_RULE M survives(F scaled, U ids) const {
     const M tied = Lanes::both(Lanes::equal(scaled, logit), Lanes::is_negative(Lanes::sub(ids, id_end)));
     return Lanes::either(Lanes::greater(scaled, logit), tied);
@@ -48,8 +50,6 @@ struct Scale {
   explicit FD_RULE Scale(const Row& row) : temperature(Lanes::set(row.temperature)), is_one(row.temperature == 1.0f) {}
   FD_RULE F operator()(F x) const { return is_one ? x : Lanes::div(x, temperature); }
 };
-
-FD_RULE M at_least(F a, F b) { return Lanes::either(Lanes::greater(a, b), Lanes::equal(a, b)); }
 
 float block_maxima(const float* logits, int32_t num_ids, float* block_max) {
   Block storage;
@@ -69,122 +69,75 @@ float block_maxima(const float* logits, int32_t num_ids, float* block_max) {
   return nan ? __builtin_nanf("") : largest;
 }
 
-FD_RULE U bin_of(F scaled, F largest) {
-  const F distance = Lanes::add(largest, Lanes::mul(scaled, Lanes::set(-1.0f)));
-  return Lanes::min(Lanes::truncate(Lanes::mul(distance, Lanes::set(kBinsPerUnit))), Lanes::set(kNumBins - 1u));
-}
-
 // True if every id of a block with this maximum fails the cut or has no mass.
 FD_RULE bool weightless(const Row& row, Cut cut, float block_max) {
   return block_max < cut.logit || row.largest - block_max > 29.0f;
 }
 
-uint64_t mass_above(const Row& row, Cut cut, float lowest, int64_t* count) {
+// Appends the keys of the ids of a block whose bit is set.
+FD_RULE int32_t append_keys(uint64_t chosen, const float* logits, float temperature, int32_t first_id, uint64_t* keys) {
+  int32_t count = 0;
+  for (; chosen != 0; chosen &= chosen - 1) {
+    const int i = __builtin_ctzll(chosen);
+    keys[count++] = order_key(logits[i] / temperature, static_cast<uint32_t>(first_id + i));
+  }
+  return count;
+}
+
+int32_t gather(const Row& row, Cut cut, float lowest, float end, int32_t every, uint64_t* keys) {
   Block storage;
   const WideCut wide(cut);
   const Scale scale(row);
-  const F largest = Lanes::set(row.largest), least = Lanes::set(lowest), gone = Lanes::set(kMinusInfinity);
-  uint64_t total[kBlock] = {};
-  *count = 0;
-  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
-    if (row.block_max[b] < lowest || weightless(row, cut, row.block_max[b])) continue;
+  const F first = Lanes::set(lowest), behind = Lanes::set(end);
+  int32_t count = 0;
+  for (int32_t b = 0; b < num_blocks(row.num_ids); b += every) {
+    if (row.block_max[b] < cut.logit || row.block_max[b] < lowest) continue;
     const float* x = storage.read(row.logits, row.num_ids, b);
-    uint64_t mass[kBlock];
+    uint64_t chosen = 0;
     for (int i = 0; i < kBlock; i += kWidth) {
-      const F scaled = scale(Lanes::load(x + i));
-      const M kept = Lanes::both(wide.survives(scaled, ids_from(b * kBlock + i)), at_least(scaled, least));
-      Lanes::store_mass(relative_probability<Lanes>(Lanes::select(kept, scaled, gone), largest), mass + i);
-      *count += __builtin_popcount(Lanes::mask_bits(kept));
+      const F s = scale(Lanes::load(x + i));
+      const M within = Lanes::both(Lanes::at_least(s, first), Lanes::greater(behind, s));
+      const M kept = Lanes::both(wide.survives(s, ids_from(b * kBlock + i)), within);
+      chosen |= static_cast<uint64_t>(Lanes::mask_bits(kept)) << i;
     }
-    for (int i = 0; i < kBlock; ++i) total[i] += mass[i];
+    count += append_keys(chosen, x, row.temperature, b * kBlock, keys + count);
   }
-  for (int i = 1; i < kBlock; ++i) total[0] += total[i];
-  return total[0];
+  return count;
 }
 
-uint64_t mass_of_keys(const uint64_t* keys, int64_t count, float largest) {
+Masses masses(const Row& row, Cut cut, Edges edges) {
+  Block storage;
+  const WideCut wide(cut);
+  const Scale scale(row);
+  const F largest = Lanes::set(row.largest), gone = Lanes::set(kMinusInfinity);
+  F edge[kNumEdges];
+  for (int e = 0; e < kNumEdges; ++e) edge[e] = Lanes::set(edges.logits[e]);
+  Lanes::Mass total = {}, reached[kNumEdges] = {};
+  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
+    if (weightless(row, cut, row.block_max[b])) continue;
+    const float* x = storage.read(row.logits, row.num_ids, b);
+    for (int i = 0; i < kBlock; i += kWidth) {
+      F s = scale(Lanes::load(x + i));
+      if (wide.cuts) s = Lanes::select(wide.survives(s, ids_from(b * kBlock + i)), s, gone);
+      const Lanes::Mass mass = Lanes::mass(relative_probability<Lanes>(s, largest));
+      total = Lanes::add(total, mass);
+      for (int e = 0; e < kNumEdges; ++e) reached[e] = Lanes::add_where(Lanes::at_least(s, edge[e]), reached[e], mass);
+    }
+  }
+  Masses sums = {Lanes::sum(total), {}};
+  for (int e = 0; e < kNumEdges; ++e) sums.reached[e] = Lanes::sum(reached[e]);
+  return sums;
+}
+
+void masses_of_keys(const uint64_t* keys, int64_t count, float largest, uint64_t* masses) {
   const F wide_largest = Lanes::set(largest);
-  uint64_t total = 0;
   for (int64_t first = 0; first < count; first += kWidth) {
     float logits[kWidth];
     uint64_t mass[kWidth];
     for (int i = 0; i < kWidth; ++i) logits[i] = first + i < count ? key_logit(keys[first + i]) : kMinusInfinity;
-    Lanes::store_mass(relative_probability<Lanes>(Lanes::load(logits), wide_largest), mass);
-    for (int i = 0; i < kWidth; ++i) total += mass[i];
+    Lanes::store(mass, Lanes::mass(relative_probability<Lanes>(Lanes::load(logits), wide_largest)));
+    for (int i = 0; i < kWidth && first + i < count; ++i) masses[first + i] = mass[i];
   }
-  return total;
-}
-
-void histogram(const Row& row, Cut cut, uint64_t* bins) {
-  Block storage;
-  uint64_t odd_bins[kNumBins] = {};  // neighbours often share a bin: two chains of additions
-  const WideCut wide(cut);
-  const Scale scale(row);
-  const F largest = Lanes::set(row.largest), gone = Lanes::set(kMinusInfinity);
-  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
-    if (weightless(row, cut, row.block_max[b])) continue;
-    const float* x = storage.read(row.logits, row.num_ids, b);
-    uint64_t mass[kBlock];
-    uint32_t bin[kBlock];
-    for (int i = 0; i < kBlock; i += kWidth) {
-      F scaled = scale(Lanes::load(x + i));
-      scaled = Lanes::select(wide.survives(scaled, ids_from(b * kBlock + i)), scaled, gone);
-      Lanes::store_mass(relative_probability<Lanes>(scaled, largest), mass + i);
-      Lanes::store(bin + i, bin_of(scaled, largest));
-    }
-    for (int i = 0; i < kBlock; i += 2) {
-      bins[bin[i]] += mass[i];
-      odd_bins[bin[i + 1]] += mass[i + 1];
-    }
-  }
-  for (int i = 0; i < kNumBins; ++i) bins[i] += odd_bins[i];
-}
-
-// Appends the keys of the ids whose bit is set.
-FD_RULE int32_t append_keys(uint64_t chosen, const float* scaled, int32_t first_id, uint64_t* keys) {
-  int32_t count = 0;
-  for (; chosen != 0; chosen &= chosen - 1) {
-    const int i = __builtin_ctzll(chosen);
-    keys[count++] = order_key(scaled[i], static_cast<uint32_t>(first_id + i));
-  }
-  return count;
-}
-
-// Gathers the surviving ids for which `wanted(scaled)` holds, from the blocks for which `worth(block_max)` holds.
-template <class Worth, class Wanted>
-FD_RULE int32_t gather(const Row& row, Cut cut, uint64_t* keys, const Worth& worth, const Wanted& wanted) {
-  Block storage;
-  const WideCut wide(cut);
-  const Scale scale(row);
-  int32_t count = 0;
-  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
-    if (row.block_max[b] < cut.logit || !worth(row.block_max[b])) continue;
-    const float* x = storage.read(row.logits, row.num_ids, b);
-    float scaled[kBlock];
-    uint64_t chosen = 0;
-    for (int i = 0; i < kBlock; i += kWidth) {
-      const F s = scale(Lanes::load(x + i));
-      const M kept = Lanes::both(wide.survives(s, ids_from(b * kBlock + i)), wanted(s));
-      Lanes::store(scaled + i, s);
-      chosen |= static_cast<uint64_t>(Lanes::mask_bits(kept)) << i;
-    }
-    count += append_keys(chosen, scaled, b * kBlock, keys + count);
-  }
-  return count;
-}
-
-int32_t gather_above(const Row& row, Cut cut, float lowest, uint64_t* keys) {
-  const F least = Lanes::set(lowest);
-  return gather(
-      row, cut, keys, [&](float block_max) { return block_max >= lowest; }, [&](F s) { return at_least(s, least); });
-}
-
-int32_t gather_bin(const Row& row, Cut cut, uint32_t bin, uint64_t* keys) {
-  const F largest = Lanes::set(row.largest);
-  const U wanted_bin = Lanes::set(bin);
-  return gather(
-      row, cut, keys, [&](float block_max) { return (row.largest - block_max) * kBinsPerUnit < bin + 1.0f; },
-      [&](F s) { return Lanes::equal(bin_of(s, largest), wanted_bin); });
 }
 
 // Random words of the kGroup ids from first_id, a multiple of kGroup.
@@ -224,13 +177,14 @@ struct Best {
   }
 };
 
-// Scaled logits of the kGroup ids from first_id, -inf where they do not survive. Returns whether any does.
+// Scaled logits of the kGroup ids from first_id, -inf where they do not survive. Returns whether any may.
 FD_RULE bool load_survivors(const float* x, int32_t first_id, const WideCut& wide, const Scale& scale, F scaled[4]) {
-  uint32_t any = 0;
+  uint32_t any = wide.cuts ? 0 : 1;
   for (int i = 0; i < 4; ++i) {
-    const F s = scale(Lanes::load(x + i * kWidth));
-    const M kept = wide.survives(s, ids_from(first_id + i * kWidth));
-    scaled[i] = Lanes::select(kept, s, Lanes::set(kMinusInfinity));
+    scaled[i] = scale(Lanes::load(x + i * kWidth));
+    if (!wide.cuts) continue;
+    const M kept = wide.survives(scaled[i], ids_from(first_id + i * kWidth));
+    scaled[i] = Lanes::select(kept, scaled[i], Lanes::set(kMinusInfinity));
     any |= Lanes::mask_bits(kept);
   }
   return any != 0;
@@ -316,9 +270,8 @@ void gumbel_noise(uint64_t seed, uint64_t position, int32_t num_ids, float* nois
 }  // namespace
 
 extern const SamplingKernels kSamplingKernels;
-const SamplingKernels kSamplingKernels = {block_maxima, mass_above,   mass_of_keys, histogram,
-                                          gather_above, gather_bin,   draw,         write_scaled,
-                                          apply_mask,   count_before, gumbel_noise};
+const SamplingKernels kSamplingKernels = {block_maxima, masses,     masses_of_keys, gather,      draw,
+                                          write_scaled, apply_mask, count_before,   gumbel_noise};
 
 }  // namespace FD_ISA
 }  // namespace fd

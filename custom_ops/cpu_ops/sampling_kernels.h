@@ -9,9 +9,7 @@
 
 namespace fd {
 
-constexpr int kBlock = 64;      // ids that one entry of Row::block_max stands for
-constexpr int kNumBins = 1024;  // of the mass histogram
-constexpr float kBinsPerUnit = 32.0f;
+constexpr int kBlock = 64;  // ids that one entry of Row::block_max stands for
 
 // A row after biases, penalties and masks. Scaled logits are logits / temperature; they are formed where they are used.
 struct Row {
@@ -22,18 +20,27 @@ struct Row {
   float temperature;
 };
 
+// Scaled logits, in any order.
+constexpr int kNumEdges = 2;
+struct Edges {
+  float logits[kNumEdges];
+};
+
+// The mass of all surviving ids, and of those whose scaled logit is at least each edge.
+struct Masses {
+  uint64_t total;
+  uint64_t reached[kNumEdges];
+};
+
 struct SamplingKernels {
   // Fills block_max with unscaled maxima and returns the largest logit; NaN if there is one in the row.
   float (*block_maxima)(const float* logits, int32_t num_ids, float* block_max);
-  // Returns the mass of surviving ids with scaled logit >= lowest, and their number.
-  uint64_t (*mass_above)(const Row& row, Cut cut, float lowest, int64_t* count);
-  // Returns the mass of the ids of these order keys.
-  uint64_t (*mass_of_keys)(const uint64_t* keys, int64_t count, float largest);
-  // Adds the mass of every surviving id to the bin of its distance from the largest logit. bins: [kNumBins].
-  void (*histogram)(const Row& row, Cut cut, uint64_t* bins);
-  // Write the order keys of surviving ids, ids ascending: those with scaled logit >= lowest, or those in a bin.
-  int32_t (*gather_above)(const Row& row, Cut cut, float lowest, uint64_t* keys);
-  int32_t (*gather_bin)(const Row& row, Cut cut, uint32_t bin, uint64_t* keys);
+  Masses (*masses)(const Row& row, Cut cut, Edges edges);
+  // Writes the masses of the ids of these order keys.
+  void (*masses_of_keys)(const uint64_t* keys, int64_t count, float largest, uint64_t* masses);
+  // Writes the order keys of surviving ids with lowest <= scaled logit < end, ids ascending, from every `every`-th
+  // block; returns how many there are.
+  int32_t (*gather)(const Row& row, Cut cut, float lowest, float end, int32_t every, uint64_t* keys);
   // Returns argmax(scaled logit + noise) over the survivors, the lowest id of equals; -1 if none survives.
   int32_t (*draw)(const Row& row, Cut cut, uint64_t seed, uint64_t position);
   // Writes scaled logits to out, -inf for ids that do not survive; out may be row.logits.

@@ -54,6 +54,7 @@ struct Lanes {
   }
   static FD_RULE M is_negative(U a) { return _mm512_movepi32_mask(a); }
   static FD_RULE M greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static FD_RULE M at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static FD_RULE M equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
   static FD_RULE M equal(U a, U b) { return _mm512_cmpeq_epi32_mask(a, b); }
   static FD_RULE M unordered(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
@@ -69,8 +70,8 @@ struct Lanes {
     const U factor = set(b);
     const U even = _mm512_mul_epu32(a, factor);
     const U odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
-    *low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
-    *high = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+    *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CCAA);
+    *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_DDBB);
   }
   // Counters whose words, after interleave, are those of 64 consecutive ids.
   static FD_RULE U group_iota() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
@@ -82,16 +83,26 @@ struct Lanes {
     w[2] = _mm512_unpacklo_epi64(high01, high23);
     w[3] = _mm512_unpackhi_epi64(high01, high23);
   }
-  static FD_RULE void store_mass(F e, uint64_t* out) {
-    const U u = bits(e);
-    const U mantissa = _mm512_or_si512(bit_and(u, set(0x7fffffu)), set(0x800000u));
-    const U shift = sub(set(150u), _mm512_srli_epi32(u, 23));
-    for (int half = 0; half < 2; ++half) {
-      const __m256i m = half ? _mm512_extracti64x4_epi64(mantissa, 1) : _mm512_castsi512_si256(mantissa);
-      const __m256i s = half ? _mm512_extracti64x4_epi64(shift, 1) : _mm512_castsi512_si256(shift);
-      const U wide = _mm512_slli_epi64(_mm512_cvtepu32_epi64(m), kMassBits);
-      _mm512_storeu_si512(out + 8 * half, _mm512_srlv_epi64(wide, _mm512_cvtepu32_epi64(s)));
-    }
+  struct Mass {
+    U low, high;  // of the first eight lanes, of the last
+  };
+  static FD_RULE Mass mass(F e) {
+    const F scaled = mul(e, set(0x1p40f));
+    static_assert(kMassBits == 40);
+    return {_mm512_cvttps_epi64(_mm512_castps512_ps256(scaled)),
+            _mm512_cvttps_epi64(_mm512_extractf32x8_ps(scaled, 1))};
+  }
+  static FD_RULE Mass add(Mass a, Mass b) { return {_mm512_add_epi64(a.low, b.low), _mm512_add_epi64(a.high, b.high)}; }
+  static FD_RULE Mass add_where(M m, Mass a, Mass b) {
+    return {_mm512_mask_add_epi64(a.low, static_cast<__mmask8>(m), a.low, b.low),
+            _mm512_mask_add_epi64(a.high, static_cast<__mmask8>(m >> 8), a.high, b.high)};
+  }
+  static FD_RULE void store(uint64_t* p, Mass a) {
+    _mm512_storeu_si512(p, a.low);
+    _mm512_storeu_si512(p + 8, a.high);
+  }
+  static FD_RULE uint64_t sum(Mass a) {
+    return static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(a.low, a.high)));
   }
 };
 
@@ -132,6 +143,7 @@ struct Lanes {
   }
   static FD_RULE M is_negative(U a) { return from_bits(shift_right_signed<31>(a)); }
   static FD_RULE M greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
+  static FD_RULE M at_least(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
   static FD_RULE M equal(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
   static FD_RULE M equal(U a, U b) { return from_bits(_mm256_cmpeq_epi32(a, b)); }
   static FD_RULE M unordered(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_UNORD_Q); }
@@ -166,17 +178,33 @@ struct Lanes {
     w[2] = _mm256_unpacklo_epi64(high01, high23);
     w[3] = _mm256_unpackhi_epi64(high01, high23);
   }
-  static FD_RULE void store_mass(F e, uint64_t* out) {
-    const U u = bits(e);
-    const U mantissa = _mm256_or_si256(bit_and(u, set(0x7fffffu)), set(0x800000u));
-    const U shift = sub(set(150u), _mm256_srli_epi32(u, 23));
-    for (int half = 0; half < 2; ++half) {
-      const __m128i m = half ? _mm256_extracti128_si256(mantissa, 1) : _mm256_castsi256_si128(mantissa);
-      const __m128i s = half ? _mm256_extracti128_si256(shift, 1) : _mm256_castsi256_si128(shift);
-      const U wide = _mm256_slli_epi64(_mm256_cvtepu32_epi64(m), kMassBits);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 4 * half),
-                          _mm256_srlv_epi64(wide, _mm256_cvtepu32_epi64(s)));
-    }
+  struct Mass {
+    U low, high;  // of the first four lanes, of the last
+  };
+  static FD_RULE Mass mass(F e) {
+    const U mantissa = _mm256_or_si256(bit_and(bits(e), set(0x7fffffu)), set(0x800000u));
+    const U shift = sub(set(150u), _mm256_srli_epi32(bits(e), 23));
+    const auto shifted = [](__m128i m, __m128i s) {
+      return _mm256_srlv_epi64(_mm256_slli_epi64(_mm256_cvtepu32_epi64(m), kMassBits), _mm256_cvtepu32_epi64(s));
+    };
+    return {shifted(_mm256_castsi256_si128(mantissa), _mm256_castsi256_si128(shift)),
+            shifted(_mm256_extracti128_si256(mantissa, 1), _mm256_extracti128_si256(shift, 1))};
+  }
+  static FD_RULE Mass add(Mass a, Mass b) { return {_mm256_add_epi64(a.low, b.low), _mm256_add_epi64(a.high, b.high)}; }
+  static FD_RULE Mass add_where(M m, Mass a, Mass b) {
+    const U low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(bits(m)));
+    const U high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(bits(m), 1));
+    return add(a, {bit_and(low, b.low), bit_and(high, b.high)});
+  }
+  static FD_RULE void store(uint64_t* p, Mass a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 4), a.high);
+  }
+  static FD_RULE uint64_t sum(Mass a) {
+    uint64_t lanes[kWidth], total = 0;
+    store(lanes, a);
+    for (uint64_t lane : lanes) total += lane;
+    return total;
   }
 };
 
@@ -191,6 +219,7 @@ struct Lanes : ScalarLanes {
   static FD_RULE U truncate(F a) { return a < 0x1p31f ? static_cast<U>(static_cast<int32_t>(a)) : 0x80000000u; }
   static FD_RULE U min(U a, U b) { return a < b ? a : b; }
   using ScalarLanes::add;
+  static FD_RULE M at_least(F a, F b) { return a >= b; }
   static FD_RULE M equal(F a, F b) { return a == b; }
   static FD_RULE M equal(U a, U b) { return a == b; }
   static FD_RULE M unordered(F a, F b) { return a != a || b != b; }
@@ -204,7 +233,14 @@ struct Lanes : ScalarLanes {
   static FD_RULE U iota() { return 0; }
   static FD_RULE U group_iota() { return 0; }
   static FD_RULE void interleave(U*) {}
-  static FD_RULE void store_mass(F e, uint64_t* out) { *out = mass_of(e); }
+  struct Mass {
+    uint64_t value;
+  };
+  static FD_RULE Mass mass(F e) { return {mass_of(e)}; }
+  static FD_RULE Mass add(Mass a, Mass b) { return {a.value + b.value}; }
+  static FD_RULE Mass add_where(M m, Mass a, Mass b) { return {m ? a.value + b.value : a.value}; }
+  static FD_RULE void store(uint64_t* p, Mass a) { *p = a.value; }
+  static FD_RULE uint64_t sum(Mass a) { return a.value; }
 };
 
 #endif

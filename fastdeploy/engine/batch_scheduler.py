@@ -167,15 +167,17 @@ def _urgency(request: Request) -> tuple[int, int]:
 
 
 def _freeze(builder: _PlanBuilder) -> StepPlan:
-    requests = builder.requests
-    num_scheduled = np.array(builder.num_scheduled, np.int32)
-    num_computed = np.array([r.num_computed for r in requests], np.int32)
-    num_drafts = np.array([len(r.draft) for r in requests], np.int32)
-    num_tokens = np.array([r.num_tokens for r in requests], np.int32)
-    reaches_end = num_computed + num_scheduled == num_tokens + num_drafts
-    num_verify_rows = np.where(reaches_end, 1 + num_drafts, 0).astype(np.int32)
-    num_prompt_rows = np.array([_num_prompt_rows(r, n) for r, n in zip(requests, builder.num_scheduled)], np.int32)
-    return StepPlan(tuple(requests), num_scheduled, num_computed, num_drafts, num_verify_rows, num_prompt_rows)
+    rows = [
+        (num_rows, r.num_computed, len(r.draft), _num_verify_rows(r, num_rows), _num_prompt_rows(r, num_rows))
+        for r, num_rows in zip(builder.requests, builder.num_scheduled)
+    ]
+    return StepPlan(tuple(builder.requests), *np.array(rows, np.int32).T.copy())
+
+
+def _num_verify_rows(request: Request, num_rows: int) -> int:
+    """Rows whose next token is wanted: the last of the known tokens and all drafts, if the step gets so far."""
+    end = request.num_tokens + len(request.draft)
+    return 1 + len(request.draft) if request.num_computed + num_rows == end else 0
 
 
 def _num_prompt_rows(request: Request, num_rows: int) -> int:

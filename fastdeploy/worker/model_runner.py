@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import add
 from typing import Protocol
 
 import numpy as np
@@ -193,7 +195,7 @@ class ModelRunner:
         if not segments:
             return
         counts = [segment.count for segment in segments]
-        firsts = np.cumsum([0, *counts[:-1]]).tolist()
+        firsts = list(accumulate(counts[:-1], initial=0))
         sampling, batch = self.sampling, self.verification
         batch.fill(firsts, counts)
         relaxed, policy = self.config.verify_strategy == "topp_relaxed", ACCEPT_POLICIES[self.config.accept_policy]
@@ -206,13 +208,13 @@ class ModelRunner:
             policy,
         )
         num_rows = firsts[-1] + counts[-1]
-        status = sampling.status.array[:num_rows]
-        any_bad = bool(status.any())
+        status = sampling.status.array[:num_rows].tolist()
+        any_bad = any(status)
         emitted = batch.emitted.array[:num_rows].tolist()
         for segment, first, count in zip(segments, firsts, batch.num_accepted.array[: len(segments)].tolist()):
             outcome, end = outcomes[segment.plan_row], first + count + 1
-            if any_bad and (bad := status[first:end]).any():
-                _fail(outcome, plan.requests[segment.plan_row], RowStatus(int(bad[bad != 0][0])))
+            if any_bad and (bad := next(filter(None, status[first:end]), None)):
+                _fail(outcome, plan.requests[segment.plan_row], RowStatus(bad))
                 continue
             outcome.num_accepted = count
             outcome.token_ids = emitted[first:end]
@@ -280,14 +282,12 @@ def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
 
 def _segments(plan: StepPlan) -> Iterator[_Segment]:
     """Yield the verification rows of all requests, then their prompt rows."""
-    prompt, verify = plan.num_prompt_rows, plan.num_verify_rows
-    ends = np.cumsum(prompt + verify)
-    for row, (end, count) in enumerate(zip(ends.tolist(), verify.tolist())):
+    prompt, verify = plan.num_prompt_rows.tolist(), plan.num_verify_rows.tolist()
+    firsts = [0, *accumulate(map(add, prompt, verify))]
+    for row, count in enumerate(verify):
         if count:
-            yield _Segment(row, end - count, count)
-    if prompt.any():
-        positions = plan.num_computed + plan.num_scheduled - verify - prompt
-        firsts = ends - verify - prompt
-        for row, count in enumerate(prompt.tolist()):
-            if count:
-                yield _Segment(row, int(firsts[row]), count, is_prompt=True, position=int(positions[row]))
+            yield _Segment(row, firsts[row] + prompt[row], count)
+    for row, count in enumerate(prompt):
+        if count:
+            position = int(plan.num_computed[row] + plan.num_scheduled[row]) - verify[row] - count
+            yield _Segment(row, firsts[row], count, is_prompt=True, position=position)

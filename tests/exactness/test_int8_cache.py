@@ -105,7 +105,7 @@ def test_memory_plan_counts_codes_and_scales(method: str) -> None:
     wide, narrow = describe("auto")["kv_cache"], describe("int8")["kv_cache"]
     assert (wide["dtype"], narrow["dtype"]) == ("bfloat16", "int8")
     assert narrow["bytes"] <= 1 << 24
-    assert 1.85 < narrow["num_blocks"] / wide["num_blocks"] < 1.95
+    assert 1.7 < narrow["num_blocks"] / wide["num_blocks"] < 1.9  # an MTP layer keeps hidden states beside its cache
     if method == "naive":
         assert wide["num_blocks"] == (1 << 24) // (16 * 14 * 2 * 2 * 64 * 2)  # tokens, layers, keys and values, heads
         assert narrow["num_blocks"] == (1 << 24) // (16 * 14 * 2 * 2 * (64 + 4))

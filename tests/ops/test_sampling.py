@@ -201,6 +201,23 @@ def test_filters_equal_the_reference_on_a_large_vocabulary(spread: float) -> Non
         assert batch.token_ids.array[row] == np.argmax(want + gumbel_noise(17, 99, vocab_size))
 
 
+@pytest.mark.parametrize("outlier", [0.0, 4.0, 12.0])
+@pytest.mark.parametrize("raised", [-3.0, 3.0])
+def test_top_p_ends_where_a_sample_of_the_vocabulary_would_not_expect_it(raised: float, outlier: float) -> None:
+    vocab_size = 151_936
+    rng = np.random.default_rng(6)
+    values = rng.standard_normal(vocab_size).astype(np.float32)
+    values[np.arange(vocab_size) // 64 % 32 == 0] += np.float32(raised)  # the blocks that the kernel looks at first
+    values[77_777] += np.float32(outlier)
+    rules = [RowRule(top_p=top_p) for top_p in (0.0, 0.2, 0.5, 0.9, 0.999)]
+    rules.append(RowRule(top_p=0.8, top_k=3000))
+    batch, buffer = batch_of(rules), logits_of(np.tile(values, (len(rules), 1)))
+    sample(buffer.tensor, batch, len(rules), keep_processed=True)
+    for row, rule in enumerate(rules):
+        want = reference.filtered(values, rule.top_k, rule.top_p, rule.min_p)
+        assert np.array_equal(np.isinf(buffer.array[row]), np.isinf(want)), rule
+
+
 def test_logits_come_back_unchanged_bit_for_bit() -> None:
     rng = np.random.default_rng(11)
     rules = [random_rule(rng, 300) for _ in range(40)]
