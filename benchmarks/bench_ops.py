@@ -47,20 +47,26 @@ class Case:
     shares: list[float] = field(default_factory=list)
 
 
-def linear_cases(rows: tuple[int, ...], n: int, k: int, copies: int, quantization: str) -> list[Case]:
-    """Time each number of rows through `copies` weights of [n, k], together too large for a cache when copies > 1.
+def linear_cases(rows: tuple[int, ...], source: paddle.Tensor, copies: int, quantization: str) -> list[Case]:
+    """Time each number of rows through `copies` of a weight, together too large for a cache when copies > 1.
 
     The calls are recorded and replayed, as those of a model's step are.
     """
-    source = random_rows(n, k, "bfloat16", 5, k**-0.5)
     weights = [pack_linear(source, None, quantization) for _ in range(copies)]
     return [linear_case(weights, count) for count in rows]
 
 
-def linear_case(weights: list[PackedLinear], rows: int) -> Case:
+def head_cases() -> list[Case]:
+    """Time the head of a vocabulary of 151,936, which writes logits, in every format."""
+    source = random_rows(151_936, 1024, "bfloat16", 6, 1024**-0.5)
+    heads = [[pack_linear(source, None, quantization)] for quantization in (NO_QUANTIZATION, *QUANTIZATIONS)]
+    return [linear_case(head, rows, "float32") for head in heads for rows in (1, 8, 16)]
+
+
+def linear_case(weights: list[PackedLinear], rows: int, out_dtype: str = "bfloat16") -> Case:
     first, copies = weights[0], len(weights)
     n, k = first.out_features, first.in_features
-    x, out = random_rows(rows, k, "bfloat16", 99), paddle.zeros([rows, n], "bfloat16")
+    x, out = random_rows(rows, k, "bfloat16", 99), paddle.zeros([rows, n], out_dtype)
 
     def through_all() -> None:
         for weight in weights:
@@ -125,13 +131,15 @@ def attention_cases(cache_dtype: str) -> list[Case]:
 
 
 def cases(cache_dtypes: list[str]) -> list[Case]:
+    layer = random_rows(3072, 1024, "bfloat16", 5, 1024**-0.5)
     return [
         *(
             case
             for quantization in (NO_QUANTIZATION, *QUANTIZATIONS)
             for rows, copies in (((1, 2, 4, 8, 16), 32), ((128, 512), 1))
-            for case in linear_cases(rows, 3072, 1024, copies, quantization)
+            for case in linear_cases(rows, layer, copies, quantization)
         ),
+        *head_cases(),
         *(case for cache_dtype in cache_dtypes for case in attention_cases(cache_dtype)),
     ]
 

@@ -33,6 +33,25 @@ struct Tile {
   int64_t panel, last, block, end;
 };
 
+// Calls body(i) for i in [0, count), on all threads if `parallel`. Each thread walks a stretch of neighbours, so that
+// what it fetches ahead is what it needs next; then it takes from the stretches of threads that are late.
+template <class Body>
+static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& body) {
+  constexpr int64_t most = 64;  // more threads share stretches
+  struct alignas(64) Stretch {
+    int64_t next, end;
+  };
+  const int64_t threads = num_threads() < most ? num_threads() : most, stretches = parallel ? threads : 1;
+  Stretch all[most];
+  for (int64_t i = 0; i < stretches; ++i) all[i] = {i * count / stretches, (i + 1) * count / stretches};
+  parallel_for(stretches, parallel, [&](int64_t own) {
+    for (int64_t i = 0; i < stretches; ++i) {
+      Stretch& stretch = all[(own + i) % stretches];
+      for (int64_t at; (at = __atomic_fetch_add(&stretch.next, 1, __ATOMIC_RELAXED)) < stretch.end;) body(at);
+    }
+  });
+}
+
 // Calls body(tile) for tiles that together cover all panels and blocks, on all threads if that is worth it.
 template <class Body>
 static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
@@ -41,7 +60,7 @@ static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body
   const int64_t tile_panels = share < together ? together : share < kMaxTilePanels ? share : kMaxTilePanels;
   const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
   const int64_t tiles = (num_panels + tile_panels - 1) / tile_panels * row_tiles;
-  parallel_for(tiles, a.rows * num_panels * kPanel * a.k >= kMinParallelWork, [&](int64_t index) {
+  for_each_in_stretches(tiles, a.rows * num_panels * kPanel * a.k >= kMinParallelWork, [&](int64_t index) {
     const int64_t panel = index / row_tiles * tile_panels, block = index % row_tiles * kTileBlocks;
     const int64_t last = panel + tile_panels < num_panels ? panel + tile_panels : num_panels;
     const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;

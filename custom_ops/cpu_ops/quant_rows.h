@@ -61,18 +61,25 @@ struct QuantizedRows<QuadElement> {
   F16 scaled(F16 total, int64_t row) const { return mul(total, splat(scales[row])); }
 };
 
-static inline void pack_pairs(const uint16_t* x, int64_t rows, int64_t k, int64_t row_units, PairElement* packed) {
+// Writes element(row, unit) to packed[unit][row] for units [0, count), in strips that stay in the L1 cache.
+template <class Element, class Make>
+FD_INLINE void interleave(int64_t rows, int64_t count, Element* packed, const Make& element) {
   constexpr int64_t strip = 128;
-  for (int64_t first = 0; first < row_units; first += strip) {
-    const int64_t end = first + strip < row_units ? first + strip : row_units;
-    for (int64_t r = 0; r < rows; ++r) {
-      const uint16_t* row = x + r * k;
-      for (int64_t u = first; u < end; ++u) {
-        const uint16_t even = 2 * u < k ? row[2 * u] : uint16_t{0}, odd = 2 * u + 1 < k ? row[2 * u + 1] : uint16_t{0};
-        packed[u * rows + r] = pair_element(even, odd);
-      }
-    }
+  for (int64_t first = 0; first < count; first += strip) {
+    const int64_t end = first + strip < count ? first + strip : count;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t u = first; u < end; ++u) packed[u * rows + r] = element(r, u);
   }
+}
+
+static inline void pack_pairs(const uint16_t* x, int64_t rows, int64_t k, int64_t row_units, PairElement* packed) {
+  interleave(rows, k / 2, packed, [=](int64_t r, int64_t u) {
+    const uint16_t* pair = x + r * k + 2 * u;
+    return pair_element(pair[0], pair[1]);
+  });
+  for (int64_t u = k / 2; u < row_units; ++u)
+    for (int64_t r = 0; r < rows; ++r)
+      packed[u * rows + r] = pair_element(2 * u < k ? x[r * k + 2 * u] : uint16_t{0}, 0);
 }
 
 template <Quantization kQuantization, class Element>
@@ -107,8 +114,10 @@ QuantizedRows<Element> prepare_rows(const LinearArgs& a, const Blocks& blocks, i
           for (int64_t i = g * group; i < end; ++i) sum += row[i];
           starts[(first + r) * num_groups + g] = static_cast<int32_t>(-offset * sum);
         }
-        for (int64_t u = 0; u < row_units; ++u) elements[first * row_units + u * rows + r] = quad_element(row + 4 * u);
       }
+      const int8_t* block = codes + first * padded_k;
+      interleave(rows, row_units, elements + first * row_units,
+                 [=](int64_t r, int64_t u) { return quad_element(block + r * padded_k + 4 * u); });
     });
     result = {elements, starts, scales, num_groups};
   }

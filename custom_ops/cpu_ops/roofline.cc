@@ -15,10 +15,17 @@ constexpr int64_t kReadTile = 1 << 18;  // bytes that a thread reads at a time
 // Rows whose sums, with a unit, fit the registers: enough that none waits for its last addition.
 constexpr int kRows = kColumnRows < 12 ? kColumnRows : 12;
 
-FD_INLINE F16 as_float(F16 x) { return x; }
-FD_INLINE F16 as_float(I16 x) { return to_float(x); }
 FD_INLINE void clear(F16& x) { x = zero(); }
 FD_INLINE void clear(I16& x) { x = splat_int(0); }
+
+// Any use of a sum will do. A copy of all of it, since one of a part would keep the sums in memory.
+template <class Sum>
+FD_INLINE float first_lane(const Sum& sum) {
+  float lanes[kLanes];
+  static_assert(sizeof(lanes) == sizeof(sum), "sixteen lanes of four bytes");
+  std::memcpy(lanes, &sum, sizeof(lanes));
+  return lanes[0];
+}
 
 // All threads do `steps` products of a unit with kRows elements many times over; returns the products of all.
 template <class Sum, class Element, class Unit>
@@ -38,7 +45,7 @@ double multiply(int64_t steps, const Element (&elements)[kRows], const Unit& uni
       for (int r = 0; r < kRows; ++r) acc[r] = dot_unit(acc[r], x[r], w);
     }
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) sums[tile % 64] += sum_lanes(as_float(acc[r]));
+    for (int r = 0; r < kRows; ++r) sums[tile % 64] += first_lane(acc[r]);
   });
   const double products = static_cast<double>(kRows) * static_cast<double>(steps) * static_cast<double>(tiles);
   return sums[0] == 0.12345f ? 0 : products;  // the sums are used: the loop cannot be left out
