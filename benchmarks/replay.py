@@ -73,9 +73,9 @@ class LayerRecord:
                 self._engine.step()
         return self._drafts[key]
 
-    def _record(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
+    def _record(self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]) -> list[Draft]:
         """Keep a draft instead of handing it on, so that the answer is drafted after every token."""
-        for request, draft in zip(requests, self._propose(requests, caps)):
+        for request, draft in zip(requests, self._propose(requests, caps, steps)):
             self._now[request.num_output_tokens] = draft.token_ids
         return [NO_DRAFT] * len(requests)
 

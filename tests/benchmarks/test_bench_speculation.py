@@ -52,9 +52,9 @@ def test_replay_leaves_out_what_random_weights_cannot_draft(
 def test_replay_gives_a_layer_of_random_weights_the_drafts_of_a_trained_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--replay", "--shape", "demo", "--workload", "editing", "--method", "mtp", "mtp+suffix"]
+    flags = ["--replay", "--shape", "demo", "--workload", "editing", "--method", "mtp-fixed", "mtp+suffix-fixed"]
     rows = results(capsys, monkeypatch, *flags)
-    assert [row["method"] for row in rows] == ["naive", "mtp", "mtp+suffix"]
+    assert [row["method"] for row in rows] == ["naive", "mtp-fixed", "mtp+suffix-fixed"]
     assert min(row["mean_acceptance_length"] for row in rows[1:]) > 1.5
 
 

@@ -58,7 +58,7 @@ def test_the_memory_plan_counts_the_layer_and_the_fingerprint_does_not() -> None
 def test_drafts_are_chosen_with_a_head_of_four_bits_unless_told_otherwise(
     requests: list[GenerationRequest], quantization: dict[str, str] | None, head: str, heads_bytes: int
 ) -> None:
-    given = {"method": "mtp", "num_speculative_tokens": 3, "quantization": quantization}
+    given = {"method": "mtp", "num_speculative_tokens": 3, "quantization": quantization, "adaptive": False}
     config = EngineConfig(
         model="demo",
         max_model_len=256,
