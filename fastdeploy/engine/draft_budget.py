@@ -297,8 +297,9 @@ class AdaptiveBudget(DraftBudget):
             self._match.learn(cost_s / len(asks))
             return
         cost_s = max(0.0, cost_s - self._match.seconds * len(asks))
-        self._call.learn(cost_s / depth)
-        if self._num_probed:
+        if not self._num_probed or not self._call.is_known:
+            self._call.learn(cost_s / depth)
+        else:  # a try catches up with the text since the last one, which says nothing of calls that follow each other
             num_asked = sum(ask.num_steps > 0 for ask in asks)
             price_s = cost_s * self._num_probed / num_asked
             self._call.next_probe_s = max(now, self._call.next_probe_s) + price_s / PROBE_SHARE

@@ -14,6 +14,7 @@ FIRST_WEIGHT = 2.0  # tokens that the guess counts for
 MOST_DEPTH = 16  # longer matches are all the same
 OWN_WEIGHT = 4.0  # refutations, seen and expected, that a request starts with
 METHOD_MEMORY = 0.995  # weight that counts keep with every new one
+FADING = 0.02  # of the weight of what a token's counts say, when a draft that ended before it is kept
 REQUEST_MEMORY = 0.9
 
 
@@ -31,6 +32,17 @@ class _Method:
         kept = self.kept[depth] = METHOD_MEMORY * self.kept[depth] + is_kept
         seen = self.seen[depth] = METHOD_MEMORY * self.seen[depth] + 1.0
         self.misses[depth] = 1.0 - kept / seen
+
+    def hope(self, depth: int) -> None:
+        """Take in that a draft that ended before `depth` was kept: what was seen there gives way to a guess.
+
+        The guess is that such a token is as good as the one before it.
+        """
+        guess = FIRST_WEIGHT * self.kept[depth - 1] / self.seen[depth - 1]
+        if guess * self.seen[depth] > FIRST_WEIGHT * self.kept[depth]:
+            self.kept[depth] += FADING * (guess - self.kept[depth])
+            self.seen[depth] += FADING * (FIRST_WEIGHT - self.seen[depth])
+            self.misses[depth] = 1.0 - self.kept[depth] / self.seen[depth]
 
 
 @dataclass(slots=True)
@@ -73,6 +85,8 @@ class Survival:
         for position in range(first, end):
             source = draft.sources[position] if draft.sources else draft.source
             self._method(source).learn(min(draft.match_len + position, MOST_DEPTH), position < first + num_kept)
+        if end == len(draft) and not is_refuted and 0 < (depth := draft.match_len + end) <= MOST_DEPTH:
+            self._method(draft.sources[-1] if draft.sources else draft.source).hope(depth)
 
     def forget(self, key: Key) -> None:
         """Drop a request's own counts."""

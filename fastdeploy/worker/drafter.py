@@ -31,7 +31,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.core.request import Request, TokenArray
-from fastdeploy.core.step import StepPlan
+from fastdeploy.core.step import IntArray, StepPlan
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
@@ -130,7 +130,7 @@ class Drafter(ABC):
             followed: of each row the one of the last call that leads to it; None for the text in the first stage.
         """
 
-    def observe(self, plan: StepPlan, hidden: Tensor) -> None:
+    def observe(self, plan: StepPlan, hidden: Tensor, slots: IntArray) -> None:
         """Take in a step of the target: empty the blocks that it began, fill where a backlog has grown."""
         size, grown = self.config.block_size, []
         ends = (plan.num_computed + plan.num_scheduled).tolist()

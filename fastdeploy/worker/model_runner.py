@@ -20,7 +20,7 @@ from paddle import Tensor
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
-from fastdeploy.core.step import RequestResult, StepPlan, StepResult
+from fastdeploy.core.step import IntArray, RequestResult, StepPlan, StepResult
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
@@ -50,8 +50,12 @@ class CausalLM(Protocol):
 class StepObserver(Protocol):
     """Learns from every step's hidden states."""
 
-    def observe(self, plan: StepPlan, hidden: Tensor) -> None:
-        """See the states [max_rows, hidden] of the plan's rows, which are gone with the next step."""
+    def observe(self, plan: StepPlan, hidden: Tensor, slots: IntArray) -> None:
+        """See the states [max_rows, hidden] of the plan's rows, which are gone with the next step.
+
+        Args:
+            slots: int32, of each row its slot in the target's cache; gone then, too.
+        """
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,8 @@ class ModelRunner:
             self._read_logprobs(plan, go, outcomes)
         result = StepResult(tuple(outcome.freeze() for outcome in outcomes))
         if self.observer is not None:
-            self.observer.observe(plan, hidden)
+            slots = self.batch.buffers.slot_mapping.array[: self.batch.num_rows]
+            self.observer.observe(plan, hidden, slots)
         return result
 
     def _compute_logits(self, hidden: Tensor, go: list[_Segment]) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.core.step import IntArray, StepPlan
@@ -50,15 +49,12 @@ class MTPRunner(Drafter):
         self._target_hidden: Tensor | None = None  # as `observe` was given it last, and its bytes
         self._target_states = self._states[:0]
 
-    def observe(self, plan: StepPlan, hidden: Tensor) -> None:
+    def observe(self, plan: StepPlan, hidden: Tensor, slots: IntArray) -> None:
         """Keep the states of a step; those of rejected drafts are overwritten before they are read."""
         if hidden is not self._target_hidden:
             self._target_hidden, self._target_states = hidden, byte_rows(hidden)
-        row = 0
-        for request, start, count in zip(plan.requests, plan.num_computed.tolist(), plan.num_scheduled.tolist()):
-            self._keep(request.block_ids, start, self._target_states[row : row + count])
-            row += count
-        super().observe(plan, hidden)
+        self._states[slots] = self._target_states[: len(slots)]
+        super().observe(plan, hidden, slots)
 
     def describe(self) -> dict[str, Any]:
         """Return how many layers there are, the format of their heads, and the bytes that are not the target's."""
@@ -79,16 +75,6 @@ class MTPRunner(Drafter):
         else:
             self._source[: len(followed)] = self._outputs[followed]
         return self.layers[stage].forward(self.token_ids.tensor, self.batch, self.caches[stage])
-
-    def _keep(self, block_ids: list[int], start: int, states: NDArray[np.uint8]) -> None:
-        """Store the states of consecutive positions, block by block: a list of slots would cost NumPy 20 µs a step."""
-        size, done = self.config.block_size, 0
-        while done < len(states):
-            block, offset = divmod(start + done, size)
-            count = min(size - offset, len(states) - done)
-            slot = block_ids[block] * size + offset
-            self._states[slot : slot + count] = states[done : done + count]
-            done += count
 
     def _slots_before(self, spans: Sequence[Span]) -> IntArray:
         """Return the slot before each packed row's."""

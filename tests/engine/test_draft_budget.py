@@ -194,11 +194,10 @@ def test_where_a_model_does_not_pay_the_request_that_has_waited_longest_is_tried
     assert tried == [[0, 1], [1, 0], [0, 1]]
 
 
-def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
-    clock = ManualClock()
-    budget, request = make_budget(0.3, clock, "ngram"), make_request()
-    asked = []
-    for draft in [WRONG] * 60 + [TEXT] * 60:
+def live_with_model(budget: AdaptiveBudget, clock: ManualClock, draft: list[int], num_steps: int) -> list[int]:
+    """Take steps in which a model makes the first tokens of `draft`, 0.05 s each; return how many each asked for."""
+    request, asked = make_request(), []
+    for _ in range(num_steps):
         asked.append(cap := ask(budget, request))
         if cap:
             clock.now += 0.05 * cap
@@ -208,10 +207,38 @@ def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
         request.append(TEXT)
         budget.observe([request], [TEXT])
         clock.now += 1.0
-    assert sum(asked[20:60]) <= 9 and max(asked[20:60]) == 1  # a hundredth of the time, for 0.05 of a step
-    assert asked[-1] >= 4
-    found = next(i for i, cap in enumerate(asked[60:]) if cap)
-    assert all(asked[60 + found :])
+    return asked
+
+
+def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
+    clock = ManualClock()
+    budget = make_budget(0.3, clock, "ngram")
+    wrong = live_with_model(budget, clock, WRONG, 60)
+    assert sum(wrong[20:]) <= 9 and max(wrong[20:]) == 1  # a hundredth of the time, for 0.05 of a step
+    right = live_with_model(budget, clock, TEXT, 60)
+    assert right[-1] >= 4
+    found = next(i for i, cap in enumerate(right) if cap)
+    assert all(right[found:])
+
+
+def test_what_a_try_takes_to_catch_up_is_not_the_price_of_a_call() -> None:
+    clock = ManualClock()
+    budget, request = make_budget(0.3, clock, "ngram"), make_request()
+    live_with_model(budget, clock, WRONG, 40)
+    for _ in range(60):
+        clock.now += 1000.0  # of which asking may take ten
+        assert budget.ask([request]) == [Ask(1, 1)]
+        clock.now += 5.0
+        budget.proposed([request], [Ask(1, 1)])
+    assert live_with_model(budget, clock, TEXT, 700)[-1] >= 4
+
+
+def test_more_drafts_are_hoped_for_where_all_that_were_made_come_true() -> None:
+    clock = ManualClock()
+    budget = make_budget(0.3, clock, "ngram")
+    asked = live_with_model(budget, clock, [*TEXT[:1], *WRONG[1:]], 200)
+    assert 1 <= asked[20:].count(2) <= 10 and max(asked[20:]) == 2
+    assert live_with_model(budget, clock, TEXT, 200)[-1] >= 4
 
 
 def test_text_and_a_model_are_asked_each_for_what_it_is_worth() -> None:
