@@ -297,7 +297,7 @@ class AdaptiveBudget(DraftBudget):
             self._match.learn(cost_s / len(asks))
             return
         cost_s = max(0.0, cost_s - self._match.seconds * len(asks))
-        if not self._num_probed or not self._call.is_known:
+        if not self._num_probed:
             self._call.learn(cost_s / depth)
         else:  # a try catches up with the text since the last one, which says nothing of calls that follow each other
             num_asked = sum(ask.num_steps > 0 for ask in asks)

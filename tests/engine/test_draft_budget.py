@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -140,16 +140,21 @@ def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
 
 
 def ask_in_turn(
-    budget: AdaptiveBudget, clock: ManualClock, request: Request, draft_s: Callable[[int], float], num_steps: int
+    budget: AdaptiveBudget,
+    clock: ManualClock,
+    request: Request,
+    draft_s: Callable[[int], float],
+    num_steps: int,
+    draft: Sequence[int] = TEXT,
 ) -> list[int]:
-    """Let a model draft the text itself, one draft in draft_s(step); return how many each step asked for."""
+    """Let a model draft the first tokens of `draft`, each in draft_s(step); return how many each step asked for."""
     asked = []
     for step in range(num_steps):
         cap = ask(budget, request)
         asked.append(cap)
         clock.now += draft_s(step) * cap
         if cap:
-            request.set_draft(make_draft(TEXT[:cap]))
+            request.set_draft(make_draft(draft[:cap]))
             budget.proposed([request], [Ask(cap, cap)])
         budget.choose([request], 0)
         request.append(TEXT)
@@ -195,19 +200,8 @@ def test_where_a_model_does_not_pay_the_request_that_has_waited_longest_is_tried
 
 
 def live_with_model(budget: AdaptiveBudget, clock: ManualClock, draft: list[int], num_steps: int) -> list[int]:
-    """Take steps in which a model makes the first tokens of `draft`, 0.05 s each; return how many each asked for."""
-    request, asked = make_request(), []
-    for _ in range(num_steps):
-        asked.append(cap := ask(budget, request))
-        if cap:
-            clock.now += 0.05 * cap
-            request.set_draft(make_draft(draft[:cap]))
-            budget.proposed([request], [Ask(cap, cap)])
-        budget.choose([request], 0)
-        request.append(TEXT)
-        budget.observe([request], [TEXT])
-        clock.now += 1.0
-    return asked
+    """Let a model make the first tokens of `draft`, 0.05 s each; return how many each step asked for."""
+    return ask_in_turn(budget, clock, make_request(), lambda step: 0.05, num_steps, draft)
 
 
 def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:

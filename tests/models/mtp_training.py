@@ -16,12 +16,14 @@ from safetensors.paddle import load_file, save_file
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from tests.exactness.requests import run_all
 
 DEMO = Path(resolve_model_path("demo"))
 ERNIE = {
@@ -168,6 +170,13 @@ def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num
             speculative=speculative,
         )
     )
+
+
+def texts_of(requests: list[GenerationRequest]) -> list[list[int]]:
+    """Return prompts with what the demonstration model says, cut to one length."""
+    said = run_all(engine_of("demo", "naive"), requests)
+    whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
+    return [text[: min(map(len, whole))] for text in whole]
 
 
 def states_of(texts: list[list[int]]) -> Tensor:

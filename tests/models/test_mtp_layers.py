@@ -16,7 +16,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.draft_budget import Ask
 from tests.exactness.requests import HEADS, run_all
-from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, train, write_checkpoint
+from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
 from tests.worker.drafting import Drafts, record_drafts
 
 STEPS = 4  # of two layers: the second one makes the last three drafts
@@ -31,9 +31,7 @@ def requests() -> list[GenerationRequest]:
 
 @pytest.fixture(scope="module")
 def texts(requests: list[GenerationRequest]) -> list[list[int]]:
-    said = run_all(engine_of("demo", "naive"), requests)
-    whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
-    return [text[: min(map(len, whole))] for text in whole]
+    return texts_of(requests)
 
 
 def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor) -> list[int]:

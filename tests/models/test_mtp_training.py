@@ -14,7 +14,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.exactness.requests import HEADS, run_all
-from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, train, write_checkpoint
+from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
 
 NUM_TOKENS = 48  # generated after each prompt
 Tensors = dict[str, paddle.Tensor]
@@ -29,10 +29,7 @@ def requests() -> list[GenerationRequest]:
 
 @pytest.fixture(scope="module")
 def texts(requests: list[GenerationRequest]) -> list[list[int]]:
-    """Return prompts with what the target says, cut to one length."""
-    said = run_all(engine_of("demo", "naive"), requests)
-    whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
-    return [text[: min(map(len, whole))] for text in whole]
+    return texts_of(requests)
 
 
 @pytest.fixture(scope="module")
