@@ -14,6 +14,7 @@ long ones.
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -37,9 +38,9 @@ EASE = {  # share of a simulated layer's drafts that are right, passage by passa
     "random": (0.02,),
 }
 MIXED = "mixed"  # one session in two of editing, the others random
-METHODS = ["ngram", "suffix", "mtp", "mtp+suffix"]
+METHODS = ["ngram", "suffix", "mtp", "mtp+ngram", "mtp+suffix", "draft_model"]
 WARM_TOKENS = 32
-MIN_SESSIONS, ROUNDS = 8, 2
+MIN_SESSIONS, ROUNDS, COLD_RUNS = 8, 2, 4
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,12 @@ class Load:
         return emitted
 
 
+def cold_tokens_per_s(virtual: VirtualEngine, batch: int, texts: list[list[Recorded]]) -> float:
+    """Return tokens per virtual second of an engine that begins with these texts, for the length of an answer."""
+    num_tokens = Load(virtual, texts).run(batch, sum(len(turns[0].answer) for turns in texts[:batch]))
+    return num_tokens / virtual.busy_s()
+
+
 def tokens_per_s(virtual: VirtualEngine, batch: int, texts: list[list[Recorded]]) -> float:
     """Return tokens per virtual second, with `batch` sessions at a time; what an engine learns first is not timed."""
     load = Load(virtual, texts)
@@ -119,14 +126,21 @@ def measure(
     """Return a row per method."""
     machine, rows = MACHINES[name], []
 
-    def speed(mapping: dict[str, Any]) -> tuple[float, VirtualEngine]:
+    def engine(mapping: dict[str, Any]) -> VirtualEngine:
         config = SpeculativeConfig.from_mapping(mapping)
         longest = max(len(turn.prompt) + len(turn.answer) for session in texts for turn in session)
-        told = tilted(machine, args.tilt)
-        virtual = make_virtual_engine(config, machine, batch, longest + 1, told, args.noise)
+        return make_virtual_engine(config, machine, batch, longest + 1, tilted(machine, args.tilt), args.noise)
+
+    def speed(mapping: dict[str, Any]) -> tuple[float, VirtualEngine]:
+        virtual = engine(mapping)
         return tokens_per_s(virtual, batch, texts), virtual
 
+    def cold_speed(mapping: dict[str, Any]) -> float:
+        begins = [texts[first:] + texts[:first] for first in range(0, len(texts), max(batch, len(texts) // COLD_RUNS))]
+        return statistics.harmonic_mean([cold_tokens_per_s(engine(mapping), batch, begin) for begin in begins])
+
     naive, _ = speed(method_mapping("naive", 0))
+    cold_naive = cold_speed(method_mapping("naive", 0))
     for method in args.method:
         mapping = method_mapping(method, args.num_speculative_tokens)
         fixed, _ = speed(mapping | {"adaptive": False})
@@ -140,6 +154,7 @@ def measure(
                 "method": method,
                 "adaptive": adaptive / naive,
                 "fixed": fixed / naive,
+                "cold": cold_speed(mapping | {"adaptive": True}) / cold_naive,
                 "mean_acceptance_length": stats.num_emitted_tokens / stats.num_steps,
                 "drafts_per_step": stats.num_draft_tokens / stats.num_steps,
                 "drafting_share": virtual.drafting.busy_s / virtual.busy_s(),

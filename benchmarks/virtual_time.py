@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,16 +21,24 @@ from fastdeploy.core.request import Draft, Request, TokenArray
 from fastdeploy.core.step import RequestResult, StepPlan, StepResult
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
-from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 1 << 17
+
+
+class Calls(NamedTuple):
+    """Seconds of a call of a drafting model, of each request in it, and of each row that it must catch up with."""
+
+    call_s: float
+    request_s: float
+    row_s: float
 
 
 @dataclass(frozen=True)
@@ -40,34 +49,53 @@ class Machine:
         rows_s: rows: seconds without what the requests cost; joined by lines.
         request_s: that each request adds.
         ask_s, ask_request_s: of asking a proposer that matches text, and of each request asked.
-        model_call_s, model_row_s: of a call of the drafting model, and of each of its rows.
+        calls: method: what the calls of its drafting model take.
     """
 
     rows_s: Mapping[int, float]
     request_s: float
     ask_s: float
     ask_request_s: float
-    model_call_s: float
-    model_row_s: float
+    calls: Mapping[str, Calls]
 
     def step_s(self, num_rows: int, num_requests: int) -> float:
         """Return the time of a step."""
         return float(np.interp(num_rows, list(self.rows_s), list(self.rows_s.values()))) + self.request_s * num_requests
 
+    def prompt_s(self, num_rows: int) -> float:
+        """Return what rows of prompts take: each as much as the last row of the table."""
+        rows, seconds = list(self.rows_s.items())[-1]
+        return num_rows * seconds / rows
 
-def _machine(step_s: float, rows: Mapping[int, float], request: float, call: float, row: float) -> Machine:
+
+def _machine(step_s: float, rows: Mapping[int, float], request: float, **calls: tuple[float, float, float]) -> Machine:
     """Make one of parts of the time of a step of one row."""
     rows_s = {count: step_s * share for count, share in rows.items()}
-    return Machine(rows_s, step_s * request, 25e-6, 5e-6, step_s * call, step_s * row)
+    calls_s = {method: Calls(*(step_s * share for share in shares)) for method, shares in calls.items()}
+    return Machine(rows_s, step_s * request, 25e-6, 5e-6, calls_s)
 
 
 MACHINES = {  # about what two cores of an Intel Xeon without AVX-512 BF16 take, at 400 tokens of context
     "demo": _machine(
-        2.0e-3, {1: 0.93, 4: 1.05, 9: 1.2, 16: 1.43, 36: 3.1, 64: 5.2, 144: 10.3, 1088: 78}, 0.07, 0.25, 0.015
+        1.5e-3,
+        {1: 0.95, 2: 1.1, 4: 1.4, 8: 1.6, 9: 1.7, 16: 2.1, 36: 4.0, 64: 6.6, 144: 14, 1088: 105},
+        request=0.05,
+        mtp=(0.17, 0.008, 0.0065),
+        draft_model=(0.2, 0.02, 0.008),
     ),
-    "0.6b": _machine(46e-3, {1: 0.98, 4: 1.05, 9: 1.45, 16: 1.85, 64: 6.3, 144: 14, 1088: 105}, 0.02, 0.06, 0.006),
+    "0.6b": _machine(
+        50e-3,
+        {1: 0.98, 4: 1.1, 8: 1.25, 9: 1.35, 16: 1.65, 64: 3.75, 144: 8.0, 1088: 60},
+        request=0.02,
+        mtp=(0.09, 0.006, 0.003),
+        draft_model=(0.2, 0.012, 0.006),
+    ),
     "0.6b-w4a8": _machine(
-        20e-3, {1: 0.93, 4: 1.1, 9: 1.4, 16: 2.1, 36: 3.7, 64: 6.5, 144: 13, 1088: 98}, 0.07, 0.06, 0.01
+        20e-3,
+        {1: 0.93, 4: 1.13, 8: 1.3, 9: 1.4, 16: 1.75, 36: 2.8, 64: 4.2, 144: 9.0, 1088: 68},
+        request=0.07,
+        mtp=(0.19, 0.01, 0.0025),
+        draft_model=(0.3, 0.015, 0.006),
     ),
 }
 
@@ -92,8 +120,10 @@ class Reciter:
         self._dice = random.Random(0)
 
     def forward(self, plan: StepPlan) -> None:
-        """Let the time of the step go by; prompts are read for nothing."""
-        step_s = self._machine.step_s(int(plan.num_verify_rows.sum()), len(plan.requests))
+        """Let the time of the step go by; what prompts take passes too, but is not counted."""
+        num_rows = int(plan.num_verify_rows.sum())
+        step_s = self._machine.step_s(num_rows, len(plan.requests))
+        self._clock.now += self._machine.prompt_s(int(plan.num_scheduled.sum()) - num_rows)
         self.busy_s += step_s
         self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
 
@@ -131,30 +161,33 @@ class Charged:
 class SimulatedModel:
     """Drafts the recorded answer with the reliability of the passage, in passages of 48 tokens.
 
-    The fill is lazy: the first call after a pause computes the rows that are missing.
+    The fill is lazy: the first call after a pause computes the rows that are missing. What a prompt's rows take beside the
+    request's first token is not counted, as the prompt itself is not.
     """
 
     PASSAGE = 48
 
-    def __init__(self, answers: dict[str, Sequence[int]], machine: Machine, clock: Clock) -> None:
+    def __init__(self, answers: dict[str, Sequence[int]], calls: Calls, clock: Clock) -> None:
         self.busy_s = 0.0
         self.reliabilities: dict[str, Sequence[float]] = {}
-        self._answers, self._machine, self._clock = answers, machine, clock
+        self._answers, self._calls, self._clock = answers, calls, clock
         self._filled: dict[str, int] = {}
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
         """Return recorded tokens, some of them wrong."""
-        for step in range(max(counts)):
-            active = [r for r, count in zip(requests, counts) if count > step]
-            rows = sum(r.num_tokens - self._filled.get(r.request_id, r.num_prompt_tokens) for r in active)
-            self._charge(len(active) if step else max(rows, len(active)))
-            self._filled.update((r.request_id, r.num_tokens) for r in active)
+        asked = [request for request, count in zip(requests, counts) if count]
+        beside_prompts = [request for request in asked if request.num_output_tokens == 1]
+        num_missing = sum(map(self._num_missing, asked))
+        num_hidden = sum(map(self._num_missing, beside_prompts))
+        call_s, request_s, row_s = self._calls
+        drafting_s = max(counts) * call_s + sum(counts) * request_s
+        self.busy_s += drafting_s + (num_missing - num_hidden) * row_s
+        self._clock.now += drafting_s + num_missing * row_s
+        self._filled.update((request.request_id, request.num_tokens) for request in asked)
         return [self._draft(request, count) for request, count in zip(requests, counts)]
 
-    def _charge(self, num_rows: int) -> None:
-        call_s = self._machine.model_call_s + self._machine.model_row_s * num_rows
-        self.busy_s += call_s
-        self._clock.now += call_s
+    def _num_missing(self, request: Request) -> int:
+        return request.num_tokens - self._filled.get(request.request_id, 0) - 1
 
     def _draft(self, request: Request, count: int) -> TokenArray:
         at, answer = request.num_output_tokens, self._answers[request.request_id]
@@ -196,10 +229,10 @@ def make_virtual_engine(
     """
     clock = Clock()
     reciter = Reciter(machine, clock, noise)
-    model = SimulatedModel(reciter.answers, machine, clock)
-    is_model = speculative.method in ("mtp", "draft_model")
-    proposer = make_proposer(speculative, model if is_model else None)
-    drafting = model if is_model else Charged(proposer, machine, clock)
+    calls = machine.calls.get(speculative.method)
+    model = SimulatedModel(reciter.answers, calls, clock) if calls else None
+    proposer = make_proposer(speculative, model)
+    drafting = model or Charged(proposer, machine, clock)
     num_blocks = max_seqs * -(-max_model_len // BLOCK_SIZE) + 1
     admission = Admission(
         max_model_len=max_model_len,
@@ -213,15 +246,24 @@ def make_virtual_engine(
     budget = DraftBudget()
     if speculative.adaptive:
         told = believed or machine
-        cost, name = StepCost(told.rows_s, told.request_s), speculative.method if is_model else ""
-        matches_text = not is_model or speculative.extension is not None
-        budget = AdaptiveBudget(cost, name, speculative.num_model_steps, clock, matches_text)
+        budget = _adaptive_budget(speculative, StepCost(told.rows_s, told.request_s), calls, clock)
     config = SchedulerConfig(
         max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False
     )
     scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), budget)
     engine = Engine(admission, scheduler, reciter, proposer, OutputProcessor([], _no_scanner, clock), clock)
     return VirtualEngine(engine, reciter, drafting)
+
+
+def _adaptive_budget(
+    speculative: SpeculativeConfig, cost: StepCost, calls: Calls | None, clock: Clock
+) -> AdaptiveBudget:
+    if calls is None:
+        return AdaptiveBudget(cost, clock=clock)
+    is_layer = speculative.method == "mtp"
+    steps = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
+    model = DraftingModel(speculative.method, steps, CallCost(*calls))
+    return AdaptiveBudget(cost, model, clock, speculative.extension is not None)
 
 
 def _no_scanner(request: Request) -> object:

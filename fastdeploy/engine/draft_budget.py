@@ -17,7 +17,7 @@ import numpy as np
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
-from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
@@ -26,7 +26,9 @@ REST = 4  # steps without drafts, of which one is timed and in one of which aski
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
-FIRST_ASKS = 8  # of an engine, the fastest of which is believed: the first calls do what only first calls do
+FIRST_ASKS = 8  # for matches, of an engine, the fastest of which is believed: the first do what only first ones do
+FILL_ASKS = 32.0  # for a model's drafts, among which the time of catching up with a request's text is shared out
+MOST_MISSING = 16  # tokens: how far behind a cache is that was asked lately; how filled any other is, is not known
 MOST_TRIES = 8  # of a model in a row, while its drafts come true: enough to see whether they pay
 COST_RATE = 0.05  # of the running mean of what asking costs
 COST_OUTLIER = 4.0  # times that mean that one asking counts for at most
@@ -38,6 +40,15 @@ class Ask(NamedTuple):
 
     num_drafts: int
     num_steps: int
+
+
+@dataclass(frozen=True)
+class DraftingModel:
+    """A model that drafts: the source of its drafts, most of them, each of which takes a call, and what calls take."""
+
+    source: str
+    num_steps: int
+    cost: CallCost
 
 
 class DraftBudget:
@@ -82,15 +93,16 @@ class _Track:
     last_model_ask: int = 0
     is_model_right: bool = False  # the first token of the model's last draft came true
     num_tries: int = 0  # of the model in a row, without expecting them to pay
+    num_filled: int = 0  # tokens that the model has read
     draft: Draft = NO_DRAFT  # its last one, uncut, while the text has neither refuted nor passed it
     num_right: int = 0  # tokens of that draft that came true
 
 
 class _Price:
-    """What asking costs, and when asking where it does not pay is due again."""
+    """What asking for a request's match costs."""
 
     def __init__(self) -> None:
-        self.seconds = self.next_probe_s = 0.0
+        self.seconds = 0.0
         self._num_asks = 0
 
     @property
@@ -113,21 +125,18 @@ class AdaptiveBudget(DraftBudget):
     def __init__(
         self,
         cost: StepCost,
-        drafting_model: str = "",
-        num_model_steps: int = 0,
+        model: DraftingModel | None = None,
         clock: Callable[[], float] = time.thread_time,  # waiting for other jobs is no cost of a row
         matches_text: bool | None = None,
     ) -> None:
         """Start without experience of drafts.
 
         Args:
-            drafting_model: source of the drafts of a model, if there is one, each of which takes a call.
-            num_model_steps: most drafts of such a model.
+            model: that drafts, if there is one.
             matches_text: whether drafts follow text (too); by default where there is no model.
         """
-        self._cost = cost
-        self._model, self._num_model_steps = drafting_model, num_model_steps
-        self._matches_text = not drafting_model if matches_text is None else matches_text
+        self._cost, self._model = cost, model
+        self._matches_text = model is None if matches_text is None else matches_text
         self._clock = clock
         self._survival = Survival()
         self._tracks: dict[Key, _Track] = {}
@@ -136,7 +145,9 @@ class AdaptiveBudget(DraftBudget):
         self._mean_length = 0.0
         self._num_rows = self._num_zero_choices = self._num_withheld = 0
         self._began_s = 0.0
-        self._match, self._call = _Price(), _Price()  # per request, per call of the model
+        self._match = _Price()
+        self._next_match_probe_s = 0.0  # when asking where it does not pay is due again
+        self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._num_rounds = self._num_requests = self._num_probed = 0
         self._is_resting = False
 
@@ -153,11 +164,15 @@ class AdaptiveBudget(DraftBudget):
 
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
-        if not self._num_rows and self._num_rounds % REST:
+        is_timed = self._num_rows > 0 or self._num_rounds % REST == 0
+        if not is_timed and self._model is None:
             return
-        num_rows = int(plan.num_scheduled.sum())
-        if num_rows == int(plan.num_verify_rows.sum()):
-            self._cost.learn(num_rows, len(plan.requests), self._clock() - self._began_s)
+        step_s, num_rows = self._clock() - self._began_s, sum(plan.num_scheduled.tolist())
+        has_prompts = num_rows != sum(plan.num_verify_rows.tolist())
+        self._early_s += PROBE_SHARE * step_s
+        self._late_s += PROBE_SHARE * step_s * (not has_prompts)
+        if is_timed and not has_prompts:
+            self._cost.learn(num_rows, len(plan.requests), step_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
@@ -173,27 +188,28 @@ class AdaptiveBudget(DraftBudget):
         self._began_s, self._num_probed = self._clock(), 0
         rooms = [request.draft_room for request in ready]
         matches = self._matches(ready, rooms) if self._matches_text else [0] * len(ready)
-        steps = self._steps(ready, rooms) if self._model else matches
+        steps = self._steps(self._model, ready, rooms) if self._model else matches
         self._is_resting = not any(matches) and not any(steps)
-        if self._matches_text and self._began_s >= self._match.next_probe_s:
-            self._match.next_probe_s = self._began_s + self._match.seconds * len(ready) / PROBE_SHARE
+        if self._matches_text and self._began_s >= self._next_match_probe_s:
+            self._next_match_probe_s = self._began_s + self._match.seconds * len(ready) / PROBE_SHARE
             matches = rooms
-        if self._model and self._call.is_known:
-            self._try_model(ready, steps)
+        if self._model:
+            self._try_model(self._model, ready, steps)
         return [Ask(match or step, step) for match, step in zip(matches, steps)]
 
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
+        self._learn_price(asked, asks)
         for request, ask in zip(asked, asks):
             track = self._track(request)
             if ask.num_steps:
                 track.last_model_ask, track.is_model_right = self._num_rounds, False
+                track.num_filled = request.num_tokens
             if ask.num_drafts > ask.num_steps or not self._model:
                 self._asked[request.key] = track
             if len(request.draft):
                 track.draft, track.num_right = request.draft, 0
                 self._open[request.key] = track
-        self._learn_price(asks)
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Compare the last drafts with the text, whether they were verified or not."""
@@ -238,7 +254,8 @@ class AdaptiveBudget(DraftBudget):
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""
-        return draft.sources.count(self._model) if draft.sources else len(draft) * (draft.source == self._model)
+        name = self._model.source if self._model else None
+        return draft.sources.count(name) if draft.sources else len(draft) * (draft.source == name)
 
     def _line(self, num_decoding: int, num_drafts: int, num_prompt_rows: int) -> list[float]:
         """Return the time that decoding with 0 .. num_drafts drafts is charged.
@@ -258,51 +275,67 @@ class AdaptiveBudget(DraftBudget):
         bar_s = ASK_HURDLE * self._match.seconds
         return [room if self._track(request).gain_s > bar_s else 0 for request, room in zip(ready, rooms)]
 
-    def _steps(self, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
-        """Let the model make as many drafts as pay for its calls and their own rows."""
-        if self._matches_text and not self._match.is_known:
-            return [0] * len(ready)
-        rooms = [min(room, self._num_model_steps) for room in rooms]
-        if not self._call.is_known:
-            return rooms
-        hopes = [Draft(np.zeros(room, np.int32), self._model) for room in rooms]
+    def _steps(self, model: DraftingModel, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
+        """Let the model make as many drafts as pay for its calls and their own rows.
+
+        Of the next step's requests not all are ready: some are about to end, others to begin.
+        """
+        num_decoding = max(len(ready), self._num_requests)
+        rooms = [min(room, model.num_steps) for room in rooms]
+        hopes = [Draft(np.zeros(room, np.int32), model.source) for room in rooms]
         products = [self._survival.products(request.key, hope) for request, hope in zip(ready, hopes)]
-        line = self._line(len(ready), sum(rooms), 0)
-        steps, best_rate = [0] * len(ready), HURDLE * len(ready) / line[0]
+        line, call = self._line(num_decoding, sum(rooms), 0), model.cost
+        line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
+        fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
+        steps, best_rate = [0] * len(ready), HURDLE * num_decoding / line[0]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
-            lengths, rate = _most_profitable(few, len(ready), line, depth * self._call.seconds)
+            lengths, rate = _most_profitable(few, num_decoding, line, depth * call.call_s, fills)
             if rate > best_rate:
                 steps, best_rate = lengths, rate
         return steps
 
-    def _try_model(self, ready: Sequence[Request], steps: list[int]) -> None:
-        """Let the model make a draft for a request for which none pays, and go on with it while they come true."""
+    def _num_missing(self, request: Request) -> int:
+        """Return how many tokens the model has to catch up with, beside the last one."""
+        return request.num_tokens - self._track(request).num_filled - 1
+
+    def _try_model(self, model: DraftingModel, ready: Sequence[Request], steps: list[int]) -> None:
+        """Let the model make a draft for a request for which none pays, and go on with it while they come true.
+
+        A request is first tried when what that will take has been saved, catching up with its text included. Prompts
+        add to what their own requests' first tokens may take.
+        """
         idle = [i for i, count in enumerate(steps) if not count]
         tracks = [self._track(request) for request in ready]
         tried = [i for i in idle if tracks[i].is_model_right and tracks[i].num_tries < MOST_TRIES]
-        if idle and not tried and self._began_s >= self._call.next_probe_s:
-            tried = [min(idle, key=lambda i: tracks[i].last_model_ask)]
-            tracks[tried[0]].num_tries = 0
+        if idle and not tried:
+            prices = [model.cost.seconds([1], self._num_missing(request)) for request in ready]
+            cheap = [i for i in idle if prices[i] <= (self._early_s if _is_early(ready[i]) else self._late_s)]
+            tried = sorted(cheap, key=lambda i: tracks[i].last_model_ask)[:1]
+            for i in tried:
+                tracks[i].num_tries = 0
         for i in tried:
             steps[i] = 1
             tracks[i].num_tries += 1
         self._num_probed = len(tried)
 
-    def _learn_price(self, asks: Sequence[Ask]) -> None:
+    def _learn_price(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Share the time between matching, whose cost is known where it was asked alone, and the model."""
-        now, depth = self._clock(), max(ask.num_steps for ask in asks) if self._model else 0
-        cost_s = now - self._began_s
-        if not depth:
+        now = self._clock()
+        cost_s, counts = now - self._began_s, [ask.num_steps for ask in asks]
+        if self._model is None or not any(counts):
             self._match.learn(cost_s / len(asks))
             return
-        cost_s = max(0.0, cost_s - self._match.seconds * len(asks))
-        if not self._num_probed:
-            self._call.learn(cost_s / depth)
-        else:  # a try catches up with the text since the last one, which says nothing of calls that follow each other
-            num_asked = sum(ask.num_steps > 0 for ask in asks)
-            price_s = cost_s * self._num_probed / num_asked
-            self._call.next_probe_s = max(now, self._call.next_probe_s) + price_s / PROBE_SHARE
+        cost_s = max(0.0, cost_s - self._match.seconds * len(asks) * self._matches_text)
+        missing = [self._num_missing(request) for request, count in zip(asked, counts) if count]
+        if self._num_probed:
+            price_s = cost_s * self._num_probed / len(missing)
+            self._early_s -= price_s
+            self._late_s -= price_s * (not any(_is_early(request) for request in asked))
+            return
+        self._early_s, self._late_s = min(0.0, self._early_s), min(0.0, self._late_s)
+        if max(missing) <= MOST_MISSING:
+            self._model.cost.learn(counts, sum(missing), cost_s)
 
     def _compare(self, key: Key, track: _Track, token_ids: Sequence[int]) -> None:
         expected, kept = track.draft.token_ids[track.num_right :].tolist(), 0
@@ -325,8 +358,17 @@ class AdaptiveBudget(DraftBudget):
         return track
 
 
+def _is_early(request: Request) -> bool:
+    """True beside the first token, for which the prompt is read."""
+    return request.num_output_tokens <= 1
+
+
 def _most_profitable(
-    products: Sequence[Sequence[float]], num_decoding: int, line: Sequence[float], draft_s: float = 0.0
+    products: Sequence[Sequence[float]],
+    num_decoding: int,
+    line: Sequence[float],
+    draft_s: float = 0.0,
+    first_s: Sequence[float] | None = None,
 ) -> tuple[list[int], float]:
     """Return how many drafts of each request give the most tokens per second, and that rate.
 
@@ -335,12 +377,17 @@ def _most_profitable(
     Args:
         line: seconds of a step of 0, 1, ... drafts.
         draft_s: seconds that making them takes.
+        first_s: of each request, seconds that its first draft adds to that.
     """
     likeliest = sorted([(product, i) for i, row in enumerate(products) for product in row], reverse=True)
     emitted, best = float(num_decoding), 0
     best_rate = HURDLE * emitted / (line[0] + draft_s)
-    for count, (product, _) in enumerate(likeliest, 1):
+    begun: set[int] = set()
+    for count, (product, i) in enumerate(likeliest, 1):
         emitted += product
+        if first_s and i not in begun:
+            draft_s += first_s[i]
+            begun.add(i)
         if emitted > best_rate * (line[count] + draft_s):
             best, best_rate = count, emitted / (line[count] + draft_s)
     lengths = [0] * len(products)

@@ -26,7 +26,7 @@ from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.constraint import ConstraintFactory
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
 from fastdeploy.engine.drafting import (
     Drafting,
     describe_draft_model,
@@ -43,7 +43,7 @@ from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.step_timing import time_steps
+from fastdeploy.worker.step_timing import time_calls, time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -139,7 +139,9 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     proposer.open(vocab_limit, partial(_vocabulary_digest, tokenizer, vocab_limit))
     return Engine(
         admission,
-        BatchScheduler(config.scheduler, kv, _make_draft_budget(config, runner, proposer, plan, max_model_len)),
+        BatchScheduler(
+            config.scheduler, kv, _make_draft_budget(config, runner, drafter, proposer, plan, max_model_len)
+        ),
         runner,
         proposer,
         OutputProcessor(eos_token_ids, _scanner_factory(tokenizer), time.monotonic),
@@ -154,18 +156,24 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
 
 
 def _make_draft_budget(
-    config: EngineConfig, runner: ModelRunner, proposer: Proposer, plan: MemoryPlan, max_model_len: int
+    config: EngineConfig,
+    runner: ModelRunner,
+    drafter: Drafter | None,
+    proposer: Proposer,
+    plan: MemoryPlan,
+    max_model_len: int,
 ) -> DraftBudget:
-    """Return the choice of draft lengths that the configuration asks for; the adaptive one times the runner first."""
+    """Return the choice of draft lengths that the configuration asks for; the adaptive one times the models first."""
     if not config.speculative.adaptive:
         return DraftBudget()
     num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
     cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
-    if not proposer.is_model:
+    if drafter is None or not proposer.is_model:
         return AdaptiveBudget(cost)
     steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
-    return AdaptiveBudget(cost, proposer.name, steps, matches_text=config.speculative.extension is not None)
+    model = DraftingModel(proposer.name, steps, time_calls(drafter, min(plan.num_tokens, max_model_len)))
+    return AdaptiveBudget(cost, model, matches_text=config.speculative.extension is not None)
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:

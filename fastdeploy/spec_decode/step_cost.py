@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes, by its rows and requests: timed at start-up, corrected by the steps that are computed."""
+"""How long steps and the calls of a drafting model take: timed at start-up, corrected by those that are computed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +13,8 @@ RATE = 0.01  # of the running moments
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
 REFRESH = 16  # steps between computations of a line
 MIN_LINE = 16  # rows that one has at least
+CALL_RATE = 0.05  # of the running mean of what calls take
+CALL_OUTLIER = 2.0  # times what was expected that a draft counts for at most
 RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
 
 
@@ -81,3 +83,42 @@ class StepCost:
         last = len(self._line) - 1
         beyond_s = self._beyond_s * max(0, num_rows - last)
         return self._line[min(num_rows, last)] + beyond_s + self._request_s * num_requests
+
+
+class CallCost:
+    """Seconds of the calls of a drafting model: as timed, times a level that follows what they take."""
+
+    def __init__(self, call_s: float, request_s: float, row_s: float) -> None:
+        """Start from what was timed.
+
+        Args:
+            call_s: seconds of a call without what its requests cost.
+            request_s: that each request adds to a call.
+            row_s: that each row adds by which a request's cache is behind its text.
+        """
+        self._call_s, self._request_s, self._row_s = call_s, request_s, row_s
+        self._level = 1.0
+
+    @property
+    def call_s(self) -> float:
+        """Seconds of a call without what its requests cost."""
+        return self._level * self._call_s
+
+    @property
+    def request_s(self) -> float:
+        """Seconds that a request adds to a call."""
+        return self._level * self._request_s
+
+    @property
+    def row_s(self) -> float:
+        """Seconds that a row adds that is caught up with."""
+        return self._level * self._row_s
+
+    def seconds(self, counts: Sequence[int], num_rows: int) -> float:
+        """Return what drafting counts[i] tokens for each request takes, after catching up with so many rows."""
+        return max(counts) * self.call_s + sum(counts) * self.request_s + num_rows * self.row_s
+
+    def learn(self, counts: Sequence[int], num_rows: int, seconds: float) -> None:
+        """Take in what it took."""
+        surprise = min(seconds / self.seconds(counts, num_rows), CALL_OUTLIER)
+        self._level *= 1.0 + CALL_RATE * (surprise - 1.0)

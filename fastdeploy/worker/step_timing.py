@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times decoding steps of a runner before it serves."""
+"""Times decoding steps of a runner, and calls of a drafting model, before they serve."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
-from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
+from fastdeploy.worker.drafter import Drafter
 from fastdeploy.worker.model_runner import ModelRunner
 
 NUM_COMPUTED = 512  # tokens in the cache of each request that is timed, where the cache holds twice as many
 MIN_SIZES = 3  # timed however long they take
 TIME_LIMIT_S = 0.7  # no size is timed that would go beyond it
 REPEATS = 6
+CALL_DRAFTS = 2  # of each request, where that many are made
+CALL_FILLS = 3  # requests whose caches are filled, where the cache is as large
+CALL_CROWD = 16  # requests of a call of several
 
 
 def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int) -> StepCost:
@@ -43,6 +48,36 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     request_s = min(max(0.0, added_s), min(timer.seconds.values()) / 2)
     timed = ((rows, seconds) for rows, seconds in timer.seconds.items() if isinstance(rows, int))
     return StepCost({rows: s - request_s * len(_split(rows, 1 + max_drafts)) for rows, s in timed}, request_s)
+
+
+def time_calls(drafter: Drafter, num_cache_tokens: int) -> CallCost:
+    """Time calls of a drafting model as `time_steps` does steps: of one request, of several, and of one behind its text.
+
+    All requests have the first blocks of the cache, which must be unused.
+    """
+    size, drafts = drafter.config.block_size, min(CALL_DRAFTS, drafter.config.max_drafts)
+    num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 4))
+    num_blocks = -(-num_tokens // size)
+    groups = max(1, min(CALL_FILLS, num_cache_tokens // size // num_blocks))
+
+    def make_requests(first_block: int, count: int) -> list[Request]:
+        requests = [_make_request(num_tokens, drafts, num_blocks) for _ in range(count)]
+        for request in requests:
+            request.block_ids = [first_block + block for block in request.block_ids]
+        return requests
+
+    def seconds(requests: Sequence[Request]) -> float:
+        began_s = time.thread_time()
+        drafter.draft(requests, [drafts] * len(requests))
+        return (time.thread_time() - began_s) / drafts
+
+    filling_s = min(seconds(make_requests(group * num_blocks, 1)) for group in range(groups)) * drafts
+    lone, crowd = make_requests(0, 1), make_requests(0, min(drafter.config.max_seqs, CALL_CROWD))
+    one_s = min(seconds(lone) for _ in range(REPEATS))
+    many_s = min(seconds(crowd) for _ in range(REPEATS))
+    request_s = min(max(0.0, many_s - one_s) / max(1, len(crowd) - 1), one_s / 2)
+    row_s = max(0.0, filling_s - drafts * one_s) / max(1, num_tokens - 1)
+    return CallCost(one_s - request_s, request_s, row_s)
 
 
 class _Timer:
