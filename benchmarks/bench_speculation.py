@@ -7,11 +7,13 @@
 
 Without --replay the model answers for itself; with it, random weights of a shape compute every step and the recorded
 answers are emitted (benchmarks.replay); a layer for multi-token prediction computes its drafts too, in whose place come
-those that the demonstration model's layer makes of the same answers. A name that ends in -fixed runs without the
-adaptive length. Methods take turns, group by group; naive runs twice: the ratio of naive to naive shows the noise.
-Outputs are shared within a session of one round only. Milliseconds are those of a step: `draft` of the proposer,
-`verify` of the target's rows, their sampling and verification, `overhead` of the rest. `conversion` is how much of the
-mean acceptance length became speed. --figures writes the results as pictures.
+those that the demonstration model's layer makes of the same answers. The answers of the workloads in --own-answers are
+that model's own, which its layer was trained to foresee; the others are those of the text. A name that ends in -fixed
+runs without the adaptive length. Methods take turns, group by group; naive runs twice: the ratio of naive to naive shows
+the noise. Outputs are shared within a session of one round only. `rows_per_step` are those that the target computes.
+Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers and head, `verify` of sampling
+and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed: speed_up
+over mean_acceptance_length. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay import LayerRecord, replay_answers, replay_layer
+from benchmarks.replay import LayerRecord, record_answers, replay_answers, replay_layer
 from benchmarks.report import print_json, print_table
 from benchmarks.workloads import WORKLOADS, Session, Turn, sessions
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
@@ -38,6 +40,7 @@ from fastdeploy.core.request import GenerationRequest, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
+from fastdeploy.worker.model_runner import ModelRunner
 
 NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
 HOST_METHODS = ("ngram", "suffix")  # these draft from text alone
@@ -55,16 +58,18 @@ class Spent:
     """What decoding came to, from the first token of the last request to start.
 
     Attributes:
-        num_emitted, num_request_steps: of all decoding steps, counted for each request of a step.
+        num_emitted, num_request_steps, num_drafts: of all decoding steps, counted for each request of a step.
     """
 
     total_s: float = 0.0
     draft_s: float = 0.0
+    model_s: float = 0.0
     verify_s: float = 0.0
     num_steps: int = 0
     num_tokens: int = 0
     num_emitted: int = 0
     num_request_steps: int = 0
+    num_drafts: int = 0
 
     def add(self, other: Spent) -> None:
         for name, value in vars(other).items():
@@ -78,7 +83,7 @@ class Timed:
         self, engine: Engine, clock: Callable[[], float], replay: bool, record: LayerRecord | None = None
     ) -> None:
         self.engine, self.clock = engine, clock
-        self.draft_s = self.verify_s = 0.0
+        self.draft_s = self.model_s = self.verify_s = 0.0
         self.answers: dict[str, list[int]] | None = None
         if replay:
             self.answers = {}
@@ -89,16 +94,24 @@ class Timed:
         for part, name, bucket in (
             (engine.proposer, "observe", "draft_s"),
             (engine.proposer, "propose", "draft_s"),
-            (engine.runner, "forward", "verify_s"),
+            (engine.runner, "forward", "model_s"),
             (engine.runner, "verify", "verify_s"),
         ):
             setattr(part, name, self._timed(getattr(part, name), bucket))
+        assert isinstance(engine.runner, ModelRunner)
+        model: Any = engine.runner.model
+        model.compute_logits = self._timed(model.compute_logits, "model_s", "verify_s")
 
-    def _timed(self, function: Callable[..., Any], bucket: str) -> Callable[..., Any]:
+    def _timed(self, function: Callable[..., Any], bucket: str, within: str | None = None) -> Callable[..., Any]:
+        """Return the function, its time counted in one bucket and not in that of the function that it is part of."""
+
         def call(*arguments: Any) -> Any:
             begin = self.clock()
             result = function(*arguments)
-            setattr(self, bucket, getattr(self, bucket) + self.clock() - begin)
+            seconds = self.clock() - begin
+            setattr(self, bucket, getattr(self, bucket) + seconds)
+            if within is not None:
+                setattr(self, within, getattr(self, within) - seconds)
             return result
 
         return call
@@ -118,14 +131,16 @@ class Timed:
             self.engine.add_request(GenerationRequest(request_id, turn.prompt, params, cache_salt=salt))
         while not all(texts.values()):
             self._step(texts)
-        spent, begin = Spent(draft_s=-self.draft_s, verify_s=-self.verify_s), self.clock()
+        spent = Spent(draft_s=-self.draft_s, model_s=-self.model_s, verify_s=-self.verify_s)
+        begin = self.clock()
         while self.engine.has_unfinished():
             spent.num_tokens += self._step(texts)
             spent.num_steps += 1
         after = self.engine.stats()
         spent.num_emitted = after.num_emitted_tokens - before.num_emitted_tokens
         spent.num_request_steps = after.num_steps - before.num_steps
-        spent.add(Spent(self.clock() - begin, self.draft_s, self.verify_s))
+        spent.num_drafts = after.num_draft_tokens - before.num_draft_tokens
+        spent.add(Spent(self.clock() - begin, self.draft_s, self.model_s, self.verify_s))
         return spent, list(texts.values())
 
     def _read(self, turns: list[Turn], salt: str) -> None:
@@ -227,6 +242,8 @@ def compare(
     texts = sessions(
         workload, tokenizer, batch * args.groups, turns, args.max_prompt_tokens, args.max_tokens, args.seed
     )
+    if args.replay and workload in args.own_answers:
+        texts = record_answers(texts, args.max_prompt_tokens + args.max_tokens)
     temperature = 1.0 if workload == "random" else 0.0
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens, ignore_eos=True)
     for round_ in range(args.rounds):
@@ -253,9 +270,11 @@ def _row(workload: str, batch: int, naive: Lane, lane: Lane, noise: float) -> di
         "naive_to_naive": noise,
         "mean_acceptance_length": length,
         "conversion": speed_up / length,
+        "rows_per_step": (spent.num_request_steps + spent.num_drafts) / spent.num_steps,
         "draft_ms": spent.draft_s * step_ms,
+        "model_ms": spent.model_s * step_ms,
         "verify_ms": spent.verify_s * step_ms,
-        "overhead_ms": (spent.total_s - spent.draft_s - spent.verify_s) * step_ms,
+        "overhead_ms": (spent.total_s - spent.draft_s - spent.model_s - spent.verify_s) * step_ms,
     }
 
 
@@ -265,6 +284,13 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--replay", action="store_true", help="emit recorded answers on random weights of --shape")
     parser.add_argument("--shape", default=SHAPE, help="folder with a config.json")
+    parser.add_argument(
+        "--own-answers",
+        nargs="*",
+        default=["plain"],
+        choices=list(WORKLOADS),
+        help="workloads whose replayed answers are the demonstration model's own (default: plain)",
+    )
     parser.add_argument("--quantization", default="none", help="as the flag of fastdeploy serve (default: none)")
     parser.add_argument("--method", nargs="+", default=ALL_METHODS, help="names or JSON mappings")
     parser.add_argument("--workload", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))

@@ -21,7 +21,7 @@ COLOURS = {
     "mtp+suffix": "#6b3fb0",
 }
 OTHER_COLOUR = "#c77700"
-PARTS = {"verify_ms": "#7f9fbf", "draft_ms": "#2e9e5b", "overhead_ms": "#c77700"}
+PARTS = {"model_ms": "#7f9fbf", "verify_ms": "#7a5ca8", "draft_ms": "#2e9e5b", "overhead_ms": "#c77700"}
 STYLE = {
     "svg.fonttype": "none",  # text stays text: small, and searchable
     "svg.hashsalt": "fastdeploy",

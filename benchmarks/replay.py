@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.workloads import Session, Turn
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, TokenArray
@@ -42,6 +43,21 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
             at += segment.count
 
     runner._sample = sample_and_substitute  # type: ignore[method-assign]
+
+
+def record_answers(work: Sequence[Session], max_model_len: int) -> list[Session]:
+    """Return the sessions with what the demonstration model answers, greedily, to each turn's prompt."""
+    engine = Engine.from_config(EngineConfig(model="demo", max_model_len=max_model_len))
+
+    def answer(turn: Turn) -> Turn:
+        params = SamplingParams(temperature=0.0, max_tokens=len(turn.answer), ignore_eos=True)
+        engine.add_request(GenerationRequest("record", turn.prompt, params))
+        said: list[int] = []
+        while engine.has_unfinished():
+            said += [token for delta in engine.step() for token in delta.token_ids]
+        return Turn(turn.prompt, said)
+
+    return [[answer(turn) for turn in session] for session in work]
 
 
 class LayerRecord:

@@ -161,8 +161,8 @@ class Charged:
 class SimulatedModel:
     """Drafts the recorded answer with the reliability of the passage, in passages of 48 tokens.
 
-    The fill is lazy: the first call after a pause computes the rows that are missing. What a prompt's rows take beside the
-    request's first token is not counted, as the prompt itself is not.
+    The fill is lazy: the first call after a pause computes the rows that are missing. What a prompt's rows take beside
+    the request's first token passes but is not counted, as with the prompt itself.
     """
 
     PASSAGE = 48

@@ -14,7 +14,7 @@ OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at leas
 REFRESH = 16  # steps between computations of a line
 MIN_LINE = 16  # rows that one has at least
 CALL_RATE = 0.05  # of the running mean of what calls take
-CALL_OUTLIER = 2.0  # times what was expected that a draft counts for at most
+CALL_OUTLIER = 4.0  # times what was expected that a draft counts for at most
 RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
 
 

@@ -51,7 +51,7 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
 
 
 def time_calls(drafter: Drafter, num_cache_tokens: int) -> CallCost:
-    """Time calls of a drafting model as `time_steps` does steps: of one request, of several, and of one behind its text.
+    """Time calls of a drafting model as `time_steps` does steps: of one request, of several, and with a cache to fill.
 
     All requests have the first blocks of the cache, which must be unused.
     """

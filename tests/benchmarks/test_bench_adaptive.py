@@ -7,16 +7,20 @@ import argparse
 
 import pytest
 
-from benchmarks.bench_adaptive import MIXED, measure, recorded
+from benchmarks.bench_adaptive import METHODS, MIXED, measure, recorded
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
-METHODS = ["ngram", "suffix", "mtp", "mtp+suffix"]
+MODELS = {
+    "mtp",
+    "mtp+ngram",
+    "draft_model",
+}  # whose drafts all verified lose on half-random text; a suffix match may win
 
 
 @pytest.mark.parametrize(
     ("workload", "batch", "fixed_loses"),
-    [("random", 4, {"mtp", "mtp+suffix"}), ("editing", 1, set()), (MIXED, 4, {"mtp", "mtp+suffix"})],
+    [("random", 4, MODELS | {"mtp+suffix"}), ("editing", 1, set()), (MIXED, 4, MODELS)],
 )
 def test_nothing_is_slower_than_naive_by_more_than_two_percent(
     workload: str, batch: int, fixed_loses: set[str]
@@ -26,6 +30,6 @@ def test_nothing_is_slower_than_naive_by_more_than_two_percent(
     rows = {row["method"]: row for row in measure(args, "demo", workload, batch, texts)}
     for method in METHODS:
         adaptive, fixed = rows[method]["adaptive"], rows[method]["fixed"]
-        assert adaptive > 0.98, method
+        assert min(adaptive, rows[method]["cold"]) > 0.98, method
         assert adaptive > 0.95 * fixed, method
         assert (fixed < 0.9) == (method in fixed_loses), method

@@ -34,7 +34,8 @@ def test_every_workload_and_method_has_a_row_and_drafts_shorten_the_steps(
     ]
     for row in rows:
         assert row["conversion"] == pytest.approx(row["speed_up"] / row["mean_acceptance_length"])
-        assert row["verify_ms"] > 0 and row["draft_ms"] >= 0 and row["overhead_ms"] > 0
+        assert min(row[f"{part}_ms"] for part in ("model", "verify", "overhead")) > 0 and row["draft_ms"] >= 0
+    assert [row["rows_per_step"] > 2.0 for row in rows] == [False, True, True] * 2  # of two requests
     lengths = [row["mean_acceptance_length"] for row in rows[:3]]
     assert lengths[0] == 1 and lengths[1] > 1.2 and lengths[2] >= 1
     assert rows[0]["speed_up"] == 1
@@ -58,11 +59,22 @@ def test_replay_gives_a_layer_of_random_weights_the_drafts_of_a_trained_one(
     assert min(row["mean_acceptance_length"] for row in rows[1:]) > 1.5
 
 
+def test_replay_of_the_models_own_answers_has_the_acceptance_of_the_model_itself(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--workload", "plain", "--method", "mtp-fixed"]
+    itself = results(capsys, monkeypatch, *flags)[1]
+    replayed = results(capsys, monkeypatch, "--replay", "--shape", "demo", *flags)[1]
+    text = results(capsys, monkeypatch, "--replay", "--shape", "demo", *flags, "--own-answers")[1]
+    assert replayed["mean_acceptance_length"] == itself["mean_acceptance_length"] > text["mean_acceptance_length"]
+
+
 def test_pictures_are_small_and_the_same_every_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
     from benchmarks.figures import draw_speculation
 
-    row = {"speed_up": 2.0, "mean_acceptance_length": 2.5, "draft_ms": 0.1, "verify_ms": 9.0, "overhead_ms": 0.5}
+    row = {"speed_up": 2.0, "mean_acceptance_length": 2.5, "draft_ms": 0.1, "overhead_ms": 0.5}
+    row |= {"model_ms": 9.0, "verify_ms": 0.2}
     rows = [
         {"workload": workload, "batch": batch, "method": method, **row}
         for workload in ("editing", "loop", "quoting", "plain", "random")

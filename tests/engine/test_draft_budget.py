@@ -10,18 +10,31 @@ import pytest
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.engine.draft_budget import AdaptiveBudget, Ask, DraftBudget
+from fastdeploy.core.step import StepPlan
+from fastdeploy.engine.draft_budget import AdaptiveBudget, Ask, DraftBudget, DraftingModel
 from fastdeploy.spec_decode.naive import NaiveProposer
-from fastdeploy.spec_decode.step_cost import StepCost
-from tests.doubles import ManualClock, OracleProposer, make_engine, plain_text, run
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
+from tests.doubles import FixedCost, ManualClock, OracleProposer, make_engine, plain_text, run
 
 TEXT = [3, 1, 4, 1, 5]
 WRONG = [9, 9, 9, 9, 9]
 
 
-def make_budget(slope: float, clock: ManualClock | None = None, drafting_model: str = "") -> AdaptiveBudget:
+def make_budget(slope: float, clock: ManualClock | None = None) -> AdaptiveBudget:
     """Price a step at one second, and every row above the first at `slope` seconds."""
-    return AdaptiveBudget(StepCost({1: 1.0, 2: 1.0 + slope}), drafting_model, 5, clock or ManualClock())
+    return AdaptiveBudget(StepCost({1: 1.0, 2: 1.0 + slope}), clock=clock or ManualClock())
+
+
+def make_model_budget(clock: ManualClock, call_s: float = 0.05, row_s: float = 0.0) -> AdaptiveBudget:
+    """Let a model draft, `call_s` a draft, where a step takes one second and every further row 0.3."""
+    model = DraftingModel("ngram", 5, CallCost(call_s, 0.0, row_s))
+    return AdaptiveBudget(FixedCost({1: 1.0, 2: 1.3}), model, clock)
+
+
+def decoding_step(*requests: Request) -> StepPlan:
+    """Return the plan of a step in which each request verifies its draft."""
+    rows = np.array([1 + len(request.draft) for request in requests], np.int32)
+    return StepPlan(requests, rows, rows.copy(), rows - 1, rows.copy(), 0 * rows)
 
 
 def make_draft(tokens: Iterable[int], match_len: int = 0) -> Draft:
@@ -157,46 +170,94 @@ def ask_in_turn(
             request.set_draft(make_draft(draft[:cap]))
             budget.proposed([request], [Ask(cap, cap)])
         budget.choose([request], 0)
+        clock.now += 1.0
         request.append(TEXT)
         budget.observe([request], [TEXT])
-        clock.now += 1.0
+        budget.end_step(decoding_step(request))
     return asked
 
 
 @pytest.mark.parametrize(
-    ("draft_s", "last"),
+    ("believed_s", "draft_s", "first", "last"),
     [
-        (0.05, 5),
-        (0.9, 0),  # a right token saves less than drafting and verifying it costs
+        (0.05, 0.05, 2, 5),  # (1 + 0.7 + 0.49) / 1.7 is the best until they are known to come true
+        (0.9, 0.9, 0, 0),  # a right token saves less than drafting and verifying it costs
+        (0.05, 0.9, 2, 0),
     ],
 )
-def test_a_model_is_asked_for_as_many_drafts_as_their_making_pays(draft_s: float, last: int) -> None:
+def test_a_model_is_asked_for_as_many_drafts_as_their_making_pays(
+    believed_s: float, draft_s: float, first: int, last: int
+) -> None:
     clock = ManualClock()
-    budget = make_budget(0.3, clock, "ngram")
+    budget = make_model_budget(clock, believed_s)
     asked = ask_in_turn(budget, clock, make_request(), lambda step: draft_s, 90)
-    assert asked[0] == 5 and asked[-1] == last
+    assert asked[0] == first and asked[-1] == last
 
 
 def test_a_slow_first_draft_keeps_nobody_from_the_next_ones() -> None:
     clock = ManualClock()
-    budget = make_budget(0.3, clock, "ngram")
+    budget = make_model_budget(clock)
     assert ask_in_turn(budget, clock, make_request(), lambda step: 0.05 if step else 100.0, 20)[-1] == 5
+
+
+def rest(budget: AdaptiveBudget, clock: ManualClock, requests: Sequence[Request], seconds: float) -> None:
+    """Let one step without drafts take so long."""
+    budget.choose(requests, 0)
+    clock.now += seconds
+    budget.end_step(decoding_step(*requests))
+    budget.wants_drafts(len(requests))
 
 
 def test_where_a_model_does_not_pay_the_request_that_has_waited_longest_is_tried_with_one_draft() -> None:
     clock = ManualClock()
-    budget, first, second = make_budget(0.3, clock, "ngram"), make_request("a"), make_request("b")
+    budget, first, second = make_model_budget(clock, 0.9), make_request("a"), make_request("b")
     assert ask_in_turn(budget, clock, first, lambda step: 0.9, 90)[-1] == 0
+    second.append(TEXT)
     tried = []
     for _ in range(3):
-        clock.now += 1000.0  # of which asking may take ten
-        budget.wants_drafts(2)
+        rest(budget, clock, [first, second], 1000.0)  # of which asking may take ten
         asks = budget.ask([first, second])
         tried.append([ask.num_steps for ask in asks])
-        clock.now += 0.9
+        clock.now += 12.0
         budget.proposed([[first, second][i] for i in (0, 1) if asks[i].num_steps], [Ask(1, 1)])
         assert budget.ask([first, second]) == [Ask(0, 0), Ask(0, 0)]
-    assert tried == [[0, 1], [1, 0], [0, 1]]
+    assert tried == [[1, 0], [0, 1], [1, 0]]
+
+
+def test_a_try_waits_until_what_it_takes_is_saved_the_text_to_be_read_included() -> None:
+    clock = ManualClock()
+    budget, request = make_model_budget(clock, call_s=0.9, row_s=0.1), make_request()
+    request.append([4] * 40)  # 41 tokens before the last one, 4.1 s
+    tried = []
+    for _ in range(7):
+        tried.append(budget.ask([request]) == [Ask(1, 1)])
+        rest(budget, clock, [request], 99.0)
+    assert tried == [False] * 6 + [True]  # after 594 s, not after 495
+
+
+def test_beside_its_prompt_a_request_is_tried_at_the_prompts_expense() -> None:
+    clock = ManualClock()
+    budget, fresh, old = make_model_budget(clock, 0.9), make_request("a"), make_request("b")
+    fresh.append([4])
+    old.append([4, 4])
+    prompt = decoding_step(fresh, old)
+    prompt.num_scheduled[0] += 100
+    budget.choose([old], 0)
+    clock.now += 100.0
+    budget.end_step(prompt)
+    assert budget.ask([old]) == [Ask(0, 0)]
+    assert budget.ask([fresh, old]) == [Ask(1, 1), Ask(0, 0)]
+
+
+def test_a_request_that_is_alone_ready_is_not_taken_for_the_whole_batch() -> None:
+    model = DraftingModel("ngram", 5, CallCost(0.2, 0.0, 0.0))
+    cost = FixedCost({1: 1.0, 64: 1.0})
+    alone, crowded = (AdaptiveBudget(cost, model, ManualClock()) for _ in range(2))
+    alone.wants_drafts(1)
+    crowded.wants_drafts(16)
+    request = make_request()
+    assert alone.ask([request])[0].num_steps > 0
+    assert crowded.ask([request]) == [Ask(0, 0)]  # 0.7 of a sixteenth of the batch's tokens for a fifth of its step
 
 
 def live_with_model(budget: AdaptiveBudget, clock: ManualClock, draft: list[int], num_steps: int) -> list[int]:
@@ -206,7 +267,7 @@ def live_with_model(budget: AdaptiveBudget, clock: ManualClock, draft: list[int]
 
 def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
     clock = ManualClock()
-    budget = make_budget(0.3, clock, "ngram")
+    budget = make_model_budget(clock)
     wrong = live_with_model(budget, clock, WRONG, 60)
     assert sum(wrong[20:]) <= 9 and max(wrong[20:]) == 1  # a hundredth of the time, for 0.05 of a step
     right = live_with_model(budget, clock, TEXT, 60)
@@ -217,10 +278,10 @@ def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
 
 def test_what_a_try_takes_to_catch_up_is_not_the_price_of_a_call() -> None:
     clock = ManualClock()
-    budget, request = make_budget(0.3, clock, "ngram"), make_request()
+    budget, request = make_model_budget(clock), make_request()
     live_with_model(budget, clock, WRONG, 40)
     for _ in range(60):
-        clock.now += 1000.0  # of which asking may take ten
+        rest(budget, clock, [request], 1000.0)  # of which asking may take ten
         assert budget.ask([request]) == [Ask(1, 1)]
         clock.now += 5.0
         budget.proposed([request], [Ask(1, 1)])
@@ -229,7 +290,7 @@ def test_what_a_try_takes_to_catch_up_is_not_the_price_of_a_call() -> None:
 
 def test_more_drafts_are_hoped_for_where_all_that_were_made_come_true() -> None:
     clock = ManualClock()
-    budget = make_budget(0.3, clock, "ngram")
+    budget = make_model_budget(clock)
     asked = live_with_model(budget, clock, [*TEXT[:1], *WRONG[1:]], 200)
     assert 1 <= asked[20:].count(2) <= 10 and max(asked[20:]) == 2
     assert live_with_model(budget, clock, TEXT, 200)[-1] >= 4
@@ -237,7 +298,8 @@ def test_more_drafts_are_hoped_for_where_all_that_were_made_come_true() -> None:
 
 def test_text_and_a_model_are_asked_each_for_what_it_is_worth() -> None:
     clock = ManualClock()
-    budget = AdaptiveBudget(StepCost({1: 1.0, 2: 1.1}), "mtp", 2, clock, matches_text=True)
+    model = DraftingModel("mtp", 2, CallCost(0.9, 0.0, 0.0))
+    budget = AdaptiveBudget(StepCost({1: 1.0, 2: 1.1}), model, clock, matches_text=True)
     request, asked = make_request(), []
     for _ in range(60):
         ask = budget.ask([request])[0]
@@ -250,8 +312,7 @@ def test_text_and_a_model_are_asked_each_for_what_it_is_worth() -> None:
         request.append(TEXT)
         budget.observe([request], [TEXT])
         clock.now += 1.0
-    assert asked[:8] == [Ask(5, 0)] * 8 and asked[8:16] == [Ask(5, 2)] * 8  # the price of each, found one by one
-    assert asked[-1] == Ask(5, 0)
+    assert asked == [Ask(5, 0)] * 60
 
 
 def test_state_of_a_request_that_ended_is_dropped() -> None:

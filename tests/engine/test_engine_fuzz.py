@@ -13,13 +13,13 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
-from fastdeploy.engine.draft_budget import AdaptiveBudget
+from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.naive import NaiveProposer
 from fastdeploy.spec_decode.ngram import NgramProposer
-from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.suffix import SuffixProposer
 from tests.doubles import VOCAB, OracleProposer, make_engine, plain_text
 
@@ -81,8 +81,8 @@ def adaptive_budget(seed: int) -> AdaptiveBudget:
     """Price rows so that drafts pay at some loads and not at others, the same in every run."""
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
-    model = "oracle" if seed % 2 else ""
-    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, 4, clock=lambda: 0.7 * next(ticks))
+    model = DraftingModel("oracle", 4, CallCost(0.1, 0.1, 0.01)) if seed % 2 else None
+    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, lambda: 0.7 * next(ticks))
 
 
 @pytest.mark.parametrize(
