@@ -2,11 +2,12 @@
 """What the adaptive draft length is worth, in virtual time: the same figures on every machine, however busy.
 
     python -m benchmarks.bench_adaptive [--machine demo 0.6b] [--workload editing random] [--batch 1 4 16 64]
-        [--method ngram suffix mtp] [--noise 0.3] [--tilt 0.2]
+        [--method ngram suffix mtp mtp+ngram mtp+suffix draft_model] [--noise 0.3] [--tilt 0.2]
 
 Recorded answers, the real scheduler, proposers and choice of lengths; the time of a step is read from a table
 (benchmarks.virtual_time). `adaptive` and `fixed` are tokens per second over naive's, with sessions that follow one
-another; `drafting_share` is the part of the time that proposing takes. mtp is a simulated layer, whose drafts are right
+another; `cold` is `adaptive` of engines that have seen nothing yet, over the length of their first answers;
+`drafting_share` is the part of the time that proposing takes. mtp and draft_model are simulated: their drafts are right
 as often as the workload is easy. --noise and --tilt tell the engine wrong times: scattered ones, and of many rows too
 long ones.
 """

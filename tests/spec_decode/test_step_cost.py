@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 
 
 def test_timed_row_counts_are_joined_by_a_line_that_goes_straight_on() -> None:
@@ -58,3 +58,17 @@ def test_one_slow_step_is_not_believed() -> None:
         cost.learn(1, 1, 1.0)
     cost.learn(1, 1, 100.0)
     assert cost.seconds(1, 1) < 1.02
+
+
+def test_a_draft_takes_its_calls_its_requests_and_what_their_caches_lack() -> None:
+    cost = CallCost(1.0, 0.1, 0.01)
+    assert cost.seconds([2, 0, 3], 40) == pytest.approx(3 * 1.0 + 5 * 0.1 + 40 * 0.01)
+
+
+def test_calls_that_take_longer_than_timed_are_believed_and_an_outlier_is_not() -> None:
+    steady, disturbed = CallCost(1.0, 0.1, 0.01), CallCost(1.0, 0.1, 0.01)
+    for _ in range(100):
+        steady.learn([1, 1], 0, 2.4)
+    disturbed.learn([1, 1], 0, 1000.0)
+    assert steady.call_s == pytest.approx(2.0, rel=0.02) and steady.row_s == pytest.approx(0.02, rel=0.02)
+    assert disturbed.call_s < 1.2

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
@@ -12,19 +14,23 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.worker.drafter import Drafter
 from fastdeploy.worker.model_runner import ModelRunner
-from fastdeploy.worker.step_timing import time_steps
+from fastdeploy.worker.step_timing import time_calls, time_steps
 from tests.doubles import run
 
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
+MTP = {"method": "mtp", "num_speculative_tokens": 3}
 
-def build(adaptive: bool = True, num_blocks: int | None = 40) -> Engine:
+
+def build(adaptive: bool = True, num_blocks: int | None = 40, method: dict[str, Any] = SUFFIX) -> Engine:
     return make_engine(
         EngineConfig(
             model="demo",
             max_model_len=64,
             cache=CacheConfig(block_size=16, num_blocks=num_blocks, enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=4),
-            speculative=SpeculativeConfig("suffix", num_speculative_tokens=16, adaptive=adaptive),
+            speculative=SpeculativeConfig.from_mapping(method | {"adaptive": adaptive}),
         )
     )
 
@@ -42,10 +48,20 @@ def test_rows_cost_time_and_more_of_them_never_less() -> None:
     assert cost.seconds(20, 4) >= cost.seconds(20, 1)
 
 
+@pytest.mark.parametrize("num_cache_tokens", [1, 16, 640])
+def test_calls_of_a_layer_are_timed_by_requests_and_by_what_their_caches_lack(num_cache_tokens: int) -> None:
+    drafter = runner_of(build(False, method=MTP)).observer
+    assert isinstance(drafter, Drafter)
+    cost = time_calls(drafter, num_cache_tokens)
+    assert cost.call_s > 0.0
+    assert min(cost.request_s, cost.row_s) >= 0.0
+
+
 @pytest.mark.parametrize("num_blocks", [1, 2, 40])
-def test_timing_fits_in_the_cache_and_leaves_no_trace(num_blocks: int) -> None:
+@pytest.mark.parametrize("method", [SUFFIX, MTP])
+def test_timing_fits_in_the_cache_and_leaves_no_trace(num_blocks: int, method: dict[str, Any]) -> None:
     requests = [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))]
-    plain, adaptive = build(False, num_blocks), build(True, num_blocks)
+    plain, adaptive = build(False, num_blocks, method), build(True, num_blocks, method)
     assert type(plain.draft_budget) is DraftBudget and isinstance(adaptive.draft_budget, AdaptiveBudget)
     assert run(adaptive, requests) == run(plain, requests)
     adaptive.check_integrity()
