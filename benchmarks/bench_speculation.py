@@ -10,7 +10,7 @@ answers are emitted (benchmarks.replay); a layer for multi-token prediction comp
 those that the demonstration model's layer makes of the same answers. The answers of the workloads in --own-answers are
 that model's own, which its layer was trained to foresee; the others are those of the text. A name that ends in -fixed
 runs without the adaptive length. Methods take turns, group by group; naive runs twice: the ratio of naive to naive
-shows the noise. Outputs are shared within a session of one round only. `rows_per_step` the target computes.
+shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
 Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers and head, `verify` of sampling
 and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed: speed_up
 over mean_acceptance_length. --figures writes the results as pictures.

@@ -11,7 +11,7 @@ from benchmarks.bench_adaptive import METHODS, MIXED, measure, recorded
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
-MODELS = {
+MODELS = {"mtp", "draft_model"}  # alone; a match beside them wins on half of a mixed load
     "mtp",
     "mtp+ngram",
     "draft_model",
@@ -20,7 +20,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("workload", "batch", "fixed_loses"),
-    [("random", 4, MODELS | {"mtp+suffix"}), ("editing", 1, set()), (MIXED, 4, MODELS)],
+    [("random", 4, MODELS | {"mtp+ngram", "mtp+suffix"}), ("editing", 1, set()), (MIXED, 4, MODELS)],
 )
 def test_nothing_is_slower_than_naive_by_more_than_two_percent(
     workload: str, batch: int, fixed_loses: set[str]
