@@ -12,10 +12,6 @@ from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 MODELS = {"mtp", "draft_model"}  # alone; a match beside them wins on half of a mixed load
-    "mtp",
-    "mtp+ngram",
-    "draft_model",
-}  # whose drafts all verified lose on half-random text; a suffix match may win
 
 
 @pytest.mark.parametrize(
