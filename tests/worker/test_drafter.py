@@ -12,6 +12,7 @@ from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SpeculativeParams
 from fastdeploy.engine.draft_budget import Ask
 from fastdeploy.engine.engine import Engine
+from fastdeploy.ops.sampling import IntColumn
 from fastdeploy.worker import drafter
 from tests.exactness.requests import Text, run_all, run_alone
 from tests.worker.drafting import (
@@ -166,10 +167,15 @@ def test_preemption_and_aborts_leave_no_hole(
     check_equal(drafts, alone[2], least=len(alone[2]) * 9 // 10)
 
 
-def shift_noise(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+def change_noise(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     rules = engine.runner.observer._rules  # type: ignore[attr-defined]
     write = rules.write_draft
-    monkeypatch.setattr(rules, "write_draft", lambda request, row, drafted: write(request, row, drafted + 100_000))
+
+    def write_with_another_seed(request: Request, row: int) -> None:
+        write(request, row)
+        rules.batch.int_params.array[row, IntColumn.SEED] += 1
+
+    monkeypatch.setattr(rules, "write_draft", write_with_another_seed)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -181,7 +187,7 @@ def test_sampled_requests_agree_more_often_with_the_noise_of_their_position(
     for coupled in (True, False):
         engine = engine_with(method)
         if not coupled:
-            shift_noise(monkeypatch, engine)
+            change_noise(monkeypatch, engine)
         run_all(engine, warm)
         stats = engine.stats()
         accepted.append(stats.accepted_per_position[0] / stats.num_draft_tokens)
