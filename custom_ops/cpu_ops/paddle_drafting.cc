@@ -146,6 +146,8 @@ void compute_stage(Tensor&, int64_t drafting, int64_t stage, int64_t num_seqs) {
 void draft(Tensor&, int64_t drafting, int64_t num_seqs) {
   Drafting& d = *reinterpret_cast<Drafting*>(drafting);
   require(num_seqs <= d.max_seqs, kOp, "num_seqs", "at most the sequences bound", num_seqs);
+  for (int64_t b = 1; b < num_seqs; ++b)
+    require(d.num_drafts[b] <= d.num_drafts[b - 1], kOp, "num_drafts", "none above one before it", d.num_drafts[b]);
   const int64_t last = static_cast<int64_t>(d.stages.size()) - 1;
   num_seqs = num_drafting(d, num_seqs, 0);
   for (int64_t step = 0; num_seqs > 0; ++step) {

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -59,6 +60,26 @@ def test_chunks_and_prefix_hits_draft_the_same(
         check_equal(drafts, alone[2], least=len(alone[2]) * 9 // 10)
         drafts.clear()
     assert (engine.stats().num_prefix_hit_tokens > 0) == prefix_caching
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_that_are_asked_for_different_numbers_of_drafts_draft_the_same(
+    requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    engine = engine_with(method)
+    expected = record_drafts(engine)
+    texts = run_alone(engine, requests)
+    engine = engine_with(method)
+    drafts, asked = record_drafts(engine), count()
+
+    def ask(ready: list[Request]) -> list[Ask]:
+        numbers = (min(next(asked) % 4, r.draft_room) for r in ready)
+        return [Ask(number, number) for number in numbers]
+
+    monkeypatch.setattr(engine.draft_budget, "ask", ask)
+    assert run_all(engine, requests) == texts
+    check_equal(drafts, expected, least=100)
+    assert {len(draft) for draft in drafts.values()} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("method", METHODS)
