@@ -78,8 +78,6 @@ void index_rows(Drafting& d, int64_t num_seqs) {
   fd::virtual_padding(d.shape, d.index);
 }
 
-void compute(const Drafting& d, int64_t stage) { fd::replay(*d.stages[stage], d.index.totals[0], d.shape.num_seqs); }
-
 fd::SamplingInputs rules_of(const Drafting& d, int64_t first) {
   fd::SamplingInputs in{};  // no lists: drafts follow filters and noise alone
   in.float_params = d.float_params + first * fd::kNumFloatParams;
@@ -132,15 +130,18 @@ int64_t num_drafting(const Drafting& d, int64_t num_seqs, int64_t step) {
   return num_seqs;
 }
 
-// Computes all rows by one stage: the first reads states, another what the last call wrote for the same rows.
-void compute_stage(Tensor&, int64_t drafting, int64_t stage, int64_t num_seqs) {
+// Fills the caches of one stage: the first reads states, another what the last call wrote for the same rows.
+void fill_stage(Tensor&, int64_t drafting, int64_t stage, int64_t num_seqs) {
   Drafting& d = *reinterpret_cast<Drafting*>(drafting);
-  require(stage >= 0 && stage < static_cast<int64_t>(d.stages.size()), kOp, "stage", "one that is bound", stage);
+  const int64_t last = static_cast<int64_t>(d.stages.size()) - 1;
+  require(stage >= 0 && stage <= last, kOp, "stage", "one that is bound", stage);
   index_rows(d, num_seqs);
+  const int32_t num_rows = d.index.totals[0];
   if (d.source != nullptr && stage == 0) read_states(d);
   if (d.source != nullptr && stage > 0)
-    for (int32_t row = 0; row < d.index.totals[0]; ++row) copy_row(d, d.source, row, d.output, row);
-  compute(d, stage);
+    for (int32_t row = 0; row < num_rows; ++row) copy_row(d, d.source, row, d.output, row);
+  stage < last ? fd::replay(*d.stages[stage], num_rows, num_seqs)
+               : fd::replay_caches(*d.stages[stage], num_rows, num_seqs);
 }
 
 void draft(Tensor&, int64_t drafting, int64_t num_seqs) {
@@ -155,7 +156,7 @@ void draft(Tensor&, int64_t drafting, int64_t num_seqs) {
     index_rows(d, num_seqs);
     if (d.source != nullptr && step == 0) read_states(d);
     const int64_t stage = std::min(step, last);
-    compute(d, stage);
+    fd::replay(*d.stages[stage], d.index.totals[0], num_seqs);
     choose(d, stage, step);
     num_seqs = num_drafting(d, num_seqs, step + 1);
     step < last ? shift_rows(d, num_seqs) : follow_drafts(d, num_seqs);
@@ -280,12 +281,12 @@ PD_BUILD_OP(fd_bind_drafting)
     .SetInplaceMap({{"handle", "handle_"}})
     .SetKernelFn(PD_KERNEL(bind));
 
-PD_BUILD_OP(fd_compute_stage)
+PD_BUILD_OP(fd_fill_stage)
     .Inputs({"output"})
     .Outputs({"output_"})
     .Attrs({"drafting: int64_t", "stage: int64_t", "num_seqs: int64_t"})
     .SetInplaceMap({{"output", "output_"}})
-    .SetKernelFn(PD_KERNEL(compute_stage));
+    .SetKernelFn(PD_KERNEL(fill_stage));
 
 PD_BUILD_OP(fd_draft)
     .Inputs({"drafts"})

@@ -112,15 +112,15 @@ std::string describe(const Args& args) {
   return name;
 }
 
-// Performs all launches, telling `after` when each is done.
+// Performs the first `count` launches, telling `after` when each is done.
 template <class After>
-void perform_all(const Recording& recording, int64_t num_rows, int64_t num_seqs, After after) {
+void perform_first(const Recording& recording, size_t count, int64_t num_rows, int64_t num_seqs, After after) {
   require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
-  for (const Launch& launch : recording.launches) {
-    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
+  for (size_t i = 0; i < count; ++i) {
+    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, recording.launches[i]);
     after();
   }
-  num_launches += static_cast<int64_t>(recording.launches.size());
+  num_launches += static_cast<int64_t>(count);
 }
 
 const Recording& recording_at(int64_t address) { return *reinterpret_cast<const Recording*>(address); }
@@ -132,12 +132,12 @@ void replay_at(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num
 // As replay_at, with the seconds of each launch.
 void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
   using Clock = std::chrono::steady_clock;
-  const auto count = static_cast<int64_t>(recording_at(recording).launches.size());
-  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == count, "profile", "seconds",
-          "float64, one per launch", seconds.numel());
+  const size_t count = recording_at(recording).launches.size();
+  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == static_cast<int64_t>(count), "profile",
+          "seconds", "float64, one per launch", seconds.numel());
   double* out = seconds.data<double>();
   Clock::time_point last = Clock::now();
-  perform_all(recording_at(recording), num_rows, num_seqs, [&] {
+  perform_first(recording_at(recording), count, num_rows, num_seqs, [&] {
     const Clock::time_point now = Clock::now();
     *out++ = std::chrono::duration<double>(now - last).count();
     last = now;
@@ -157,7 +157,14 @@ void launch(const Launch& launch) {
 }
 
 void replay(const Recording& recording, int64_t num_rows, int64_t num_seqs) {
-  perform_all(recording, num_rows, num_seqs, [] {});
+  perform_first(recording, recording.launches.size(), num_rows, num_seqs, [] {});
+}
+
+void replay_caches(const Recording& recording, int64_t num_rows, int64_t num_seqs) {
+  const auto& launches = recording.launches;
+  size_t count = launches.size();
+  while (count > 0 && !std::holds_alternative<AttentionArgs>(launches[count - 1])) --count;
+  perform_first(recording, count, num_rows, num_seqs, [] {});
 }
 
 }  // namespace fd

@@ -38,4 +38,7 @@ void launch(const Launch& launch);
 // Performs all launches for the first num_rows rows and num_seqs sequences.
 void replay(const Recording& recording, int64_t num_rows, int64_t num_seqs);
 
+// As replay, up to the last launch that writes keys and values: for rows whose outputs nobody reads.
+void replay_caches(const Recording& recording, int64_t num_rows, int64_t num_seqs);
+
 }  // namespace fd

@@ -89,21 +89,22 @@ class DraftLoop:
         self.logits: Tensor = paddle.zeros([max_chosen, vocab_size], "float32")
         self.native: _Native | None = None
 
-    def compute_stage(self, stage: int, num_seqs: int) -> None:
-        """Compute the rows of the first sequences by one stage, drawing nothing.
+    def fill_stage(self, stage: int, num_seqs: int) -> None:
+        """Write the keys and values of one stage for the rows of the first sequences.
 
-        A stage but the first reads what the call before it wrote for the same rows.
+        A stage but the first reads what the call before it wrote for the same rows. The last one, whose outputs nobody
+        reads, stops when its last keys and values are written.
 
         Raises:
             ValueError: the rows do not fit the buffers, or an id, position or slot is out of range.
         """
-        _COMPUTE_STAGE.run(self, stage, num_seqs)
+        _FILL_STAGE.run(self, stage, num_seqs)
 
     def draft(self, num_seqs: int) -> None:
         """Fill `drafts` for the first sequences.
 
         Raises:
-            ValueError: as compute_stage; more drafts than there is room for; a sequence without a row.
+            ValueError: as fill_stage; more drafts than there is room for; a sequence without a row.
         """
         _DRAFT.run(self, num_seqs)
 
@@ -174,8 +175,8 @@ def _native(loop: DraftLoop) -> int:
     return loop.native.handle
 
 
-def _compute_stage_cpu(loop: DraftLoop, stage: int, num_seqs: int) -> None:
-    run_native("fd_compute_stage", loop.output, _native(loop), stage, num_seqs)
+def _fill_stage_cpu(loop: DraftLoop, stage: int, num_seqs: int) -> None:
+    run_native("fd_fill_stage", loop.output, _native(loop), stage, num_seqs)
 
 
 def _draft_cpu(loop: DraftLoop, num_seqs: int) -> None:
@@ -224,17 +225,17 @@ def _draft_example(num_stages: int, has_states: bool, lookup: Lookup) -> Sequenc
 
 
 def _stage_example(has_states: bool, lookup: Lookup) -> Sequence[Tensor]:
-    loop = _example_loop(2, has_states, lookup)
-    for stage in range(2):
-        lookup("compute_stage")(loop, stage, 3)
+    loop = _example_loop(3, has_states, lookup)
+    for stage in range(2):  # the third writes nothing: it has no keys and values
+        lookup("fill_stage")(loop, stage, 3)
     return [loop.output[:6]]
 
 
-_COMPUTE_STAGE = register(
+_FILL_STAGE = register(
     OpEntry(
-        "compute_stage",
-        reference.compute_stage,
-        {"cpu": _compute_stage_cpu},
+        "fill_stage",
+        reference.fill_stage,
+        {"cpu": _fill_stage_cpu},
         {"float32": 1e-5},
         [partial(_stage_example, has_states) for has_states in (False, True)],
     )

@@ -5,10 +5,11 @@ token    x_0 ...    x_{ready} ...      x_{n-1} |  draft 1     draft 2
          |<-filled->|<- the first call's rows->|  one row in each further call
 stage 2             |      the second call's rows         |
 
-What decoding adds is computed when drafts are wanted, in the call that makes the first of them: a request without
-drafts costs nothing. For each block it is known how many of its slots are filled, so that whoever finds a block by its
-prefix fills what is missing. Of requests that may draft no more than a backlog is left open, lest much be caught up at
-once; chunks of long prompts are so computed beside the target's.
+What decoding adds is computed when drafts are wanted, in the call that makes the first of them or, where it is much, in
+one before it, which stops at the last keys and values: a request without drafts costs nothing. For each block it is
+known how many of its slots are filled, so that whoever finds a block by its prefix fills what is missing. Of requests
+that may draft no more than a backlog is left open, lest much be caught up at once; chunks of long prompts are so
+computed beside the target's.
 
 A model of several stages makes draft k in stage k, and all further ones in the last. A row of stage k reads its token
 and the row that stage k - 1 has one position earlier: the stages' calls have equally many rows, each of them one
@@ -93,16 +94,19 @@ class Drafter:
         loop: computes and draws.
     """
 
-    def __init__(self, loop: DraftLoop, num_blocks: int, config: RunnerConfig) -> None:
+    def __init__(self, loop: DraftLoop, num_blocks: int, config: RunnerConfig, least_fill: int | None = None) -> None:
         """Start with nothing filled.
 
         Args:
             loop: over the buffers of `DraftBuffers`; at most max_rows / max_seqs stages.
             num_blocks: of the target's cache.
             config: sizes of the drafting model.
+            least_fill: where more rows per request are missing, they are filled in a call of their own, before that of
+                the first drafts; None: where they would not fit into that.
         """
         self.config, self.loop = config, loop
         self._num_blocks, self._num_stages = num_blocks, len(loop.stages)
+        self._least_fill = least_fill
         self._num_filled = [[0] * num_blocks for _ in loop.stages]  # slots of each block, from its first on
         self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
         self._rules = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
@@ -155,7 +159,9 @@ class Drafter:
     def _first_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
         """Return the rows of the call of the first drafts; fill first what would not fit into it."""
         spans = self._missing(requests, counts)
-        if sum(span.end - span.start for span in spans) > self.config.max_rows:
+        num_rows = sum(span.end - span.start for span in spans)
+        is_long = self._least_fill is not None and num_rows > len(spans) * self._least_fill
+        if num_rows > self.config.max_rows or is_long:
             self._fill([(request, request.num_tokens - 1) for request in requests])
             spans = self._missing(requests, counts)
         return spans
@@ -216,7 +222,7 @@ class Drafter:
     def _fill_stage(self, stage: int, spans: Sequence[Span]) -> None:
         """Compute rows of a stage, each one position behind that of the stage before."""
         self._pack(spans)
-        self.loop.compute_stage(stage, len(spans))
+        self.loop.fill_stage(stage, len(spans))
         for span in spans:
             self._mark(stage, span.request, span.start, span.end)
 

@@ -25,6 +25,8 @@ from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.worker.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
 
+LEAST_FILL = 32  # rows; filling takes a third of the layer's arithmetic, but that third's weights are read once more
+
 
 class MTPRunner(Drafter):
     """Has the target keep its states, and drafts from them."""
@@ -57,7 +59,8 @@ class MTPRunner(Drafter):
             return DraftStage(compute, layer.compute_logits)
 
         stages = [stage(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
-        super().__init__(buffers.loop(stages, layers[0].output, self._states, layers[0].source), num_blocks, config)
+        loop = buffers.loop(stages, layers[0].output, self._states, layers[0].source)
+        super().__init__(loop, num_blocks, config, least_fill=LEAST_FILL if len(layers) == 1 else None)
 
     def describe(self) -> dict[str, Any]:
         """Return how many layers there are, the format of their heads, and the bytes that are not the target's."""

@@ -138,11 +138,11 @@ def test_what_does_not_fit_is_refused_and_the_next_call_is_as_ever(
 
 def test_more_sequences_than_bound_are_refused() -> None:
     model = Model()
-    for call in (lambda: model.loop.draft(SEQS + 1), lambda: model.loop.compute_stage(0, SEQS + 1)):
+    for call in (lambda: model.loop.draft(SEQS + 1), lambda: model.loop.fill_stage(0, SEQS + 1)):
         with pytest.raises(ValueError, match="draft: num_seqs: expected at most the sequences bound, got 6"):
             call()
     with pytest.raises(ValueError, match="draft: stage: expected one that is bound, got 1"):
-        model.loop.compute_stage(1, 1)
+        model.loop.fill_stage(1, 1)
 
 
 def test_nothing_is_computed_where_nothing_is_wanted() -> None:

@@ -86,14 +86,14 @@ def record_drafts(engine: Engine) -> Drafts:
 def record_rows(engine: Engine) -> list[int]:
     """Return a list that fills with the number of rows of the drafting model's calls."""
     loop, rows = engine.runner.observer.loop, list[int]()  # type: ignore[attr-defined]
-    compute_stage, draft = loop.compute_stage, loop.draft
+    fill_stage, draft = loop.fill_stage, loop.draft
 
     def packed(num_seqs: int) -> int:
         return int(loop.batch.buffers.num_scheduled.array[:num_seqs].sum())
 
     def recorded_stage(stage: int, num_seqs: int) -> None:
         rows.append(packed(num_seqs))
-        compute_stage(stage, num_seqs)
+        fill_stage(stage, num_seqs)
 
     def recorded_draft(num_seqs: int) -> None:
         wanted = loop.num_drafts.array[:num_seqs]
@@ -101,7 +101,7 @@ def record_rows(engine: Engine) -> list[int]:
         rows.extend(int((wanted > step).sum()) for step in range(1, wanted.max()))
         draft(num_seqs)
 
-    loop.compute_stage, loop.draft = recorded_stage, recorded_draft
+    loop.fill_stage, loop.draft = recorded_stage, recorded_draft
     return rows
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _POSITION_COLUMN = 1  # of SamplingBatch.int_params
 
 
-def compute_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
-    """As `fastdeploy.ops.drafting.DraftLoop.compute_stage`."""
+def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
+    """As `fastdeploy.ops.drafting.DraftLoop.fill_stage`; outputs are whole in every stage."""
     loop.batch.index(num_seqs)
     num_rows = loop.batch.num_rows
     if loop.source is not None and loop.states is not None:
@@ -36,7 +36,7 @@ def draft(loop: DraftLoop, num_seqs: int) -> None:
         if step:
             _advance(loop, num_seqs, shifts=step <= last)
         if step <= last:
-            compute_stage(loop, step, num_seqs)
+            fill_stage(loop, step, num_seqs)
         else:
             loop.batch.index(num_seqs)
             loop.stages[last].compute(loop.batch, loop.batch.num_rows)
