@@ -73,7 +73,9 @@ def test_loops_leave_nothing_out_on(path: str) -> None:
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
         pytest.skip(f"this processor has no {path}")
-    done = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "loop_multiplies", __file__], FD_CPU_ISA=path)
+    done = run(
+        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "loop_multiplies", __file__], FD_CPU_ISA=path
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
