@@ -141,7 +141,7 @@ constexpr int kMostStreams = 4 * MR <= kColumnRows   ? 4
 // Equal streams that lie one after the other.
 struct LineRun {
   const uint8_t* begin;  // the first stream's lines
-  const uint8_t* next;   // the first line of the run that is read after this one; null: it goes on after `last`
+  const uint8_t* next;   // the first line of the run that is read after this one; null: the streams after these
   int64_t bytes;         // from a stream to the next
   int64_t lines;         // of a stream
   int64_t scales_at, scale_bytes;  // what lies between: from a stream's first line on; it is fetched

@@ -47,7 +47,7 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
     assert (out == 7.0).all(), "a loop writes nothing"
 
 
-# A head of 16 has eight lines of keys and as many of values per sixteen positions; two heads of two queries, two layers.
+# A head of 16 has eight lines of keys and eight of values per sixteen positions; two heads of two queries, two layers.
 @pytest.mark.parametrize(
     ("step", "dtype", "lines"),
     [
