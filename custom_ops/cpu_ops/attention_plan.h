@@ -31,6 +31,7 @@ struct AttentionPlan {
   const int64_t* members;
   const Task* tasks;  // each is done once per KV head
   int64_t num_pieces, num_tasks, num_partials;
+  bool is_apart;  // no sequence reads another's blocks, and each has one task, which may therefore write the new rows
 };
 
 // Plans a call for so many threads. Sequences whose block tables begin alike read the whole splits that they share

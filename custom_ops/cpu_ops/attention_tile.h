@@ -29,7 +29,7 @@ template <class T>
 using Row = std::conditional_t<kHasScales<T>, uint16_t, T>;
 
 template <class T>
-constexpr int64_t kAhead = kHasScales<T> ? 8 : 4;  // packets that are fetched ahead
+constexpr int64_t kAhead = kHasScales<T> ? 12 : 8;  // packets that are fetched ahead
 
 // The scales of a packet's positions, which follow its codes.
 FD_INLINE F16 load_scales(const int8_t* packet, int64_t width) {
@@ -95,15 +95,22 @@ FD_INLINE void merge_record(const Record& total, const Record& next) {
   total.sum() = lanes[0];
 }
 
-// A split of one sequence and KV head: its packets of keys, then its packets of values, then where to go on reading.
+// A split of one sequence and KV head: its packets of keys, then its packets of values.
 template <class T>
 struct Split {
   int64_t start, visible, num_packets;  // visible: positions that some row of the task sees
-  const T* stream[2 * kPackets + kAhead<T>];
+  bool is_written_first;                // its last packets take new rows before any is read
+  const T* stream[2 * kPackets];
 
   const T* const* keys() const { return stream; }
   const T* const* values() const { return stream + num_packets; }
   int64_t num_visible_packets() const { return (visible + kLanes - 1) / kLanes; }
+  // The packets in the order in which they are needed, 0 <= i < 2 * num_packets.
+  const T* needed(int64_t i) const {
+    if (!is_written_first) return stream[i];
+    if (i < 2) return stream[(i + 1) * num_packets - 1];
+    return stream[i <= num_packets ? i - 2 : i - 1];
+  }
   // Looks at the positions of the sequence before `end` only.
   void see(int64_t end) { visible = end - start < kSplit ? end - start : kSplit; }
 };
