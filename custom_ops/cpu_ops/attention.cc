@@ -20,7 +20,6 @@ namespace {
 constexpr int64_t kMinParallelWork = 1 << 15;   // multiply-adds below which waking a thread costs more than it saves
 constexpr int64_t kMinParallelWrite = 1 << 10;  // the same in elements to write: each may miss the caches
 constexpr float kLog2E = 1.44269504f;
-constexpr int64_t kMaxHeadDim = 256;
 
 // A typed view of the arguments. T is the cache's type.
 template <class T>
@@ -134,7 +133,7 @@ void take_row(const Problem<T>& p, int64_t row, int64_t kv_head) {
   write_slot(p, row, kv_head);
 }
 
-// The first phase: all new rows are taken to the cache.
+// The first phase, where tasks do not take their rows themselves: all new rows are taken to the cache.
 template <class T>
 void take_rows(const Problem<T>& p) {
   constexpr int64_t strip = 64, ahead = 4;
@@ -168,18 +167,20 @@ struct TaskRows {
   Row<T>* outs[kTaskRows];
   float* records[kTaskRows];   // where the result of split 0 goes
   int64_t strides[kTaskRows];  // from split to split: 0 where splits are merged at once
-  Element<T>* queries;         // packed, group by group
+  Element<T>* queries;         // kQuerySteps<T> each
 
   int64_t begin(int64_t group) const { return group * count / num_groups; }
   int64_t end_position() const { return limits[count - 1] + 1; }
 };
 
-// Puts rows into the order in which the kernel reads them, [head_dim / kSize][rows].
+// Turns a query into the elements that the kernel multiplies.
 template <class T>
-void pack_queries(const Row<T>* const* queries, int64_t rows, int64_t head_dim, Element<T>* packed) {
+void prepare_query(const Row<T>* query, int64_t head_dim, Element<T>* elements) {
   constexpr int64_t size = Step<T>::kSize;
-  for (int64_t step = 0; step < head_dim / size; ++step)
-    for (int64_t row = 0; row < rows; ++row) *packed++ = Step<T>::element(queries[row] + step * size);
+  int64_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store_elements(elements + d / size, load_as_float(query + d));
+  if (d == head_dim) return;
+  store_elements(elements + d / size, load_first(query + d, static_cast<int>(head_dim - d)));
 }
 
 // The second phase: the plan's tasks, each once per KV head. Results of pieces that several tasks compute are merged by
@@ -200,9 +201,8 @@ class Attend {
 
   void run(bool parallel) const {
     const int64_t num_tiles = plan_.num_tasks * kv_heads_;
-    for_each_in_stretches(num_tiles, parallel, [&](int64_t tile) {
-      run_task(tile, tile + 1 < num_tiles ? tile + 1 : tile);
-    });
+    for_each_in_stretches(num_tiles, parallel,
+                          [&](int64_t tile) { run_task(tile, tile + 1 < num_tiles ? tile + 1 : tile); });
   }
 
  private:
@@ -216,12 +216,11 @@ class Attend {
     return read(last.seq, tile % kv_heads_, task.first_split, end);
   }
 
+  // `following` is the tile that this thread will probably run next.
   void run_task(int64_t tile, int64_t following) const {
     const Task& task = task_of(tile);
     const int64_t seq = member(task.begin).seq, kv_head = tile % kv_heads_;
-    if (plan_.is_apart) {
-      take_sequence(seq, kv_head);
-    }
+    if (plan_.is_apart) take_sequence(seq, kv_head);
     TaskRows<T> rows;
     gather(task, kv_head, rows);
     Split<T> now = read(seq, kv_head, task.first_split, rows.end_position());
@@ -246,8 +245,7 @@ class Attend {
   }
 
   void gather(const Task& task, int64_t kv_head, TaskRows<T>& rows) const {
-    const int64_t row_size = p_.padded_dim / Step<T>::kSize;
-    const size_t query_bytes = static_cast<size_t>(kTaskRows * row_size) * sizeof(Element<T>);
+    const size_t query_bytes = static_cast<size_t>(kTaskRows * kQuerySteps<T>) * sizeof(Element<T>);
     const size_t bytes = query_bytes + static_cast<size_t>(kTaskRows * record_) * sizeof(float);
     char* scratch = static_cast<char*>(thread_scratch(bytes, Scratch::kTile));
     float* records = reinterpret_cast<float*>(scratch + query_bytes);
@@ -267,10 +265,8 @@ class Attend {
     }
     rows.num_groups = (rows.count + kMaxRows - 1) / kMaxRows;
     rows.queries = reinterpret_cast<Element<T>*>(scratch);
-    for (int64_t group = 0; group < rows.num_groups; ++group) {
-      const int64_t first = rows.begin(group), end = rows.begin(group + 1);
-      pack_queries<T>(queries + first, end - first, p_.head_dim, rows.queries + first * row_size);
-    }
+    for (int64_t row = 0; row < rows.count; ++row)
+      prepare_query<T>(queries[row], p_.head_dim, rows.queries + row * kQuerySteps<T>);
   }
 
   // Finds the packets of a split as far as positions before `end` reach.
@@ -299,7 +295,7 @@ class Attend {
     Group<T> group;
     group.rows = rows.begin(index + 1) - first;
     group.hides_first = p_.a.hides_first;
-    group.queries = rows.queries + first * (p_.padded_dim / Step<T>::kSize);
+    group.queries = rows.queries + first * kQuerySteps<T>;
     for (int64_t r = 0; r < group.rows; ++r) {
       group.limits[r] = rows.limits[first + r];
       group.records[r] = {rows.records[first + r] + split * rows.strides[first + r], p_.padded_dim};
@@ -311,7 +307,8 @@ class Attend {
               [&](auto count) { attend_group<decltype(count)::value>(group, now, p_.head_dim, scale, fresh); });
   }
 
-  // A single group fetches what it reads next itself. Several spread the next split over their time.
+  // A single group fetches what it reads next itself, and so does the first group of a task. Several groups share the
+  // next split.
   static void fetch_ahead(const Split<T>& now, const Split<T>& next, int64_t index, int64_t num_groups,
                           bool first_split, const T* (&ahead)[2 * kPackets]) {
     const int64_t own = 2 * now.num_packets;

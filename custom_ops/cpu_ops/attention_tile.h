@@ -14,6 +14,7 @@ namespace fd {
 namespace FD_ISA {
 
 constexpr int64_t kPackets = kSplit / kLanes;  // of sixteen positions
+constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLowest = -__FLT_MAX__;  // a score that weighs nothing
 
@@ -115,13 +116,17 @@ struct Split {
   void see(int64_t end) { visible = end - start < kSplit ? end - start : kSplit; }
 };
 
-// Rows that share the registers. Queries are packed [head_dim / kSize][rows].
+// Elements from one query to the next: a constant is an offset that instructions hold.
+template <class T>
+constexpr int64_t kQuerySteps = kMaxHeadDim / Step<T>::kSize;
+
+// Rows that share the registers.
 template <class T>
 struct Group {
   int64_t rows;
-  int64_t hides_first;  // so many positions, the first ones, are seen by their own rows only
-  const Element<T>* queries;
-  int64_t limits[kMaxRows];  // the last position that a row sees
+  int64_t hides_first;        // so many positions, the first ones, are seen by their own rows only
+  const Element<T>* queries;  // kQuerySteps<T> each
+  int64_t limits[kMaxRows];   // the last position that a row sees
   Record records[kMaxRows];
   const T* ahead[2 * kPackets];  // what is fetched while the packets of the stream are read
 };
@@ -179,7 +184,7 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
     ahead[v] = g.ahead[packet + v];
   }
   clear(acc);
-  dot_block<MR, NV, true>(acc, g.queries, 1, MR, panels, kStepSize<T>, head_dim / size, ahead);
+  dot_block<MR, NV, true>(acc, g.queries, kQuerySteps<T>, 1, panels, kStepSize<T>, head_dim / size, ahead);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     F16 factor = splat(scale);
