@@ -4,8 +4,6 @@
 // computes what.
 #include "cpu_ops/attention_tile.h"
 
-#include <algorithm>
-
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
@@ -313,8 +311,11 @@ class Attend {
                           bool first_split, const T* (&ahead)[2 * kPackets]) {
     const int64_t own = 2 * now.num_packets;
     if (num_groups == 1 || (first_split && index == 0)) {
-      for (int64_t i = 0, at = kAhead<T>; i < own; ++i, ++at)
-        ahead[i] = at < own ? now.needed(at) : next.needed(std::min(at - own, 2 * next.num_packets - 1));
+      const int64_t last = 2 * next.num_packets - 1;
+      for (int64_t i = 0; i < own; ++i) {
+        const int64_t at = i + kAhead<T>, beyond = at - own < last ? at - own : last;
+        ahead[i] = at < own ? now.needed(at) : next.needed(beyond);
+      }
       return;
     }
     if (first_split) --index, --num_groups;
