@@ -60,6 +60,7 @@ struct RunLoop {
   int64_t operator()(const AttentionArgs& a) const { return loops().attention(a, form); }
   int64_t operator()(const RmsNormArgs&) const { return 0; }
   int64_t operator()(const GatherArgs&) const { return 0; }
+  int64_t operator()(const ScatterArgs&) const { return 0; }
 };
 
 // Bytes that a launch must read, and its operations by the arithmetic that they are done in.
@@ -90,6 +91,7 @@ struct CountWork {
   }
   Work operator()(const RmsNormArgs&) const { return {}; }
   Work operator()(const GatherArgs&) const { return {}; }
+  Work operator()(const ScatterArgs&) const { return {}; }
 
  private:
   static double products(const LinearArgs& a) {

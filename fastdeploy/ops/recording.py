@@ -48,11 +48,6 @@ class Recording:
             self.handle: int = library.fd_recording_end()
         self._num_launches = int(library.fd_recording_size(ctypes.c_void_p(self.handle)))
 
-    @property
-    def handle(self) -> int:
-        """The address by which the library knows the recording."""
-        return self._handle
-
     def __len__(self) -> int:
         """Return the number of launches."""
         return self._num_launches
