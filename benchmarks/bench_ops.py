@@ -29,7 +29,7 @@ from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.recording import Recording
-from fastdeploy.ops.rotary import HeadLayout
+from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
 @dataclass
@@ -86,11 +86,20 @@ def linear_case(weights: list[PackedLinear], rows: int, out_dtype: str = "bfloat
     )
 
 
-def attention_case(cache_dtype: str, num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0) -> Case:
-    """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions, the first `shared` of them common."""
+def attention_case(
+    cache_dtype: str, num_seqs: int, rows: int, kv_len: int, heads: HeadLayout, shared: int = 0, layers: int = 1
+) -> Case:
+    """Time `rows` new rows of each of `num_seqs` sequences over kv_len positions, the first `shared` of them common.
+
+    Short contexts go through many layers, as in a step: one would stay in a cache. Rows are normalised and rotated.
+    """
     per_sequence, common = -(-kv_len // 64), shared // 64
-    cache = allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, cache_dtype)
-    for tensor in (cache.key, cache.value):
+    caches = [
+        allocate_kv_cache(num_seqs * per_sequence, 64, heads.num_kv_heads, heads.head_dim, cache_dtype)
+        for _ in range(layers)
+    ]
+    cache = caches[0]
+    for tensor in (tensor for each in caches for tensor in (each.key, each.value)):
         tensor.fill_(60 if cache.is_int8 else 0.01)  # four bytes of 60 are a scale of 0.011
     tables = np.arange(num_seqs * per_sequence).reshape(num_seqs, per_sequence)
     tables[:, :common] = tables[0, :common]
@@ -100,12 +109,29 @@ def attention_case(cache_dtype: str, num_seqs: int, rows: int, kv_len: int, head
     seen = num_seqs * rows * (kv_len - (rows - 1) / 2)
     held = shared + num_seqs * (kv_len - shared)
     head_bytes = heads.head_dim + SCALE_BYTES if cache.is_int8 else 2 * heads.head_dim
+    rotary = turning(kv_len, heads.head_dim)
+
+    def through_all() -> None:
+        for each in caches:
+            append_attention(qkv, each, batch, out, heads, heads.head_dim**-0.5, rotary=rotary)
+
+    recording = Recording(through_all)
+    name = f"attention {cache_dtype} {num_seqs} x {rows} rows, {kv_len} positions"
     return Case(
-        f"attention {cache_dtype} {num_seqs} x {rows} rows, {kv_len} positions" + f", {shared} shared" * bool(shared),
-        lambda: append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5),
-        2.0 * held * heads.num_kv_heads * head_bytes,
-        4.0 * seen * heads.num_heads * heads.head_dim,
+        name + f", {shared} shared" * bool(shared) + f", {layers} layers" * (layers > 1),
+        lambda: recording.replay(out, batch.num_rows, num_seqs),
+        2.0 * layers * held * heads.num_kv_heads * head_bytes,
+        4.0 * layers * seen * heads.num_heads * heads.head_dim,
+        keeps_alive=(*caches, qkv, batch, rotary),
     )
+
+
+def turning(num_positions: int, head_dim: int) -> RotaryRule:
+    """Return a rotation and norms that may be repeated in place: rows keep their size."""
+    angles = np.outer(np.arange(num_positions), 1e4 ** -np.linspace(0, 1, head_dim // 2))
+    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    weight = paddle.ones([head_dim], "bfloat16")
+    return RotaryRule(paddle.to_tensor(table, place=paddle.CPUPlace()), False, weight, weight)
 
 
 def call_overhead_us(clock: Callable[[], float]) -> float:
@@ -123,6 +149,8 @@ def call_overhead_us(clock: Callable[[], float]) -> float:
 def attention_cases(cache_dtype: str) -> list[Case]:
     case = partial(attention_case, cache_dtype, heads=HeadLayout(16, 8, 128))
     return [
+        *(case(num_seqs, 1, 128, layers=28) for num_seqs in (1, 8, 16)),
+        *(case(1, rows, 128, layers=28) for rows in (8, 9, 16)),
         *(case(8, 1, kv_len) for kv_len in (2048, 8192)),
         *(case(8, rows, 2048) for rows in (6, 17)),
         *(case(1, rows, rows) for rows in (512, 2048)),

@@ -73,6 +73,12 @@ FD_INLINE void store_bf16(uint16_t* p, F16 x) {
 }
 #endif
 FD_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
+// pairs[2 * i + place] = x[i] for 16 i, place 0 or 1; the others are not written
+FD_INLINE void store_in_pairs(uint16_t* pairs, const uint16_t* x, int place) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  const __m512i both = _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
+  _mm512_mask_storeu_epi16(pairs, place == 0 ? 0x55555555u : 0xaaaaaaaau, both);
+}
 
 #elif defined(FD_ISA_AVX2)
 
@@ -222,6 +228,12 @@ FD_INLINE Pairs load_pairs(const void* p) {
 
 #endif
 
+#if !defined(FD_ISA_AVX512)
+FD_INLINE void store_in_pairs(uint16_t* pairs, const uint16_t* x, int place) {
+  for (int i = 0; i < kLanes; ++i) pairs[2 * i + place] = x[i];
+}
+#endif
+
 FD_INLINE F16 zero() { return splat(0.0f); }
 
 // What products are made of: a unit is two consecutive k of sixteen outputs, an element the same k of one row. bf16
@@ -338,11 +350,18 @@ FD_INLINE float to_float(uint16_t x) { return bf16_to_float(x); }
 
 // Sums the lanes in one fixed tree.
 FD_INLINE float sum_lanes(F16 x) {
+#if defined(FD_ISA_AVX512)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float lanes[kLanes];
   store(lanes, x);
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];
   return lanes[0];
+#endif
 }
 // The largest lane; without a promise for NaN.
 FD_INLINE float max_lane(F16 x) {

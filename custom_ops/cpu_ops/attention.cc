@@ -7,6 +7,7 @@
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/linear_tiles.h"
 #include "cpu_ops/quant_rows.h"
 #include "cpu_ops/rotary.h"
 
@@ -17,7 +18,6 @@ namespace {
 constexpr int64_t kMinParallelWork = 1 << 15;   // multiply-adds below which waking a thread costs more than it saves
 constexpr int64_t kMinParallelWrite = 1 << 10;  // the same in elements to write: each may miss the caches
 constexpr float kLog2E = 1.44269504f;
-constexpr int64_t kMaxHeadDim = 256;
 
 // A typed view of the arguments. T is the cache's type.
 template <class T>
@@ -76,11 +76,15 @@ void put_key(const T* key, const Problem<T>& p, int64_t lane, T* packet) {
   for (int64_t i = 0; i < p.head_dim / size; ++i)
     std::memcpy(packet + (i * kLanes + lane) * size, key + i * size, size * sizeof(T));
 }
-template <class T>
-void put_value(const T* value, const Problem<T>& p, int64_t lane, T* packet) {
-  constexpr int64_t size = Step<T>::kSize;
-  T* values = packet + lane / size * size * p.padded_dim + lane % size;
-  for (int64_t d = 0; d < p.head_dim; ++d) values[d * size] = value[d];
+void put_value(const float* value, const Problem<float>& p, int64_t lane, float* packet) {
+  std::memcpy(packet + lane * p.padded_dim, value, static_cast<size_t>(p.head_dim) * sizeof(float));
+}
+void put_value(const uint16_t* value, const Problem<uint16_t>& p, int64_t lane, uint16_t* packet) {
+  const int place = static_cast<int>(lane % 2);
+  uint16_t* values = packet + (lane - place) * p.padded_dim;
+  int64_t d = 0;
+  for (; d + kLanes <= p.head_dim; d += kLanes) store_in_pairs(values + 2 * d, value + d, place);
+  for (; d < p.head_dim; ++d) values[2 * d + place] = value[d];
 }
 
 void put_scale(float scale, int64_t width, int64_t lane, int8_t* packet) {
@@ -106,16 +110,28 @@ void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
   put_value(p.new_value(row, kv_head), p, offset % kLanes, p.value_packet(block, kv_head, offset));
 }
 
-// Rotates one new row's key of one kv head and the queries that it meets.
+// Rotates one new row's key of one kv head and the queries that it meets. All norms come first: they are long chains
+// of operations that do not wait for each other.
 template <class T>
 void rotate_group(const Problem<T>& p, int64_t row, int64_t kv_head) {
   const RotaryView& rotary = p.a.rotary;
   Row<T>* heads = static_cast<Row<T>*>(p.a.qkv) + row * p.row_size;
-  rotate_heads(rotary, row, rotary.q_norm, heads + kv_head * p.heads_per_kv * p.head_dim, p.heads_per_kv, p.head_dim);
-  rotate_heads(rotary, row, rotary.k_norm, heads + (p.a.num_heads + kv_head) * p.head_dim, 1, p.head_dim);
+  Row<T>* queries = heads + kv_head * p.heads_per_kv * p.head_dim;
+  Row<T>* key = heads + (p.a.num_heads + kv_head) * p.head_dim;
+  norm_heads(rotary, rotary.q_norm, queries, p.heads_per_kv, p.head_dim);
+  norm_heads(rotary, rotary.k_norm, key, 1, p.head_dim);
+  rotate_heads(rotary, row, queries, p.heads_per_kv, p.head_dim);
+  rotate_heads(rotary, row, key, 1, p.head_dim);
 }
 
-// The first phase: the new rows are rotated, where there is a rotation, and their keys and values go to the cache.
+// Rotates one new row of one kv head, where there is a rotation, and takes its key and value to the cache.
+template <class T>
+void take_row(const Problem<T>& p, int64_t row, int64_t kv_head) {
+  if (p.a.rotary.cos_sin != nullptr) rotate_group(p, row, kv_head);
+  write_slot(p, row, kv_head);
+}
+
+// The first phase, where tasks do not take their rows themselves: all new rows are taken to the cache.
 template <class T>
 void take_rows(const Problem<T>& p) {
   constexpr int64_t strip = 64, ahead = 4;
@@ -128,8 +144,7 @@ void take_rows(const Problem<T>& p) {
         fetch_head(p.new_key(row + ahead, kv_head), p.head_dim);
         fetch_head(p.new_value(row + ahead, kv_head), p.head_dim);
       }
-      if (p.a.rotary.cos_sin != nullptr) rotate_group(p, row, kv_head);
-      write_slot(p, row, kv_head);
+      take_row(p, row, kv_head);
     }
   });
 }
@@ -150,18 +165,20 @@ struct TaskRows {
   Row<T>* outs[kTaskRows];
   float* records[kTaskRows];   // where the result of split 0 goes
   int64_t strides[kTaskRows];  // from split to split: 0 where splits are merged at once
-  Element<T>* queries;         // packed, group by group
+  Element<T>* queries;         // kQuerySteps<T> each
 
   int64_t begin(int64_t group) const { return group * count / num_groups; }
   int64_t end_position() const { return limits[count - 1] + 1; }
 };
 
-// Puts rows into the order in which the kernel reads them, [head_dim / kSize][rows].
+// Turns a query into the elements that the kernel multiplies.
 template <class T>
-void pack_queries(const Row<T>* const* queries, int64_t rows, int64_t head_dim, Element<T>* packed) {
+void prepare_query(const Row<T>* query, int64_t head_dim, Element<T>* elements) {
   constexpr int64_t size = Step<T>::kSize;
-  for (int64_t step = 0; step < head_dim / size; ++step)
-    for (int64_t row = 0; row < rows; ++row) *packed++ = Step<T>::element(queries[row] + step * size);
+  int64_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) store_elements(elements + d / size, load_as_float(query + d));
+  if (d == head_dim) return;
+  store_elements(elements + d / size, load_first(query + d, static_cast<int>(head_dim - d)));
 }
 
 // The second phase: the plan's tasks, each once per KV head. Results of pieces that several tasks compute are merged by
@@ -182,24 +199,41 @@ class Attend {
 
   void run(bool parallel) const {
     const int64_t num_tiles = plan_.num_tasks * kv_heads_;
-    parallel_for(num_tiles, parallel, [&](int64_t tile) { run_task(plan_.tasks[tile / kv_heads_], tile % kv_heads_); });
+    for_each_in_stretches(num_tiles, parallel,
+                          [&](int64_t tile) { run_task(tile, tile + 1 < num_tiles ? tile + 1 : tile); });
   }
 
  private:
-  void run_task(const Task& task, int64_t kv_head) const {
-    const int64_t seq = member(task.begin).seq;
+  const Task& task_of(int64_t tile) const { return plan_.tasks[tile / kv_heads_]; }
+
+  // The first split of a tile.
+  Split<T> first_of(int64_t tile) const {
+    const Task& task = task_of(tile);
+    const Piece& last = member(task.end - 1);
+    const int64_t end = p_.limit_of(last.seq, last.first + last.count - 1) + 1;
+    return read(last.seq, tile % kv_heads_, task.first_split, end);
+  }
+
+  // `following` is the tile that this thread will probably run next.
+  void run_task(int64_t tile, int64_t following) const {
+    const Task& task = task_of(tile);
+    const int64_t seq = member(task.begin).seq, kv_head = tile % kv_heads_;
+    if (plan_.is_apart) take_sequence(seq, kv_head);
     TaskRows<T> rows;
     gather(task, kv_head, rows);
     Split<T> now = read(seq, kv_head, task.first_split, rows.end_position());
     for (int64_t split = task.first_split; split < task.last_split; ++split) {
       const bool more = split + 1 < task.last_split;
-      const Split<T> next = more ? read(seq, kv_head, split + 1, rows.end_position()) : now;
-      for (int64_t i = 0; i < kAhead<T>; ++i) now.stream[2 * now.num_packets + i] = next.stream[i];
+      const Split<T> next = more ? read(seq, kv_head, split + 1, rows.end_position()) : first_of(following);
       for (int64_t group = 0; group < rows.num_groups; ++group)
         attend_rows(rows, group, now, next, split == task.first_split);
       now = next;
     }
     finish(task, kv_head, rows);
+  }
+
+  void take_sequence(int64_t seq, int64_t kv_head) const {
+    for (int64_t row = p_.a.cu_seqlens_q[seq]; row < p_.a.cu_seqlens_q[seq + 1]; ++row) take_row(p_, row, kv_head);
   }
 
   const Piece& member(int64_t index) const { return plan_.pieces[plan_.members[index]]; }
@@ -209,8 +243,7 @@ class Attend {
   }
 
   void gather(const Task& task, int64_t kv_head, TaskRows<T>& rows) const {
-    const int64_t row_size = p_.padded_dim / Step<T>::kSize;
-    const size_t query_bytes = static_cast<size_t>(kTaskRows * row_size) * sizeof(Element<T>);
+    const size_t query_bytes = static_cast<size_t>(kTaskRows * kQuerySteps<T>) * sizeof(Element<T>);
     const size_t bytes = query_bytes + static_cast<size_t>(kTaskRows * record_) * sizeof(float);
     char* scratch = static_cast<char*>(thread_scratch(bytes, Scratch::kTile));
     float* records = reinterpret_cast<float*>(scratch + query_bytes);
@@ -230,10 +263,8 @@ class Attend {
     }
     rows.num_groups = (rows.count + kMaxRows - 1) / kMaxRows;
     rows.queries = reinterpret_cast<Element<T>*>(scratch);
-    for (int64_t group = 0; group < rows.num_groups; ++group) {
-      const int64_t first = rows.begin(group), end = rows.begin(group + 1);
-      pack_queries<T>(queries + first, end - first, p_.head_dim, rows.queries + first * row_size);
-    }
+    for (int64_t row = 0; row < rows.count; ++row)
+      prepare_query<T>(queries[row], p_.head_dim, rows.queries + row * kQuerySteps<T>);
   }
 
   // Finds the packets of a split as far as positions before `end` reach.
@@ -242,6 +273,7 @@ class Attend {
     s.start = split * kSplit;
     s.see(end);
     s.num_packets = s.num_visible_packets();
+    s.is_written_first = plan_.is_apart && end <= kSplit;
     const int32_t* block = p_.a.block_tables + seq * p_.a.max_blocks + s.start / p_.block_size;
     int64_t offset = s.start % p_.block_size;
     for (int64_t i = 0; i < s.num_packets; ++i) {
@@ -252,7 +284,6 @@ class Attend {
       offset = 0;
       ++block;
     }
-    for (int64_t i = 0; i < kAhead<T>; ++i) s.stream[2 * s.num_packets + i] = s.stream[0];
     return s;
   }
 
@@ -262,7 +293,7 @@ class Attend {
     Group<T> group;
     group.rows = rows.begin(index + 1) - first;
     group.hides_first = p_.a.hides_first;
-    group.queries = rows.queries + first * (p_.padded_dim / Step<T>::kSize);
+    group.queries = rows.queries + first * kQuerySteps<T>;
     for (int64_t r = 0; r < group.rows; ++r) {
       group.limits[r] = rows.limits[first + r];
       group.records[r] = {rows.records[first + r] + split * rows.strides[first + r], p_.padded_dim};
@@ -274,20 +305,24 @@ class Attend {
               [&](auto count) { attend_group<decltype(count)::value>(group, now, p_.head_dim, scale, fresh); });
   }
 
-  // A single group fetches what it reads next itself. Several spread the next split over their time.
+  // A single group fetches what it reads next itself, and so does the first group of a task. Several groups share the
+  // next split.
   static void fetch_ahead(const Split<T>& now, const Split<T>& next, int64_t index, int64_t num_groups,
                           bool first_split, const T* (&ahead)[2 * kPackets]) {
     const int64_t own = 2 * now.num_packets;
     if (num_groups == 1 || (first_split && index == 0)) {
-      for (int64_t i = 0; i < own; ++i) ahead[i] = now.stream[i + kAhead<T>];
+      const int64_t last = 2 * next.num_packets - 1;
+      for (int64_t i = 0; i < own; ++i) {
+        const int64_t at = i + kAhead<T>, beyond = at - own < last ? at - own : last;
+        ahead[i] = at < own ? now.needed(at) : next.needed(beyond);
+      }
       return;
     }
-    int64_t wanted = (index * own + num_groups - 1) / num_groups;
-    const int64_t end = now.start == next.start ? 0 : 2 * next.num_packets;
-    for (int64_t i = 0; i < own; ++i) {
-      const bool fetches = wanted < end && index * own + i == wanted * num_groups;
-      ahead[i] = fetches ? next.stream[wanted++] : now.stream[i];
-    }
+    if (first_split) --index, --num_groups;
+    const int64_t end = 2 * next.num_packets;
+    int64_t wanted = (index * end + num_groups - 1) / num_groups;
+    const int64_t stop = ((index + 1) * end + num_groups - 1) / num_groups;
+    for (int64_t i = 0; i < own; ++i) ahead[i] = wanted < stop ? next.needed(wanted++) : now.stream[i];
   }
 
   void finish(const Task& task, int64_t kv_head, const TaskRows<T>& rows) const {
@@ -322,10 +357,11 @@ class Attend {
 template <class T>
 void append_attention_typed(const AttentionArgs& a) {
   const Problem<T> p(a);
-  take_rows(p);
+  const AttentionPlan plan = plan_attention(a, num_threads());
+  if (!plan.is_apart) take_rows(p);
   int64_t work = 0;
   for (int64_t seq = 0; seq < a.num_seqs; ++seq) work += p.num_new(seq) * a.kv_lens[seq] * a.num_heads * p.head_dim;
-  Attend<T>(p, plan_attention(a, num_threads())).run(work >= kMinParallelWork);
+  Attend<T>(p, plan).run(work >= kMinParallelWork);
 }
 
 }  // namespace

@@ -35,7 +35,8 @@ class Planner {
             tasks_.data(),
             static_cast<int64_t>(pieces_.size()),
             static_cast<int64_t>(tasks_.size()),
-            num_partials_};
+            num_partials_,
+            has_own_blocks_ && tasks_.size() == pieces_.size() && pieces_.size() == num_with_rows_};
   }
 
  private:
@@ -55,12 +56,18 @@ class Planner {
     const int64_t num_seqs = args_->num_seqs;
     leaders_.assign(static_cast<size_t>(num_seqs), -1);
     shared_.assign(static_cast<size_t>(num_seqs), 0);
+    has_own_blocks_ = true;
+    num_with_rows_ = 0;
     size_t size = 2;
     while (size < 2 * static_cast<size_t>(num_seqs)) size *= 2;
     first_with_.assign(size, -1);
-    for (int64_t seq = 0; num_seqs > 1 && seq < num_seqs; ++seq) {
+    for (int64_t seq = 0; seq < num_seqs; ++seq) {
+      if (num_new(seq) == 0) continue;
+      ++num_with_rows_;
+      int64_t& leader = first_with(table(seq)[0]);
+      has_own_blocks_ &= leader < 0;
+      if (leader < 0 || shareable(leader) == 0) leader = seq;
       if (shareable(seq) == 0) continue;
-      const int64_t leader = first_with(table(seq)[0], seq);
       leaders_[seq] = leader;
       if (leader == seq) continue;
       shared_[seq] = common_splits(leader, seq);
@@ -68,11 +75,10 @@ class Planner {
     }
   }
 
-  // A hash table with open addressing: of sequences by their first block.
-  int64_t first_with(int32_t block, int64_t seq) {
+  // A hash table with open addressing: of sequences by their first block, -1 where there is none yet.
+  int64_t& first_with(int32_t block) {
     size_t at = static_cast<uint32_t>(block) * 2654435761u & (first_with_.size() - 1);
     while (first_with_[at] >= 0 && table(first_with_[at])[0] != block) at = (at + 1) & (first_with_.size() - 1);
-    if (first_with_[at] < 0) first_with_[at] = seq;
     return first_with_[at];
   }
 
@@ -167,6 +173,8 @@ class Planner {
   std::vector<int64_t> members_;
   std::vector<Task> tasks_;
   int64_t num_partials_ = 0;
+  size_t num_with_rows_ = 0;    // sequences
+  bool has_own_blocks_ = true;  // no two sequences begin with the same block
   std::vector<int64_t> leaders_, shared_, first_with_, first_piece_, group_;
 };
 

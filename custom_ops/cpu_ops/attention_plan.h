@@ -31,10 +31,14 @@ struct AttentionPlan {
   const int64_t* members;
   const Task* tasks;  // each is done once per KV head
   int64_t num_pieces, num_tasks, num_partials;
+  // No sequence reads what another one writes, and each has a single task: which may therefore write its new rows
+  // itself, right before it reads them.
+  bool is_apart;
 };
 
 // Plans a call for so many threads. Sequences whose block tables begin alike read the whole splits that they share
-// together. What the result points to belongs to the calling thread and lasts until its next call.
+// together; those that begin with blocks of their own are taken to share none. What the result points to belongs to the
+// calling thread and lasts until its next call.
 AttentionPlan plan_attention(const AttentionArgs& a, int64_t num_threads);
 
 }  // namespace fd

@@ -14,6 +14,7 @@ namespace fd {
 namespace FD_ISA {
 
 constexpr int64_t kPackets = kSplit / kLanes;  // of sixteen positions
+constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLowest = -__FLT_MAX__;  // a score that weighs nothing
 
@@ -29,7 +30,7 @@ template <class T>
 using Row = std::conditional_t<kHasScales<T>, uint16_t, T>;
 
 template <class T>
-constexpr int64_t kAhead = kHasScales<T> ? 8 : 4;  // packets that are fetched ahead
+constexpr int64_t kAhead = kHasScales<T> ? 12 : 8;  // packets that are fetched ahead
 
 // The scales of a packet's positions, which follow its codes.
 FD_INLINE F16 load_scales(const int8_t* packet, int64_t width) {
@@ -95,26 +96,37 @@ FD_INLINE void merge_record(const Record& total, const Record& next) {
   total.sum() = lanes[0];
 }
 
-// A split of one sequence and KV head: its packets of keys, then its packets of values, then where to go on reading.
+// A split of one sequence and KV head: its packets of keys, then its packets of values.
 template <class T>
 struct Split {
   int64_t start, visible, num_packets;  // visible: positions that some row of the task sees
-  const T* stream[2 * kPackets + kAhead<T>];
+  bool is_written_first;                // its last packets take new rows before any is read
+  const T* stream[2 * kPackets];
 
   const T* const* keys() const { return stream; }
   const T* const* values() const { return stream + num_packets; }
   int64_t num_visible_packets() const { return (visible + kLanes - 1) / kLanes; }
+  // The packets in the order in which they are needed, 0 <= i < 2 * num_packets.
+  const T* needed(int64_t i) const {
+    if (!is_written_first) return stream[i];
+    if (i < 2) return stream[(i + 1) * num_packets - 1];
+    return stream[i <= num_packets ? i - 2 : i - 1];
+  }
   // Looks at the positions of the sequence before `end` only.
   void see(int64_t end) { visible = end - start < kSplit ? end - start : kSplit; }
 };
 
-// Rows that share the registers. Queries are packed [head_dim / kSize][rows].
+// Elements from one query to the next: a constant is an offset that instructions hold.
+template <class T>
+constexpr int64_t kQuerySteps = kMaxHeadDim / Step<T>::kSize;
+
+// Rows that share the registers.
 template <class T>
 struct Group {
   int64_t rows;
-  int64_t hides_first;  // so many positions, the first ones, are seen by their own rows only
-  const Element<T>* queries;
-  int64_t limits[kMaxRows];  // the last position that a row sees
+  int64_t hides_first;        // so many positions, the first ones, are seen by their own rows only
+  const Element<T>* queries;  // kQuerySteps<T> each
+  int64_t limits[kMaxRows];   // the last position that a row sees
   Record records[kMaxRows];
   const T* ahead[2 * kPackets];  // what is fetched while the packets of the stream are read
 };
@@ -172,7 +184,7 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
     ahead[v] = g.ahead[packet + v];
   }
   clear(acc);
-  dot_block<MR, NV, true>(acc, g.queries, 1, MR, panels, kStepSize<T>, head_dim / size, ahead);
+  dot_block<MR, NV, true>(acc, g.queries, kQuerySteps<T>, 1, panels, kStepSize<T>, head_dim / size, ahead);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     F16 factor = splat(scale);

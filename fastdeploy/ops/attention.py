@@ -102,7 +102,7 @@ def append_attention(
         qkv: [cap, heads.row_size] bfloat16 or float32.
         cache: of the same dtype, or int8 beside bfloat16; slots that no sequence uses may hold anything, NaN included.
             A key or value that is not finite makes int8 rows that see it NaN.
-        batch: the rows of this step.
+        batch: the rows of this step. Sequences that share any block share their first one.
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.

@@ -196,6 +196,30 @@ def test_more_sequences_share_a_prefix_than_fit_into_one_task(dtype: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("before", [0, SPLIT])
+def test_a_sequence_sees_what_another_writes_in_the_same_call(dtype: str, before: int) -> None:
+    heads, prefix = HeadLayout(4, 2, 32), before + 32
+    sequence = Sequence1(prefix, heads, dtype, 16)
+    tail = rows_for(dtype, 1, heads.row_size, 7)
+    outs = []
+    for together in (False, True):
+        cache = poisoned_cache(sequence.num_blocks + 1, 16, heads, dtype)
+        if before:
+            sequence.run([before], cache)
+        tables = np.concatenate([sequence.table, [[sequence.num_blocks]]], axis=1).repeat(2, axis=0)
+        new, lens = [prefix - before, 1], [prefix, prefix + 1]
+        qkv = paddle.concat([sequence.qkv[before:], tail])
+        if together:
+            outs.append(attend(qkv, cache, plain_index(new, lens, tables, 16), heads))
+            continue
+        first = attend(qkv[:-1].clone(), cache, plain_index(new[:1], lens[:1], tables[:1], 16), heads)
+        second = attend(qkv[-1:].clone(), cache, plain_index(new[1:], lens[1:], tables[1:], 16), heads)
+        outs.append(np.concatenate([first, second]))
+    assert is_finite(outs[0], dtype)
+    assert_same_bits(outs[1], outs[0], "one call and two")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_rejected_draft_leaves_no_trace(dtype: str) -> None:
     heads = HeadLayout(4, 2, 32)
     sequence = Sequence1(70, heads, dtype, 16)
