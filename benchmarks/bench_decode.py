@@ -4,10 +4,18 @@
     python -m benchmarks.bench_decode [--quantization none w8a8] [--context 128 2048] [--rows 1 8 16] [--rounds 6]
         [--kv-cache-dtype int8]
 
-A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). `floor` is
-max(bytes of weights, keys and values / bandwidth, operations / peak of the format's arithmetic), from readings before
-and after each group of steps; `time/floor` its median over groups, where cases take turns. `times one` is tokens per
-second over those of one row of the same format and context (of one request: rows verified over one).
+A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). Three floors
+stand under its time, each measured beside it:
+
+    floor    max(bytes of weights, keys and values / bandwidth, operations / peak of the format's arithmetic), as if
+             the whole step could read and multiply at once; from readings before and after each group of steps
+    in turn  the same of every linear layer, head and attention by itself, added up: they follow one another
+    loops    plain loops in their place, after each group: they load the same memory, expand and multiply it by as
+             many rows and do nothing else (benchmarks/launches.py). `by kernel` names what the kernel does faster
+
+`over_*` are medians over groups of a step's time over that group's floor; cases take turns. What a step takes over
+`loops` is what the kernels add (rows, scales, softmax, outputs), sampling, engine and Python. `times one` is tokens
+per second over those of one row of the same format and context (of one request: rows verified over one).
 
 The engine itself steps here. Prompts are taken as computed (benchmarks/shape_engine.py) and drafts are all rejected.
 """
@@ -19,13 +27,13 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.launches import LaunchFloors, capture_replays
 from benchmarks.report import print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from benchmarks.shape_engine import ShapeEngine, StepShape, add_shape_flags
 from fastdeploy.config.model_config import KV_CACHE_DTYPES
 
 STEPS_PER_GROUP = 4
-WARM_STEPS = 1  # the first step after a change of shape pays for cold code
 
 
 @dataclass
@@ -33,8 +41,10 @@ class Case:
     """One shape of steps, and what its groups took."""
 
     step: StepShape
+    launches: LaunchFloors
     step_s: list[float] = field(default_factory=list)
-    over_floor: list[float] = field(default_factory=list)
+    floor_s: list[float] = field(default_factory=list)
+    in_turn_s: list[float] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -42,7 +52,7 @@ class Case:
         return "drafts" if self.step.rows_each > 1 else "requests"
 
 
-def make_cases(contexts: list[int], rows: list[int]) -> list[Case]:
+def make_cases(contexts: list[int], rows: list[int], on_thread_time: bool) -> list[Case]:
     """Return requests of one row, and one request with drafts, of every number of rows."""
     shapes = [
         step
@@ -50,24 +60,25 @@ def make_cases(contexts: list[int], rows: list[int]) -> list[Case]:
         for m in rows
         for step in (StepShape(m, 1, context), *([StepShape(1, m, context)] if m > 1 else []))
     ]
-    return [Case(step) for step in shapes]
+    return [Case(step, LaunchFloors(on_thread_time)) for step in shapes]
 
 
 def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline) -> None:
-    """Run a group of steps between two readings and note time and ratio."""
-    ids = loaded.start(case.step, WARM_STEPS + STEPS_PER_GROUP)
-    for _ in range(WARM_STEPS):
-        loaded.engine.step()
+    """Run a group of steps between two readings, then the loops of its operators; note times and floors."""
+    ids = loaded.start(case.step, 2 + STEPS_PER_GROUP)
+    loaded.engine.step()  # the first step of a shape pays for cold code
+    replays = capture_replays(loaded.engine.step)
     before = roofline.measure()
     begin = roofline.clock()
     for _ in range(STEPS_PER_GROUP):
         loaded.engine.step()
     seconds = (roofline.clock() - begin) / STEPS_PER_GROUP
     after = roofline.measure()
+    case.launches.measure(replays)
     loaded.stop(ids)
-    floor_s = (loaded.work.floor_s(case.step, before) + loaded.work.floor_s(case.step, after)) / 2
     case.step_s.append(seconds)
-    case.over_floor.append(seconds / floor_s)
+    case.floor_s.append(statistics.mean(loaded.work.floor_s(case.step, reading) for reading in (before, after)))
+    case.in_turn_s.append(statistics.mean(case.launches.in_turn_s(reading) for reading in (before, after)))
 
 
 def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> list[dict[str, Any]]:
@@ -76,12 +87,12 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
         args.shape,
         quantization,
         max_num_seqs=max(args.rows),
-        max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP,
+        max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP + 2,
         max_drafts=max(args.rows) - 1,
         kv_cache_dtype=args.kv_cache_dtype,
     )
     loaded.skip_prompts()
-    cases = make_cases(args.context, args.rows)
+    cases = make_cases(args.context, args.rows, args.clock == "cpu")
     for _ in range(args.rounds):
         for case in cases:
             time_group(loaded, case, roofline)
@@ -94,19 +105,23 @@ def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofl
     bf16, int8 = work.operations(step, step.rows)
     bytes_s = work.num_bytes(step) / roofline.median.bytes_per_s
     one = next((c for c in cases if c.step == StepShape(1, 1, step.context)), None)
+    floors = {"floor": case.floor_s, "in_turn": case.in_turn_s, "loops": case.launches.attainable_s()}
+    over = {name: [a / b for a, b in zip(case.step_s, values, strict=True)] for name, values in floors.items()}
     return {
         "format": work.quantization,
         "context": step.context,
         "rows": step.rows,
         "as": case.kind,
-        "step_ms": 1e3 * step_s,
-        "rows_per_s": step.rows / step_s,
         "read_gb": work.num_bytes(step) / 1e9,
         "gop": (bf16 + int8) / 1e9,
-        "floor": "bytes" if bytes_s >= roofline.median.floor_s(0, bf16, int8) else "operations",
-        "time_over_floor": statistics.median(case.over_floor),
-        "best": min(case.over_floor),
+        "limit": "bytes" if bytes_s >= roofline.median.floor_s(0, bf16, int8) else "operations",
+        "step_ms": 1e3 * step_s,
+        **{f"{name}_ms": 1e3 * statistics.median(values) for name, values in floors.items()},
+        **{f"over_{name}": statistics.median(ratios) for name, ratios in over.items()},
+        "best_over_floor": min(over["floor"]),
         "times_one": statistics.median(a / b for a, b in zip(one.step_s, case.step_s)) * step.rows if one else None,
+        "rows_per_s": step.rows / step_s,
+        "by_kernel": ", ".join(case.launches.by_kernel()) or "-",
     }
 
 

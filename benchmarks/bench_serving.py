@@ -43,7 +43,8 @@ def main(arguments: list[str]) -> int:
         runs[label] = asyncio.run(measure(load))
     title = next(iter(runs.values())).title
     rows = [_row(label, run) for label, run in runs.items()]
-    print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    print_table(title, columns, [[row.get(name, "-") for name in columns] for row in rows])
     if args.plot:
         latencies = {label: latencies_ms(run.results) for label, run in runs.items()}
         plot_latencies(args.plot, title, latencies, dict(args.goodput))

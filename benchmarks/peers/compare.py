@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """This engine against llama.cpp and OpenVINO GenAI on the same weights, in turns within one run.
 
-    python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 4] [--rounds 3]
-        [--threads 2] [--clock wall] [--only decode-128 prefill-512]
+    python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 4] [--rounds 2]
+        [--threads 2] [--clock wall] [--limit-s 15] [--only decode-128 prefill-512]
 
 CHECKPOINT is what make_checkpoint.py --gguf wrote, with OpenVINO's exports beside its files (README.md). All engines
 of the same bits are loaded, each in a process of its own; job after job each has the machine to itself. Figures are
 medians of tokens per second; where `over` names a peer, medians of ratios within a round, ours over the peer's.
+
+A job whose prompts are read decodes for at most --limit-s seconds. One that is cut counts as if its other tokens had
+come at the pace of those it had: its prompts weigh what they weigh in the whole job, and contexts that would have grown
+longer are in its favour. `cut` names the jobs that were.
 """
 
 from __future__ import annotations
@@ -39,13 +43,18 @@ class Job:
     new_tokens: int
     figure: str
 
-    def rate(self, first_s: float, total_s: float) -> float:
-        """Return tokens per second."""
+    def rate(self, first_s: float, total_s: float, num_steps: int) -> float:
+        """Return tokens per second, where num_steps tokens of each request came after the first."""
         if self.figure == "prefill":
             return self.prompt_tokens / first_s
         if self.figure == "decode":
-            return (self.new_tokens - 1) / (total_s - first_s)
-        return self.requests * self.new_tokens / total_s
+            return num_steps / (total_s - first_s)
+        wanted = self.new_tokens - 1
+        return self.requests * self.new_tokens / (first_s + (total_s - first_s) * wanted / num_steps)
+
+    def is_cut(self, num_steps: int) -> bool:
+        """Return whether so many steps after the first token are not all of them."""
+        return num_steps < self.new_tokens - 1
 
 
 JOBS = {
@@ -65,6 +74,7 @@ class Worker:
     name: str
     is_ours: bool
     rates: dict[str, list[float]] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)  # jobs that reached the limit
 
     @classmethod
     def start(cls, command: list[str], environment: dict[str, str]) -> Worker:
@@ -81,13 +91,16 @@ class Worker:
         worker.name = worker._answer(command)["ready"]
         return worker
 
-    def run(self, job: Job) -> float:
-        """Run a job; return its rate."""
+    def run(self, name: str, job: Job, limit_s: float) -> float:
+        """Run a job that decodes for at most so many seconds; return its rate."""
         assert self.process.stdin is not None
         parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
-        self.process.stdin.write(json.dumps(parts) + "\n")
+        self.process.stdin.write(json.dumps({**parts, "limit_s": limit_s}) + "\n")
         self.process.stdin.flush()
-        return job.rate(**self._answer([self.name]))
+        answer = self._answer([self.name])
+        if job.is_cut(answer["num_steps"]):
+            self.cut.add(name)
+        return job.rate(**answer)
 
     def stop(self) -> None:
         """End the process."""
@@ -127,11 +140,11 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
     }
     workers = [Worker.start(command, environment) for command in commands(args, bits)]
     for worker in workers:
-        worker.run(Job(1, 32, 4, "decode"))  # what a first call costs is not counted
+        worker.run("first", Job(1, 32, 4, "decode"), args.limit_s)  # what a first call costs is not counted
     for _ in range(args.rounds):
         for name in args.only:
             for worker in workers:
-                rate = worker.run(JOBS[name])
+                rate = worker.run(name, JOBS[name], args.limit_s)
                 worker.rates.setdefault(name, []).append(rate)
                 print(f"{worker.name}, {name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
     for worker in workers:
@@ -144,15 +157,21 @@ def report(workers: list[Worker], bits: int) -> list[dict[str, Any]]:
     rows = []
     for worker in workers:
         row: dict[str, Any] = {"bits": bits, "engine": worker.name, "over": "tokens/s"}
-        rows.append({**row, **{job: statistics.median(rates) for job, rates in worker.rates.items()}})
+        rates = {job: statistics.median(rates) for job, rates in worker.rates.items()}
+        rows.append({**row, **rates, "cut": _listed(worker.cut)})
     for ours in (w for w in workers if w.is_ours):
         for peer in (w for w in workers if not w.is_ours):
             ratios = {
                 job: statistics.median(a / b for a, b in zip(rates, peer.rates[job]))
                 for job, rates in ours.rates.items()
             }
-            rows.append({"bits": bits, "engine": ours.name, "over": peer.name, **ratios})
+            cut = _listed(ours.cut | peer.cut)
+            rows.append({"bits": bits, "engine": ours.name, "over": peer.name, **ratios, "cut": cut})
     return rows
+
+
+def _listed(jobs: set[str]) -> str:
+    return " ".join(job for job in JOBS if job in jobs) or "-"
 
 
 def main() -> None:
@@ -162,7 +181,8 @@ def main() -> None:
     parser.add_argument("--peers-python", type=Path, required=True, help="Python that has the peers' packages")
     parser.add_argument("--bits", type=int, nargs="+", choices=list(OURS), default=list(OURS))
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--limit-s", type=float, default=15.0, help="seconds that a job may decode (default: 15)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for one thread")
     args = parser.parse_args()

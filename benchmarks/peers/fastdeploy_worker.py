@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 
-from protocol import clock, serve
+from protocol import Decoding, serve
 
 from fastdeploy import ops
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
@@ -28,17 +28,20 @@ def main(checkpoint: str, quantization: str) -> None:
     engine = Engine.from_config(config)
     ids = itertools.count()
 
-    def run(prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
+    def run(prompts: list[list[int]], new_tokens: int, decoding: Decoding) -> None:
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-        begin, waiting = clock(), set()
-        for prompt in prompts:
-            waiting.add(request_id := f"peer-{next(ids)}")
-            engine.add_request(GenerationRequest(request_id, prompt, params))
-        first_s = 0.0
-        while engine.has_unfinished():
+        requests = [GenerationRequest(f"peer-{next(ids)}", prompt, params) for prompt in prompts]
+        for request in requests:
+            engine.add_request(request)
+        waiting = {request.request_id for request in requests}
+        while waiting:
             waiting -= {delta.request_id for delta in engine.step()}
-            first_s = first_s or (0.0 if waiting else clock() - begin)
-        return first_s, clock() - begin
+        decoding.begin()
+        while engine.has_unfinished() and not decoding.is_over:
+            engine.step()
+            decoding.step()
+        for request in requests:
+            engine.abort(request.request_id)
 
     serve(f"FastDeploy {quantization}, {ops.isa()}", run)
 

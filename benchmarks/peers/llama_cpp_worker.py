@@ -8,7 +8,7 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from protocol import NUM_THREADS, clock, serve
+from protocol import NUM_THREADS, Decoding, serve
 
 
 class Context:
@@ -54,17 +54,17 @@ def main(file: str) -> None:
     model = llama_cpp.llama_model_load_from_file(file.encode(), llama_cpp.llama_model_default_params())
     assert model, f"llama.cpp cannot load {file}"
 
-    def run(prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
+    def run(prompts: list[list[int]], new_tokens: int, decoding: Decoding) -> None:
         length = len(prompts[0])
         context = Context(model, len(prompts), length + new_tokens)
-        begin = clock()
         tokens = context.step(prompts, 0)
-        first_s = clock() - begin
+        decoding.begin()
         for position in range(length, length + new_tokens - 1):
+            if decoding.is_over:
+                break
             tokens = context.step([[token] for token in tokens], position)
-        total_s = clock() - begin
+            decoding.step()
         context.close()
-        return first_s, total_s
 
     serve(f"llama.cpp {file.rpartition('-')[2].removesuffix('.gguf')}, {llama_cpp.__version__}", run)
 

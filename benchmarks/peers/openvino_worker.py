@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import openvino
 import openvino_genai
-from protocol import NUM_THREADS, clock, serve
+from protocol import NUM_THREADS, Decoding, serve
 
 CACHE_GIB = 1
 
@@ -25,18 +25,23 @@ def main(folder: str) -> None:
     pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
     ids = itertools.count()
 
-    def run(prompts: list[list[int]], new_tokens: int) -> tuple[float, float]:
+    def run(prompts: list[list[int]], new_tokens: int, decoding: Decoding) -> None:
         config = openvino_genai.GenerationConfig(max_new_tokens=new_tokens, ignore_eos=True, do_sample=False)
-        begin = clock()
         handles = [
             pipeline.add_request(next(ids), openvino.Tensor(np.array([prompt], np.int64)), config) for prompt in prompts
         ]
-        first_s, waiting = 0.0, list(handles)
-        while pipeline.has_non_finished_requests():
+        waiting = list(handles)
+        while waiting:
             pipeline.step()
             waiting = [handle for handle in waiting if not handle.can_read()]
-            first_s = first_s or (0.0 if waiting else clock() - begin)
-        return first_s, clock() - begin
+        decoding.begin()
+        while pipeline.has_non_finished_requests() and not decoding.is_over:
+            pipeline.step()
+            decoding.step()
+        for handle in handles:
+            handle.cancel()
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
 
     serve(f"OpenVINO GenAI {folder.rpartition('-')[2]}, {openvino_genai.__version__.partition('-')[0]}", run)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a worker does: it loads one engine, then runs jobs that come as JSON lines on stdin, one at a time.
 
-A job is {"requests": N, "prompt_tokens": P, "new_tokens": T}; the answer has the seconds until every request had its
-first token, and until all had all. Between jobs a worker waits, so that another engine has the machine to itself.
+A job is {"requests": N, "prompt_tokens": P, "new_tokens": T, "limit_s": L}; the answer has the seconds until every
+request had its first token and until the end, and the steps between: T - 1, or fewer where L seconds of decoding were
+over before. Between jobs a worker waits, so that another engine has the machine to itself.
 Runs without this repository's package.
 """
 
@@ -20,8 +21,40 @@ NUM_THREADS = int(os.environ.get("PEERS_THREADS", "2"))
 clock = time.process_time if os.environ.get("PEERS_CLOCK") == "cpu" else time.perf_counter
 TOKENS = range(16, 4096)  # ids of prompts: in every vocabulary here, special in none
 
-# Runs prompts of token ids to `new_tokens` tokens each; returns (seconds to all first tokens, seconds to the end).
-Run = Callable[[list[list[int]], int], tuple[float, float]]
+
+class Decoding:
+    """What a job's run tells of itself: its begin, every request's first token, and each step after that.
+
+    Attributes:
+        first_s: seconds until every request had its first token; 0 before.
+        total_s: seconds until the last step so far.
+        num_steps: steps since then.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        """Begin the job; decoding is to stop after so many seconds of wall time."""
+        self.first_s = self.total_s = 0.0
+        self.num_steps = 0
+        self._limit_s, self._begin, self._decoding_since = limit_s, clock(), 0.0
+
+    def begin(self) -> None:
+        """Say that every request has its first token."""
+        self.first_s = self.total_s = clock() - self._begin
+        self._decoding_since = time.perf_counter()
+
+    def step(self) -> None:
+        """Say that every request has one token more."""
+        self.num_steps += 1
+        self.total_s = clock() - self._begin
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit has been reached, after one step at least."""
+        return self.num_steps > 0 and time.perf_counter() - self._decoding_since >= self._limit_s
+
+
+# Runs prompts of token ids to `new_tokens` tokens each, or until the decoding is over.
+Run = Callable[[list[list[int]], int, Decoding], None]
 
 
 def serve(describe: str, run: Run) -> None:
@@ -33,5 +66,7 @@ def serve(describe: str, run: Run) -> None:
     for line in sys.stdin:
         job = json.loads(line)
         prompts = [draw.choices(TOKENS, k=job["prompt_tokens"]) for _ in range(job["requests"])]
-        first_s, total_s = run(prompts, job["new_tokens"])
-        print(json.dumps({"first_s": first_s, "total_s": total_s}), file=answers, flush=True)
+        decoding = Decoding(job["limit_s"])
+        run(prompts, job["new_tokens"], decoding)
+        answer = {key: getattr(decoding, key) for key in ("first_s", "total_s", "num_steps")}
+        print(json.dumps(answer), file=answers, flush=True)

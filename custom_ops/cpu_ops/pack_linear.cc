@@ -26,14 +26,16 @@ constexpr int64_t kUnitStride = kUnit * kPanel;  // bytes from a unit of a lane 
 
 #if defined(__SSE2__)
 FD_INLINE __m128i load_16(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-// Past the caches: a line that is written whole need not be read before, and nobody reads it soon.
-FD_INLINE void store_16(void* p, __m128i x) { _mm_stream_si128(static_cast<__m128i*>(p), x); }
+// A panel that is written whole, one after the other: its page has just been cleared, so its lines are in the caches.
+FD_INLINE void store_16(void* p, __m128i x) { _mm_store_si128(static_cast<__m128i*>(p), x); }
+// Past the caches, where many panels are written by turns: a line that is written whole need not be read before.
+FD_INLINE void stream_16(void* p, __m128i x) { _mm_stream_si128(static_cast<__m128i*>(p), x); }
 FD_INLINE void finish_stores() { _mm_sfence(); }
 #else
 FD_INLINE void finish_stores() {}
 #endif
 
-// How many of `count` lanes store_16 can write, so many at a time; none from a lane that is not a multiple of four.
+// How many of `count` lanes these can write, so many at a time; none from a lane that is not a multiple of four.
 FD_INLINE int64_t whole_lanes(const void* target, int64_t count, int64_t at_a_time) {
   return reinterpret_cast<uintptr_t>(target) % 16 == 0 ? count / at_a_time * at_a_time : 0;
 }
@@ -91,7 +93,7 @@ void pack_rows(const PackArgs& a, const Run& run, int64_t begin, int64_t end, T*
 FD_INLINE void interleave(const float* rows, int64_t, int64_t count, float* target) {
   int64_t i = 0;
 #if defined(__SSE2__)
-  for (const int64_t whole = whole_lanes(target, count, 4); i < whole; i += 4) store_16(target + i, load_16(rows + i));
+  for (const int64_t whole = whole_lanes(target, count, 4); i < whole; i += 4) stream_16(target + i, load_16(rows + i));
 #endif
   for (; i < count; ++i) target[i] = rows[i];
 }
@@ -100,8 +102,8 @@ FD_INLINE void interleave(const uint16_t* rows, int64_t stride, int64_t count, u
 #if defined(__SSE2__)
   for (const int64_t whole = whole_lanes(target, count, 8); i < whole; i += 8) {
     const __m128i even = load_16(rows + i), odd = load_16(rows + stride + i);
-    store_16(target + 2 * i, _mm_unpacklo_epi16(even, odd));
-    store_16(target + 2 * i + 8, _mm_unpackhi_epi16(even, odd));
+    stream_16(target + 2 * i, _mm_unpacklo_epi16(even, odd));
+    stream_16(target + 2 * i + 8, _mm_unpackhi_epi16(even, odd));
   }
 #endif
   for (; i < count; ++i) target[2 * i] = rows[i], target[2 * i + 1] = rows[stride + i];
@@ -114,8 +116,13 @@ void pack_columns(const PackArgs& a, const Run& run, int64_t begin, int64_t end,
   const T* columns = static_cast<const T*>(run.piece.data) + run.first;
   T* target = panel + run.lane * size;
   const int64_t whole = least(end, a.k / size), stride = run.piece.stride;
-  for (int64_t unit = begin; unit < whole; ++unit)
-    interleave(columns + unit * size * stride, stride, run.count, target + unit * kStepSize<T>);
+  const bool begins_line = run.first % kLine<T> == 0;
+  for (int64_t unit = begin; unit < whole; ++unit) {
+    const T* rows = columns + unit * size * stride;
+    if (begins_line)  // the next strip's: rows are too far apart for the processor to foresee them
+      for (int64_t i = 0; i < size; ++i) __builtin_prefetch(rows + (kUnitsAtOnce * size + i) * stride, 0, 2);
+    interleave(rows, stride, run.count, target + unit * kStepSize<T>);
+  }
   if (whole == end || size == 1) return;
   for (int64_t i = 0; i < run.count; ++i) target[whole * kStepSize<T> + i * size] = columns[(a.k - 1) * stride + i];
 }

@@ -166,6 +166,17 @@ void gather_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_r
   gather("gather_rows", "rows", x, rows, out, num_rows);
 }
 
+void scatter_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_rows) {
+  constexpr const char* op = "scatter_rows";
+  const Argument source{op, "x", x}, index{op, "rows", rows}, output{op, "out", out};
+  require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
+  source.holds({num_rows, -1});
+  index.is(paddle::DataType::INT32).holds({num_rows});
+  output.is(x.dtype()).shaped({-1, source.size(1)});
+  const int64_t row_bytes = source.size(1) * static_cast<int64_t>(phi::SizeOf(x.dtype()));
+  fd::launch(fd::ScatterArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, row_bytes, output.size(0)});
+}
+
 fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& value) {
   const Argument keys{op, "cache.key", key}, values{op, "cache.value", value};
   keys.shaped({-1, -1, -1, -1});
@@ -310,6 +321,13 @@ PD_BUILD_OP(fd_gather_rows)
     .Attrs({"num_rows: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(gather_rows));
+
+PD_BUILD_OP(fd_scatter_rows)
+    .Inputs({"x", "rows", "out"})
+    .Outputs({"out_"})
+    .Attrs({"num_rows: int64_t"})
+    .SetInplaceMap({{"out", "out_"}})
+    .SetKernelFn(PD_KERNEL(scatter_rows));
 
 PD_BUILD_OP(fd_append_attention)
     .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "positions",

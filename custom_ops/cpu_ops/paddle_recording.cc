@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <typeinfo>
@@ -52,6 +53,17 @@ void check(const GatherArgs& a) {
              std::to_string(a.ids[row]) + " at row " + std::to_string(row));
 }
 
+void check(const ScatterArgs& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    require(a.ids[row] >= 0 && a.ids[row] < a.out_rows, "scatter_rows", "rows", "rows of out", a.ids[row]);
+}
+
+void scatter(const ScatterArgs& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    std::memcpy(static_cast<char*>(a.out) + a.ids[row] * a.row_bytes, static_cast<const char*>(a.x) + row * a.row_bytes,
+                static_cast<size_t>(a.row_bytes));
+}
+
 struct Perform {
   void operator()(const LinearArgs& a) const { kernels().linear(a); }
   void operator()(const QuantizedLinearArgs& a) const { kernels().linear_quantized(a); }
@@ -59,6 +71,10 @@ struct Perform {
   void operator()(const GatherArgs& a) const {
     check(a);
     kernels().gather(a);
+  }
+  void operator()(const ScatterArgs& a) const {
+    check(a);
+    scatter(a);
   }
   void operator()(const AttentionArgs& a) const {
     check(a);
@@ -96,31 +112,32 @@ std::string describe(const Args& args) {
   return name;
 }
 
-// Performs all launches, telling `after` when each is done.
+// Performs the first `count` launches, telling `after` when each is done.
 template <class After>
-void perform_all(int64_t recording, int64_t num_rows, int64_t num_seqs, After after) {
+void perform_first(const Recording& recording, size_t count, int64_t num_rows, int64_t num_seqs, After after) {
   require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
-  const auto& launches = reinterpret_cast<const Recording*>(recording)->launches;
-  for (const Launch& launch : launches) {
-    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, launch);
+  for (size_t i = 0; i < count; ++i) {
+    std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, recording.launches[i]);
     after();
   }
-  num_launches += static_cast<int64_t>(launches.size());
+  num_launches += static_cast<int64_t>(count);
 }
 
-void replay(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
-  perform_all(recording, num_rows, num_seqs, [] {});
+const Recording& recording_at(int64_t address) { return *reinterpret_cast<const Recording*>(address); }
+
+void replay_at(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
+  replay(recording_at(recording), num_rows, num_seqs);
 }
 
-// As replay, with the seconds of each launch.
+// As replay_at, with the seconds of each launch.
 void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
   using Clock = std::chrono::steady_clock;
-  const auto count = static_cast<int64_t>(reinterpret_cast<const Recording*>(recording)->launches.size());
-  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == count, "profile", "seconds",
-          "float64, one per launch", seconds.numel());
+  const size_t count = recording_at(recording).launches.size();
+  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == static_cast<int64_t>(count), "profile",
+          "seconds", "float64, one per launch", seconds.numel());
   double* out = seconds.data<double>();
   Clock::time_point last = Clock::now();
-  perform_all(recording, num_rows, num_seqs, [&] {
+  perform_first(recording_at(recording), count, num_rows, num_seqs, [&] {
     const Clock::time_point now = Clock::now();
     *out++ = std::chrono::duration<double>(now - last).count();
     last = now;
@@ -137,6 +154,17 @@ void perform(const Launch& launch) {
 void launch(const Launch& launch) {
   if (current == nullptr) return perform(launch);
   current->launches.push_back(launch);
+}
+
+void replay(const Recording& recording, int64_t num_rows, int64_t num_seqs) {
+  perform_first(recording, recording.launches.size(), num_rows, num_seqs, [] {});
+}
+
+void replay_caches(const Recording& recording, int64_t num_rows, int64_t num_seqs) {
+  const auto& launches = recording.launches;
+  size_t count = launches.size();
+  while (count > 0 && !std::holds_alternative<AttentionArgs>(launches[count - 1])) --count;
+  perform_first(recording, count, num_rows, num_seqs, [] {});
 }
 
 }  // namespace fd
@@ -173,7 +201,7 @@ PD_BUILD_OP(fd_replay)
     .Outputs({"out_"})
     .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
-    .SetKernelFn(PD_KERNEL(fd::replay));
+    .SetKernelFn(PD_KERNEL(fd::replay_at));
 
 PD_BUILD_OP(fd_profile)
     .Inputs({"out", "seconds"})

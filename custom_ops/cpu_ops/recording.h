@@ -14,7 +14,16 @@
 
 namespace fd {
 
-using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, AttentionArgs>;
+// out[ids[m], :] = x[m, :]
+struct ScatterArgs {
+  const int32_t* ids;
+  const void* x;
+  void* out;
+  int64_t rows, row_bytes;
+  int64_t out_rows;  // ids lie in 0..out_rows-1
+};
+
+using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, GatherArgs, ScatterArgs, AttentionArgs>;
 
 // Every launch is recorded with the most rows and sequences that a replay may ask for.
 struct Recording {
@@ -25,5 +34,11 @@ void perform(const Launch& launch);
 
 // Keeps the launch if this thread records, otherwise performs it.
 void launch(const Launch& launch);
+
+// Performs all launches for the first num_rows rows and num_seqs sequences.
+void replay(const Recording& recording, int64_t num_rows, int64_t num_seqs);
+
+// As replay, up to the last launch that writes keys and values: for rows whose outputs nobody reads.
+void replay_caches(const Recording& recording, int64_t num_rows, int64_t num_seqs);
 
 }  // namespace fd

@@ -8,7 +8,7 @@ constexpr int kLog2LiveChunk = 10, kLog2SharedChunk = 12;
 constexpr int64_t kBytesPerHead = 40;      // of the limit: about one hash head per node when it is full
 constexpr int64_t kMaxBytesPerToken = 96;  // two nodes, the token, what chunks and pages leave unused
 constexpr int64_t kBytesPerSalt = 256;     // map entry, strings' headers, root
-constexpr int64_t kWorkPerRequest = 256;   // when one starts or ends
+constexpr int64_t kWorkPerStart = 512;     // a prompt is read next, which takes longer
 constexpr int64_t kWorkPerToken = 2;       // the one that enters and the one that must leave for it
 
 }  // namespace
@@ -88,7 +88,8 @@ void SharedOutputs::read(int64_t index, std::string* salt, int32_t* tokens) cons
 
 int64_t SharedOutputs::first_whole() const {
   const bool is_leaving = !outputs_.empty() && evicted_ > outputs_.front().begin;
-  return std::max<int64_t>(num_unwanted_, is_leaving);
+  const int64_t num_surplus = max_outputs_ < 0 ? 0 : num_outputs() - max_outputs_;
+  return std::max<int64_t>({num_unwanted_, is_leaving, num_surplus});
 }
 
 bool SharedOutputs::must_evict() const {
@@ -184,7 +185,7 @@ bool SuffixCache::start(int64_t slot, const std::string& salt, const int32_t* to
   live_[slot].text = std::make_unique<LiveText>(rules_.max_depth);
   live_[slot].text->extend(tokens, num_tokens);
   if (is_sharing_) live_[slot].tree = shared_.acquire(salt);
-  shared_.work(kWorkPerRequest);
+  shared_.work(kWorkPerStart);
   return true;
 }
 
@@ -211,7 +212,6 @@ bool SuffixCache::finish(int64_t slot, const int32_t* output, int64_t num_tokens
     shared_.add(ended.tree, output, num_tokens);
     shared_.release(ended.tree);
   }
-  shared_.work(kWorkPerRequest);
   return true;
 }
 

@@ -7,7 +7,8 @@
 //   positions    0             evicted_           inserted_          tape end
 //
 // Outputs enter when their request finishes and leave in the same order, each as a whole; both happen suffix by suffix,
-// a bounded number per call, so that no step of the engine waits for a long output.
+// a bounded number per call, so that no step of the engine waits for a long output; the end of a request, for which its
+// neighbours wait, does none of it.
 #pragma once
 
 #include <cstdint>

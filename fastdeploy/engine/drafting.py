@@ -112,13 +112,18 @@ def load_drafting_model(drafting: Drafting, config: EngineConfig, target: Causal
 
 
 def make_draft_runner(
-    drafting: Drafting, model: DraftingModel, config: EngineConfig, num_blocks: int, runner_config: RunnerConfig
+    drafting: Drafting,
+    model: DraftingModel,
+    target: CausalLM,
+    config: EngineConfig,
+    num_blocks: int,
+    runner_config: RunnerConfig,
 ) -> MTPRunner | DraftModelRunner:
     """Give the model caches of the target's blocks and one scratch block per sequence."""
     draft = drafting.config
     caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
     if isinstance(model, list):
-        return MTPRunner(model, caches, num_blocks, runner_config)
+        return MTPRunner(model, target, caches, num_blocks, runner_config)
     sizes = replace(runner_config, hidden_size=draft.hidden_size, vocab_size=draft.vocab_size, dtype=draft.dtype)
     return DraftModelRunner(model, caches, num_blocks, sizes)
 

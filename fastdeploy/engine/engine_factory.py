@@ -122,7 +122,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     runner_config = _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids)
     drafter = None
     if drafting is not None and drafting_model is not None:
-        drafter = make_draft_runner(drafting, drafting_model, config, plan.num_blocks, runner_config)
+        drafter = make_draft_runner(drafting, drafting_model, model, config, plan.num_blocks, runner_config)
     runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=drafter)
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(

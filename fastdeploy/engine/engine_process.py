@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import OWNER
+from fastdeploy.ipc.outbox import Outbox
 from fastdeploy.metrics.logs import set_up_engine_logging
 
 STATS_INTERVAL_S = 0.5
@@ -89,6 +89,7 @@ class EngineServer:
         self._in_flight: dict[str, _InFlight] = {}
         self._preparing: list[_Preparing] = []
         self._gone: set[bytes] = set()
+        self._outbox = Outbox(self._send)
         self._stats_sent_s = 0.0
         self._stopping = False
 
@@ -97,11 +98,14 @@ class EngineServer:
         logger.info("ready for requests of %d connections", len(self._clients))
         for client in self._clients:
             self._send(client, self._ready())
-        while not self._stopping:
-            self._handle_waiting(block=not self._engine.has_unfinished())
-            self._add_prepared()
-            if self._engine.has_unfinished():
-                self._emit(self._engine.step())
+        try:
+            while not self._stopping:
+                self._handle_waiting(block=not self._engine.has_unfinished())
+                self._add_prepared()
+                if self._engine.has_unfinished():
+                    self._emit(self._engine.step())
+        finally:
+            self._outbox.send()
 
     def _handle_waiting(self, block: bool) -> None:
         if block:
@@ -159,6 +163,7 @@ class EngineServer:
         else:
             self._in_flight[request.request_id] = _InFlight(client, request.params.n, request.cache_salt)
             self._stats_sent_s = 0.0  # the next step tells of it
+            self._outbox.send()  # reading a prompt may take long
 
     def _abort_many(self, client: bytes, ticket: int, request_ids: list[str] | None, owner_salt: str) -> None:
         named = None if request_ids is None else frozenset(request_ids)
@@ -183,12 +188,12 @@ class EngineServer:
         self._gone.add(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
-        by_client: dict[bytes, list[TokenDelta]] = defaultdict(list)
-        has_end = False
+        is_urgent = has_end = False
         for delta in deltas:
             request = self._in_flight[delta.request_id]
+            is_urgent |= request.num_tokens == 0
             request.num_tokens += len(delta.token_ids)
-            by_client[request.client].append(delta)
+            self._outbox.put(request.client, delta)
             if delta.finish_reason is not None:
                 has_end = True
                 request.num_open -= 1
@@ -196,8 +201,10 @@ class EngineServer:
                     del self._in_flight[delta.request_id]
         if has_end or time.monotonic() - self._stats_sent_s > STATS_INTERVAL_S:
             self._send_stats()
-        for client, own in by_client.items():
-            self._send(client, messages.split_deltas(own))
+        if is_urgent or has_end:
+            self._outbox.send()
+        else:
+            self._outbox.send_when_due(len(self._in_flight))
 
     def _send_stats(self) -> None:
         self._stats_sent_s = time.monotonic()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import zmq
@@ -20,10 +19,6 @@ from fastdeploy.ipc.merge import join_delta, join_tokens
 
 MAX_UNREAD = 2**15  # tokens and alternatives that one request may pile up for a client that does not read
 
-CHUNK_S = 0.0001  # processor time of sending a stream what is new of it
-MAX_SHARE = 0.02  # of all cores' time that this may take: on two cores, each of 4 streams gets a chunk every 10 ms
-MAX_DELAY_S = 0.032  # more often than anybody reads
-
 _POLLIN = int(zmq.POLLIN)  # arithmetic on the library's enumeration is slow
 
 logger = logging.getLogger("fastdeploy.server")
@@ -36,14 +31,12 @@ class _Stream:
 
     Attributes:
         num_unread: tokens and their alternatives in it.
-        is_fresh: the reader has had nothing yet.
     """
 
     def __init__(self, request_id: str, num_choices: int) -> None:
         self.request_id = request_id
         self.num_open = num_choices
         self.num_unread = 0
-        self.is_fresh = True
         self.is_abandoned = False
         self.deltas: dict[int, TokenDelta] = {}
         self.error: FastDeployError | None = None
@@ -74,7 +67,7 @@ class _Stream:
         while not self.deltas and self.error is None:
             self._reader = loop.create_future()
             await self._reader
-        taken, self.deltas, self.num_unread, self.is_fresh = self.deltas, {}, 0, False
+        taken, self.deltas, self.num_unread = self.deltas, {}, 0
         return list(taken.values())
 
     def wake(self) -> None:
@@ -85,9 +78,6 @@ class _Stream:
 
 class EngineConnection:
     """Speaks with an engine process that somebody else started; used from one event loop.
-
-    What arrives is handed to all readers at once, at intervals that grow with their number: waking each of many streams
-    for each token would take from the engine the cores that it computes with. First tokens and ends never wait.
 
     Attributes:
         ready: what the engine said of itself once the model was loaded.
@@ -119,10 +109,6 @@ class EngineConnection:
         self._started: asyncio.Future[messages.Ready] | None = None
         self._on_progress: OnProgress | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._arrived: set[_Stream] = set()
-        self._chunk_interval_s = CHUNK_S / (MAX_SHARE * len(os.sched_getaffinity(0)))
-        self._handed_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Connect and wait until the model is loaded.
@@ -224,8 +210,6 @@ class EngineConnection:
 
     async def close(self) -> None:
         """Leave; requests in flight go on unless they were aborted."""
-        if self._timer is not None:
-            self._timer.cancel()
         if self._loop is not None:
             self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
@@ -270,7 +254,6 @@ class EngineConnection:
                         self._note_arrival(stream)
                 for delta in others:
                     self._put(delta)
-                self._hand_out_when_due()
             case messages.Stats(stats):
                 self.stats = stats
             case messages.Rejected(request_id, kind, field, text):
@@ -294,39 +277,18 @@ class EngineConnection:
         if stream is None or stream.error is not None:
             return
         stream.put(delta)
-        if delta.finish_reason is not None:
-            stream.wake()
         if stream.num_open == 0:
+            stream.wake()
             self._forget_abandoned(delta.request_id)
         else:
             self._note_arrival(stream)
 
     def _note_arrival(self, stream: _Stream) -> None:
-        """Wake the reader, now or when it is due; end a request that nobody reads."""
-        if stream.is_fresh:
-            stream.wake()
-        else:
-            self._arrived.add(stream)
+        """Wake the reader; end a request that nobody reads."""
+        stream.wake()
         if stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
             stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
             self._send(messages.AbortRequest(stream.request_id))
-
-    def _hand_out_when_due(self) -> None:
-        if self._timer is not None or not self._arrived or self._loop is None:
-            return
-        due_s = self._handed_s + min(MAX_DELAY_S, self._chunk_interval_s * len(self._streams))
-        if due_s <= self._loop.time():
-            self._hand_out()
-        else:
-            self._timer = self._loop.call_at(due_s, self._hand_out)
-
-    def _hand_out(self) -> None:
-        assert self._loop is not None
-        self._timer = None
-        self._handed_s = self._loop.time()
-        for stream in self._arrived:
-            stream.wake()
-        self._arrived.clear()
 
     def _forget_abandoned(self, request_id: str) -> None:
         if self._streams[request_id].is_abandoned:

@@ -98,7 +98,10 @@ PlainDelta = tuple[str, int, list[int], list[str], int]
 
 
 class Deltas(Message):
-    """Engine: what a step emitted for this client's requests; most of it fits the form that is cheap to read."""
+    """Engine: what steps emitted for this client's requests; most of it fits the form that is cheap to read.
+
+    The plain ones of a request come before its others.
+    """
 
     plain: list[PlainDelta]
     others: list[TokenDelta]
@@ -115,14 +118,17 @@ ToClient = Progress | Ready | StartupFailed | Rejected | Aborted | Deltas | Stat
 
 
 def split_deltas(deltas: list[TokenDelta]) -> Deltas:
-    """Return the message for what a step emitted."""
+    """Return the message for what one or several steps emitted; deltas of one request keep their order."""
     plain: list[PlainDelta] = []
     others: list[TokenDelta] = []
+    has_others: set[str] = set()
     for delta in deltas:
-        if delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None:
+        is_plain = delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None
+        if is_plain and delta.request_id not in has_others:
             plain.append((delta.request_id, delta.index, delta.token_ids, delta.drafted_by, delta.seed))
         else:
             others.append(delta)
+            has_others.add(delta.request_id)
     return Deltas(plain, others)
 
 

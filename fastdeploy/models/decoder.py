@@ -20,7 +20,8 @@ from fastdeploy.layers.rotary import rotary_table
 from fastdeploy.models.architecture import DecoderTraits
 from fastdeploy.models.weights import DecoderWeights, LayerWeights
 from fastdeploy.ops.attention import KVCache, RowIndex
-from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.batch_index import BatchIndex, full_step
+from fastdeploy.ops.gather import scatter_rows
 from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.recording import Recording, can_record
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
@@ -40,32 +41,6 @@ class StepBuffers:
         self.qkv = rows_of((config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         self.attended = rows_of(config.num_heads * config.head_dim)
         self.activated = rows_of(config.intermediate_size)
-
-
-@dataclass
-class FullStep:
-    """The index arrays of a batch with every row and sequence that they have room for."""
-
-    num_rows: int
-    num_seqs: int
-    positions: Tensor
-    cu_seqlens_q: Tensor
-    kv_lens: Tensor
-    block_tables: Tensor
-    slot_mapping: Tensor
-
-
-def full_step(batch: BatchIndex, num_rows: int) -> FullStep:
-    """Return the step of `num_rows` rows, and of as many sequences as the batch has room for, to be recorded."""
-    return FullStep(
-        num_rows=num_rows,
-        num_seqs=batch.kv_lens.shape[0],
-        positions=batch.positions,
-        cu_seqlens_q=batch.cu_seqlens_q,
-        kv_lens=batch.kv_lens,
-        block_tables=batch.block_tables,
-        slot_mapping=batch.slot_mapping,
-    )
 
 
 @dataclass(frozen=True)
@@ -137,6 +112,7 @@ class CausalLM:
         max_model_len: positions from 0 up to here, excluded.
         num_weight_bytes: bytes of the embedding and the packed linear layers.
         num_streamed_bytes: those of them that every step reads.
+        output: [max_rows, hidden_size], what `forward` returns.
         shared: parts that a layer for multi-token prediction uses too.
     """
 
@@ -164,6 +140,7 @@ class CausalLM:
         self.num_weight_bytes = weights.num_bytes
         self.num_streamed_bytes = weights.num_streamed_bytes
         self._buffers = StepBuffers(config, max_rows)
+        self.output: Tensor = self._buffers.normed
         cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len), place=paddle.CPUPlace())
         self._layers = tuple(
             DecoderLayer(config, traits, layer, self.heads, cos_sin, self._buffers) for layer in weights.layers
@@ -174,6 +151,11 @@ class CausalLM:
         self.shared = SharedParts(traits, self.heads, cos_sin, self._embedding, self._final_norm, self._head)
         self._records = can_record()
         self._recorded: RecordedStep | None = None
+        self._states: Tensor | None = None
+
+    def keep_states(self, states: Tensor) -> None:
+        """Let every step write the last hidden states of its rows into states [num_slots, hidden_size], by slot."""
+        self._states, self._recorded = states, None
 
     def forward(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> Tensor:
         """Compute one step: write keys and values of the batch's rows and return their last hidden states.
@@ -188,9 +170,9 @@ class CausalLM:
         Returns:
             [max_rows, hidden_size] after the final norm; the first batch.num_rows rows are valid until the next call.
         """
-        out = self._buffers.normed
+        out = self.output
         if not self._records:
-            self._call_operators(token_ids, batch, kv_caches, batch.num_rows)
+            self.call_operators(token_ids, batch, kv_caches, batch.num_rows)
             return out
         recorded = self._recorded
         if recorded is None or not recorded.is_for(token_ids, batch, kv_caches):
@@ -198,18 +180,21 @@ class CausalLM:
         recorded.recording.replay(out, batch.num_rows, batch.num_seqs)
         return out
 
-    def _call_operators(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache], num_rows: int) -> None:
+    def call_operators(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache], num_rows: int) -> None:
+        """Do what `forward` does, one operator after the other; what it returns is `output`."""
         buffers = self._buffers
         self._embedding(token_ids, buffers.hidden, num_rows)
         for layer, cache in zip(self._layers, kv_caches, strict=True):
             layer(batch, cache, num_rows)
         self._final_norm(buffers.hidden, buffers.normed, num_rows)
+        if self._states is not None:
+            scatter_rows(buffers.normed, batch.slot_mapping, self._states, num_rows)
 
     def _record(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> RecordedStep:
         """Record a step of as many rows and sequences as the buffers hold."""
         num_rows = min(self.max_rows, token_ids.shape[0], batch.positions.shape[0])
         full = full_step(batch, num_rows)
-        recording = Recording(lambda: self._call_operators(token_ids, full, kv_caches, num_rows))
+        recording = Recording(lambda: self.call_operators(token_ids, full, kv_caches, num_rows))
         return RecordedStep(recording, token_ids, batch, kv_caches)
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:

@@ -23,7 +23,7 @@ from fastdeploy.layers.linear import Linear
 from fastdeploy.layers.logits import LogitsHead
 from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
-from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers, full_step
+from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers
 from fastdeploy.models.loader import load_head
 from fastdeploy.models.mtp_forms import ERNIE_MARK, FIELD, MTPForm, ernie_form, ernie_layers, find_forms
 from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
@@ -39,10 +39,8 @@ from fastdeploy.models.weights import (
     expected_shapes,
 )
 from fastdeploy.ops.attention import KVCache, RowIndex
-from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.linear import PackedLinear, pack_linear
 from fastdeploy.ops.norm import NormRule
-from fastdeploy.ops.recording import Recording, can_record
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ class MTPLayer:
     """A layer, bound to the parts that it shares with its target and to the layers' buffers.
 
     Attributes:
-        source: [max_rows, hidden_size], the state that each row reads; written by the caller of `forward`.
-        output: [max_rows, hidden_size], what `forward` returns.
+        source: [max_rows, hidden_size], the state that each row reads; written by the caller.
+        output: [max_rows, hidden_size], what stands for the states of the next positions.
         head: what drafts are chosen with.
         own_head: its weight if it is not the target's; layers may share it.
         num_weight_bytes: of all that is not the target's, without the head.
@@ -102,7 +100,7 @@ class MTPLayer:
         """Bind the weights.
 
         Args:
-            recycles_normed: `forward` returns outputs after the final norm.
+            recycles_normed: `output` is what the final norm leaves.
             index: 0 for the layer that reads the target's states.
         """
         config = target.config
@@ -120,38 +118,16 @@ class MTPLayer:
         self._block = DecoderLayer(
             config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=index + 1
         )
-        self._recording: Recording | None = None
 
-    def forward(self, token_ids: Tensor, batch: BatchIndex, cache: KVCache) -> Tensor:
-        """Write keys and values of the batch's rows and return what stands for the next positions' states.
-
-        The launches are recorded at the first call: every call passes the same objects.
+    def call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
+        """Write keys and values of rows, and to `output` what stands for the next positions' states.
 
         Args:
             token_ids: [max_rows] int32, the token at each row's position; `source` holds the state before it.
             batch: the rows, at most max_rows.
             cache: of this layer.
-
-        Returns:
-            `output`; the first batch.num_rows rows are valid until the next call.
+            num_rows: of the batch.
         """
-        if not can_record():
-            self._call_operators(token_ids, batch, cache, batch.num_rows)
-            return self.output
-        if self._recording is None:
-            full = full_step(batch, self.max_rows)
-            self._recording = Recording(lambda: self._call_operators(token_ids, full, cache, self.max_rows))
-        self._recording.replay(self.output, batch.num_rows, batch.num_seqs)
-        return self.output
-
-    def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
-        """Write the logits of the first num_rows rows of what `forward` returned into out [capacity, vocab] float32."""
-        if not self._recycles_normed:
-            self._final_norm(states, self._buffers.normed, num_rows)
-            states = self._buffers.normed
-        self.head(states, out, num_rows)
-
-    def _call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
         hidden, normed = self._buffers.hidden, self._buffers.normed
         self._embedding(token_ids, normed, num_rows)
         self._emb_projection(normed, hidden, num_rows)
@@ -159,6 +135,13 @@ class MTPLayer:
         self._block(batch, cache, num_rows)
         if self._recycles_normed:
             self._final_norm(hidden, normed, num_rows)
+
+    def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
+        """Write the logits of the first num_rows rows, rows of `output`, into out [capacity, vocab] float32."""
+        if not self._recycles_normed:
+            self._final_norm(states, self._buffers.normed, num_rows)
+            states = self._buffers.normed
+        self.head(states, out, num_rows)
 
 
 def load_mtp_layers(

@@ -10,6 +10,7 @@ logits_rows        3  4              5 6 7         the last num_logits rows of e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -93,9 +94,43 @@ class BatchIndex:
         for b, table in enumerate(block_tables):
             tables[b, : len(table)] = table
             num_blocks[b] = len(table)
-        virtual_padding(buffers, count, self.block_size)
-        self.num_seqs = count
-        self.num_rows, self.num_logits_rows = buffers.totals.array.tolist()
+        self.index(count)
+
+    def index(self, num_seqs: int) -> None:
+        """Describe the step of the first requests whose numbers and block tables stand in `buffers`.
+
+        Raises:
+            ValueError: as `fill` does.
+        """
+        virtual_padding(self.buffers, num_seqs, self.block_size)
+        self.num_seqs = num_seqs
+        self.num_rows, self.num_logits_rows = self.buffers.totals.array.tolist()
+
+
+@dataclass
+class FullStep:
+    """The index arrays of a batch with every row and sequence that they have room for."""
+
+    num_rows: int
+    num_seqs: int
+    positions: Tensor
+    cu_seqlens_q: Tensor
+    kv_lens: Tensor
+    block_tables: Tensor
+    slot_mapping: Tensor
+
+
+def full_step(batch: BatchIndex, num_rows: int) -> FullStep:
+    """Return the step of `num_rows` rows, and of as many sequences as the batch has room for, to be recorded."""
+    return FullStep(
+        num_rows=num_rows,
+        num_seqs=batch.kv_lens.shape[0],
+        positions=batch.positions,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        kv_lens=batch.kv_lens,
+        block_tables=batch.block_tables,
+        slot_mapping=batch.slot_mapping,
+    )
 
 
 def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> None:

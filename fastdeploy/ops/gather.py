@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows whose logits are wanted."""
+"""Rows by their numbers: those whose logits are wanted, and states kept by slot."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +27,32 @@ def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_r
     _GATHER_ROWS.run(x, rows, out, num_rows)
 
 
+def scatter_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    """Copy x[r] to out[rows[r]] for the first `num_rows` entries of `rows`.
+
+    Args:
+        x: [cap, hidden] of any dtype.
+        rows: [cap] int32, row indices into out, none of them twice.
+        out: [num_out, hidden], dtype of x, no memory in common with x.
+        num_rows: rows to read.
+
+    Raises:
+        ValueError: an index outside out, or a shape or dtype that does not fit.
+    """
+    _SCATTER_ROWS.run(x, rows, out, num_rows)
+
+
+def _scatter_cpu(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    run_native("fd_scatter_rows", x, rows, out, num_rows)
+
+
+def _scatter_example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    rows = paddle.to_tensor(np.array([8, 0, 3, 2, 99], np.int32), place=paddle.CPUPlace())
+    out = paddle.full([9, 24], 7.0, dtype)
+    lookup("scatter_rows")(random_rows(5, 24, dtype, 5), rows, out, 4)
+    return [out]
+
+
 def _cpu(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
     run_native("fd_gather_rows", x, rows, out, num_rows)
 
@@ -46,5 +72,15 @@ _GATHER_ROWS = register(
         {"cpu": _cpu},
         {"float32": 0.0, "bfloat16": 0.0},
         [partial(_example, dtype) for dtype in ("float32", "bfloat16")],
+    )
+)
+
+_SCATTER_ROWS = register(
+    OpEntry(
+        "scatter_rows",
+        reference.scatter_rows,
+        {"cpu": _scatter_cpu},
+        {"float32": 0.0, "bfloat16": 0.0},
+        [partial(_scatter_example, dtype) for dtype in ("float32", "bfloat16")],
     )
 )

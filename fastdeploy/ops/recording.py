@@ -20,9 +20,12 @@ class Recording:
     """The launches that a function makes, without what it does in Python between them.
 
     It holds addresses: whoever replays it keeps every tensor alive that the function passed to an operator.
+
+    Attributes:
+        handle: what native code knows it by.
     """
 
-    __slots__ = ("_free", "_handle", "_num_launches")
+    __slots__ = ("_free", "_num_launches", "handle")
 
     def __init__(self, function: Callable[[], Any]) -> None:
         """Record the operators that `function` calls: linear layers, norms, gathers and attention.
@@ -42,8 +45,17 @@ class Recording:
         try:
             function()
         finally:
-            self._handle: int = library.fd_recording_end()
-        self._num_launches = int(library.fd_recording_size(ctypes.c_void_p(self._handle)))
+            self.handle: int = library.fd_recording_end()
+        self._num_launches = int(library.fd_recording_size(ctypes.c_void_p(self.handle)))
+
+    @property
+    def handle(self) -> int:
+        """The address by which the library knows the recording."""
+        return self._handle
+
+    def __len__(self) -> int:
+        """Return the number of launches."""
+        return self._num_launches
 
     def replay(self, out: Tensor, num_rows: int, num_seqs: int) -> None:
         """Perform the launches for the first num_rows rows and num_seqs sequences.
@@ -55,21 +67,21 @@ class Recording:
         Raises:
             ValueError: more rows than recorded; an id, position or slot out of range, as the operators say it.
         """
-        run_native("fd_replay", out, self._handle, num_rows, num_seqs)
+        run_native("fd_replay", out, self.handle, num_rows, num_seqs)
 
     def describe(self) -> list[str]:
         """Return what every launch is, with the size of its weight if it has one: "Linear [3072, 1024]"."""
-        lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self._handle))
+        lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self.handle))
         return lines.decode().splitlines()
 
     def profile(self, out: Tensor, num_rows: int, num_seqs: int) -> list[float]:
         """Replay as `replay` does, and return the seconds of every launch, in the order of `describe`."""
         seconds = HostBuffer(self._num_launches, "float64")
-        run_native("fd_profile", out, seconds.tensor, self._handle, num_rows, num_seqs)
+        run_native("fd_profile", out, seconds.tensor, self.handle, num_rows, num_seqs)
         return list(seconds.array.tolist())
 
     def __del__(self) -> None:
-        handle = getattr(self, "_handle", None)
+        handle = getattr(self, "handle", None)
         if handle is not None:
             self._free(handle)
 

@@ -102,17 +102,21 @@ class TextBatch:
         lengths = [len(tail) for tail in tails]
         if len(tails) != len(self) or max(lengths, default=0) > MAX_TAIL:
             raise ValueError(f"tails: expected {len(self)} of at most {MAX_TAIL} tokens, got lengths {lengths}")
-        self._cu_tails = np.cumsum([0, *lengths], dtype=np.int32)
-        self._tails = np.concatenate([*tails, np.empty(0, np.int32)]).astype(np.int32)
-        self._layout.cu_tails, self._layout.tails = self._cu_tails.ctypes.data, self._tails.ctypes.data
+        ends = list(accumulate(lengths, initial=0))
+        self._cu_tails[: len(ends)] = ends
+        if tails:
+            np.concatenate(tails, out=self._tails[: ends[-1]])
+        self._layout.cu_tails = self._cu_tails_address
 
     def _reserve(self, num_texts: int, num_drafts: int) -> None:
-        self._slots, self._caps, self._cu_tokens = np.zeros((3, num_texts + 1), np.int32)
+        self._slots, self._caps, self._cu_tokens, self._cu_tails = np.zeros((4, num_texts + 1), np.int32)
+        self._tails = np.zeros(num_texts * MAX_TAIL, np.int32)
+        self._cu_tails_address = self._cu_tails.ctypes.data
         self._counts, self._match_lens, self._is_shared = np.zeros((3, num_texts), np.int32)
         self._scores = np.zeros(num_texts, np.float32)
         self._drafts = np.zeros((num_texts, num_drafts), np.int32)
         self._layout.stride = num_drafts
-        for name in ("slots", "caps", "cu_tokens", "counts", "match_lens", "is_shared", "scores", "drafts"):
+        for name in ("slots", "caps", "cu_tokens", "tails", "counts", "match_lens", "is_shared", "scores", "drafts"):
             setattr(self._layout, name, getattr(self, f"_{name}").ctypes.data)
 
     def _reserve_tokens(self, num_tokens: int) -> None:

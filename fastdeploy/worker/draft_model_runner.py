@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddle import Tensor
-
 from fastdeploy.models.decoder import CausalLM
-from fastdeploy.ops.attention import KVCache
-from fastdeploy.worker.drafter import Drafter, Span
+from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.drafting import DraftStage
+from fastdeploy.worker.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
@@ -23,10 +22,11 @@ class DraftModelRunner(Drafter):
             kv_caches: one per layer of the model, of `num_blocks` blocks and one more per sequence.
             num_blocks: of the target's cache, whose block ids are used here too.
         """
-        super().__init__([model], num_blocks, config)
-        self.model, self.kv_caches = model, kv_caches
+        self.model = model
+        buffers = DraftBuffers(config)
 
-    def run(self, stage: int, spans: Sequence[Span], followed: Sequence[int] | None) -> Tensor:
-        """Compute rows; drafts are tokens like others."""
-        self.pack(spans)
-        return self.model.forward(self.token_ids.tensor, self.batch, self.kv_caches)
+        def compute(batch: RowIndex, num_rows: int) -> None:
+            model.call_operators(buffers.token_ids.tensor, batch, kv_caches, num_rows)
+
+        stage = DraftStage(compute, model.compute_logits)
+        super().__init__(buffers.loop([stage], model.output), num_blocks, config)

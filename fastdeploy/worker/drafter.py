@@ -5,10 +5,11 @@ token    x_0 ...    x_{ready} ...      x_{n-1} |  draft 1     draft 2
          |<-filled->|<- the first call's rows->|  one row in each further call
 stage 2             |      the second call's rows         |
 
-What decoding adds is computed when drafts are wanted, in the call that makes the first of them: a request without
-drafts costs nothing. For each block it is known how many of its slots are filled, so that whoever finds a block by its
-prefix fills what is missing. Of requests that may draft no more than a backlog is left open, lest much be caught up at
-once; chunks of long prompts are so computed beside the target's.
+What decoding adds is computed when drafts are wanted, in the call that makes the first of them or, where it is much, in
+one before it, which stops at the last keys and values: a request without drafts costs nothing. For each block it is
+known how many of its slots are filled, so that whoever finds a block by its prefix fills what is missing. Of requests
+that may draft no more than a backlog is left open, lest much be caught up at once; chunks of long prompts are so
+computed beside the target's.
 
 A model of several stages makes draft k in stage k, and all further ones in the last. A row of stage k reads its token
 and the row that stage k - 1 has one position earlier: the stages' calls have equally many rows, each of them one
@@ -21,239 +22,230 @@ overwrites them.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
-import numpy as np
-import paddle
 from paddle import Tensor
 
-from fastdeploy.core.request import Request, TokenArray
-from fastdeploy.core.step import IntArray, StepPlan
+from fastdeploy.core.request import NO_DRAFT, Request, TokenArray
+from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
-from fastdeploy.ops.gather import gather_rows
-from fastdeploy.ops.sampling import SamplingBatch, sample
+from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
 from fastdeploy.worker.row_rules import RowRules
 
 MAX_BACKLOG = 1024  # rows of a request that may draft; a model of 1/16 computes them while its target does 64
 
 
-class Head(Protocol):
-    """Makes logits of hidden states."""
+class DraftBuffers:
+    """What the calls of a drafting model read: the index of their rows, and the tokens."""
 
-    def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
-        """Write float32 logits [num_rows, V] of the first rows of `hidden`."""
+    def __init__(self, config: RunnerConfig) -> None:
+        self._config = config
+        self.batch = BatchIndex(config.max_rows, config.max_seqs, config.max_blocks_per_seq, config.block_size)
+        self.token_ids = HostBuffer(config.max_rows, "int32")
+
+    def loop(
+        self, stages: Sequence[DraftStage], output: Tensor, states: Tensor | None = None, source: Tensor | None = None
+    ) -> DraftLoop:
+        """Return the loop over these buffers of stages that write `output`; see there."""
+        config = self._config
+        return DraftLoop(
+            stages,
+            self.batch,
+            self.token_ids,
+            output,
+            vocab_size=config.vocab_size,
+            max_drafts=config.max_drafts,
+            max_chosen=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
+            states=states,
+            source=source,
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of one sequence: its tokens from position `start` on, over the blocks that hold it."""
-
-    start: int
-    token_ids: TokenArray | Sequence[int]
-    block_ids: list[int]
-
-
-@dataclass
-class Branch:
-    """A draft in the making.
-
-    Attributes:
-        count: most tokens wanted.
-        scratch_block: holds what the request's own blocks have no room for.
-        token_ids: drafted so far.
-        start: first position that the call of the first stage computes.
-        row: of the last call, the one whose state leads to the next token.
-    """
+    """Rows of one request: its tokens in the positions [start, end)."""
 
     request: Request
-    count: int
-    scratch_block: int
-    token_ids: list[int] = field(default_factory=list)
-    start: int = 0
-    row: int = 0
-
-    def span(self, start: int, block_size: int) -> Span:
-        """Return the rows from position `start` to the last draft."""
-        num_tokens = self.request.num_tokens
-        if start >= num_tokens:
-            return Span(start, self.token_ids[start - num_tokens :], self._table(block_size))
-        tokens = self.request.token_ids[start:]
-        return Span(start, np.append(tokens, self.token_ids) if self.token_ids else tokens, self._table(block_size))
-
-    def _table(self, block_size: int) -> list[int]:
-        """Return the blocks of all tokens up to the last one."""
-        needed = -(-(self.request.num_tokens + len(self.token_ids)) // block_size)
-        held = self.request.block_ids[:needed]
-        return held if len(held) == needed else [*held, self.scratch_block]
+    start: int
+    end: int
 
 
-class Drafter(ABC):
-    """Fills the caches of a drafting model and drafts token by token for many requests together.
-
-    `run` is what models differ in.
+@dataclass(slots=True)
+class _Known:
+    """How far the blocks of a request are known to be filled, while it holds them.
 
     Attributes:
-        batch, token_ids: index arrays and tokens of a call, written by `pack`.
+        block_ids: the request's own list, another one after a preemption.
+        num_whole: by stage, blocks filled to the last slot, from the first one on.
     """
 
-    def __init__(self, heads: Sequence[Head], num_blocks: int, config: RunnerConfig) -> None:
+    block_ids: list[int]
+    num_whole: list[int]
+
+
+class Drafter:
+    """Fills the caches of a drafting model and drafts token by token for many requests together.
+
+    Attributes:
+        loop: computes and draws.
+    """
+
+    def __init__(self, loop: DraftLoop, num_blocks: int, config: RunnerConfig, least_fill: int | None = None) -> None:
         """Start with nothing filled.
 
         Args:
-            heads: of each stage; at most max_rows / max_seqs of them.
+            loop: over the buffers of `DraftBuffers`; at most max_rows / max_seqs stages.
             num_blocks: of the target's cache.
-            config: sizes; hidden_size, vocab_size and dtype are the drafting model's.
+            config: sizes of the drafting model.
+            least_fill: where more rows per request are missing, they are filled in a call of their own, before that of
+                the first drafts; None: where they would not fit into that.
         """
-        self.config = config
-        self.batch = BatchIndex(config.max_rows, config.max_seqs, config.max_blocks_per_seq, config.block_size)
-        self.token_ids = HostBuffer(config.max_rows, "int32")
-        self._heads, self._num_blocks = heads, num_blocks
-        self._num_filled = np.zeros((len(heads), num_blocks), np.int32)  # slots of each block, from its first on
-        self._capacity = min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1))
-        self._go_rows = HostBuffer(self._capacity, "int32")
-        self._go_hidden: Tensor = paddle.zeros([self._capacity, config.hidden_size], config.dtype)
-        self._logits: Tensor = paddle.zeros([self._capacity, config.vocab_size], "float32")
-        self._sampling = SamplingBatch(self._capacity)
-        self._rules = RowRules(self._sampling, config.eos_token_ids, config.vocab_limit)
+        self.config, self.loop = config, loop
+        self._num_blocks, self._num_stages = num_blocks, len(loop.stages)
+        self._least_fill = least_fill
+        self._num_filled = [[0] * num_blocks for _ in loop.stages]  # slots of each block, from its first on
+        self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
+        self._rules = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
+        self._tables: list[list[int] | None] = [None] * config.max_seqs  # the blocks that each sequence's row shows
+        self._num_shown = [0] * config.max_seqs
 
-    @abstractmethod
-    def run(self, stage: int, spans: Sequence[Span], followed: Sequence[int] | None) -> Tensor:
-        """Compute rows of a stage, at most max_rows, and return their states [rows, hidden].
-
-        Args:
-            stage: 0, 1, ...
-            followed: of each row the one of the last call that leads to it; None for the text in the first stage.
-        """
-
-    def observe(self, plan: StepPlan, hidden: Tensor, slots: IntArray) -> None:
+    def observe(self, plan: StepPlan) -> None:
         """Take in a step of the target: empty the blocks that it began, fill where a backlog has grown."""
         size, grown = self.config.block_size, []
-        ends = (plan.num_computed + plan.num_scheduled).tolist()
-        for request, start, end in zip(plan.requests, plan.num_computed.tolist(), ends):
-            if begun := request.block_ids[-(-start // size) : -(-end // size)]:
-                self._num_filled[:, begun] = 0
+        computed, scheduled = plan.num_computed.tolist(), plan.num_scheduled.tolist()
+        for request, start, count in zip(plan.requests, computed, scheduled):
+            end = start + count
+            for block in request.block_ids[-(-start // size) : -(-end // size)]:
+                for filled in self._num_filled:
+                    filled[block] = 0
             if request.max_drafts and start // size < end // size:
                 known = min(end, request.num_tokens)
-                if known - self._first_missing(request, len(self._heads)) >= MAX_BACKLOG:
+                if known - self._first_missing(request, self._num_stages) >= MAX_BACKLOG:
                     grown.append((request, known))
-        self._fill(grown)
+        if grown:
+            self._fill(grown)
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
         """Return up to counts[i] tokens, int32, to follow the last one of requests[i].
 
         All tokens of a request but its last are computed.
         """
-        branches = [Branch(r, count, self._num_blocks + i) for i, (r, count) in enumerate(zip(requests, counts))]
-        active = [branch for branch in branches if branch.count > 0]
-        self._begin(active)
-        while active:
-            self._extend(active, self._advance(active))
-            active = [branch for branch in active if len(branch.token_ids) < branch.count]
-        return [np.array(branch.token_ids, np.int32) for branch in branches]
+        order = sorted((i for i, count in enumerate(counts) if count > 0), key=lambda i: -counts[i])
+        drafts = [NO_DRAFT.token_ids] * len(requests)
+        if not order:
+            return drafts
+        wanted = [counts[i] for i in order]
+        spans = self._first_spans([requests[i] for i in order], wanted)
+        self._pack(spans)
+        self.loop.num_drafts.array[: len(order)] = wanted
+        self.loop.draft(len(order))
+        for row, (i, span) in enumerate(zip(order, spans)):
+            drafts[i] = self._read_draft(row, counts[i])
+            for stage in range(min(counts[i], self._num_stages)):
+                self._mark(stage, span.request, span.start + stage, span.end)
+        return drafts
 
-    def pack(self, spans: Sequence[Span]) -> None:
-        """Describe the rows of a call: at most max_rows, of at most max_seqs sequences."""
-        at = 0
-        for span in spans:
-            self.token_ids.array[at : at + len(span.token_ids)] = span.token_ids
-            at += len(span.token_ids)
-        counts = np.array([len(span.token_ids) for span in spans], np.int32)
-        starts = np.array([span.start for span in spans], np.int32)
-        self.batch.fill(counts, starts, np.zeros(len(spans), np.int32), [span.block_ids for span in spans])
+    def _read_draft(self, row: int, count: int) -> TokenArray:
+        """Return a copy of a draft, which ends where no token could be drawn."""
+        tokens = self.loop.drafts.array[row, :count].copy()
+        if -1 in (listed := tokens.tolist()):
+            return tokens[: listed.index(-1)]
+        return tokens
 
-    def _begin(self, active: list[Branch]) -> None:
-        """Find where each branch starts; fill first what would not fit into its first call."""
-        self._find_starts(active)
-        if sum(branch.request.num_tokens - branch.start for branch in active) > self.config.max_rows:
-            self._fill([(branch.request, branch.request.num_tokens - 1) for branch in active])
-            self._find_starts(active)
+    def _first_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
+        """Return the rows of the call of the first drafts; fill first what would not fit into it."""
+        spans = self._missing(requests, counts)
+        num_rows = sum(span.end - span.start for span in spans)
+        is_long = self._least_fill is not None and num_rows > len(spans) * self._least_fill
+        if num_rows > self.config.max_rows or is_long:
+            self._fill([(request, request.num_tokens - 1) for request in requests])
+            spans = self._missing(requests, counts)
+        return spans
 
-    def _find_starts(self, active: list[Branch]) -> None:
-        for branch in active:
-            missing = self._first_missing(branch.request, min(branch.count, len(self._heads)))
-            branch.start = min(missing, branch.request.num_tokens - 1)
+    def _missing(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
+        spans = []
+        for request, count in zip(requests, counts):
+            missing, end = self._first_missing(request, min(count, self._num_stages)), request.num_tokens
+            spans.append(Span(request, min(missing, end - 1), end))
+        return spans
 
-    def _advance(self, active: list[Branch]) -> Tensor:
-        """Compute what leads to the next token of each branch."""
-        size, drafted, last = self.config.block_size, len(active[0].token_ids), len(self._heads) - 1
-        spans = [
-            b.span(b.start + drafted if drafted <= last else b.request.num_tokens + drafted - 1, size) for b in active
-        ]
-        followed = [row for b, span in zip(active, spans) for row in range(b.row + 1 - len(span.token_ids), b.row + 1)]
-        hidden = self.run(min(drafted, last), spans, followed if drafted else None)
-        end = 0
-        for branch, span in zip(active, spans):
-            end += len(span.token_ids)
-            branch.row = end - 1
-            if drafted <= last:
-                self._mark(drafted, branch.request, span.start, branch.request.num_tokens)
-        return hidden
+    def _pack(self, spans: Sequence[Span]) -> None:
+        """Describe the rows of a call: at most max_rows, of at most max_seqs requests."""
+        tokens, at = self.loop.token_ids.array, 0
+        for row, span in enumerate(spans):
+            count = span.end - span.start
+            tokens[at : at + count] = span.request.token_ids[span.start : span.end]
+            at += count
+            self._show(row, span.request)
+        buffers = self.loop.batch.buffers
+        buffers.num_scheduled.array[: len(spans)] = [span.end - span.start for span in spans]
+        buffers.num_computed.array[: len(spans)] = [span.start for span in spans]
+
+    def _show(self, row: int, request: Request) -> None:
+        """Let a row of the loop's buffers stand for a request; what has not changed since the last call stays."""
+        blocks = request.block_ids
+        if self._tables[row] is not blocks:
+            self._tables[row], self._num_shown[row] = blocks, 0
+            self._rules.write_draft(request, row)
+        shown, count = self._num_shown[row], len(blocks)
+        if shown == count:
+            return
+        table = self.loop.batch.buffers.block_tables.array[row]
+        table[shown:count] = blocks[shown:]
+        self._num_shown[row] = count
+        if count < len(table):
+            table[count] = self._num_blocks + row
+            count += 1
+        self.loop.batch.buffers.num_blocks.array[row] = count
 
     def _fill(self, wanted: Sequence[tuple[Request, int]]) -> None:
         """Compute what each request lacks before a position, in as many rounds of all stages as that takes.
 
         The rows of the first stage end earlier by as many positions as there are further stages.
         """
-        num_stages = len(self._heads)
-        ends = [(request, end + 1 - num_stages) for request, end in wanted]
-        while ends := [(request, end) for request, end in ends if self._first_missing(request, num_stages) < end]:
-            chunks, room = [], self.config.max_rows
+        ends = [(request, end + 1 - self._num_stages) for request, end in wanted]
+        while ends := [(request, end) for request, end in ends if self._first_missing(request, self._num_stages) < end]:
+            spans, room = list[Span](), self.config.max_rows
             for request, end in ends:
-                start = self._first_missing(request, num_stages)
-                chunks.append((request, start, min(end, start + room)))
-                room -= chunks[-1][2] - start
+                start = self._first_missing(request, self._num_stages)
+                spans.append(Span(request, start, min(end, start + room)))
+                room -= spans[-1].end - start
                 if not room:
                     break
-            for stage in range(num_stages):
-                self._fill_stage(stage, chunks, self.config.max_rows - room)
+            for stage in range(self._num_stages):
+                self._fill_stage(stage, [Span(span.request, span.start + stage, span.end + stage) for span in spans])
 
-    def _fill_stage(self, stage: int, chunks: list[tuple[Request, int, int]], num_rows: int) -> None:
-        """Compute rows of a stage: of each request those that follow the first stage's from one position to another."""
-        chunks = [(request, start + stage, end + stage) for request, start, end in chunks]
-        spans = [Span(start, request.token_ids[start:end], request.block_ids) for request, start, end in chunks]
-        self.run(stage, spans, range(num_rows) if stage else None)
-        for request, start, end in chunks:
-            self._mark(stage, request, start, end)
+    def _fill_stage(self, stage: int, spans: Sequence[Span]) -> None:
+        """Compute rows of a stage, each one position behind that of the stage before."""
+        self._pack(spans)
+        self.loop.fill_stage(stage, len(spans))
+        for span in spans:
+            self._mark(stage, span.request, span.start, span.end)
 
     def _first_missing(self, request: Request, num_stages: int) -> int:
         """Return the first position from which on the first stage must compute to fill so many stages."""
-        ready = (self._num_ready(stage, request) - stage for stage in range(num_stages))
-        return max(0, min(ready))
+        known = self._known.get(request)
+        if known is None or known.block_ids is not request.block_ids:
+            known = self._known[request] = _Known(request.block_ids, [0] * self._num_stages)
+        return max(0, min(self._num_ready(stage, known) - stage for stage in range(num_stages)))
 
-    def _num_ready(self, stage: int, request: Request) -> int:
+    def _num_ready(self, stage: int, known: _Known) -> int:
         """Return how many positions, from 0 on, a stage has filled without a hole."""
-        filled = self._num_filled[stage, request.block_ids]
-        holes = np.flatnonzero(filled < self.config.block_size)
-        whole = int(holes[0]) if len(holes) else len(filled)
-        return whole * self.config.block_size + (int(filled[whole]) if len(holes) else 0)
+        size, filled, blocks = self.config.block_size, self._num_filled[stage], known.block_ids
+        whole = known.num_whole[stage]
+        while whole < len(blocks) and filled[blocks[whole]] == size:
+            whole += 1
+        known.num_whole[stage] = whole
+        return whole * size + (filled[blocks[whole]] if whole < len(blocks) else 0)
 
     def _mark(self, stage: int, request: Request, start: int, end: int) -> None:
         """Note that the positions [start, end) are filled, as far as the request's own blocks hold them."""
-        if start >= end:
-            return
-        size = self.config.block_size
-        held = request.block_ids[start // size : -(-end // size)]
-        counts = np.minimum(end - (start // size + np.arange(len(held))) * size, size)
-        self._num_filled[stage, held] = np.maximum(self._num_filled[stage, held], counts)
-
-    def _extend(self, active: list[Branch], hidden: Tensor) -> None:
-        """Draw one token per branch; a branch for which none can be drawn ends."""
-        head = self._heads[min(len(active[0].token_ids), len(self._heads) - 1)]
-        for first in range(0, len(active), self._capacity):
-            part = active[first : first + self._capacity]
-            self._go_rows.array[: len(part)] = [branch.row for branch in part]
-            gather_rows(hidden, self._go_rows.tensor, self._go_hidden, len(part))
-            head.compute_logits(self._go_hidden, len(part), self._logits)
-            for row, branch in enumerate(part):
-                self._rules.write_draft(branch.request, row, len(branch.token_ids))
-            sample(self._logits, self._sampling, len(part))
-            for branch, token in zip(part, self._sampling.token_ids.array[: len(part)].tolist()):
-                if token >= 0:
-                    branch.token_ids.append(token)
-                else:
-                    branch.count = len(branch.token_ids)
+        size, filled = self.config.block_size, self._num_filled[stage]
+        first = start // size * size
+        for block in request.block_ids[start // size : -(-end // size)]:
+            first += size
+            filled[block] = max(filled[block], min(size, size + end - first))

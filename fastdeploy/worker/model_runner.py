@@ -20,7 +20,7 @@ from paddle import Tensor
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
-from fastdeploy.core.step import IntArray, RequestResult, StepPlan, StepResult
+from fastdeploy.core.step import RequestResult, StepPlan, StepResult
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
@@ -48,14 +48,10 @@ class CausalLM(Protocol):
 
 
 class StepObserver(Protocol):
-    """Learns from every step's hidden states."""
+    """Learns of every step: the runner of a drafting model, whose caches have the target's blocks."""
 
-    def observe(self, plan: StepPlan, hidden: Tensor, slots: IntArray) -> None:
-        """See the states [max_rows, hidden] of the plan's rows, which are gone with the next step.
-
-        Args:
-            slots: int32, of each row its slot in the target's cache; gone then, too.
-        """
+    def observe(self, plan: StepPlan) -> None:
+        """Learn that the plan's rows are computed."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,7 @@ class ModelRunner:
         """Allocate the buffers.
 
         Args:
-            observer: is shown every step's hidden states: the runner of a drafting model that reads them.
+            observer: is told of every step.
         """
         self.model = model
         self.kv_caches = kv_caches
@@ -171,8 +167,7 @@ class ModelRunner:
             self._read_logprobs(plan, go, outcomes)
         result = StepResult(tuple(outcome.freeze() for outcome in outcomes))
         if self.observer is not None:
-            slots = self.batch.buffers.slot_mapping.array[: self.batch.num_rows]
-            self.observer.observe(plan, hidden, slots)
+            self.observer.observe(plan)
         return result
 
     def _compute_logits(self, hidden: Tensor, go: list[_Segment]) -> None:

@@ -60,12 +60,12 @@ class RowRules:
         floats[first : first + count] = _float_row(SamplingParams(temperature=0.0))
         ints[first : first + count] = _int_row(0, SamplingParams(), self._vocab_limit)
 
-    def write_draft(self, request: Request, row: int, num_drafted: int) -> None:
-        """Make a row draw a draft after `num_drafted` others: by the request's filters and noise, without its history.
+    def write_draft(self, request: Request, row: int) -> None:
+        """Make a row draw drafts by the request's filters and noise, without its history; the position is left open.
 
         The noise is that of the target's row at the same position, so that both agree as often as they can.
         """
-        self._write_alone(self._template(request), row, request.num_tokens + num_drafted)
+        self._write_alone(self._template(request), row, 0)
 
     def write(self, request: Request, first: int, count: int) -> None:
         """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i."""

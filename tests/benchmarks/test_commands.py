@@ -42,7 +42,11 @@ def test_decode_measures_every_format_context_and_number_of_rows(last_line: Any)
     cases = [(format, context, *kind) for format in ("none", "w4a8") for context in (32, 80) for kind in kinds]
     assert [(r["format"], r["context"], r["rows"], r["as"]) for r in results] == cases
     for row in results:
-        assert row["time_over_floor"] >= row["best"] > 0
+        assert row["over_floor"] >= row["best_over_floor"] > 0
+        assert row["in_turn_ms"] >= 0.999 * row["floor_ms"] > 0, (
+            "operators in turn take what they take at once, or more"
+        )
+        assert row["over_loops"] > 0 and row["loops_ms"] > 0
         assert row["rows_per_s"] == pytest.approx(1000 * row["rows"] / row["step_ms"])
         assert row["times_one"] == 1 or row["rows"] > 1
     reads = {(r["format"], r["rows"], r["as"]): r["read_gb"] for r in results if r["context"] == 80}

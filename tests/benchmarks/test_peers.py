@@ -32,7 +32,8 @@ def test_the_checkpoint_is_one_that_loads_and_runs(checkpoint: Path) -> None:
 
 
 def test_without_peers_the_engine_runs_alone_and_says_who_is_left_out(checkpoint: Path) -> None:
-    flags = ["--peers-python", "none", "--bits", "16", "--only", "decode-128", "--rounds", "1", "--threads", "1"]
+    flags = ["--peers-python", "none", "--bits", "16", "--only", "decode-128", "prefill-512", "--rounds", "1"]
+    flags += ["--threads", "1", "--limit-s", "1e-9"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.peers.compare", str(checkpoint), *flags],
         cwd=ROOT,
@@ -43,10 +44,19 @@ def test_without_peers_the_engine_runs_alone_and_says_who_is_left_out(checkpoint
     assert done.returncode == 0, done.stderr
     assert "left out: llama_cpp_worker.py has no" in done.stdout and "openvino_worker.py has no" in done.stdout
     [row] = json.loads(done.stdout.splitlines()[-1])["results"]
-    assert row["engine"].startswith("FastDeploy none") and row["decode-128"] > 0
+    assert row["engine"].startswith("FastDeploy none") and row["decode-128"] > 0 and row["prefill-512"] > 0
+    assert row["cut"] == "decode-128"
 
 
 def test_rates_are_tokens_over_their_own_time() -> None:
-    assert Job(1, 512, 1, "prefill").rate(first_s=2.0, total_s=2.0) == 256.0
-    assert Job(1, 128, 33, "decode").rate(first_s=2.0, total_s=4.0) == 16.0
-    assert Job(16, 256, 128, "all").rate(first_s=2.0, total_s=4.0) == 512.0
+    assert Job(1, 512, 1, "prefill").rate(first_s=2.0, total_s=2.0, num_steps=0) == 256.0
+    assert Job(1, 128, 33, "decode").rate(first_s=2.0, total_s=4.0, num_steps=32) == 16.0
+    assert Job(16, 256, 128, "all").rate(first_s=2.0, total_s=4.0, num_steps=127) == 512.0
+
+
+def test_a_job_that_is_cut_counts_as_if_the_rest_had_come_at_the_same_pace() -> None:
+    assert Job(1, 128, 33, "decode").rate(first_s=2.0, total_s=3.0, num_steps=16) == 16.0
+    streams = Job(16, 256, 129, "all")
+    assert streams.rate(first_s=2.0, total_s=4.0, num_steps=32) == 16 * 129 / (2.0 + 4 * 2.0)
+    assert streams.is_cut(32) and not streams.is_cut(128)
+    assert not Job(1, 512, 1, "prefill").is_cut(0)

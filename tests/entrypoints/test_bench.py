@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from benchmarks import bench_serving
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ from fastdeploy.entrypoints.cli.bench.datasets import file_samples, random_sampl
 from fastdeploy.entrypoints.cli.bench.figures import percentile, spread
 from fastdeploy.entrypoints.cli.bench.load import Result, arrival_times
 from fastdeploy.entrypoints.cli.bench.plot import plot_latencies
+from fastdeploy.entrypoints.cli.bench.serve import Run
 from fastdeploy.entrypoints.cli.bench.serve import main as serve_main
 from fastdeploy.entrypoints.cli.bench.slo import keeps
 from fastdeploy.entrypoints.cli.main import main
@@ -204,6 +206,22 @@ def test_a_sweep_puts_loads_side_by_side(server: ServerProcess) -> None:
     runs = last_json(done.stdout)["runs"]
     assert list(runs) == ["200/s, 2 at once", "inf/s, 2 at once"]
     assert [run["total_output_tokens"] for run in runs.values()] == [12, 12]
+
+
+def test_a_figure_that_one_load_of_a_sweep_has_not_leaves_its_cell_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = iter([{"completed": 3}, {"completed": 4, "median_itl_ms": 2.5}])
+
+    async def measured(args: argparse.Namespace) -> Run:
+        return Run("three answers of one piece each, then four of several", next(loads), [])
+
+    monkeypatch.setattr(bench_serving, "measure", measured)
+    assert bench_serving.main(["--port", "9", "--request-rates", "1", "2"]) == 0
+    _, _, header, *rows, _ = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in (header, *rows)] == [
+        ["load", "completed", "median_itl_ms"], ["1/s", "3", "-"], ["2/s", "4", "2.5"],
+    ]  # fmt: skip
 
 
 def test_bench_serve_without_a_server_is_one_line() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.client import EngineClient
-from fastdeploy.ipc.connection import MAX_UNREAD, EngineConnection, _Stream
+from fastdeploy.ipc.connection import MAX_UNREAD, EngineConnection
 from fastdeploy.ipc.merge import merge_deltas
 from tests.mock_engine import FACTORY, next_token, save_mock_model
 
@@ -421,48 +419,16 @@ def test_death_of_the_engine_ends_a_wait_for_aborts(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-class ManualLoop:
-    """The part of an event loop that handing out needs, with a clock that moves when told."""
+def test_a_message_tells_of_several_steps_of_many_streams_and_loses_no_token(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.001) as client:
+            assert client.ready is not None
+            asked = [request(str(i), max_tokens=300, seed=i) for i in range(64)]
+            found = await asyncio.gather(*(collect(client, one) for one in asked))
+            for seed, choices in enumerate(found):
+                assert tokens(choices[0]) == expected_tokens(choice_seed(seed, 0), 300, client.ready.vocab_size)
+            first, *others = found[0][0]
+            assert first.steps is None, "first tokens do not wait for another step"
+            assert max(len(delta.steps or [()]) for delta in others) > 1
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.calls: list[tuple[float, Callable[[], None]]] = []
-
-    def time(self) -> float:
-        return self.now_s
-
-    def call_at(self, when_s: float, call: Callable[[], None]) -> Any:
-        self.calls.append((when_s, call))
-        return SimpleNamespace(cancel=lambda: None)
-
-
-def test_tokens_of_many_streams_wait_for_a_common_hand_out_but_first_tokens_and_ends_do_not() -> None:
-    connection, loop = EngineConnection("ipc:///nowhere"), ManualLoop()
-    connection._loop = loop  # type: ignore[assignment]
-    connection._chunk_interval_s = 0.001  # whatever this machine's number of cores makes it
-    woken: list[str] = []
-    for name in ("old", "fresh", *(f"idle-{i}" for i in range(6))):
-        stream = connection._streams[name] = _Stream(name, 1)
-        stream.is_fresh = name == "fresh"
-        stream.wake = functools.partial(woken.append, name)  # type: ignore[method-assign]
-
-    def emit(now_s: float, name: str, finish_reason: str | None = None) -> None:
-        loop.now_s = now_s
-        delta = TokenDelta(name, 0, [1], finish_reason=finish_reason)
-        connection._handle(messages.split_deltas([delta]))
-
-    emit(1.0, "old")
-    assert (woken, loop.calls) == (["old"], []), "the last hand-out is long ago"
-    emit(1.004, "old")
-    emit(1.006, "fresh")
-    assert woken == ["old", "fresh"]
-    [(due_s, call)] = loop.calls
-    assert due_s == pytest.approx(1.008), "one millisecond for each of the eight streams"
-    loop.now_s = due_s
-    call()
-    assert woken == ["old", "fresh", "old"]
-    assert connection._streams["old"].deltas[0].token_ids == [1, 1]
-    emit(1.009, "old", "length")
-    assert woken[3:] == ["old"]
-    connection._loop = None
-    asyncio.run(connection.close())
+    asyncio.run(scenario())

@@ -114,7 +114,8 @@ class Stepper:
         one = np.array([count], np.int32)
         self.batch.fill(one, np.array([self.done], np.int32), one, [[2, 0, 3, 1]])
         self.done += count
-        return self.layer.forward(self.tokens.tensor, self.batch, self.cache)[:count].numpy().copy()
+        self.layer.call_operators(self.tokens.tensor, self.batch, self.cache, count)
+        return self.layer.output[:count].numpy().copy()
 
 
 @pytest.mark.parametrize("cuts", [[21], [1, 20], [5, 11, 5]], ids=str)

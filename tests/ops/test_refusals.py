@@ -11,7 +11,7 @@ import pytest
 
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
 from fastdeploy.ops.embedding import embedding, packed_embedding
-from fastdeploy.ops.gather import gather_rows
+from fastdeploy.ops.gather import gather_rows, scatter_rows
 from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
 from fastdeploy.ops.norm import NormRule, rms_norm
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
@@ -157,6 +157,12 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
         lambda: embedding(ints(-1, 5), floats(5, 2), floats(2, 2), 2),
     ),
     ("gather_rows: rows: expected 0..2, got 3 at row 0", lambda: gather_rows(floats(3, 2), ints(3), floats(1, 2), 1)),
+    ("scatter_rows: rows: expected rows of out, got -1", lambda: scatter_rows(floats(1, 2), ints(-1), floats(3, 2), 1)),
+    ("scatter_rows: rows: expected rows of out, got 3", lambda: scatter_rows(floats(1, 2), ints(3), floats(3, 2), 1)),
+    (
+        "scatter_rows: out: expected a CPU tensor of [any, 2], got [3, 4]",
+        lambda: scatter_rows(floats(1, 2), ints(0), floats(3, 4), 1),
+    ),
     (
         "append_attention: positions: expected 0..4, got 5",
         lambda: attend(kv_len=6, rotary=RotaryRule(floats(5, 16), False)),

@@ -299,6 +299,18 @@ def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
     assert cache.usage()[2:] == (1, 3, 0, cache.usage().num_nodes, 1)
 
 
+def test_the_end_of_a_request_counts_nothing_and_the_next_start_makes_up_for_it() -> None:
+    cache = SuffixCache(SuffixRules())
+    cache.start(0, "", [1])
+    for number in range(2):
+        cache.start(9, "", [])
+        cache.finish(9, list(range(200)))
+        assert cache.usage().num_waiting_tokens == 200, number
+    cache.start(1, "", [5, 6, 7])
+    assert cache.usage().num_waiting_tokens == 0
+    assert draft(cache, 1, 3) == [8, 9, 10]
+
+
 def test_bytes_per_token_stay_bounded_on_text_and_are_given_back() -> None:
     rng = np.random.default_rng(1)
     words = [rng.integers(0, 4096, rng.integers(1, 6)).tolist() for _ in range(2000)]

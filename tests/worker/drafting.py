@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paddle import Tensor
-
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
@@ -87,15 +85,23 @@ def record_drafts(engine: Engine) -> Drafts:
 
 def record_rows(engine: Engine) -> list[int]:
     """Return a list that fills with the number of rows of the drafting model's calls."""
-    runner, rows = engine.runner.observer, []  # type: ignore[attr-defined]
-    run = runner.run
+    loop, rows = engine.runner.observer.loop, list[int]()  # type: ignore[attr-defined]
+    fill_stage, draft = loop.fill_stage, loop.draft
 
-    def recorded(*args: Any) -> Tensor:
-        hidden = run(*args)
-        rows.append(runner.batch.num_rows)
-        return hidden
+    def packed(num_seqs: int) -> int:
+        return int(loop.batch.buffers.num_scheduled.array[:num_seqs].sum())
 
-    runner.run = recorded
+    def recorded_stage(stage: int, num_seqs: int) -> None:
+        rows.append(packed(num_seqs))
+        fill_stage(stage, num_seqs)
+
+    def recorded_draft(num_seqs: int) -> None:
+        wanted = loop.num_drafts.array[:num_seqs]
+        rows.append(packed(num_seqs))
+        rows.extend(int((wanted > step).sum()) for step in range(1, wanted.max()))
+        draft(num_seqs)
+
+    loop.fill_stage, loop.draft = recorded_stage, recorded_draft
     return rows
 
 

@@ -14,6 +14,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine import drafting, engine_factory
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.entrypoints.openai.summary import summary_lines
 from tests.exactness.requests import run_all
 from tests.worker.drafting import eight_requests, engine_with, record_drafts
 
@@ -51,12 +52,16 @@ def test_the_memory_plan_counts_the_layer_and_the_fingerprint_does_not() -> None
 
 
 @pytest.mark.parametrize(
-    ("quantization", "head", "heads_bytes"),
-    [(None, "w4a8", 540_672), ({"head": "none"}, "none", 0), ({"mlp": "wint4", "head": "wint8"}, "wint8", 1_064_960)],
+    ("quantization", "head", "heads_bytes", "shown"),
+    [
+        (None, "w4a8", 540_672, "head w4a8 528 KiB"),
+        ({"head": "none"}, "none", 0, "the model's head"),
+        ({"mlp": "wint4", "head": "wint8"}, "wint8", 1_064_960, "head wint8 1 MiB"),
+    ],
     ids=str,
 )
 def test_drafts_are_chosen_with_a_head_of_four_bits_unless_told_otherwise(
-    requests: list[GenerationRequest], quantization: dict[str, str] | None, head: str, heads_bytes: int
+    requests: list[GenerationRequest], quantization: dict[str, str] | None, head: str, heads_bytes: int, shown: str
 ) -> None:
     given = {"method": "mtp", "num_speculative_tokens": 3, "quantization": quantization, "adaptive": False}
     config = EngineConfig(
@@ -68,6 +73,7 @@ def test_drafts_are_chosen_with_a_head_of_four_bits_unless_told_otherwise(
     engine = make_engine(config)
     layers = engine.describe()["speculation"]["mtp"]
     assert (layers["head"], layers["heads_bytes"], layers["num_layers"]) == (head, heads_bytes, 1)
+    assert any(f", {shown})" in line for line in summary_lines(engine.describe(), ()))
     greedy = [r for r in requests if r.params.is_greedy]
     plain = make_engine(replace(config, speculative=SpeculativeConfig()))
     assert run_all(engine, greedy) == run_all(plain, greedy)

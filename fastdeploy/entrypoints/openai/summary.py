@@ -81,7 +81,8 @@ def _speculation(speculation: Mapping[str, Any]) -> str:
     if draft:
         size = f" {draft['model']} ({_bytes(draft['weights_bytes'])})"
     elif layers:
-        size = f" ({_bytes(layers['weights_bytes'])}, head {layers['head']} {_bytes(layers['heads_bytes'])})"
+        head = f"head {layers['head']} {_bytes(layers['heads_bytes'])}" if layers["heads_bytes"] else "the model's head"
+        size = f" ({_bytes(layers['weights_bytes'])}, {head})"
     text = (
         f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
@@ -91,5 +92,5 @@ def _speculation(speculation: Mapping[str, Any]) -> str:
 
 def _bytes(count: int) -> str:
     if count < 2**20:
-        return f"{count} B"
+        return f"{count / 2**10:.0f} KiB"
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

@@ -14,6 +14,16 @@ def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_r
     _gather("gather_rows: rows", x, rows, out, num_rows)
 
 
+def scatter_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
+    """As fastdeploy.ops.gather.scatter_rows."""
+    wanted = rows[:num_rows]
+    if num_rows == 0:
+        return
+    if int(wanted.min()) < 0 or int(wanted.max()) >= out.shape[0]:
+        raise ValueError(f"scatter_rows: rows: expected 0..{out.shape[0] - 1}, got {wanted.tolist()}")
+    out[wanted] = x[:num_rows]
+
+
 def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
     """As fastdeploy.ops.embedding.embedding."""
     _gather("embedding: token_ids", table, token_ids, out, num_rows)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators of a step one by one: what each has to do, what its kernel takes, and what a plain loop takes.
+
+A plain loop (custom_ops/cpu_ops/roofline_lines.h) loads every line of the very memory that the kernel reads, weights
+or keys and values, expands it as the format demands and multiplies it by as many rows, on the same threads. It
+prepares no rows, applies no scales, takes no softmax and writes nothing. For every kind of operator it runs in the
+fastest of several forms (FORMS), found by trial on the machine at hand. Where a kernel takes less time than its loop
+even so, the kernel's time stands in for it: the sum is never above what the operators themselves take.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from paddle import Tensor
+
+from benchmarks.roofline import Reading
+from fastdeploy.ops import registry
+from fastdeploy.ops.recording import Recording
+
+TRIALS = 2  # of every form
+
+
+class LoopForm(ctypes.Structure):
+    """How a loop streams its memory: LoopForm of custom_ops/cpu_ops/roofline_loops.h."""
+
+    _fields_ = (("streams", ctypes.c_int64), ("ahead_bytes", ctypes.c_int64))
+
+
+FORMS = [LoopForm(streams, ahead) for streams in (1, 2, 4) for ahead in (1 << 12, 1 << 14, 1 << 15)]
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """What a launch has to do: bytes to read, operations in fp32 or bf16, and operations in integers."""
+
+    num_bytes: float
+    bf16_operations: float
+    int8_operations: float
+
+    def __add__(self, other: LaunchWork) -> LaunchWork:
+        """Return the work of both."""
+        return LaunchWork(
+            self.num_bytes + other.num_bytes,
+            self.bf16_operations + other.bf16_operations,
+            self.int8_operations + other.int8_operations,
+        )
+
+    def floor_s(self, reading: Reading) -> float:
+        """Return the least time of it."""
+        return reading.floor_s(self.num_bytes, self.bf16_operations, self.int8_operations)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recording with the rows and sequences of one step, which its tensors, the engine's, hold until the next."""
+
+    recording: Recording
+    num_rows: int
+    num_seqs: int
+
+    def count_work(self) -> list[LaunchWork]:
+        """Return the work of each launch."""
+        work = (ctypes.c_double * (3 * len(self.recording)))()
+        registry.load_library().fd_count_work(*self._arguments(), work)
+        return [LaunchWork(*one) for one in zip(work[0::3], work[1::3], work[2::3], strict=True)]
+
+    def time_kernels(self, on_thread_time: bool) -> list[float]:
+        """Perform the launches; return the seconds of each."""
+        seconds, _ = self._time(None, on_thread_time)
+        return seconds
+
+    def time_loops(self, forms: Sequence[LoopForm], on_thread_time: bool) -> tuple[list[float], list[int]]:
+        """Run each launch's loop in its form; return its seconds, and its lines of 64 bytes times rows."""
+        return self._time((LoopForm * len(forms))(*forms), on_thread_time)
+
+    def _time(self, forms: ctypes.Array[LoopForm] | None, on_thread_time: bool) -> tuple[list[float], list[int]]:
+        count = len(self.recording)
+        seconds, lines = (ctypes.c_double * count)(), (ctypes.c_int64 * count)()
+        clock = ctypes.c_bool(on_thread_time)
+        registry.load_library().fd_time_launches(*self._arguments(), forms, clock, seconds, lines)
+        return list(seconds), list(lines)
+
+    def _arguments(self) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]:
+        handle = ctypes.c_void_p(self.recording.handle)
+        return handle, ctypes.c_int64(self.num_rows), ctypes.c_int64(self.num_seqs)
+
+
+def capture_replays(step: Callable[[], object]) -> list[Replay]:
+    """Run a step, not the engine's first, and return what it replayed and its other linear layers, recorded too."""
+    captured: list[Replay] = []
+    replay, entry = Recording.replay, registry.entries()["linear"]
+    run = entry.run
+
+    def noted_replay(self: Recording, out: Tensor, num_rows: int, num_seqs: int) -> None:
+        captured.append(Replay(self, num_rows, num_seqs))
+        replay(self, out, num_rows, num_seqs)
+
+    def noted_linear(x: Tensor, weight: Any, out: Tensor, num_rows: int, *rest: Any) -> None:
+        captured.append(Replay(Recording(lambda: run(x, weight, out, num_rows, *rest)), num_rows, 0))
+        run(x, weight, out, num_rows, *rest)
+
+    with patch.object(Recording, "replay", noted_replay), patch.object(entry, "run", noted_linear):
+        step()
+    return captured
+
+
+def _by_kind(replays: Sequence[Replay], values: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Add up the launches' values by what they are."""
+    sums: dict[str, float] = defaultdict(float)
+    for replay, of_launches in zip(replays, values, strict=True):
+        for kind, value in zip(replay.recording.describe(), of_launches, strict=True):
+            sums[kind] += value
+    return sums
+
+
+@dataclass
+class LaunchFloors:
+    """What the operators of one kind of step took in its groups, by kind of operator."""
+
+    on_thread_time: bool = False
+    forms: dict[str, LoopForm] = field(default_factory=dict)  # the fastest of each kind
+    work: dict[str, LaunchWork] = field(default_factory=dict)
+    kernels_s: list[dict[str, float]] = field(default_factory=list)
+    loops_s: list[dict[str, float]] = field(default_factory=list)
+
+    def measure(self, replays: Sequence[Replay]) -> None:
+        """Take the times of one group: loops, kernels, and both once more. The first call finds the forms."""
+        if not self.forms:
+            self._find_forms(replays)
+        self._count(replays)
+        times = [(self._time_loops(replays, self.forms), self._time_kernels(replays)) for _ in range(2)]
+        for kept, (first, second) in zip((self.loops_s, self.kernels_s), zip(*times)):
+            kept.append({kind: (first[kind] + second[kind]) / 2 for kind in self.work})
+
+    def in_turn_s(self, reading: Reading) -> float:
+        """Return the sum of the operators' own floors."""
+        return sum(work.floor_s(reading) for work in self.work.values())
+
+    def by_kernel(self) -> list[str]:
+        """Return the kinds whose kernel took less than its loop: medians of groups."""
+        return [kind for kind in self.work if _median(self.kernels_s, kind) < _median(self.loops_s, kind)]
+
+    def attainable_s(self) -> list[float]:
+        """Return for every group the time of all loops, of a kernel where that takes less."""
+        faster = set(self.by_kernel())
+        return [
+            sum((kernels if kind in faster else loops)[kind] for kind in self.work)
+            for loops, kernels in zip(self.loops_s, self.kernels_s, strict=True)
+        ]
+
+    def _count(self, replays: Sequence[Replay]) -> None:
+        self.work = {}
+        for replay in replays:
+            for kind, work in zip(replay.recording.describe(), replay.count_work(), strict=True):
+                if work.num_bytes:  # gathers and norms are no part of the floor
+                    self.work[kind] = self.work[kind] + work if kind in self.work else work
+
+    def _find_forms(self, replays: Sequence[Replay]) -> None:
+        kinds = {kind for replay in replays for kind in replay.recording.describe()}
+        trials = [
+            (form, self._time_loops(replays, dict.fromkeys(kinds, form))) for _ in range(TRIALS) for form in FORMS
+        ]
+        for kind in kinds:
+            self.forms[kind] = min(trials, key=lambda trial: trial[1][kind])[0]
+
+    def _time_loops(self, replays: Sequence[Replay], forms: Mapping[str, LoopForm]) -> dict[str, float]:
+        of_launches = [[forms[kind] for kind in replay.recording.describe()] for replay in replays]
+        times = [replay.time_loops(own, self.on_thread_time)[0] for replay, own in zip(replays, of_launches)]
+        return _by_kind(replays, times)
+
+    def _time_kernels(self, replays: Sequence[Replay]) -> dict[str, float]:
+        return _by_kind(replays, [replay.time_kernels(self.on_thread_time) for replay in replays])
+
+
+def _median(groups: Sequence[Mapping[str, float]], kind: str) -> float:
+    return statistics.median(group[kind] for group in groups)

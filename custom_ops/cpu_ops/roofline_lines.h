@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one loop behind the attainable floor: streams of lines of 64 bytes, each times the same few elements of MR rows,
+// which stay in the L1 cache.
+#pragma once
+
+#include <utility>
+
+#include "cpu_ops/dot.h"
+#include "cpu_ops/quant_units.h"
+#include "cpu_ops/roofline_loops.h"
+
+namespace fd {
+namespace FD_ISA {
+
+// What a line of memory holds, as units of the registers.
+struct Fp32Lines {
+  using Element = float;
+  using Unit = F16;
+  using Sum = F16;
+  static constexpr int kUnits = 1;
+  FD_INLINE Unit unit(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
+};
+FD_INLINE F16 dot_unit(F16 acc, float x, const F16& w) { return fma(splat(x), w, acc); }
+
+struct PairLines {
+  using Element = PairElement;
+  using Unit = PairUnit;
+  using Sum = F16;
+};
+struct Bf16Lines : PairLines {
+  static constexpr int kUnits = 1;
+  FD_INLINE Unit unit(const uint8_t* line, int) { return widen_unit(load_pairs(line)); }
+};
+struct Wint8Lines : PairLines {
+  static constexpr int kUnits = 2;
+  FD_INLINE Unit unit(const uint8_t* line, int u) { return wint8_unit(line, u); }
+};
+struct Wint4Lines : PairLines {
+  static constexpr int kUnits = 4;
+  FD_INLINE Unit unit(const uint8_t* line, int u) { return wint4_unit(line, u); }
+};
+
+struct QuadLines {
+  using Element = QuadElement;
+  using Unit = QuadUnit;
+  using Sum = I16;
+};
+struct W8a8Lines : QuadLines {
+  static constexpr int kUnits = 1;
+  FD_INLINE Unit unit(const uint8_t* line, int) { return w8a8_unit(line); }
+};
+struct W4a8Lines : QuadLines {
+  static constexpr int kUnits = 2;
+  FD_INLINE Unit unit(const uint8_t* line, int u) { return w4a8_unit(line, u); }
+};
+
+FD_INLINE void clear_sum(F16& x) { x = zero(); }
+FD_INLINE void clear_sum(I16& x) { x = splat_int(0); }
+
+FD_INLINE void set_element(float& element) { element = 0.5f; }
+FD_INLINE void set_element(PairElement& element) { element = pair_element(0x3f00, 0xbf00); }
+FD_INLINE void set_element(QuadElement& element) {
+  const int8_t row[4] = {1, -1, 2, -2};
+  element = quad_element(row);
+}
+
+constexpr int kLoopRows = kColumnRows < 17 ? kColumnRows : 17;  // rows that share the registers, at most
+constexpr int64_t kElementLines = 16;                           // lines after which a row's elements begin again
+
+// Elements to multiply by, for any number of rows.
+template <class Lines>
+const typename Lines::Element* loop_elements() {
+  struct Elements {
+    typename Lines::Element data[kElementLines * Lines::kUnits * kLoopRows];
+    Elements() {
+      for (auto& element : data) set_element(element);
+    }
+  };
+  static const Elements elements;
+  return elements.data;
+}
+
+// Where NV streams of lines begin, and what is fetched meanwhile: line i + `ahead` of the same streams, or, once they
+// are over, of those that begin at `next`.
+template <int NV>
+struct LineStreams {
+  const uint8_t *begin[NV], *next[NV];
+  int64_t count, ahead;
+};
+
+// Multiplies every line of NV streams by MR rows; returns lines times rows. Not inlined: linear layers and attention
+// share it.
+template <class Lines, int MR, int NV>
+__attribute__((noinline)) int64_t multiply_lines(const LineStreams<NV>& streams, const typename Lines::Element* x) {
+  const LineStreams<NV> s = streams;
+  int64_t done = 0;
+  typename Lines::Sum acc[MR][NV];
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) clear_sum(acc[r][v]);
+  for (int64_t first = 0; first < s.count; first += kElementLines) {
+    const bool is_over = first + s.ahead >= s.count;
+    const uint8_t *lines[NV], *ahead[NV];
+    for (int v = 0; v < NV; ++v) {
+      lines[v] = s.begin[v] + 64 * first;
+      ahead[v] = is_over ? s.next[v] + 64 * (first + s.ahead - s.count) : lines[v] + 64 * s.ahead;
+    }
+    const int64_t left = s.count - first, count = left < kElementLines ? left : kElementLines;
+    for (int64_t line = 0; line < count; ++line) {
+      for (int v = 0; v < NV; ++v) __builtin_prefetch(ahead[v] + 64 * line, 0, MR <= 4 ? 3 : 2);
+#pragma GCC unroll 4
+      for (int u = 0; u < Lines::kUnits; ++u) {
+        typename Lines::Unit units[NV];
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) units[v] = Lines::unit(lines[v] + 64 * line, u);
+        const auto* elements = x + (line * Lines::kUnits + u) * MR;
+#pragma GCC unroll 32
+        for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+          for (int v = 0; v < NV; ++v) acc[r][v] = dot_unit(acc[r][v], elements[r], units[v]);
+      }
+    }
+    done += count;
+  }
+  typename Lines::Sum sums[MR][NV];
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sums[r][v] = acc[r][v];
+  asm volatile("" : : "m"(sums));  // they are used: no product can be left out
+  return done * NV * MR;
+}
+
+// Streams that MR rows take at a time, at most: their sums have to fit the registers.
+template <int MR>
+constexpr int kMostStreams = 4 * MR <= kColumnRows   ? 4
+                             : 2 * MR <= kColumnRows ? 2
+                                                     : 1;
+
+// Equal streams that lie one after the other.
+struct LineRun {
+  const uint8_t* begin;  // the first stream's lines
+  const uint8_t* next;   // the first line of the run that is read after this one; null: the streams after these
+  int64_t bytes;         // from a stream to the next
+  int64_t lines;         // of a stream
+  int64_t scales_at, scale_bytes;  // what lies between: from a stream's first line on; it is fetched
+  int64_t ahead_bytes;
+
+  template <int NV>
+  LineStreams<NV> streams(int64_t at) const {
+    LineStreams<NV> result;
+    for (int v = 0; v < NV; ++v) {
+      result.begin[v] = begin + (at + v) * bytes;
+      result.next[v] = next == nullptr ? result.begin[v] + NV * bytes : next + (at + v) * bytes;
+      for (int64_t i = 0; i < scale_bytes; i += 64) __builtin_prefetch(result.next[v] + scales_at + i, 0, 2);
+    }
+    const int64_t most = ahead_bytes / (64 * NV);
+    result.count = lines;
+    result.ahead = most < lines ? most : lines;
+    return result;
+  }
+};
+
+// Multiplies streams [first, last) of a run by MR rows, as many at a time as the form says and the registers
+// hold; returns lines times rows.
+template <class Lines, int MR, int NV = kMostStreams<MR>>
+int64_t multiply_block(const LineRun& run, int64_t first, int64_t last, const LoopForm& form) {
+  if constexpr (NV > 1)
+    if (form.streams < NV) return multiply_block<Lines, MR, NV / 2>(run, first, last, form);
+  const auto* x = loop_elements<Lines>();
+  int64_t done = 0;
+  for (; first + NV <= last; first += NV) done += multiply_lines<Lines, MR, NV>(run.streams<NV>(first), x);
+  for (; first < last; ++first) done += multiply_lines<Lines, MR, 1>(run.streams<1>(first), x);
+  return done;
+}
+
+// The same for any number of rows, in blocks of nearly equal height.
+template <class Lines, int... kHeight>
+int64_t multiply_run(std::integer_sequence<int, kHeight...>, const LineRun& run, int64_t first, int64_t last,
+                     int64_t rows, const LoopForm& form) {
+  using Block = int64_t (*)(const LineRun&, int64_t, int64_t, const LoopForm&);
+  constexpr Block by_height[] = {multiply_block<Lines, kHeight + 1>...};
+  const int64_t blocks = (rows + kLoopRows - 1) / kLoopRows;
+  int64_t done = 0;
+  for (int64_t b = 0; b < blocks; ++b)
+    done += by_height[(b + 1) * rows / blocks - b * rows / blocks - 1](run, first, last, form);
+  return done;
+}
+template <class Lines>
+int64_t multiply_run(const LineRun& run, int64_t first, int64_t last, int64_t rows, const LoopForm& form) {
+  return multiply_run<Lines>(std::make_integer_sequence<int, kLoopRows>(), run, first, last, rows, form);
+}
+
+}  // namespace FD_ISA
+}  // namespace fd

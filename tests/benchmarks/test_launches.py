@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Floors by operator: loops that leave nothing out, work counted as whole steps have it, and the better of two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import paddle
+import pytest
+
+from benchmarks.launches import FORMS, LaunchFloors, LaunchWork, LoopForm, Replay, capture_replays
+from benchmarks.roofline import Reading
+from benchmarks.shape_engine import ShapeEngine, StepShape
+from fastdeploy.ops import registry
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.recording import Recording
+from tests.ops.isa_paths import PATHS, run, supported
+
+ROWS = 40  # more than any path multiplies at a time
+
+
+# Lines of 64 bytes of 80 outputs (five panels of sixteen) and 256 inputs: four bytes, two, one and a half per weight.
+@pytest.mark.parametrize(
+    ("dtype", "kind", "lines"),
+    [
+        ("float32", "none", 1280),
+        ("bfloat16", "none", 640),
+        ("bfloat16", "wint8", 320),
+        ("bfloat16", "w8a8", 320),
+        ("bfloat16", "wint4", 160),
+        ("bfloat16", "w4a8", 160),
+    ],
+)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
+    dtype: str, kind: str, lines: int, is_gated: bool
+) -> None:
+    halves = 2 if is_gated else 1
+    weight = pack_linear(random_rows(80 * halves, 256, dtype, 1), None, kind, is_gated)
+    x, out = random_rows(ROWS, 256, dtype, 2), paddle.full([ROWS, 80], 7.0, dtype)
+    recording = Recording(lambda: linear(x, weight, out, ROWS))
+    for form in FORMS:
+        for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 18, ROWS):
+            _, found = Replay(recording, num_rows, 0).time_loops([form], on_thread_time=True)
+            assert found == [halves * lines * num_rows], (num_rows, form.streams, form.ahead_bytes)
+    assert (out == 7.0).all(), "a loop writes nothing"
+
+
+# A head of 16 has eight lines of keys and eight of values per sixteen positions; two heads of two queries, two layers.
+@pytest.mark.parametrize(
+    ("step", "dtype", "lines"),
+    [
+        (StepShape(3, 1, 40), "auto", 3 * (3 * 16) * 2 * 2 * 2),
+        (StepShape(3, 1, 200), "auto", 3 * (13 * 16) * 2 * 2 * 2),
+        (StepShape(1, 4, 200), "auto", (13 * 16) * 2 * 8 * 2),
+        (StepShape(3, 1, 200), "int8", 3 * (13 * 8) * 2 * 2 * 2),
+    ],
+)
+def test_a_loop_multiplies_what_every_sequence_sees_by_the_rows_of_its_group(
+    tiny: str, step: StepShape, dtype: str, lines: int
+) -> None:
+    _loaded, replays = captured(tiny, "none", step, dtype)
+    forms = [FORMS[0]] * len(replays[0].recording)
+    found = replays[0].time_loops(forms, on_thread_time=False)[1]
+    kinds = replays[0].recording.describe()
+    assert sum(count for count, kind in zip(found, kinds, strict=True) if kind == "Attention") == lines
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_loops_leave_nothing_out_on(path: str) -> None:
+    if path == registry.isa():
+        pytest.skip("this process runs the same tests on this path")
+    if path not in supported():
+        pytest.skip(f"this processor has no {path}")
+    done = run(
+        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "loop_multiplies", __file__], FD_CPU_ISA=path
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("quantization", ["none", "wint8", "wint4", "w8a8", "w4a8"])
+@pytest.mark.parametrize("step", [StepShape(3, 1, 40), StepShape(1, 4, 200)])
+def test_the_work_of_the_operators_is_that_of_the_step(tiny: str, quantization: str, step: StepShape) -> None:
+    loaded, replays = captured(tiny, quantization, step)
+    total = sum((work for replay in replays for work in replay.count_work()), LaunchWork(0, 0, 0))
+    assert total.num_bytes == loaded.work.num_bytes(step)
+    assert (total.bf16_operations, total.int8_operations) == loaded.work.operations(step, step.rows)
+
+
+def test_capturing_a_step_changes_nothing_and_is_over_with_it(tiny: str) -> None:
+    loaded, replays = captured(tiny, "none", StepShape(2, 1, 40))
+    assert [(replay.num_rows, replay.num_seqs) for replay in replays] == [(2, 2), (2, 0)]
+    assert replays[1].recording.describe() == ["Linear [4096, 64]"]
+    deltas = loaded.engine.step()
+    assert len(deltas) == 2 and len(replays) == 2
+
+
+def test_floors_in_turn_add_up_and_the_better_of_loop_and_kernel_counts() -> None:
+    reading = Reading(bytes_per_s=10.0, bf16_per_s=100.0, int8_per_s=400.0)
+    floors = LaunchFloors(
+        forms={"a": FORMS[0], "b": FORMS[0]},
+        work={"a": LaunchWork(50, 100, 0), "b": LaunchWork(10, 100, 800)},
+        loops_s=[{"a": 5.0, "b": 7.0}, {"a": 6.0, "b": 3.0}, {"a": 5.0, "b": 7.5}],
+        kernels_s=[{"a": 8.0, "b": 4.0}, {"a": 5.5, "b": 5.0}, {"a": 9.0, "b": 4.5}],
+    )
+    assert floors.in_turn_s(reading) == 5.0 + 3.0
+    assert floors.by_kernel() == ["b"]
+    assert floors.attainable_s() == [9.0, 11.0, 9.5]
+
+
+def test_a_group_is_measured_in_the_form_that_was_fastest_in_the_trials(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _loaded, replays = captured(tiny, "w4a8", StepShape(2, 1, 40))
+    used: list[tuple[int, int]] = []
+
+    def time_loops(self: Replay, forms: list[LoopForm], on_thread_time: bool) -> tuple[list[float], list[int]]:
+        used.extend((form.streams, form.ahead_bytes) for form in forms)
+        seconds = [0.5 if (form.streams, form.ahead_bytes) == (2, 1 << 14) else 1.0 for form in forms]
+        return seconds, [0] * len(forms)
+
+    monkeypatch.setattr(Replay, "time_loops", time_loops)
+    floors = LaunchFloors()
+    floors.measure(replays)
+    assert len(set(used)) == len(FORMS)
+    used.clear()
+    floors.measure(replays)
+    assert set(used) == {(2, 1 << 14)}
+    assert len(floors.loops_s) == len(floors.kernels_s) == 2
+    assert floors.loops_s[1]["Attention"] == 0.5 * 2, "two layers"
+    assert "RmsNorm" not in floors.work and "Gather" not in floors.work
+
+
+def captured(
+    tiny: str, quantization: str, step: StepShape, kv_cache_dtype: str = "auto"
+) -> tuple[ShapeEngine, list[Replay]]:
+    """Return an engine that has done two steps, the second of this shape, and what that one replayed."""
+    loaded = ShapeEngine.load(
+        tiny, quantization, max_num_seqs=3, max_model_len=240, max_drafts=7, kv_cache_dtype=kv_cache_dtype
+    )
+    loaded.skip_prompts()
+    loaded.start(replace(step, context=step.context - 1), num_steps=4)
+    loaded.engine.step()
+    return loaded, capture_replays(loaded.engine.step)

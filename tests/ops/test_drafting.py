@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting in one native call; tests/ops/test_examples.py holds it against the reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import paddle
+import pytest
+
+from fastdeploy.ops.attention import RowIndex
+from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.drafting import DraftLoop, DraftStage
+from fastdeploy.ops.embedding import embedding
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.sampling import FloatColumn, IntColumn
+
+VOCAB, SIZE, ROWS, SEQS, DRAFTS, BLOCK = 50, 16, 24, 5, 4, 16
+PROMPTS = ([3, 1, 4], [15], [9, 2], [6, 5, 3, 5], [8])
+STARTS = (0, 16, 30, 7, 3)
+
+
+class Model:
+    """A loop over a model whose row is a product of its token's embedding and the state before it."""
+
+    def __init__(self, max_chosen: int = SEQS) -> None:
+        self.batch, self.tokens = BatchIndex(ROWS, SEQS, 3, BLOCK), HostBuffer(ROWS, "int32")
+        self.output, self.source = paddle.zeros([ROWS, SIZE]), paddle.zeros([ROWS, SIZE])
+        embedded, table = paddle.zeros([ROWS, SIZE]), random_rows(VOCAB, SIZE, "float32", 1)
+        weight, head = (pack_linear(random_rows(n, SIZE, "float32", n)) for n in (SIZE, VOCAB))
+
+        def compute(batch: RowIndex, num_rows: int) -> None:
+            embedding(self.tokens.tensor, table, embedded, num_rows)
+            linear(embedded, weight, self.output, num_rows, self.source)
+
+        stage = DraftStage(compute, lambda rows, num_rows, out: linear(rows, head, out, num_rows))
+        self.states = random_rows(3 * SEQS * BLOCK + 1, SIZE, "float32", 2)
+        sizes = {"vocab_size": VOCAB, "max_drafts": DRAFTS, "max_chosen": max_chosen}
+        self.loop = DraftLoop(
+            [stage], self.batch, self.tokens, self.output, **sizes, states=self.states, source=self.source
+        )
+        self.loop.sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 20.0
+
+    def lay_out(self, order: list[int], wanted: list[int]) -> None:
+        """Describe the first call of some of PROMPTS, in this order."""
+        buffers, at = self.batch.buffers, 0
+        for row, prompt in enumerate(order):
+            count = len(PROMPTS[prompt])
+            self.tokens.array[at : at + count] = PROMPTS[prompt]
+            at += count
+            buffers.num_scheduled.array[row], buffers.num_computed.array[row] = count, STARTS[prompt]
+            buffers.block_tables.array[row] = [3 * prompt, 3 * prompt + 1, 3 * prompt + 2]
+            buffers.num_blocks.array[row] = 3
+            self.loop.sampling.int_params.array[row, IntColumn.SEED] = prompt
+        self.loop.num_drafts.array[: len(order)] = wanted
+
+    def draft(self, order: list[int], wanted: list[int]) -> dict[int, list[int]]:
+        """Return the drafts of some of PROMPTS."""
+        self.lay_out(order, wanted)
+        self.loop.draft(len(order))
+        return {p: self.loop.drafts.array[row, : wanted[row]].tolist() for row, p in enumerate(order)}
+
+
+def test_drafts_do_not_depend_on_who_drafts_beside_in_which_order_how_far_and_in_how_many_goes() -> None:
+    alone = {prompt: Model().draft([prompt], [DRAFTS])[prompt] for prompt in range(SEQS)}
+    assert len({tuple(draft) for draft in alone.values()}) == SEQS
+    for max_chosen in (1, 2, SEQS):
+        model = Model(max_chosen)
+        assert model.draft([0, 1, 2, 3, 4], [DRAFTS] * SEQS) == alone
+        found = model.draft([3, 0, 4, 1], [4, 3, 3, 1])
+        assert found == {p: alone[p][:count] for p, count in ((3, 4), (0, 3), (4, 3), (1, 1))}
+
+
+def test_a_draft_that_cannot_go_on_ends_alone() -> None:
+    model = Model()
+    expected = model.draft([0, 1, 2], [3, 3, 3])
+    model.loop.sampling.int_params.array[1, IntColumn.VOCAB_LIMIT] = 0
+    assert model.draft([0, 1, 2], [3, 3, 3]) == {0: expected[0], 1: [-1, -1, -1], 2: expected[2]}
+
+
+def test_greedy_and_sampled_rows_draft_side_by_side() -> None:
+    model = Model()
+    sampled = model.draft([0, 1], [4, 4])
+    model.loop.sampling.float_params.array[0, FloatColumn.TEMPERATURE] = 0.0
+    found = model.draft([0, 1], [4, 4])
+    assert found[0] != sampled[0] and found[1] == sampled[1]
+
+
+def wrong_token(model: Model) -> None:
+    model.tokens.array[1] = VOCAB
+
+
+def no_row(model: Model) -> None:
+    model.batch.buffers.num_scheduled.array[1] = 0
+
+
+def no_block(model: Model) -> None:
+    model.batch.buffers.num_blocks.array[0] = 0
+
+
+def no_state(model: Model) -> None:
+    model.batch.buffers.block_tables.array[1, 0] = 99
+
+
+def no_room(model: Model) -> None:
+    model.loop.num_drafts.array[:2] = DRAFTS + 1
+
+
+def no_order(model: Model) -> None:
+    model.loop.num_drafts.array[:2] = [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (wrong_token, "embedding: token_ids: expected 0..49, got 50 at row 1"),
+        (no_row, "draft: num_scheduled: expected a row of every sequence, got 0"),
+        (no_block, "draft: block_tables: expected blocks for 3 tokens, got 0 for request 0"),
+        (no_state, "draft: block_tables: expected blocks that have states, got 1599"),
+        (no_order, "draft: num_drafts: expected none above one before it, got 2"),
+        (no_room, "draft: num_drafts: expected at most the drafts bound, got 5"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_next_call_is_as_ever(
+    spoil: Callable[[Model], None], message: str
+) -> None:
+    model = Model()
+    expected = model.draft([0, 1], [2, 2])
+    model.lay_out([0, 1], [2, 2])
+    spoil(model)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        model.loop.draft(2)
+    assert model.draft([0, 1], [2, 2]) == expected
+
+
+def test_more_sequences_than_bound_are_refused() -> None:
+    model = Model()
+    for call in (lambda: model.loop.draft(SEQS + 1), lambda: model.loop.fill_stage(0, SEQS + 1)):
+        with pytest.raises(ValueError, match="draft: num_seqs: expected at most the sequences bound, got 6"):
+            call()
+    with pytest.raises(ValueError, match="draft: stage: expected one that is bound, got 1"):
+        model.loop.fill_stage(1, 1)
+
+
+def test_nothing_is_computed_where_nothing_is_wanted() -> None:
+    model = Model()
+    model.output[:] = 7.0
+    model.draft([0, 1], [0, 0])
+    assert (model.output.numpy() == 7.0).all()
