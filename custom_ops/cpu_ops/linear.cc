@@ -60,7 +60,7 @@ void row_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t pa
 // additions; where several streams are fetched ahead, they come in faster than one.
 constexpr int panels_at_a_time(int rows) {
   if (rows == 1) return kMaxPanels;
-  return kMaxPanels == 1 || !kFetchesStreams || rows > 8 ? 1 : rows <= 4 ? kMaxPanels : 2;
+  return kMaxPanels == 1 || !kFetchesStreams || rows > 12 ? 1 : rows <= 4 ? kMaxPanels : 2;
 }
 
 // A block times panels [panel, last).

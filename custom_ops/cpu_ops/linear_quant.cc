@@ -110,10 +110,13 @@ struct Problem {
 };
 
 // The panels that a block of rows meets at a time. A sum is a chain of additions that each wait for the last: few rows
-// need several panels to keep the processor busy.
+// need several panels to keep the processor busy, and two streams of weights come in faster than one. Beyond eight rows
+// the sums of two panels leave too few registers for units that are two vectors. As in linear.cc, where processors
+// foresee streams by themselves it stays at eight.
+template <class Unit>
 constexpr int panels_at_a_time(int rows) {
 #if defined(FD_ISA_AVX512)
-  return rows <= 4 ? 4 : rows <= 8 ? 2 : 1;
+  return rows <= 4 ? 4 : rows <= (kFetchesStreams && sizeof(Unit) == 64 ? 12 : 8) ? 2 : 1;
 #else
   return rows == 1 ? 2 : 1;
 #endif
@@ -184,8 +187,8 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, cons
 // A block of rows times panels [panel, last) as they are stored.
 template <int MR, Quantization kQuantization>
 void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int64_t last) {
-  constexpr int NV = panels_at_a_time(MR);
   using Source = Stored<kQuantization>;
+  constexpr int NV = panels_at_a_time<typename Source::Unit>(MR);
   float gates[MR * kPanel];
   for (; panel + NV <= last; panel += NV)
     row_block<MR, NV, Source>(p, row, panel, p.panel(panel) + p.header_bytes, p.panel_bytes, gates);
