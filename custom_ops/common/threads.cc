@@ -19,10 +19,11 @@
 namespace fd {
 namespace {
 
-// How long a thread without work looks for more before it sleeps. Longer than what lies between the operators of a
-// replayed step, since waking it costs the caller 55 us on a virtual machine; shorter than what lies between steps, so
-// that the API process finds the core free when tokens have come out.
+// How long a thread without work looks for more before it sleeps, since waking it costs the caller 55 us on a virtual
+// machine: at first without pause, longer than what lies between the operators of a replayed step; then between steps,
+// letting whoever wants the core have it, the API process above all.
 constexpr auto kSpinTime = std::chrono::microseconds(50);
+constexpr auto kYieldTime = std::chrono::microseconds(1000);
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -111,14 +112,16 @@ class Pool {
   }
 
   bool spin_for_tiles() const {
-    const auto end = std::chrono::steady_clock::now() + kSpinTime;
-    do {
+    const auto begin = std::chrono::steady_clock::now();
+    for (;;) {
       for (int i = 0; i < 32; ++i) {
         if (has_tiles()) return true;
         pause_cpu();
       }
-    } while (std::chrono::steady_clock::now() < end);
-    return false;
+      const auto waited = std::chrono::steady_clock::now() - begin;
+      if (waited > kYieldTime) return false;
+      if (waited > kSpinTime) sched_yield();
+    }
   }
 
   void work() {
