@@ -32,11 +32,11 @@ class Sent:
 def test_steps_are_sent_together_at_an_interval_that_grows_with_the_number_of_streams() -> None:
     few, many = Sent(), Sent()
     for sent, num_streams in ((few, 1), (many, 4)):
-        for at in range(1, 37):
+        for at in range(1, 49):
             sent.step(100 + 0.0011 * at, at, num_streams=num_streams)
-    assert [len(token_ids) for _, _, token_ids in few.log] == [4] * 9, "a fifth step would end after 5 ms"
-    assert [len(token_ids) for _, _, token_ids in many.log] == [18, 18], "20 ms for four streams"
-    assert [token_id for _, _, token_ids in many.log for token_id in token_ids] == list(range(1, 37))
+    assert [len(token_ids) for _, _, token_ids in few.log] == [6] * 8, "6.6 ms are nearest to 6.7"
+    assert [len(token_ids) for _, _, token_ids in many.log] == [24, 24], "26.4 ms are nearest to four times that"
+    assert [token_id for _, _, token_ids in many.log for token_id in token_ids] == list(range(1, 49))
 
 
 def test_no_interval_is_longer_than_anybody_waits() -> None:
@@ -48,11 +48,11 @@ def test_no_interval_is_longer_than_anybody_waits() -> None:
 
 def test_what_the_next_step_would_make_late_is_sent_before_it() -> None:
     sent = Sent()
-    sent.step(100.012, 1)
-    assert [token_ids for _, _, token_ids in sent.log] == [[1]], "after 24 ms, when the next step ends, 20 are over"
-    sent.step(100.0125, 2)
+    sent.step(100.018, 1)
+    assert [token_ids for _, _, token_ids in sent.log] == [[1]], "18 ms are nearer to 26.7 than 36"
+    sent.step(100.0185, 2)
     assert len(sent.log) == 1
-    sent.step(100.025, 3)
+    sent.step(100.040, 3)
     assert [token_ids for _, _, token_ids in sent.log] == [[1], [2, 3]]
 
 
