@@ -20,6 +20,8 @@ from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
+MAX_PAUSE_S = 0.05  # of those that decode, for more prompt rows than that; as long as streams wait for a chunk
+PACE_RATE = 0.5  # of the running mean of rows per second
 
 
 @dataclass
@@ -42,8 +44,8 @@ class BatchScheduler:
     `waiting` and `running` are in order of urgency: priority, then arrival. Requests take blocks in that order, those
     that decode before those that still read their prompt; when blocks run out, the least urgent request that has no
     rows in this step yet gives its own back and waits again.
-    A step in which some decode reads at most as many prompt rows as it decodes (or `MIN_PROMPT_ROWS`), so that a prompt
-    that arrives makes nobody's next token wait for more than about two steps.
+    A step in which some decode reads at most as many prompt rows as it decodes, or `MIN_PROMPT_ROWS`, or what takes
+    `MAX_PAUSE_S`: a prompt that arrives makes nobody's next token wait for more than about two steps, or unnoticeably.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_budget: DraftBudget | None = None) -> None:
@@ -54,6 +56,7 @@ class BatchScheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._num_arrivals = 0
+        self._rows_per_s = 0.0  # of steps with prompts
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
@@ -78,7 +81,7 @@ class BatchScheduler:
         self.draft_budget.choose(decoding, self._num_prompt_rows())
         self._plan_all(builder, decoding)
         if builder.requests and self.config.enable_chunked_prefill:
-            builder.budget = min(builder.budget, max(MIN_PROMPT_ROWS, sum(builder.num_scheduled)))
+            builder.budget = min(builder.budget, max(self._max_prompt_rows(), sum(builder.num_scheduled)))
         self._plan_all(builder, [r for r in self.running if r.num_pending > 1])
         if self.num_preemptions == preempted:
             self._admit(builder)
@@ -92,6 +95,13 @@ class BatchScheduler:
         computed = int(plan.num_computed[row] + plan.num_scheduled[row]) - num_rejected
         request.num_computed = min(computed, request.num_tokens)
         self.kv.commit(request)
+
+    def learn(self, plan: StepPlan, step_s: float) -> None:
+        """Take what a step took as the pace of the prompts to come."""
+        num_rows = int(plan.num_scheduled.sum())
+        if num_rows >= MIN_PROMPT_ROWS and step_s > 0:
+            rows_per_s = num_rows / step_s
+            self._rows_per_s += (rows_per_s - self._rows_per_s) * (PACE_RATE if self._rows_per_s else 1)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is held by exactly the requests that list it."""
@@ -133,7 +143,12 @@ class BatchScheduler:
     def _num_prompt_rows(self) -> int:
         """Prompt rows that the next step is likely to have beside those that decode."""
         known = sum(r.num_pending for r in self.running if r.num_pending > 1)
-        return min(known, MIN_PROMPT_ROWS if self.config.enable_chunked_prefill else self.config.max_num_batched_tokens)
+        return min(
+            known, self._max_prompt_rows() if self.config.enable_chunked_prefill else self.config.max_num_batched_tokens
+        )
+
+    def _max_prompt_rows(self) -> int:
+        return max(MIN_PROMPT_ROWS, int(self._rows_per_s * MAX_PAUSE_S))
 
     def _prompt_is_under_way(self, request: Request) -> bool:
         """True while another choice of the same request computes the blocks that this one can share."""

@@ -106,8 +106,10 @@ class Engine:
             return deltas
         for request in plan.requests:
             self._note_first_plan(request)
+        began_s = self._clock()
         hidden = self.runner.forward(plan)
         result = self.runner.verify(hidden, plan)
+        self.scheduler.learn(plan, self._clock() - began_s)
         deltas += self._commit(plan, result)
         self.draft_budget.end_step(plan)
         self._propose(plan)

@@ -20,7 +20,7 @@ def make(num_blocks: int = 32, **config: int) -> BatchScheduler:
 def request(name: str, num_prompt: int, priority: int = 0, **params: int) -> Request:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
     source = GenerationRequest(name, [hash(name) % 97] * num_prompt, sampling, priority=priority)
-    return Request(source, 0, seed=0, max_total_tokens=120, max_drafts=8)
+    return Request(source, 0, seed=0, max_total_tokens=1000, max_drafts=8)
 
 
 def finish_step(scheduler: BatchScheduler, plan: StepPlan, num_accepted: int = 0) -> None:
@@ -181,6 +181,34 @@ def test_prompts_take_few_rows_of_a_step_in_which_others_decode() -> None:
         scheduler.remove(one)
     _, counts = planned(scheduler)
     assert (counts["first"], counts["second"]) == (30, MIN_PROMPT_ROWS - 30)
+
+
+def test_prompts_take_as_many_rows_beside_those_that_decode_as_fit_into_a_pause() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000, max_num_seqs=100)
+    scheduler.add(request("decodes", 80))
+    plan, _ = planned(scheduler)
+    scheduler.learn(plan, 0.02)
+    finish_step(scheduler, plan)
+    scheduler.add(request("long", 900))
+    plan, counts = planned(scheduler)
+    assert counts == {"decodes": 1, "long": 200}, "80 rows took 20 ms, so 200 take 50"
+    scheduler.learn(plan, 0.201)
+    finish_step(scheduler, plan)
+    plan, counts = planned(scheduler)
+    assert counts["long"] == 125, "halfway from 4,000 rows a second to 1,000"
+    scheduler.learn(plan, 10.0)
+    finish_step(scheduler, plan)
+    assert planned(scheduler)[1]["long"] == MIN_PROMPT_ROWS, "however slow they are"
+
+
+def test_steps_of_few_rows_say_nothing_of_prompts() -> None:
+    scheduler = make(num_blocks=300, max_num_batched_tokens=1000)
+    scheduler.add(request("decodes", MIN_PROMPT_ROWS - 1))
+    plan, _ = planned(scheduler)
+    scheduler.learn(plan, 1e-6)
+    finish_step(scheduler, plan)
+    scheduler.add(request("long", 900))
+    assert planned(scheduler)[1]["long"] == MIN_PROMPT_ROWS
 
 
 def test_prompts_that_may_not_be_cut_are_not_limited_by_those_that_decode() -> None:
