@@ -56,7 +56,7 @@ class BatchScheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._num_arrivals = 0
-        self._rows_per_s = 0.0  # of steps with prompts
+        self._rows_per_s = 0.0  # of steps of so many rows that prompts could be among them; 0 before the first
 
     def add(self, request: Request) -> None:
         """Queue a new request."""

@@ -40,6 +40,24 @@ class StepBuffers:
         self.slot_mapping = HostBuffer(max_rows, "int32")
         self.logits_rows = HostBuffer(max_rows, "int32")
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all of them, in the order in which native operators take them."""
+        return (
+            self.num_scheduled.tensor,
+            self.num_computed.tensor,
+            self.num_logits.tensor,
+            self.num_blocks.tensor,
+            self.block_tables.tensor,
+            self.totals.tensor,
+            self.cu_seqlens_q.tensor,
+            self.cu_logits_rows.tensor,
+            self.kv_lens.tensor,
+            self.batch_id_per_row.tensor,
+            self.positions.tensor,
+            self.slot_mapping.tensor,
+            self.logits_rows.tensor,
+        )
+
 
 class BatchIndex:
     """Index arrays of one step over B requests and R rows; the tensors keep their memory from step to step.
@@ -143,24 +161,7 @@ def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> Non
 
 
 def _virtual_padding_cpu(buffers: StepBuffers, num_seqs: int, block_size: int) -> None:
-    run_native(
-        "fd_virtual_padding",
-        buffers.num_scheduled.tensor,
-        buffers.num_computed.tensor,
-        buffers.num_logits.tensor,
-        buffers.num_blocks.tensor,
-        buffers.block_tables.tensor,
-        buffers.totals.tensor,
-        buffers.cu_seqlens_q.tensor,
-        buffers.cu_logits_rows.tensor,
-        buffers.kv_lens.tensor,
-        buffers.batch_id_per_row.tensor,
-        buffers.positions.tensor,
-        buffers.slot_mapping.tensor,
-        buffers.logits_rows.tensor,
-        num_seqs,
-        block_size,
-    )
+    run_native("fd_virtual_padding", *buffers.tensors(), num_seqs, block_size)
 
 
 def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:

@@ -132,22 +132,10 @@ class _Native:
 
 
 def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
-    buffers, sampling, handle = loop.batch.buffers, loop.sampling, HostBuffer(1, "int64")
+    sampling, handle = loop.sampling, HostBuffer(1, "int64")
     run_native(
         "fd_bind_drafting",
-        buffers.num_scheduled.tensor,
-        buffers.num_computed.tensor,
-        buffers.num_logits.tensor,
-        buffers.num_blocks.tensor,
-        buffers.block_tables.tensor,
-        buffers.totals.tensor,
-        buffers.cu_seqlens_q.tensor,
-        buffers.cu_logits_rows.tensor,
-        buffers.kv_lens.tensor,
-        buffers.batch_id_per_row.tensor,
-        buffers.positions.tensor,
-        buffers.slot_mapping.tensor,
-        buffers.logits_rows.tensor,
+        *loop.batch.buffers.tensors(),
         loop.token_ids.tensor,
         loop.num_drafts.tensor,
         loop.drafts.tensor,
