@@ -2,7 +2,7 @@
 """Decoding and verification steps of a model's shape, in every format, against the least time they need.
 
     python -m benchmarks.bench_decode [--quantization none w8a8] [--context 128 2048] [--rows 1 8 16] [--rounds 6]
-        [--kv-cache-dtype int8]
+        [--kv-cache-dtype int8] [--parts]
 
 A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). Three floors
 stand under its time, each measured beside it:
@@ -16,6 +16,10 @@ stand under its time, each measured beside it:
 `over_*` are medians over groups of a step's time over that group's floor; cases take turns. What a step takes over
 `loops` is what the kernels add (rows, scales, softmax, outputs), sampling, engine and Python. `times one` is tokens
 per second over those of one row of the same format and context (of one request: rows verified over one).
+
+`--parts` says where that goes: a further step of every group is timed operator by operator, and a second table holds
+for every part of the model, every other operator, and the rest of the engine, what it took, what its loop took (0
+for what has none), and `lost`, the difference over the sum of the step's loops.
 
 The engine itself steps here. Prompts are taken as computed (benchmarks/shape_engine.py) and drafts are all rejected.
 """
@@ -31,6 +35,7 @@ from benchmarks.launches import LaunchFloors, capture_replays
 from benchmarks.report import print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from benchmarks.shape_engine import ShapeEngine, StepShape, add_shape_flags
+from benchmarks.step_parts import REST, Calls, Profile, by_part, part_names, timed_operators
 from fastdeploy.config.model_config import KV_CACHE_DTYPES
 
 STEPS_PER_GROUP = 4
@@ -45,6 +50,7 @@ class Case:
     step_s: list[float] = field(default_factory=list)
     floor_s: list[float] = field(default_factory=list)
     in_turn_s: list[float] = field(default_factory=list)
+    parts_s: list[Profile] = field(default_factory=list)  # where --parts asks for them
 
     @property
     def kind(self) -> str:
@@ -63,9 +69,9 @@ def make_cases(contexts: list[int], rows: list[int], on_thread_time: bool) -> li
     return [Case(step, LaunchFloors(on_thread_time)) for step in shapes]
 
 
-def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline) -> None:
+def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline, parts: bool) -> None:
     """Run a group of steps between two readings, then the loops of its operators; note times and floors."""
-    ids = loaded.start(case.step, 2 + STEPS_PER_GROUP)
+    ids = loaded.start(case.step, 3 + STEPS_PER_GROUP)
     loaded.engine.step()  # the first step of a shape pays for cold code
     replays = capture_replays(loaded.engine.step)
     before = roofline.measure()
@@ -75,19 +81,45 @@ def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline) -> None:
     seconds = (roofline.clock() - begin) / STEPS_PER_GROUP
     after = roofline.measure()
     case.launches.measure(replays)
+    if parts:
+        case.parts_s.append(time_parts(loaded, case.launches.on_thread_time, roofline))
     loaded.stop(ids)
     case.step_s.append(seconds)
     case.floor_s.append(statistics.mean(loaded.work.floor_s(case.step, reading) for reading in (before, after)))
     case.in_turn_s.append(statistics.mean(case.launches.in_turn_s(reading) for reading in (before, after)))
 
 
+def time_parts(loaded: ShapeEngine, on_thread_time: bool, roofline: Roofline) -> Profile:
+    """Run a step; return the seconds of each of its parts."""
+    calls: Calls = []
+    begin = roofline.clock()
+    with timed_operators(calls, on_thread_time):
+        loaded.engine.step()
+    seconds = roofline.clock() - begin
+    calls.append((REST, seconds - sum(spent for _, spent in calls)))
+    return by_part(calls, part_names(loaded.work.config))
+
+
+def describe_parts(case: Case, loaded: ShapeEngine) -> list[dict[str, Any]]:
+    """Return the medians of a case's parts, in the order of what they lose."""
+    names = part_names(loaded.work.config)
+    loops = [by_part(by_kind.items(), names) for by_kind in case.launches.attainable_by_kind_s()]
+    whole_s = statistics.median(case.launches.attainable_s())
+    rows = []
+    for part in case.parts_s[0]:
+        part_s = statistics.median(parts[part] for parts in case.parts_s)
+        loop_s = statistics.median(by_kind.get(part, 0.0) for by_kind in loops)
+        rows.append({"part": part, "ms": 1e3 * part_s, "loop_ms": 1e3 * loop_s, "lost": (part_s - loop_s) / whole_s})
+    return sorted(rows, key=lambda row: -float(row["lost"]))
+
+
 def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> list[dict[str, Any]]:
-    """Measure all cases of one format, in turns; return their rows of the table."""
+    """Measure all cases of one format, in turns; return their rows of the table, each with its `parts`."""
     loaded = ShapeEngine.load(
         args.shape,
         quantization,
         max_num_seqs=max(args.rows),
-        max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP + 2,
+        max_model_len=max(args.context) + 2 * max(args.rows) + STEPS_PER_GROUP + 3,
         max_drafts=max(args.rows) - 1,
         kv_cache_dtype=args.kv_cache_dtype,
     )
@@ -95,8 +127,11 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
     cases = make_cases(args.context, args.rows, args.clock == "cpu")
     for _ in range(args.rounds):
         for case in cases:
-            time_group(loaded, case, roofline)
-    return [describe(case, cases, loaded, roofline) for case in cases]
+            time_group(loaded, case, roofline, args.parts)
+    results = [describe(case, cases, loaded, roofline) for case in cases]
+    for case, result in zip(cases, results):
+        result["parts"] = describe_parts(case, loaded) if args.parts else []
+    return results
 
 
 def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofline) -> dict[str, Any]:
@@ -125,6 +160,13 @@ def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofl
     }
 
 
+def print_parts(results: list[dict[str, Any]]) -> None:
+    """Print one row per case and part."""
+    case = ("format", "context", "rows", "as")
+    rows = [[*(result[key] for key in case), *part.values()] for result in results for part in result["parts"]]
+    print_table("where the steps' time goes", [*case, *results[0]["parts"][0]], rows)
+
+
 def main() -> None:
     """Print one row per format, context, number of rows and kind, and one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,12 +176,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="up to 17")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="(default: auto)")
     parser.add_argument("--rounds", type=int, default=6, help=f"groups of {STEPS_PER_GROUP} steps of every case")
+    parser.add_argument("--parts", action="store_true", help="also time steps part by part")
     args = parser.parse_args()
     if not all(1 <= rows <= 17 for rows in args.rows):
         parser.error(f"--rows: expected 1 to 17, got {args.rows}")
     roofline = make_roofline(parser, args)
     results = [row for quantization in args.quantization for row in measure(args, quantization, roofline)]
-    print_table(f"{args.shape}: {roofline.median}", list(results[0]), [list(row.values()) for row in results])
+    columns = [column for column in results[0] if column != "parts"]
+    print_table(f"{args.shape}: {roofline.median}", columns, [[row[column] for column in columns] for row in results])
+    if args.parts:
+        print_parts(results)
     print_json(
         {
             "benchmark": "decode",

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.bench_adaptive import Load, Recorded, recorded
 from benchmarks.bench_speculation import FIXED, NAIVE, method_mapping
 from benchmarks.report import print_json, print_table
-from benchmarks.virtual_time import MACHINES, make_virtual_engine
+from benchmarks.virtual_time import MACHINES, BusyClock, make_virtual_engine
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ class Lane:
     def __init__(self, method: str, k: int, batch: int, texts: list[list[Recorded]]) -> None:
         config = SpeculativeConfig.from_mapping(method_mapping(method, k))
         length = PROMPT_TOKENS + ANSWER_TOKENS + 1
-        self.virtual = make_virtual_engine(config, MACHINES["demo"], batch, length)
+        self.virtual = make_virtual_engine(config, MACHINES["demo"], batch, length, clock=BusyClock())
         self.load, self.batch, self.step_us = Load(self.virtual, texts), batch, list[float]()
 
     def step(self) -> None:

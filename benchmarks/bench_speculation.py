@@ -9,7 +9,8 @@ Without --replay the model answers for itself; with it, random weights of a shap
 answers are emitted (benchmarks.replay); a layer for multi-token prediction computes its drafts too, in whose place come
 those that the demonstration model's layer makes of the same answers. The answers of the workloads in --own-answers are
 that model's own, which its layer was trained to foresee; the others are those of the text. A name that ends in -fixed
-runs without the adaptive length. Methods take turns, group by group; naive runs twice: the ratio of naive to naive
+runs without the adaptive length. Methods take turns, group by group; all engines read one copy of the weights, as
+equal engines whose weights lie elsewhere differ by up to a tenth. Naive has two engines: the ratio of naive to naive
 shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
 Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers and head, `verify` of sampling
 and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed: speed_up
@@ -22,17 +23,19 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.replay import LayerRecord, record_answers, replay_answers, replay_layer
 from benchmarks.report import print_json, print_table
 from benchmarks.workloads import WORKLOADS, Session, Turn, sessions
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import MAX_MODEL_STEPS, METHODS, SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
@@ -40,6 +43,8 @@ from fastdeploy.core.request import GenerationRequest, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
+from fastdeploy.models import loader
+from fastdeploy.models.weights import DecoderWeights
 from fastdeploy.worker.model_runner import ModelRunner
 
 NAIVE, NAIVE_AGAIN, FIXED = "naive", "naive again", "-fixed"
@@ -216,10 +221,27 @@ def make_timed(method: str, args: argparse.Namespace, record: LayerRecord | None
     return Timed(Engine.from_config(config), CLOCKS[args.clock], args.replay, record)
 
 
+@contextmanager
+def one_copy_of_weights() -> Iterator[None]:
+    """Let all engines that are built meanwhile read the same weights.
+
+    Equal engines whose weights lie elsewhere in memory differ by up to a tenth.
+    """
+    load, loaded = loader.load_weights, dict[str, DecoderWeights]()
+
+    def load_once(config: ModelConfig, *arguments: Any) -> DecoderWeights:
+        key = f"{config} {arguments[-1]}"  # and its quantization
+        if key not in loaded:
+            loaded[key] = load(config, *arguments)
+        return loaded[key]
+
+    with patch.object(loader, "load_weights", load_once):
+        yield
+
+
 def make_lanes(args: argparse.Namespace) -> list[Lane]:
-    """Build naive, the methods that this model can do, and naive again on the engine of the first."""
-    naive = make_timed(NAIVE, args)
-    lanes = [Lane(NAIVE, naive)]
+    """Build naive, the methods that this model can do, and naive again, an engine of its own."""
+    lanes = [Lane(NAIVE, make_timed(NAIVE, args))]
     record = LayerRecord(MAX_MODEL_STEPS, args.max_prompt_tokens + args.max_tokens) if args.replay else None
     for method in args.method:
         kind = method_mapping(method, 1).get("method")
@@ -230,7 +252,7 @@ def make_lanes(args: argparse.Namespace) -> list[Lane]:
             lanes.append(Lane(method, make_timed(method, args, record if kind == "mtp" else None)))
         except ConfigError as error:
             print(f"{method} is left out: {error}")
-    return [*lanes, Lane(NAIVE_AGAIN, naive)]
+    return [*lanes, Lane(NAIVE_AGAIN, make_timed(NAIVE, args))]
 
 
 def compare(
@@ -307,7 +329,8 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="folder for pictures (SVG; needs the extra `bench`)")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo" if args.replay else args.model))
-    lanes = make_lanes(args)
+    with one_copy_of_weights():
+        lanes = make_lanes(args)
     cases = [(workload, batch) for workload in args.workload for batch in args.batch]
     rows = [row for workload, batch in cases for row in compare(args, tokenizer, workload, batch, lanes)]
     target = f"{args.shape}, replay" if args.replay else args.model

@@ -147,13 +147,17 @@ class LaunchFloors:
         """Return the kinds whose kernel took less than its loop: medians of groups."""
         return [kind for kind in self.work if _median(self.kernels_s, kind) < _median(self.loops_s, kind)]
 
-    def attainable_s(self) -> list[float]:
-        """Return for every group the time of all loops, of a kernel where that takes less."""
+    def attainable_by_kind_s(self) -> list[dict[str, float]]:
+        """Return for every group the time of each kind's loop, of its kernel where that takes less."""
         faster = set(self.by_kernel())
         return [
-            sum((kernels if kind in faster else loops)[kind] for kind in self.work)
+            {kind: (kernels if kind in faster else loops)[kind] for kind in self.work}
             for loops, kernels in zip(self.loops_s, self.kernels_s, strict=True)
         ]
+
+    def attainable_s(self) -> list[float]:
+        """Return for every group the sum of these."""
+        return [sum(by_kind.values()) for by_kind in self.attainable_by_kind_s()]
 
     def _count(self, replays: Sequence[Replay]) -> None:
         self.work = {}

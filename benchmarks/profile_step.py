@@ -15,28 +15,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
-
-from paddle import Tensor
 
 from benchmarks.report import print_json, print_table
 from benchmarks.shape_engine import SHAPE, TOKEN, ShapeEngine, StepShape
 from benchmarks.stacked_bars import stacked_bars
+from benchmarks.step_parts import REST, Calls, Profile, part_names, part_of, timed_operators
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS
-from fastdeploy.ops import registry
-from fastdeploy.ops.linear import PackedLinear
-from fastdeploy.ops.recording import Recording
-
-REST = "engine and Python"
-Profile = dict[str, float]  # seconds by part
-Calls = list[tuple[str, float]]  # what every operator call of a step was, and its seconds, in order
 
 
 @dataclass
@@ -61,63 +51,8 @@ class Case:
         """Return the seconds of every part: `names` maps the ends of labels to parts, other labels are parts."""
         merged: Profile = defaultdict(float)
         for same_call in zip(*self.calls, strict=True):
-            label = same_call[0][0]
-            part = next((name for end, name in names.items() if label.endswith(end)), label)
-            merged[part] += min(seconds for _, seconds in same_call)
+            merged[part_of(same_call[0][0], names)] += min(seconds for _, seconds in same_call)
         return {**merged, REST: min(self.rest_s)}
-
-
-@contextmanager
-def timed_operators(calls: Calls) -> Iterator[None]:
-    """Add every operator that runs meanwhile to `calls`."""
-
-    def replay(self: Recording, out: Tensor, num_rows: int, num_seqs: int) -> None:
-        calls.extend(zip(_labels(self), self.profile(out, num_rows, num_seqs), strict=True))
-
-    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            begin = time.perf_counter()
-            result = function(*args, **kwargs)
-            calls.append((_label(name, args), time.perf_counter() - begin))
-            return result
-
-        return call
-
-    entries = registry.entries().values()
-    runs = [entry.run for entry in entries]
-    for entry in entries:
-        entry.run = timed(entry.name, entry.run)
-    try:
-        with patch.object(Recording, "replay", replay):
-            yield
-    finally:
-        for entry, run in zip(entries, runs):
-            entry.run = run
-
-
-@lru_cache(maxsize=8)
-def _labels(recording: Recording) -> list[str]:
-    return recording.describe()
-
-
-def _label(name: str, args: tuple[Any, ...]) -> str:
-    weight = next((arg for arg in args if isinstance(arg, PackedLinear)), None)
-    if weight is None:
-        return name
-    return f"Linear [{weight.out_features}, {weight.in_features}]"
-
-
-def part_names(config: ModelConfig) -> dict[str, str]:
-    """Return what the linear layers of a model are, by the end of their labels."""
-    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    parts = {
-        "qkv": [(heads + 2 * config.num_kv_heads * config.head_dim, hidden)],
-        "attention output": [(hidden, heads)],
-        "gate and up": [(2 * inner, hidden), (inner, hidden)],  # the second where SwiGLU is part of the layer
-        "down": [(hidden, inner)],
-        "head": [(config.vocab_size, hidden)],
-    }
-    return {f"[{n}, {k}]": name for name, shapes in parts.items() for n, k in shapes}
 
 
 def decoding_step(loaded: ShapeEngine, step: StepShape, timing: AbstractContextManager[None]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -108,6 +109,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class BusyClock(Clock):
+    """Virtual seconds, and those that the calling thread really takes between them."""
+
+    def __call__(self) -> float:
+        return self.now + time.thread_time()
 
 
 class Reciter:
@@ -220,14 +228,16 @@ def make_virtual_engine(
     max_model_len: int,
     believed: Machine | None = None,
     noise: float = 0.0,
+    clock: Clock | None = None,
 ) -> VirtualEngine:
     """Build it.
 
     Args:
+        clock: by default one of virtual seconds alone.
         believed: what the choice of draft lengths is told of the machine before the first step.
         noise: standard deviation of the logarithm of a step's time, as the engine sees it.
     """
-    clock = Clock()
+    clock = clock or Clock()
     reciter = Reciter(machine, clock, noise)
     calls = machine.calls.get(speculative.method)
     model = SimulatedModel(reciter.answers, calls, clock) if calls else None

@@ -7,9 +7,10 @@
 namespace fd {
 namespace {
 
-constexpr int64_t kTasksPerThread = 8;  // to aim at: a late thread holds back one of them
-constexpr int64_t kMinSplits = 2;       // of a task that is one of several
-constexpr int64_t kMinTaskRows = 24;    // fewer rows would read the cache too often
+constexpr int64_t kTasksPerThread = 8;     // to aim at: a late thread holds back one of them
+constexpr int64_t kMinSplits = 2;          // of a task that is one of several
+constexpr int64_t kRowTilesPerThread = 4;  // rows are cut for no more: what they share is read, and widened, for each
+constexpr int64_t kMinTaskRows = 24;       // fewer rows would read the cache too often
 constexpr int64_t kMaxSharedRows = 48;  // of a sequence that reads together with others; more keep the cache busy alone
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -92,8 +93,7 @@ class Planner {
 
   void cut_pieces(int64_t num_threads) {
     int64_t rows = kTaskRows;
-    while (rows > kMinTaskRows && num_blocks(rows) * args_->cache.num_kv_heads < kTasksPerThread * num_threads)
-      rows /= 2;
+    while (rows > kMinTaskRows && num_tiles(rows) < kRowTilesPerThread * num_threads) rows /= 2;
     first_piece_.clear();
     for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
       first_piece_.push_back(static_cast<int64_t>(pieces_.size()));
@@ -106,10 +106,14 @@ class Planner {
     }
   }
 
-  int64_t num_blocks(int64_t rows) const {
+  // What blocks of so many rows make together with splits.
+  int64_t num_tiles(int64_t rows) const {
     int64_t count = 0;
-    for (int64_t seq = 0; seq < args_->num_seqs; ++seq) count += divide_up(num_rows(seq), rows);
-    return count;
+    for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
+      const int64_t splits = divide_up(args_->kv_lens[seq], kSplit);
+      count += divide_up(num_rows(seq), rows) * std::max(splits / kMinSplits, int64_t{1});
+    }
+    return count * args_->cache.num_kv_heads;
   }
 
   void add_shared_tasks() {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -112,14 +111,11 @@ std::string describe(const Args& args) {
   return name;
 }
 
-// Performs the first `count` launches, telling `after` when each is done.
-template <class After>
-void perform_first(const Recording& recording, size_t count, int64_t num_rows, int64_t num_seqs, After after) {
+// Performs the first `count` launches.
+void perform_first(const Recording& recording, size_t count, int64_t num_rows, int64_t num_seqs) {
   require(num_rows >= 0 && num_seqs >= 0, "replay", "num_rows", "counts of at least 0", std::min(num_rows, num_seqs));
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < count; ++i)
     std::visit([&](const auto& args) { Perform()(resized(args, num_rows, num_seqs)); }, recording.launches[i]);
-    after();
-  }
   num_launches += static_cast<int64_t>(count);
 }
 
@@ -127,21 +123,6 @@ const Recording& recording_at(int64_t address) { return *reinterpret_cast<const 
 
 void replay_at(paddle::Tensor&, int64_t recording, int64_t num_rows, int64_t num_seqs) {
   replay(recording_at(recording), num_rows, num_seqs);
-}
-
-// As replay_at, with the seconds of each launch.
-void profile(paddle::Tensor&, paddle::Tensor& seconds, int64_t recording, int64_t num_rows, int64_t num_seqs) {
-  using Clock = std::chrono::steady_clock;
-  const size_t count = recording_at(recording).launches.size();
-  require(seconds.dtype() == paddle::DataType::FLOAT64 && seconds.numel() == static_cast<int64_t>(count), "profile",
-          "seconds", "float64, one per launch", seconds.numel());
-  double* out = seconds.data<double>();
-  Clock::time_point last = Clock::now();
-  perform_first(recording_at(recording), count, num_rows, num_seqs, [&] {
-    const Clock::time_point now = Clock::now();
-    *out++ = std::chrono::duration<double>(now - last).count();
-    last = now;
-  });
 }
 
 }  // namespace
@@ -157,14 +138,14 @@ void launch(const Launch& launch) {
 }
 
 void replay(const Recording& recording, int64_t num_rows, int64_t num_seqs) {
-  perform_first(recording, recording.launches.size(), num_rows, num_seqs, [] {});
+  perform_first(recording, recording.launches.size(), num_rows, num_seqs);
 }
 
 void replay_caches(const Recording& recording, int64_t num_rows, int64_t num_seqs) {
   const auto& launches = recording.launches;
   size_t count = launches.size();
   while (count > 0 && !std::holds_alternative<AttentionArgs>(launches[count - 1])) --count;
-  perform_first(recording, count, num_rows, num_seqs, [] {});
+  perform_first(recording, count, num_rows, num_seqs);
 }
 
 }  // namespace fd
@@ -202,10 +183,3 @@ PD_BUILD_OP(fd_replay)
     .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
     .SetInplaceMap({{"out", "out_"}})
     .SetKernelFn(PD_KERNEL(fd::replay_at));
-
-PD_BUILD_OP(fd_profile)
-    .Inputs({"out", "seconds"})
-    .Outputs({"out_", "seconds_"})
-    .Attrs({"recording: int64_t", "num_rows: int64_t", "num_seqs: int64_t"})
-    .SetInplaceMap({{"out", "out_"}, {"seconds", "seconds_"}})
-    .SetKernelFn(PD_KERNEL(fd::profile));

@@ -16,6 +16,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kParallelCost = 1 << 20;  // in ids read, about 0.2 ms; below it, a second thread does not pay
 constexpr int64_t kSampledCost = 8;         // of an id in a sampled row, against one of a greedy row
+constexpr float kDrawnTopP = 0.25f;         // from here on it is cheaper to draw and ask than to find where top_p ends
 
 struct Change {
   int32_t id;
@@ -116,12 +117,13 @@ int32_t first_id_of(const float* logits, int32_t num_ids, const float* block_max
   }
 }
 
-Cut cut_of(const RowParams& params, const Row& row, Scratch& s) {
-  Cut cut = kAllFinite;
-  if (params.i[kTopK] > 0 && params.i[kTopK] < row.num_ids) cut = cut_top_k(params.i[kTopK], row, s.cuts);
-  if (params.f[kTopP] < 1.0f) cut = cut_top_p(params.f[kTopP], row, cut, s.cuts);
-  if (params.f[kMinP] >= std::numeric_limits<float>::min()) cut = cut_min_p(params.f[kMinP], row, cut);
-  return cut;
+Cut cut_of_top_k(const RowParams& params, const Row& row, Scratch& s) {
+  const int64_t k = params.i[kTopK];
+  return k > 0 && k < row.num_ids ? cut_top_k(k, row, s.cuts) : kAllFinite;
+}
+
+Cut cut_of_min_p(const RowParams& params, const Row& row, Cut cut) {
+  return params.f[kMinP] >= std::numeric_limits<float>::min() ? cut_min_p(params.f[kMinP], row, cut) : cut;
 }
 
 int32_t num_ids_of(const int64_t* int_params, int64_t vocab_size) {
@@ -139,17 +141,37 @@ Choice choose_greedy(const RowParams& params, const Row& row) {
   return {id, kRowOk, params.i[kDraftId] == id};
 }
 
+// Whether the row's draft is an id, and its scaled logit survives the cut.
+bool draft_survives(const RowParams& params, const Row& row, Cut cut) {
+  const int64_t draft = params.i[kDraftId];
+  return draft >= 0 && draft < row.num_ids &&
+         survives(cut, row.logits[draft] / row.temperature, static_cast<int32_t>(draft));
+}
+
+// The best of all ids is the best of those that top_p keeps, if it is one of them. If not, the best of those in front
+// of it may be.
+Choice draw_and_ask(const RowParams& params, const Row& row, Cut cut) {
+  Prefix prefix(params.f[kTopP], row, cut);
+  cut = cut_of_min_p(params, row, cut);
+  const bool hopes = draft_survives(params, row, cut);
+  const auto draw = [&](Cut among) { return sampling_kernels().draw(row, among, params.seed(), params.position()); };
+  int32_t id = draw(cut);
+  while (!prefix.holds(id)) id = draw(before(row.logits[id] / row.temperature, id));
+  return {id, kRowOk, hopes && prefix.holds(static_cast<int32_t>(params.i[kDraftId]))};
+}
+
 Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratch& s) {
   row.temperature = params.f[kTemperature];
   row.largest /= row.temperature;
   if (row.largest == kInfinity) return {-1, kRowNan, false};
   for (int32_t b = 0; b < (row.num_ids + kBlock - 1) / kBlock; ++b) s.block_max[b] /= row.temperature;
-  const Cut cut = cut_of(params, row, s);
-  Choice choice = {sampling_kernels().draw(row, cut, params.seed(), params.position()), kRowOk, false};
-  const int64_t draft = params.i[kDraftId];
-  if (draft >= 0 && draft < row.num_ids) {
-    choice.draft_survives = survives(cut, row.logits[draft] / row.temperature, static_cast<int32_t>(draft));
-  }
+  Cut cut = cut_of_top_k(params, row, s);
+  const float top_p = params.f[kTopP];
+  if (top_p >= kDrawnTopP && top_p < 1.0f && processed == nullptr) return draw_and_ask(params, row, cut);
+  if (top_p < 1.0f) cut = cut_top_p(top_p, row, cut, s.cuts);
+  cut = cut_of_min_p(params, row, cut);
+  const int32_t id = sampling_kernels().draw(row, cut, params.seed(), params.position());
+  const Choice choice = {id, kRowOk, draft_survives(params, row, cut)};
   if (processed != nullptr) sampling_kernels().write_scaled(row, cut, processed);
   return choice;
 }

@@ -10,12 +10,13 @@ namespace fd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int64_t kShortPrefix = 256;   // ids among which the end of a prefix is found without a histogram
-constexpr int64_t kSampledHead = 512;   // largest ids that guess where a prefix ends, with those of
-constexpr int32_t kSampledBlocks = 32;  // one block in so many
-constexpr float kGuessMargin = 0.05f;   // to within so many deviations of whether an id is in the prefix
-constexpr int64_t kNumBins = 1024;      // of the histogram
-constexpr float kUnitsOfMass = 32.0f;   // below the largest logit: nothing further down has mass
+constexpr int64_t kShortPrefix = 256;       // ids among which the end of a prefix is found without a histogram
+constexpr int64_t kSampledHead = 512;       // largest ids that guess where a prefix ends, with those of
+constexpr int32_t kSampledBlocks = 32;      // one block in so many
+constexpr float kGuessMargin = 0.05f;       // to within so many deviations of whether an id is in the prefix
+constexpr int64_t kNumBins = 1024;          // of the histogram
+constexpr double kShareRounding = 0x1p-23;  // of a share of the total that is compared as a float
+constexpr float kUnitsOfMass = 32.0f;       // below the largest logit: nothing further down has mass
 
 Cut last_survivor(uint64_t key) { return {key_logit(key), static_cast<int32_t>(key & 0xffffffffu)}; }
 
@@ -162,6 +163,25 @@ Cut cut_top_p(float top_p, const Row& row, Cut cut, CutScratch& s) {
   }
   const int32_t count = sampling_kernels().gather(row, cut, range.lowest, range.end, 1, s.keys.data());
   return last_survivor(reaching_key_within({s, count, row.largest, before, masses.total}, range, top_p));
+}
+
+// An id is held unless the mass in front of it reaches top_p. Logits that differ may be equal once they are divided:
+// those too near to tell are taken to lie in front, then behind.
+bool Prefix::holds(int32_t id) {
+  const float logit = row_.logits[id];
+  const float near = std::abs(logit) * 0x1p-20f + row_.temperature * std::numeric_limits<float>::min();
+  const Cut in_front = before(logit / row_.temperature, id);
+  if (cut_.logit > -kInfinity || std::abs(row_.largest) > kMostRoughLogit) return holds_exactly(in_front);
+  const RoughMasses m = sampling_kernels().rough_masses(row_, logit - near, logit + near);
+  const double most = m.above + m.within, least = m.above / kRoughness;
+  if (most < (top_p_ - kShareRounding) * (most + m.below / kRoughness)) return true;
+  if (least >= top_p_ * (least + m.within + m.below)) return false;
+  return holds_exactly(in_front);
+}
+
+bool Prefix::holds_exactly(Cut in_front) {
+  if (total_ == 0) total_ = sampling_kernels().masses(row_, cut_, {}).total;
+  return !reaches(sampling_kernels().masses(row_, in_front, {}).total, total_, top_p_);
 }
 
 Cut cut_min_p(float min_p, const Row& row, Cut cut) {

@@ -11,6 +11,9 @@ namespace fd {
 
 constexpr Cut kAllFinite = {-__builtin_inff(), -1};
 
+// The ids in front of this one.
+inline Cut before(float logit, int32_t id) { return {logit, id - 1}; }
+
 // Working memory of one thread, kept between calls.
 struct CutScratch {
   std::vector<float> block_order;
@@ -28,6 +31,24 @@ Cut cut_top_k(int64_t k, const Row& row, CutScratch& s);
 
 // The cut after the smallest prefix of `cut`'s survivors whose probability, renormalised over them, reaches top_p.
 Cut cut_top_p(float top_p, const Row& row, Cut cut, CutScratch& s);
+
+// The same prefix without its end: says of single ids whether they lie in it. Most answers take one rough pass.
+class Prefix {
+ public:
+  // 0 < top_p < 1. The row outlives it.
+  Prefix(float top_p, const Row& row, Cut cut) : top_p_(top_p), row_(row), cut_(cut) {}
+
+  // Whether the prefix holds an id that survives the cut.
+  bool holds(int32_t id);
+
+ private:
+  bool holds_exactly(Cut before);
+
+  float top_p_;
+  const Row& row_;
+  Cut cut_;
+  uint64_t total_ = 0;  // 0: not known yet
+};
 
 // The cut after those of `cut`'s survivors that have at least min_p times the probability of the most probable.
 Cut cut_min_p(float min_p, const Row& row, Cut cut);

@@ -32,10 +32,20 @@ struct Masses {
   uint64_t reached[kNumEdges];
 };
 
+// Probabilities relative to the largest, added up by where logits lie: above, within or below a range. Each is at least
+// the sum of the true values and at most kRoughness times that.
+constexpr double kRoughness = 1.07;
+constexpr float kMostRoughLogit = 1024.0f;  // rows whose largest scaled logit is larger, of either sign, round too much
+struct RoughMasses {
+  double above, within, below;
+};
+
 struct SamplingKernels {
   // Fills block_max with unscaled maxima and returns the largest logit; NaN if there is one in the row.
   float (*block_maxima)(const float* logits, int32_t num_ids, float* block_max);
   Masses (*masses)(const Row& row, Cut cut, Edges edges);
+  // The masses of all ids by where their logits, not divided by the temperature, lie to [lowest, highest].
+  RoughMasses (*rough_masses)(const Row& row, float lowest, float highest);
   // Writes the masses of the ids of these order keys.
   void (*masses_of_keys)(const uint64_t* keys, int64_t count, float largest, uint64_t* masses);
   // Writes the order keys of surviving ids with lowest <= scaled logit < end, ids ascending, from every `every`-th

@@ -12,26 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
+from fastdeploy.engine.draft_purse import Price, Purse
 from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
-PROBE_SHARE = 0.01  # of the time: most that asking may take where drafts do not pay
-REST = 4  # steps without drafts, of which one is timed and in one of which asking is considered again
+PROBE_SHARE = 0.005  # of the time: most that matching may take where it does not pay, and a model's tries as much
+REST = 4  # steps without drafts, of which one is timed and at most one considers asking again
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
-FIRST_ASKS = 8  # for matches, of an engine, the fastest of which is believed: the first do what only first ones do
 FILL_ASKS = 32.0  # for a model's drafts, among which the time of catching up with a request's text is shared out
 MOST_MISSING = 16  # tokens: how far behind a cache is that was asked lately; how filled any other is, is not known
 MOST_TRIES = 8  # of a model in a row, while its drafts come true: enough to see whether they pay
-COST_RATE = 0.05  # of the running mean of what asking costs
-COST_OUTLIER = 4.0  # times that mean that one asking counts for at most
 MEAN_RATE = 0.05  # of the mean length in the metrics
 
 
@@ -98,27 +94,6 @@ class _Track:
     num_right: int = 0  # tokens of that draft that came true
 
 
-class _Price:
-    """What asking for a request's match costs."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._num_asks = 0
-
-    @property
-    def is_known(self) -> bool:
-        return self._num_asks >= FIRST_ASKS
-
-    def learn(self, cost_s: float) -> None:
-        self._num_asks += 1
-        if self._num_asks == 1:
-            self.seconds = cost_s
-        elif self._num_asks <= FIRST_ASKS:
-            self.seconds = min(cost_s, self.seconds)
-        else:
-            self.seconds += COST_RATE * (min(cost_s, COST_OUTLIER * self.seconds) - self.seconds)
-
-
 class AdaptiveBudget(DraftBudget):
     """Takes the set of draft tokens that maximises the expected tokens per second of the batch."""
 
@@ -143,9 +118,10 @@ class AdaptiveBudget(DraftBudget):
         self._open: dict[Key, _Track] = {}  # those whose last draft is not decided
         self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
-        self._num_rows = self._num_zero_choices = self._num_withheld = 0
-        self._began_s = 0.0
-        self._match = _Price()
+        self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
+        self._began_s = self._decided_s = 0.0
+        self._purse = Purse()
+        self._match = Price()
         self._next_match_probe_s = 0.0  # when asking where it does not pay is due again
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._num_rounds = self._num_requests = self._num_probed = 0
@@ -154,37 +130,40 @@ class AdaptiveBudget(DraftBudget):
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         self._began_s = self._clock()
-        self._num_rows = 0
+        self._num_decoding, self._num_rows = len(decoding), 0
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
-        gains = self._cut(drafted, len(decoding), num_prompt_rows) if drafted else {}
-        for key, track in self._asked.items():
-            track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
-        self._asked.clear()
+        if drafted or self._asked:
+            gains = self._cut(drafted, len(decoding), num_prompt_rows) if drafted else {}
+            for key, track in self._asked.items():
+                track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
+            self._asked.clear()
+            self._purse.spend(self._clock() - self._began_s)
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
-        is_timed = self._num_rows > 0 or self._num_rounds % REST == 0
-        if not is_timed and self._model is None:
-            return
-        step_s, num_rows = self._clock() - self._began_s, sum(plan.num_scheduled.tolist())
-        has_prompts = num_rows != sum(plan.num_verify_rows.tolist())
+        step_s = self._clock() - self._began_s
+        has_prompts = len(plan.requests) != self._num_decoding
+        self._purse.earn(PROBE_SHARE * step_s)
         self._early_s += PROBE_SHARE * step_s
         self._late_s += PROBE_SHARE * step_s * (not has_prompts)
-        if is_timed and not has_prompts:
-            self._cost.learn(num_rows, len(plan.requests), step_s)
+        if not has_prompts and (self._num_rows or self._num_rounds % REST == 0):
+            self._cost.learn(sum(plan.num_scheduled.tolist()), len(plan.requests), step_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
         self._num_rounds += 1
         is_news = num_requests != self._num_requests
         self._num_requests = num_requests
+        if self._purse.is_empty:
+            return False
         return is_news or not self._is_resting or self._num_rounds % REST == 0
 
     def ask(self, ready: Sequence[Request]) -> list[Ask]:
         """Ask where it saves more than it costs, and now and then elsewhere."""
         if not ready:
             return []
+        self._purse.begin_look()
         self._began_s, self._num_probed = self._clock(), 0
         rooms = [request.draft_room for request in ready]
         matches = self._matches(ready, rooms) if self._matches_text else [0] * len(ready)
@@ -195,7 +174,10 @@ class AdaptiveBudget(DraftBudget):
             matches = rooms
         if self._model:
             self._try_model(self._model, ready, steps)
-        return [Ask(match or step, step) for match, step in zip(matches, steps)]
+        asks = [Ask(match or step, step) for match, step in zip(matches, steps)]
+        self._decided_s = self._clock()
+        self._purse.spend(self._decided_s - self._began_s)
+        return asks
 
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
@@ -215,10 +197,12 @@ class AdaptiveBudget(DraftBudget):
         """Compare the last drafts with the text, whether they were verified or not."""
         if not self._open:
             return
+        began_s = self._clock()
         for request, token_ids in zip(requests, emitted):
             track = self._open.get(request.key)
             if track is not None:
                 self._compare(request.key, track, token_ids)
+        self._purse.spend(self._clock() - began_s)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
@@ -242,8 +226,9 @@ class AdaptiveBudget(DraftBudget):
         line = self._line(num_decoding, num_offered, num_prompt_rows)
         lengths, _ = _most_profitable(products, num_decoding, line)
         num_rows = self._num_rows = sum(lengths)
-        token_s, row_s = line[0] / num_decoding, (line[num_rows] - line[0]) / max(1, num_rows)
-        gains = {}
+        rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
+        row_s, gains = rows_s / max(1, num_rows), {}
+        self._purse.earn(token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s)
         for request, row, length in zip(drafted, products, lengths):
             first = self._num_model_tokens(request.draft)
             gains[request.key] = token_s * sum(row[first:length]) - row_s * max(0, length - first)
@@ -282,12 +267,13 @@ class AdaptiveBudget(DraftBudget):
         """
         num_decoding = max(len(ready), self._num_requests)
         rooms = [min(room, model.num_steps) for room in rooms]
-        hopes = [Draft(np.zeros(room, np.int32), model.source) for room in rooms]
-        products = [self._survival.products(request.key, hope) for request, hope in zip(ready, hopes)]
+        products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
         line, call = self._line(num_decoding, sum(rooms), 0), model.cost
+        steps, best_rate = [0] * len(ready), HURDLE * num_decoding / line[0]
+        if sum(row[0] for row in products) < best_rate * call.call_s:
+            return steps  # not even for rows that cost nothing
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
         fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
-        steps, best_rate = [0] * len(ready), HURDLE * num_decoding / line[0]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
             lengths, rate = _most_profitable(few, num_decoding, line, depth * call.call_s, fills)
@@ -322,11 +308,14 @@ class AdaptiveBudget(DraftBudget):
     def _learn_price(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Share the time between matching, whose cost is known where it was asked alone, and the model."""
         now = self._clock()
-        cost_s, counts = now - self._began_s, [ask.num_steps for ask in asks]
+        cost_s, counts = now - self._decided_s, [ask.num_steps for ask in asks]
         if self._model is None or not any(counts):
-            self._match.learn(cost_s / len(asks))
+            self._match.learn((now - self._began_s) / len(asks))
+            self._purse.spend(cost_s)
             return
-        cost_s = max(0.0, cost_s - self._match.seconds * len(asks) * self._matches_text)
+        matches_s = self._match.seconds * len(asks) * self._matches_text
+        self._purse.spend(matches_s)
+        cost_s = max(0.0, cost_s - matches_s)
         missing = [self._num_missing(request) for request, count in zip(asked, counts) if count]
         if self._num_probed:
             price_s = cost_s * self._num_probed / len(missing)

@@ -12,7 +12,6 @@ from typing import Any
 
 from paddle import Tensor
 
-from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.registry import load_library, run_native, selected_backend
 
 
@@ -68,12 +67,6 @@ class Recording:
         """Return what every launch is, with the size of its weight if it has one: "Linear [3072, 1024]"."""
         lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self.handle))
         return lines.decode().splitlines()
-
-    def profile(self, out: Tensor, num_rows: int, num_seqs: int) -> list[float]:
-        """Replay as `replay` does, and return the seconds of every launch, in the order of `describe`."""
-        seconds = HostBuffer(self._num_launches, "float64")
-        run_native("fd_profile", out, seconds.tensor, self.handle, num_rows, num_seqs)
-        return list(seconds.array.tolist())
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastdeploy.core.request import Draft
@@ -68,10 +69,11 @@ class Survival:
 
     def products(self, key: Key, draft: Draft) -> list[float]:
         """Return, for each of the draft's tokens, the probability that it and all before it are kept."""
-        own = self._own.get(key)
-        factor = (own.refuted + OWN_WEIGHT) / (own.expected + OWN_WEIGHT) if own else 1.0
-        product = 1.0
-        return [product := product * max(0.0, 1.0 - factor * miss) for miss in self._misses(draft)]
+        return self._products(key, self._misses(draft))
+
+    def hopes(self, key: Key, source: str, count: int) -> list[float]:
+        """Return the same for `count` tokens that a source has yet to draft, without a match."""
+        return self._products(key, self._method(source).misses[:count])
 
     def learn(self, key: Key, draft: Draft, first: int, num_kept: int, is_refuted: bool) -> None:
         """Take in that tokens first .. first + num_kept - 1 came true, and that the next one did not (`is_refuted`)."""
@@ -95,6 +97,12 @@ class Survival:
     def keys(self) -> set[Key]:
         """Return the requests that have counts."""
         return set(self._own)
+
+    def _products(self, key: Key, misses: Sequence[float]) -> list[float]:
+        own = self._own.get(key)
+        factor = (own.refuted + OWN_WEIGHT) / (own.expected + OWN_WEIGHT) if own else 1.0
+        product = 1.0
+        return [product := product * max(0.0, 1.0 - factor * miss) for miss in misses]
 
     def _misses(self, draft: Draft) -> list[float]:
         """Return the share refuted of each token's kind."""

@@ -119,6 +119,8 @@ class Drafter:
         computed, scheduled = plan.num_computed.tolist(), plan.num_scheduled.tolist()
         for request, start, count in zip(plan.requests, computed, scheduled):
             end = start + count
+            if (start - 1) // size == end // size:
+                continue  # begins no block and completes none
             for block in request.block_ids[-(-start // size) : -(-end // size)]:
                 for filled in self._num_filled:
                     filled[block] = 0

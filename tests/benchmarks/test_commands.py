@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_decode, bench_prefill, profile_step
+from benchmarks import bench_decode, bench_prefill, profile_step, step_parts
 from benchmarks.stacked_bars import stacked_bars
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,6 +53,23 @@ def test_decode_measures_every_format_context_and_number_of_rows(last_line: Any)
     assert reads["none", 4, "drafts"] == reads["none", 1, "requests"] < reads["none", 4, "requests"]
 
 
+def test_decode_says_of_every_part_what_it_and_its_loop_take(last_line: Any) -> None:
+    flags = ["--quantization", "w4a8", "--context", "40", "--rows", "1", "4", "--rounds", "2", "--parts"]
+    results = last_line(bench_decode, *flags)["results"]
+    assert len(results) == 3
+    with_loops = {"qkv", "attention output", "gate and up", "down", "head", "Attention"}
+    for row in results:
+        parts = {part["part"]: part for part in row["parts"]}
+        assert set(parts) >= {*with_loops, "sample", "RmsNorm", step_parts.REST}
+        assert {part for part in parts if parts[part]["loop_ms"] > 0} == with_loops
+        assert all(part["ms"] > 0 for part in parts.values())
+        loops_ms = sum(part["loop_ms"] for part in parts.values())
+        lost = [part["lost"] for part in row["parts"]]
+        assert lost == sorted(lost, reverse=True)
+        assert sum(lost) == pytest.approx((sum(part["ms"] for part in parts.values()) - loops_ms) / row["loops_ms"])
+        assert loops_ms == pytest.approx(row["loops_ms"]), "the loops of the parts are those of the step"
+
+
 def test_prefill_compares_formats_with_bf16(last_line: Any) -> None:
     flags = ["--quantization", "none", "w8a8", "--tokens", "16", "48", "--rounds", "2"]
     results = last_line(bench_prefill, *flags)["results"]
@@ -69,7 +86,7 @@ def test_a_profile_accounts_for_the_whole_step_by_part(last_line: Any, tmp_path:
     found = last_line(profile_step, "--rounds", "2", "--svg", str(file))["seconds"]
     assert len(found) == 8
     for spent in found.values():
-        assert {"qkv", "attention output", "gate and up", "down", "head", profile_step.REST} <= set(spent)
+        assert {"qkv", "attention output", "gate and up", "down", "head", step_parts.REST} <= set(spent)
         assert all(seconds > 0 for seconds in spent.values())
     bars = ElementTree.parse(file).getroot()
     labels = {text.text for text in bars.iter(f"{SVG}text")}

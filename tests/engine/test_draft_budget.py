@@ -146,10 +146,11 @@ def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
             clock.now += 0.12
             budget.proposed([request], [Ask(cap, 0)])
         budget.choose([request], 0)
-        request.append([1])
         clock.now += 1.0
+        budget.end_step(decoding_step(request))
+        request.append([1])
     assert asked[:5] == [True] * 5
-    assert sum(asked[100:]) == 25  # after 12 steps of 1 each, for 0.12 of them
+    assert sum(asked[100:]) == 12  # after 24 steps of 1 each, for 0.12 of them
 
 
 def ask_in_turn(
@@ -215,7 +216,7 @@ def test_where_a_model_does_not_pay_the_request_that_has_waited_longest_is_tried
     second.append(TEXT)
     tried = []
     for _ in range(3):
-        rest(budget, clock, [first, second], 1000.0)  # of which asking may take ten
+        rest(budget, clock, [first, second], 2000.0)  # of which asking may take ten
         asks = budget.ask([first, second])
         tried.append([ask.num_steps for ask in asks])
         clock.now += 12.0
@@ -231,8 +232,8 @@ def test_a_try_waits_until_what_it_takes_is_saved_the_text_to_be_read_included()
     tried = []
     for _ in range(7):
         tried.append(budget.ask([request]) == [Ask(1, 1)])
-        rest(budget, clock, [request], 99.0)
-    assert tried == [False] * 6 + [True]  # after 594 s, not after 495
+        rest(budget, clock, [request], 198.0)
+    assert tried == [False] * 6 + [True]  # after 1,188 s, not after 990
 
 
 def test_beside_its_prompt_a_request_is_tried_at_the_prompts_expense() -> None:
@@ -243,7 +244,7 @@ def test_beside_its_prompt_a_request_is_tried_at_the_prompts_expense() -> None:
     prompt = decoding_step(fresh, old)
     prompt.num_scheduled[0] += 100
     budget.choose([old], 0)
-    clock.now += 100.0
+    clock.now += 200.0
     budget.end_step(prompt)
     assert budget.ask([old]) == [Ask(0, 0)]
     assert budget.ask([fresh, old]) == [Ask(1, 1), Ask(0, 0)]
@@ -281,7 +282,7 @@ def test_what_a_try_takes_to_catch_up_is_not_the_price_of_a_call() -> None:
     budget, request = make_model_budget(clock), make_request()
     live_with_model(budget, clock, WRONG, 40)
     for _ in range(60):
-        rest(budget, clock, [request], 1000.0)  # of which asking may take ten
+        rest(budget, clock, [request], 2000.0)  # of which asking may take ten
         assert budget.ask([request]) == [Ask(1, 1)]
         clock.now += 5.0
         budget.proposed([request], [Ask(1, 1)])

@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 import pytest
 
+from benchmarks.launches import Replay
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
@@ -91,12 +92,12 @@ def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str)
     np.testing.assert_array_equal(replayed.numpy(), called.numpy())
 
 
-def test_a_profile_computes_and_names_every_launch_with_its_seconds() -> None:
+def test_timing_computes_and_names_every_launch_with_its_seconds() -> None:
     expected, scratch = buffers()
     compute(IDS, expected, scratch, 3)
     found, scratch = buffers()
     recording = Recording(lambda: compute(IDS, found, scratch, ROWS))
-    seconds = recording.profile(found, 3, 1)
+    seconds = Replay(recording, 3, 1).time_kernels(on_thread_time=False)
     assert recording.describe() == ["Gather", f"Linear [{SIZE}, {SIZE}]", "RmsNorm"]
     assert len(seconds) == 3 and all(0 < one < 60 for one in seconds)
     np.testing.assert_array_equal(found.numpy(), expected.numpy())

@@ -4,6 +4,7 @@
 import numpy as np
 import paddle
 import pytest
+from numpy.typing import NDArray
 
 from fastdeploy.ops import registry
 from fastdeploy.ops.reference import sampling as reference
@@ -216,6 +217,49 @@ def test_top_p_ends_where_a_sample_of_the_vocabulary_would_not_expect_it(raised:
     for row, rule in enumerate(rules):
         want = reference.filtered(values, rule.top_k, rule.top_p, rule.min_p)
         assert np.array_equal(np.isinf(buffer.array[row]), np.isinf(want)), rule
+
+
+def rows_near_the_end_of_top_p(rng: np.random.Generator, rows: int) -> NDArray[np.float32]:
+    """Return rows of 700 ids: random ones, equal ones, some of a few values that are one once divided, large ones."""
+    values = random_logits(rng, rows, 700)
+    values[1::5] = np.float32(3) + rng.integers(0, 4, (len(values[1::5]), 700)).astype(np.float32) * np.float32(2**-22)
+    values[2::5] += np.float32(3e6) * rng.choice([-1, 1], (len(values[2::5]), 1)).astype(np.float32)
+    values[4::5] *= np.float32(10) ** rng.integers(0, 30, (len(values[4::5]), 1)).astype(np.float32)
+    values[3::5, rng.integers(0, 700, 50)] = -np.inf
+    return values
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_top_p_keeps_the_same_ids_whether_or_not_it_has_to_name_them_all(temperature: float) -> None:
+    rows = 3000
+    rng = np.random.default_rng(8)
+    values = rows_near_the_end_of_top_p(rng, rows)
+    likely = np.argsort(-values, axis=1)
+    rules = [
+        RowRule(
+            temperature=temperature,
+            top_p=float(rng.uniform(0.2, 1)) if row % 7 else 1 - 2**-24,
+            top_k=300 if row % 4 == 1 else 0,
+            min_p=0.02 if row % 3 == 1 else 0.0,
+            seed=row,
+            draft_id=int(likely[row, rng.integers(0, 60)]),
+        )
+        for row in range(rows)
+    ]
+    asked, named = batch_of(rules), batch_of(rules)
+    sample(logits_of(values).tensor, asked, rows)
+    sample(logits_of(values).tensor, named, rows, keep_processed=True)
+    tokens, _, survives = (np.array(field) for field in results_of(named, rows))
+    assert 0.1 < survives.mean() < 0.9 and (tokens >= 0).all()
+    assert results_of(asked, rows) == results_of(named, rows)
+
+
+@both
+def test_a_prefix_that_rounds_to_top_p_reaches_it(backend: str) -> None:
+    shares = np.log([1e-8] + 8 * [9e-9])  # 1 / (1 + 8.2e-8) is nearest to 1 - 2^-24, the largest float below 1
+    batch = batch_of([RowRule(top_p=1 - 2**-24, draft_id=1)])
+    registry.lookup(backend)("sample")(logits_of([0.0, *shares]).tensor, batch, 1, False)
+    assert results_of(batch, 1) == ([0], [0], [0])
 
 
 def test_logits_come_back_unchanged_bit_for_bit() -> None:

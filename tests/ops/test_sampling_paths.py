@@ -24,7 +24,10 @@ def digest() -> str:
         words = philox4x32(np.arange(30 * vocab_size * 4, dtype=np.uint32).reshape(-1, 4), vocab_size)[:, 0]
         values = (words.reshape(30, vocab_size) >> 12).astype(np.float32) / 2**16 - 8  # exact in float32
         batch, buffer = batch_of(rules), logits_of(values)
+        sample(buffer.tensor, batch, 30)
+        chosen = results_of(batch, 30)
         sample(buffer.tensor, batch, 30, keep_processed=True)
+        assert results_of(batch, 30) == chosen, "the same ids, whether or not all survivors are named"
         out = LogprobBuffers(30)
         logprobs(
             logits_of(values).tensor, tensor(list(range(30))), tensor([row % 37 for row in range(30)]), 30, 20, out

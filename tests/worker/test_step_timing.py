@@ -11,9 +11,11 @@ from fastdeploy.config.engine_config import CacheConfig, EngineConfig, Scheduler
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.worker import step_timing
 from fastdeploy.worker.drafter import Drafter
 from fastdeploy.worker.model_runner import ModelRunner
 from fastdeploy.worker.step_timing import time_calls, time_steps
@@ -46,6 +48,20 @@ def test_rows_cost_time_and_more_of_them_never_less() -> None:
     assert seconds[0] > 0.0
     assert seconds == sorted(seconds)
     assert cost.seconds(20, 4) >= cost.seconds(20, 1)
+
+
+def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
+    runner, timed = runner_of(build(adaptive=False)), set[tuple[int, ...]]()
+    forward = runner.forward
+
+    def spy(plan: StepPlan) -> Any:
+        timed.add(tuple(plan.num_scheduled.tolist()))
+        return forward(plan)
+
+    monkeypatch.setattr(runner, "forward", spy)
+    time_steps(runner, 36, 8, num_cache_tokens=64)
+    assert timed == {(1, 1, 1, 1), (4,), (1,), (9,)}
 
 
 @pytest.mark.parametrize("num_cache_tokens", [1, 16, 64])
