@@ -277,6 +277,19 @@ FD_INLINE PairUnit widen_unit(Pairs w) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_and_si512(w, high))};
 }
+// As store_bf16 rounds, in the upper halves.
+FD_INLINE __m512i round_to_high(F16 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  const __m512i down = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __m512i rounded = _mm512_mask_add_epi32(down, is_odd, bits, _mm512_set1_epi32(0x8000));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+}
+FD_INLINE Pairs round_unit(const PairUnit& w) {
+  const __m512i low = _mm512_srli_epi32(round_to_high(w.first), 16);
+  return _mm512_mask_mov_epi16(low, 0xaaaaaaaau, round_to_high(w.second));
+}
 #elif defined(FD_ISA_AVX2)
 FD_INLINE Pairs narrow_unit(const PairUnit& w) {
   const auto join = [](__m256 first, __m256 second) {

@@ -4,6 +4,7 @@
 
 #include "common/scratch.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/interleave.h"
 #include "cpu_ops/linear_tiles.h"
 
 namespace fd {
@@ -23,35 +24,29 @@ struct Problem {
   int64_t panel_size() const { return (a.k + 1) / 2 * 2 * kPanel; }
 };
 
-// Copies the rows of a block into the order in which the kernel reads them, [steps][rows]: one stream instead of many
-// that meet in the same cache sets. An odd k in bf16 gets a zero as partner, like its weight.
-template <class T>
-void pack_rows(const T* x, int64_t rows, int64_t k, Element<T>* packed) {
-  constexpr int64_t size = Step<T>::kSize, strip = 128;
-  const int64_t whole = k / size;
-  for (int64_t first = 0; first < whole; first += strip) {
-    const int64_t end = first + strip < whole ? first + strip : whole;
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t step = first; step < end; ++step)
-        packed[step * rows + r] = Step<T>::element(x + r * k + step * size);
-  }
-  if (whole * size == k) return;
-  for (int64_t r = 0; r < rows; ++r) packed[whole * rows + r] = Step<T>::first_only(x + r * k + k - 1);
-}
-
 // One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order. `gates` [MR][16]
 // lasts from a gate's panel to its up's.
 template <int MR, int NV, class T>
 void row_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, float* gates) {
   F16 acc[MR][NV];
   const T *panels[NV], *ahead[NV];
-  for (int v = 0; v < NV; ++v) {
-    panels[v] = p.packed + (panel + v) * p.panel_size();
-    ahead[v] = panels[v] + kFetchBytes / (NV * static_cast<int64_t>(sizeof(T)));
-  }
+  for (int v = 0; v < NV; ++v) panels[v] = p.packed + (panel + v) * p.panel_size();
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  dot_block<MR, NV, NV == 1 || kFetchesStreams>(acc, x, 1, MR, panels, kStepSize<T>, p.steps, ahead);
+  // What is fetched lies ahead in the same panels, and at last in those that come next.
+  constexpr int64_t reach = kFetchBytes / (NV * static_cast<int64_t>(sizeof(T))) / kStepSize<T>;
+  const int64_t steps_to_next = p.steps > reach ? p.steps - reach : 0;
+  for (int64_t step = 0; step < p.steps;) {
+    const bool is_near_end = step == steps_to_next;
+    const int64_t end = is_near_end ? p.steps : steps_to_next;
+    const T* first[NV];
+    for (int v = 0; v < NV; ++v) {
+      first[v] = panels[v] + step * kStepSize<T>;
+      ahead[v] = is_near_end ? panels[v] + NV * p.panel_size() : first[v] + reach * kStepSize<T>;
+    }
+    dot_block<MR, NV, NV == 1 || kFetchesStreams>(acc, x + step * MR, 1, MR, first, kStepSize<T>, end - step, ahead);
+    step = end;
+  }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) finish<T>(p.a, acc[r][v], row + r, panel + v, gates + r * kPanel);
 }
@@ -87,7 +82,7 @@ const Element<T>* packed_rows(const Problem<T>& p, const Blocks& blocks) {
   auto* packed = static_cast<Element<T>*>(thread_scratch(static_cast<size_t>(p.a.rows * p.steps) * sizeof(Element<T>)));
   parallel_for(blocks.count, p.a.rows * p.a.k >= kMinParallelPack, [&](int64_t block) {
     const int64_t row = blocks.begin(block), count = blocks.begin(block + 1) - row;
-    pack_rows(input_rows<T>(p.a, row, count), count, p.a.k, packed + row * p.steps);
+    interleave_rows(input_rows<T>(p.a, row, count), count, p.a.k, packed + row * p.steps);
   });
   return packed;
 }

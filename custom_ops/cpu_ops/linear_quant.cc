@@ -91,13 +91,11 @@ struct Problem {
 
   const LinearArgs& a;
   QuantizedRows<Element> rows;
-  int64_t num_blocks, num_groups, group_blocks, panel_bytes, header_bytes;
+  int64_t num_blocks, panel_bytes, header_bytes;
 
   explicit Problem(const QuantizedLinearArgs& args)
       : a(args),
         num_blocks((args.k + block_k(kQuantization) - 1) / block_k(kQuantization)),
-        num_groups(kGrouped ? (args.k + kGroup - 1) / kGroup : 1),
-        group_blocks(kGrouped ? kGroup / block_k(kQuantization) : num_blocks),
         panel_bytes(quantized_panel_bytes(kQuantization, args.k)),
         header_bytes(scale_bytes(kQuantization, args.k)) {}
 
@@ -136,47 +134,68 @@ FD_INLINE void fetch_scales(const Problem<kQuantization>& p, int64_t panel) {
     for (int64_t at = 0; at < p.header_bytes; at += 64) fetch<NV>(p.panel(panel + v) + at);
 }
 
+// sum[r][v] += a strip of `count` blocks of weights of NV panels, `stride` bytes apart, times its elements of MR rows;
+// `fetched` is what the strip asks for meanwhile.
+template <int MR, int NV, class Source>
+FD_INLINE void dot_strip(typename Source::Sum (&sum)[MR][NV], const typename Source::Element* x, const uint8_t* codes,
+                         const uint8_t* fetched, int64_t stride, int64_t count) {
+  int64_t block = 0;
+  do {  // in registers, because every loop over sums is unrolled and none is left out
+    if (Source::kIsFetched)
+      for (int v = 0; v < NV; ++v) fetch<NV>(fetched + v * stride + block * Source::kBlockBytes);
+#pragma GCC unroll 4
+    for (int u = 0; u < Source::kUnits; ++u) {
+      typename Source::Unit units[NV];
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) units[v] = Source::unit(codes + v * stride + block * Source::kBlockBytes, u);
+#pragma GCC unroll 32
+      for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v)
+          sum[r][v] = dot_unit(sum[r][v], x[(block * Source::kUnits + u) * MR + r], units[v]);
+    }
+  } while (++block < count);
+}
+
 // One block of MR rows, the first of which is `row`, times NV panels. codes[v] are the panel's weights in the form of
 // Source, `stride` bytes apart; they are followed by those of the next NV panels. `gates` [MR][16] lasts from a gate's
 // panel to its up's.
 template <int MR, int NV, class Source, Quantization kQuantization>
 void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, const uint8_t* codes, int64_t stride,
                float* gates) {
+  constexpr bool kGrouped = has_four_bits(kQuantization);
   constexpr int64_t ahead = kFetchBytes / (NV * Source::kBlockBytes);
+  constexpr int64_t strip = kGrouped ? kGroup / block_k(kQuantization) : 16;
   const auto* x = p.rows.elements + row * p.row_units();
   if (Source::kIsFetched) fetch_scales<NV>(p, panel + NV);
   F16 total[MR][NV];
+#pragma GCC unroll 32
   for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) total[r][v] = zero();
-  for (int64_t group = 0, block = 0; group < p.num_groups; ++group) {
-    typename Source::Sum sum[MR][NV];  // in registers, because every loop over it is unrolled
+  typename Source::Sum sum[MR][NV];
+  for (int64_t block = 0, group = 0; block < p.num_blocks; block += strip) {
+    if (kGrouped || block == 0) {
+      const auto starts = p.rows.starts_of(row, MR, group);
 #pragma GCC unroll 32
-    for (int r = 0; r < MR; ++r)
+      for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) sum[r][v] = Source::start(p.rows.start(row + r, group));
-    const int64_t end = block + p.group_blocks < p.num_blocks ? block + p.group_blocks : p.num_blocks;
-    for (; block < end; ++block) {
-      const uint8_t* fetched = codes + (block + ahead) * Source::kBlockBytes;
-      if (block + ahead >= p.num_blocks) fetched += NV * stride - p.num_blocks * Source::kBlockBytes;
-      if (Source::kIsFetched)
-        for (int v = 0; v < NV; ++v) fetch<NV>(fetched + v * stride);
-#pragma GCC unroll 4
-      for (int u = 0; u < Source::kUnits; ++u) {
-        typename Source::Unit units[NV];
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) units[v] = Source::unit(codes + v * stride + block * Source::kBlockBytes, u);
-#pragma GCC unroll 32
-        for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v)
-            sum[r][v] = dot_unit(sum[r][v], x[(block * Source::kUnits + u) * MR + r], units[v]);
-      }
+        for (int v = 0; v < NV; ++v) sum[r][v] = Source::start(starts[r]);
     }
+    const int64_t left = p.num_blocks - block;
+    const uint8_t* fetched = codes + (block + ahead) * Source::kBlockBytes;
+    if (ahead >= left) fetched += NV * stride - p.num_blocks * Source::kBlockBytes;
+    dot_strip<MR, NV, Source>(sum, x + block * Source::kUnits * MR, codes + block * Source::kBlockBytes, fetched,
+                              stride, left < strip ? left : strip);
+    if (kGrouped || left <= strip) {
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) {
-      const F16 scale = p.scale(p.panel(panel + v), group);
+      for (int v = 0; v < NV; ++v) {
+        const F16 scale = p.scale(p.panel(panel + v), group);
 #pragma GCC unroll 32
-      for (int r = 0; r < MR; ++r) total[r][v] = fma(Source::value(sum[r][v]), scale, total[r][v]);
+        for (int r = 0; r < MR; ++r) total[r][v] = fma(Source::value(sum[r][v]), scale, total[r][v]);
+      }
+      if (kGrouped && MR * NV > 12) asm volatile("" : "+m"(total));  // registers are for sums
+      ++group;
     }
   }
   for (int r = 0; r < MR; ++r)

@@ -74,8 +74,7 @@ const T* input_rows(const LinearArgs& a, int64_t row, int64_t count) {
   const T* x = static_cast<const T*>(a.x) + row * a.k;
   if (a.norm == nullptr) return x;
   T* normed = static_cast<T*>(thread_scratch(static_cast<size_t>(count * a.k) * sizeof(T), Scratch::kTile));
-  for (int64_t r = 0; r < count; ++r)
-    norm_row(x + r * a.k, static_cast<const T*>(a.norm), normed + r * a.k, a.k, a.eps);
+  norm_rows(x, static_cast<const T*>(a.norm), normed, count, a.k, a.eps);
   return normed;
 }
 

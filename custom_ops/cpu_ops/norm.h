@@ -6,25 +6,71 @@
 namespace fd {
 namespace FD_ISA {
 
-// Normalises one row of `size` elements: the squares are summed in 16 lanes, the lanes in one tree, then
-// out = round(x * (1 / sqrt(mean + eps)) * weight). `out` may be `x`.
-template <class T>
-FD_INLINE void norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
-  F16 squares = zero();
+// Returns 1 / sqrt(mean of squares + eps) of kRows rows: the squares are summed in 16 lanes, the lanes in one tree.
+template <int kRows, class T>
+FD_INLINE void norm_factors(const T* x, int64_t size, float eps, float (&factors)[kRows]) {
+  F16 squares[kRows];  // side by side, since each waits for its last addition
+  for (F16& row : squares) row = zero();
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    const F16 v = load_as_float(x + i);
-    squares = fma(v, v, squares);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const F16 v = load_as_float(x + r * size + i);
+      squares[r] = fma(v, v, squares[r]);
+    }
   }
-  const int tail = static_cast<int>(size - i);
-  if (tail > 0) {
-    const F16 v = load_first(x + i, tail);
-    squares = fma(v, v, squares);
+  for (int r = 0; r < kRows; ++r) {
+    if (i < size) {
+      const F16 v = load_first(x + r * size + i, static_cast<int>(size - i));
+      squares[r] = fma(v, v, squares[r]);
+    }
+    factors[r] = 1.0f / __builtin_sqrtf(sum_lanes(squares[r]) / static_cast<float>(size) + eps);
   }
-  const F16 factor = splat(1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(size) + eps));
-  for (i = 0; i + kLanes <= size; i += kLanes)
+}
+
+// out = round(x * factor * weight) of one row
+template <class T>
+FD_INLINE void scale_row(const T* x, float row_factor, const T* weight, T* out, int64_t size) {
+  const F16 factor = splat(row_factor);
+  int64_t i = 0;
+#if defined(FD_ISA_AVX512) && !defined(FD_ISA_AVX512_BF16)
+  if constexpr (sizeof(T) == 2) {  // pairs are rounded with half of the instructions
+    for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
+      const PairUnit v = widen_unit(load_pairs(x + i)), w = widen_unit(load_pairs(weight + i));
+      const Pairs rounded = round_unit({mul(mul(v.first, factor), w.first), mul(mul(v.second, factor), w.second)});
+      std::memcpy(out + i, &rounded, 64);
+    }
+  }
+#endif
+  for (; i + kLanes <= size; i += kLanes)
     store_rounded(out + i, mul(mul(load_as_float(x + i), factor), load_as_float(weight + i)));
+  const int tail = static_cast<int>(size - i);
   if (tail > 0) store_first(out + i, mul(mul(load_first(x + i, tail), factor), load_first(weight + i, tail)), tail);
+}
+
+// Normalises rows of `size` elements, one after the other in memory: out = round(x * (1 / sqrt(mean + eps)) * weight).
+// `out` may be `x`.
+template <class T>
+static inline void norm_rows(const T* x, const T* weight, T* out, int64_t rows, int64_t size, float eps) {
+  constexpr int together = 4;
+  int64_t r = 0;
+  for (; r + together <= rows; r += together) {
+    float factors[together];
+    norm_factors(x + r * size, size, eps, factors);
+    for (int64_t i = 0; i < together; ++i)
+      scale_row(x + (r + i) * size, factors[i], weight, out + (r + i) * size, size);
+  }
+  for (; r < rows; ++r) {
+    float factor[1];
+    norm_factors(x + r * size, size, eps, factor);
+    scale_row(x + r * size, factor[0], weight, out + r * size, size);
+  }
+}
+
+// The same of one row.
+template <class T>
+static inline void norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
+  norm_rows(x, weight, out, 1, size, eps);
 }
 
 }  // namespace FD_ISA

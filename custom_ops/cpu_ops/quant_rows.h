@@ -7,17 +7,19 @@
 #include <type_traits>
 
 #include "common/scratch.h"
+#include "cpu_ops/interleave.h"
 #include "cpu_ops/linear_tiles.h"
 #include "cpu_ops/quant_units.h"
 
 namespace fd {
 namespace FD_ISA {
 
+constexpr float kNearest = 12582912.0f;    // 1.5 * 2^23: the sum's last bits are the nearest integer, ties to even
 constexpr float kLeastScaled = 0x1p-119f;  // what stays below in magnitude becomes zero: its inverse would overflow
 
 // Rounds to the nearest integer, ties to even, |x| < 2^21.
 FD_INLINE int32_t nearest_int(float x) {
-  const float shifted = x + 12582912.0f;
+  const float shifted = x + kNearest;
   int32_t bits;
   std::memcpy(&bits, &shifted, 4);
   return bits - 0x4b400000;
@@ -37,8 +39,36 @@ static inline float quantize_row(const uint16_t* x, int64_t k, int8_t* codes) {
     return largest >= 0x7f80 ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
   }
   const float inverse = 127.0f / absmax;
-  for (int64_t i = 0; i < k; ++i) codes[i] = static_cast<int8_t>(nearest_int(bf16_to_float(x[i]) * inverse));
+  int64_t i = 0;
+#if defined(FD_ISA_AVX512)
+  for (; i + kLanes <= k; i += kLanes) {
+    const __m512i shifted = _mm512_castps_si512(add(mul(load_bf16(x + i), splat(inverse)), splat(kNearest)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtepi32_epi8(shifted));
+  }
+#endif
+  for (; i < k; ++i) codes[i] = static_cast<int8_t>(nearest_int(bf16_to_float(x[i]) * inverse));
   return absmax / 127.0f;
+}
+
+static inline int64_t sum_codes(const int8_t* codes, int64_t count) {
+  int32_t sum = 0;
+  int64_t i = 0;
+#if defined(FD_ISA_AVX512)
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i sums = _mm512_setzero_si512();
+  for (; i + 64 <= count; i += 64) sums = _mm512_dpbusd_epi32(sums, ones, _mm512_loadu_si512(codes + i));
+  sum = _mm512_reduce_add_epi32(sums);
+#endif
+  for (; i < count; ++i) sum += codes[i];
+  return sum;
+}
+
+// Codes [rows][4 * units] as elements [units][rows].
+static inline void interleave_codes(const int8_t* codes, int64_t rows, int64_t units, QuadElement* packed) {
+  const auto at = [=](int64_t r, int64_t u) { return codes + 4 * (r * units + u); };
+  interleave(
+      rows, units, packed, [=](int64_t r, int64_t u) { return load_pairs(at(r, u)); },
+      [=](int64_t r, int64_t u) { return quad_element(at(r, u)); });
 }
 
 template <class Element>
@@ -47,39 +77,31 @@ struct QuantizedRows;
 template <>
 struct QuantizedRows<PairElement> {
   const PairElement* elements = nullptr;
-  FD_INLINE int32_t start(int64_t, int64_t) { return 0; }
+  struct NoStarts {
+    int32_t operator[](int64_t) const { return 0; }
+  };
+  FD_INLINE NoStarts starts_of(int64_t, int64_t, int64_t) { return {}; }
   FD_INLINE F16 scaled(F16 total, int64_t) { return total; }
 };
 
 template <>
 struct QuantizedRows<QuadElement> {
   const QuadElement* elements = nullptr;
-  const int32_t* starts = nullptr;  // [rows][groups]: minus what was added to the weights, times the sum of the group
-  const float* scales = nullptr;    // [rows]
+  // [blocks of rows][groups][rows of the block]: minus what was added to the weights, times the sum of the group
+  const int32_t* starts = nullptr;
+  const float* scales = nullptr;  // [rows]
   int64_t num_groups = 0;
-  int32_t start(int64_t row, int64_t group) const { return starts[row * num_groups + group]; }
+  // Of one group, for the block of `rows` rows that begins at `row`.
+  const int32_t* starts_of(int64_t row, int64_t rows, int64_t group) const {
+    return starts + row * num_groups + group * rows;
+  }
   F16 scaled(F16 total, int64_t row) const { return mul(total, splat(scales[row])); }
 };
 
-// Writes element(row, unit) to packed[unit][row] for units [0, count), in strips that stay in the L1 cache.
-template <class Element, class Make>
-FD_INLINE void interleave(int64_t rows, int64_t count, Element* packed, const Make& element) {
-  constexpr int64_t strip = 128;
-  for (int64_t first = 0; first < count; first += strip) {
-    const int64_t end = first + strip < count ? first + strip : count;
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t u = first; u < end; ++u) packed[u * rows + r] = element(r, u);
-  }
-}
-
 static inline void pack_pairs(const uint16_t* x, int64_t rows, int64_t k, int64_t row_units, PairElement* packed) {
-  interleave(rows, k / 2, packed, [=](int64_t r, int64_t u) {
-    const uint16_t* pair = x + r * k + 2 * u;
-    return pair_element(pair[0], pair[1]);
-  });
-  for (int64_t u = k / 2; u < row_units; ++u)
-    for (int64_t r = 0; r < rows; ++r)
-      packed[u * rows + r] = pair_element(2 * u < k ? x[r * k + 2 * u] : uint16_t{0}, 0);
+  interleave_rows(x, rows, k, packed);
+  for (int64_t u = (k + 1) / 2; u < row_units; ++u)
+    for (int64_t r = 0; r < rows; ++r) packed[u * rows + r] = pair_element(0, 0);
 }
 
 template <Quantization kQuantization, class Element>
@@ -104,20 +126,18 @@ QuantizedRows<Element> prepare_rows(const LinearArgs& a, const Blocks& blocks, i
     auto* codes = reinterpret_cast<int8_t*>(scales + a.rows);
     parallel_for(blocks.count, parallel, [&](int64_t b) {
       const int64_t first = blocks.begin(b), rows = blocks.begin(b + 1) - first;
+      const uint16_t* x = input_rows<uint16_t>(a, first, rows);
       for (int64_t r = 0; r < rows; ++r) {
         int8_t* row = codes + (first + r) * padded_k;
         std::memset(row + a.k, 0, static_cast<size_t>(padded_k - a.k));
-        scales[first + r] = quantize_row(input_rows<uint16_t>(a, first + r, 1), a.k, row);
+        scales[first + r] = quantize_row(x + r * a.k, a.k, row);
         for (int64_t g = 0; g < num_groups; ++g) {
-          int32_t sum = 0;
           const int64_t end = (g + 1) * group < padded_k ? (g + 1) * group : padded_k;
-          for (int64_t i = g * group; i < end; ++i) sum += row[i];
-          starts[(first + r) * num_groups + g] = static_cast<int32_t>(-offset * sum);
+          starts[first * num_groups + g * rows + r] =
+              static_cast<int32_t>(-offset * sum_codes(row + g * group, end - g * group));
         }
       }
-      const int8_t* block = codes + first * padded_k;
-      interleave(rows, row_units, elements + first * row_units,
-                 [=](int64_t r, int64_t u) { return quad_element(block + r * padded_k + 4 * u); });
+      interleave_codes(codes + first * padded_k, rows, row_units, elements + first * row_units);
     });
     result = {elements, starts, scales, num_groups};
   }
