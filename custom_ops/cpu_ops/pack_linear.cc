@@ -15,9 +15,8 @@ namespace fd {
 namespace FD_ISA {
 namespace {
 
-// Panels that a thread takes at a time, at most: 2 KiB of each row stored [in, out], and of the packed weight a huge
-// page or more, which two threads would otherwise both ask for and clear.
-constexpr int64_t kPanelsAtOnce = 64;
+// Panels that a thread takes at a time, at most: 1 KiB of each row stored [in, out].
+constexpr int64_t kPanelsAtOnce = 32;
 // Units that it takes at a time of rows stored [in, out]: neighbouring panels share cache lines of these rows, which
 // therefore stay in the L1 cache, also where they meet in one of its sets.
 constexpr int64_t kUnitsAtOnce = 8;
@@ -57,10 +56,13 @@ FD_INLINE void transpose_quad(const char* rows, int64_t stride, char* target) {
 #endif
 }
 
-// Units [begin, end) of `count` rows, `stride` bytes apart, to as many lanes.
-void transpose_units(const char* rows, int64_t stride, int64_t count, int64_t begin, int64_t end, char* target) {
+// The first `end` units of `count` rows, `stride` bytes apart, to as many lanes. The rows of the next panel, which lie
+// behind these, are fetched in the meantime: as one stream, where sixteen short ones would begin anew with each panel.
+void transpose_units(const char* rows, int64_t stride, int64_t count, int64_t end, char* target) {
   const int64_t whole = whole_lanes(target, count, 4);
-  for (int64_t unit = begin; unit < end; unit += 4) {
+  const char* next = rows + count * stride;
+  for (int64_t unit = 0; unit < end; unit += 4) {
+    for (int64_t i = 0; i < count * 4 * kUnit; i += 64) __builtin_prefetch(next + unit * count * kUnit + i, 0, 2);
     for (int64_t lane = 0; lane < count; lane += 4) {
       const char* from = rows + lane * stride + unit * kUnit;
       char* to = target + unit * kUnitStride + lane * kUnit;
@@ -75,15 +77,14 @@ void transpose_units(const char* rows, int64_t stride, int64_t count, int64_t be
   }
 }
 
-// Outputs stored as rows: units [begin, end) of each go to its lane.
+// Outputs stored as rows: all `end` units of each go to its lane.
 template <class T>
-void pack_rows(const PackArgs& a, const Run& run, int64_t begin, int64_t end, T* panel) {
+void pack_rows(const PackArgs& a, const Run& run, int64_t end, T* panel) {
   constexpr int64_t size = Step<T>::kSize;
   const T* rows = static_cast<const T*>(run.piece.data) + run.first * run.piece.stride;
   T* target = panel + run.lane * size;
   const int64_t whole = least(end, a.k / size), stride = run.piece.stride * static_cast<int64_t>(sizeof(T));
-  transpose_units(reinterpret_cast<const char*>(rows), stride, run.count, begin, whole,
-                  reinterpret_cast<char*>(target));
+  transpose_units(reinterpret_cast<const char*>(rows), stride, run.count, whole, reinterpret_cast<char*>(target));
   if (whole == end || size == 1) return;  // a unit that pads fp32 is all zeros
   for (int64_t i = 0; i < run.count; ++i)
     target[whole * kStepSize<T> + i * size] = rows[i * run.piece.stride + a.k - 1];
@@ -133,7 +134,7 @@ void pack_panel(const PackArgs& a, int64_t index, int64_t begin, int64_t end, T*
   if (rows.count < kPanel || a.k % 2 != 0)
     std::memset(panel + begin * kStepSize<T>, 0, static_cast<size_t>((end - begin) * kStepSize<T>) * sizeof(T));
   for_each_run(a.pieces, rows.first, rows.count, [&](const Run& run) {
-    run.piece.is_transposed ? pack_columns(a, run, begin, end, panel) : pack_rows(a, run, begin, end, panel);
+    run.piece.is_transposed ? pack_columns(a, run, begin, end, panel) : pack_rows(a, run, end, panel);
   });
 }
 
@@ -143,21 +144,37 @@ int64_t stored_panel(const PackArgs& a, int64_t index) {
   return !a.gated ? index : index < up ? 2 * index : 2 * (index - up) + 1;
 }
 
+// Panels [first, last), each written as a whole.
+template <class T>
+void pack_stored_rows(const PackArgs& a, int64_t first, int64_t last, T* packed) {
+  const int64_t units = (a.k + 1) / 2 * 2 / Step<T>::kSize;
+  for (int64_t panel = first; panel < last; ++panel)
+    pack_panel(a, panel, 0, units, packed + panel * units * kStepSize<T>);
+}
+
+// Those panels that hold the [first, last)-th sixteen outputs in the order in which they are stored, strip by strip.
+template <class T>
+void pack_stored_columns(const PackArgs& a, int64_t first, int64_t last, T* packed) {
+  const int64_t units = (a.k + 1) / 2 * 2 / Step<T>::kSize;
+  for (int64_t unit = 0; unit < units; unit += kUnitsAtOnce) {
+    for (int64_t index = first; index < last; ++index) {
+      const int64_t panel = stored_panel(a, index);
+      pack_panel(a, panel, unit, least(unit + kUnitsAtOnce, units), packed + panel * units * kStepSize<T>);
+    }
+  }
+  finish_stores();
+}
+
+// Each thread walks a stretch of its own: two that wrote into one huge page nobody has touched would both clear one.
 template <class T>
 void pack_typed(const PackArgs& a) {
   T* packed = static_cast<T*>(a.packed);
-  const int64_t padded_k = (a.k + 1) / 2 * 2, units = padded_k / Step<T>::kSize, panels = num_panels(a.n, a.gated);
-  const int64_t share = panels / (2 * num_threads()), at_once = share < 1 ? 1 : least(share, kPanelsAtOnce);
-  parallel_for((panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
-    const int64_t last = least((group + 1) * at_once, panels);
-    const int64_t strip = a.pieces.data->is_transposed ? kUnitsAtOnce : units;
-    for (int64_t unit = 0; unit < units; unit += strip) {
-      for (int64_t index = group * at_once; index < last; ++index) {
-        const int64_t panel = stored_panel(a, index);
-        pack_panel(a, panel, unit, least(unit + strip, units), packed + panel * padded_k * kPanel);
-      }
-    }
-    finish_stores();
+  const bool is_transposed = a.pieces.data->is_transposed;
+  const int64_t panels = num_panels(a.n, a.gated), share = panels / num_threads();
+  const int64_t at_once = share < 1 ? 1 : least(share, kPanelsAtOnce);
+  for_each_in_stretches((panels + at_once - 1) / at_once, a.n * a.k >= kMinParallelWork, [&](int64_t group) {
+    const int64_t first = group * at_once, last = least(first + at_once, panels);
+    is_transposed ? pack_stored_columns(a, first, last, packed) : pack_stored_rows(a, first, last, packed);
   });
 }
 

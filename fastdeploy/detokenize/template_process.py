@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError
 from fastdeploy.detokenize.chat_template import Messages, render_source
 
@@ -84,7 +85,7 @@ class TemplateProcess:
 
 def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "fastdeploy.detokenize.template_process"],
+        child_command("fastdeploy.detokenize.template_process"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core.child_command import child_command
 from fastdeploy.metrics.logs import engine_line
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
@@ -33,7 +34,8 @@ class EngineChild:
     ) -> None:
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._config = config
-        self._arguments = ["-m", MODULE, "--address", address, "--factory", factory, "--parent", str(os.getpid())]
+        parent = str(os.getpid())
+        self._command = child_command(MODULE, "--address", address, "--factory", factory, "--parent", parent)
         self._log_file = log_file
         self._json_log = json_log
         self._process: asyncio.subprocess.Process | None = None
@@ -42,8 +44,7 @@ class EngineChild:
     async def start(self) -> None:
         """Start the process in a session of its own: a Ctrl-C in the terminal is the server's to handle."""
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *self._arguments,
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

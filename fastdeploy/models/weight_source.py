@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from typing import Protocol
 from zlib import crc32
 
 import numpy as np
@@ -64,11 +63,10 @@ class SafetensorsSource:
             ConfigError: no safetensors, an incomplete or damaged file, a tensor type that cannot be read, an index that
                 names other tensors than the files hold.
         """
-        self._files: dict[str, Any] = {}
+        # Made at once: between one and the next packing drives out of the caches what makes them, five times as slow.
+        self._tensors: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
-        # Paddle aborts where two tensors are made of the same mapped bytes: what is in use is handed out again.
-        self._in_use: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self.header_formats: set[str] = set()
         index = directory / _INDEX_FILE
         weight_map = _read_index(index) if index.exists() else None
@@ -84,10 +82,7 @@ class SafetensorsSource:
 
     def read(self, name: str) -> Tensor:
         """Return a tensor whose memory is the mapped file itself, in the stored type."""
-        tensor = self._in_use.get(name)
-        if tensor is None:
-            tensor = self._in_use[name] = self._files[name].get_tensor(name)
-        return tensor
+        return self._tensors[name]
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix, the mapped file itself where it holds this type."""
@@ -108,9 +103,9 @@ class SafetensorsSource:
                     f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {_READABLE_DTYPES}",
                 )
             self._shapes[name] = tuple(header.get_shape())
-            if name in self._files:
+            if name in self._tensors:
                 raise ConfigError("model", f"{path} holds tensor {name}, and so does {self._file_names[name]}")
-            self._files[name] = file
+            self._tensors[name] = file.get_tensor(name)
             self._file_names[name] = path.name
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory for what kernels stream: packed weights and caches, in huge pages where the system has them.
 
-A processor that walks page tables for every 4 KiB of a weight reads at half of the memory's bandwidth. Weights smaller
-than a huge page are placed next to each other in slabs.
+A processor that walks page tables for every 4 KiB of a weight reads at half of the memory's bandwidth. Weights are
+placed next to each other in slabs: asking the system for memory of its own costs as much as packing a megabyte.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import math
 import paddle
 
 _HUGE_PAGE = 1 << 21  # bytes; x86-64 and arm64 with 4 KiB base pages
-_SLAB = 1 << 25  # bytes of a slab; a larger tensor gets memory of its own
+_SLAB = 1 << 27  # bytes of a slab, of which those written are resident; a quarter or more gets memory of its own
 _LINE = 64  # bytes; every tensor begins on a cache line
 _MADV_HUGEPAGE = 14
 

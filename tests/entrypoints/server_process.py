@@ -19,8 +19,9 @@ import httpx
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from tests.mock_engine import FACTORY, save_mock_model
 
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = (
-    "import sys; from fastdeploy.entrypoints.openai.api_server import main; "
+    f"import sys; sys.path[0] = {str(ROOT)!r}; from fastdeploy.entrypoints.openai.api_server import main; "
     "sys.exit(main(sys.argv[2:], factory=sys.argv[1]))"
 )
 READY = re.compile(r"^Ready: (https?://\S+)/v1 ", re.MULTILINE)
@@ -35,13 +36,16 @@ class ServerProcess:
         stdout, stderr: what it has written so far.
     """
 
-    def __init__(self, flags: list[str], factory: str = FACTORY, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, flags: list[str], factory: str = FACTORY, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, factory, "--host", "127.0.0.1", "--port", "0", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, **(env or {})},
+            cwd=cwd,
         )
         self.stdout = self.stderr = ""
         self.url = ""
@@ -102,10 +106,10 @@ class ServerProcess:
 
 @contextmanager
 def mock_server(
-    folder: Path, *flags: str, env: Mapping[str, str] | None = None, **options: Any
+    folder: Path, *flags: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any
 ) -> Iterator[ServerProcess]:
     """Run a server with the mock engine, its model in `folder`."""
-    server = ServerProcess([str(save_mock_model(folder, **options)), *flags], env=env)
+    server = ServerProcess([str(save_mock_model(folder, **options)), *flags], env=env, cwd=cwd)
     try:
         yield server.wait_ready()
     finally:

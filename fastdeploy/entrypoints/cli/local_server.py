@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from fastdeploy.config.env import API_KEY_VARIABLE
+from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.http_client import HttpClient
 
@@ -41,7 +42,7 @@ def local_server(flags: Sequence[str]) -> Iterator[HttpClient]:
         ServerEndedError: it has said on stderr why it could not start.
     """
     key = secrets.token_hex(16)
-    command = [sys.executable, "-m", "fastdeploy.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "0"]
+    command = child_command("fastdeploy.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "0")
     environment = {**os.environ, API_KEY_VARIABLE: key}
     process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True, env=environment)
     try:

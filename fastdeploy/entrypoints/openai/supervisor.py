@@ -16,6 +16,7 @@ from types import TracebackType
 import msgspec
 
 from fastdeploy.config.args import ServeArgs
+from fastdeploy.core.child_command import child_command
 from fastdeploy.entrypoints.openai.hosting import LAST_ANSWERS_S
 from fastdeploy.entrypoints.openai.worker import READY_LINE, WorkerOrder
 from fastdeploy.ipc.client import EngineClient
@@ -142,9 +143,7 @@ class Supervisor:
     async def _start(self, worker: _Worker) -> None:
         worker.ready.clear()
         worker.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            MODULE,
+            *child_command(MODULE),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._listener.fileno()],
