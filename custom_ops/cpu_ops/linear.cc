@@ -29,23 +29,23 @@ struct Problem {
 template <int MR, int NV, class T>
 void row_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, float* gates) {
   F16 acc[MR][NV];
-  const T *panels[NV], *ahead[NV];
-  for (int v = 0; v < NV; ++v) panels[v] = p.packed + (panel + v) * p.panel_size();
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  // What is fetched lies ahead in the same panels, and at last in those that come next.
-  constexpr int64_t reach = kFetchBytes / (NV * static_cast<int64_t>(sizeof(T))) / kStepSize<T>;
-  const int64_t steps_to_next = p.steps > reach ? p.steps - reach : 0;
-  for (int64_t step = 0; step < p.steps;) {
-    const bool is_near_end = step == steps_to_next;
-    const int64_t end = is_near_end ? p.steps : steps_to_next;
-    const T* first[NV];
+  constexpr int64_t reach = kFetchBytes / (NV * static_cast<int64_t>(sizeof(T)));
+  const T *panels[NV], *ahead[NV];
+  const auto dot = [&](int64_t step, int64_t end, int64_t distance) {
     for (int v = 0; v < NV; ++v) {
-      first[v] = panels[v] + step * kStepSize<T>;
-      ahead[v] = is_near_end ? panels[v] + NV * p.panel_size() : first[v] + reach * kStepSize<T>;
+      panels[v] = p.packed + (panel + v) * p.panel_size() + step * kStepSize<T>;
+      ahead[v] = panels[v] + distance;
     }
-    dot_block<MR, NV, NV == 1 || kFetchesStreams>(acc, x + step * MR, 1, MR, first, kStepSize<T>, end - step, ahead);
-    step = end;
+    dot_block<MR, NV, NV == 1 || kFetchesStreams>(acc, x + step * MR, 1, MR, panels, kStepSize<T>, end - step, ahead);
+  };
+  if constexpr (NV == 1 || !kFetchesStreams) {
+    dot(0, p.steps, reach);
+  } else {  // near their end the panels that come next are fetched, not these panels' neighbours
+    const int64_t near = p.steps - reach / kStepSize<T>, split = near > 0 ? near : 0;
+    dot(0, split, reach);
+    dot(split, p.steps, NV * p.panel_size() - split * kStepSize<T>);
   }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v) finish<T>(p.a, acc[r][v], row + r, panel + v, gates + r * kPanel);
