@@ -31,6 +31,7 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
     runner: Any = engine.runner
     assert isinstance(runner, ModelRunner)
     sample = runner._sample
+    runner.stop_at_rejections = False  # what the model itself would say rejects nearly every draft
 
     def sample_and_substitute(plan: StepPlan, go: list[Any]) -> None:
         sample(plan, go)

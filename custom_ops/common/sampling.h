@@ -35,7 +35,7 @@ enum IntParam {
   kNumIntParams
 };
 constexpr int64_t kNoMask = -1;
-enum RowStatus { kRowOk, kRowNan, kRowEmpty };
+enum RowStatus { kRowOk, kRowNan, kRowEmpty, kRowSkipped };
 
 // exp(x) for x in [-80, 0]; at most 1 ulp from the true value. Minimax fit of (exp(r) - 1 - r) / r^2.
 template <class L>

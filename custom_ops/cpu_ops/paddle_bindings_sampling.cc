@@ -66,7 +66,7 @@ void virtual_padding(const Tensor& num_scheduled, const Tensor& num_computed, co
 void sample(const Tensor& logits, const Tensor& float_params, const Tensor& int_params, const Tensor& history,
             const Tensor& bias_ids, const Tensor& bias_values, const Tensor& banned_ids, const Tensor& mask_words,
             Tensor& token_ids, const Tensor& status, const Tensor& draft_survives, int64_t num_rows,
-            bool keep_processed) {
+            bool keep_processed, bool stop_at_rejections) {
   constexpr const char* op = "sample";
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
   Argument{op, "logits", logits}.is(kFloat).holds({num_rows, -1});
@@ -88,7 +88,8 @@ void sample(const Tensor& logits, const Tensor& float_params, const Tensor& int_
   const fd::SamplingOutputs out = {column<int32_t>(op, "token_ids", token_ids, kInt32, num_rows),
                                    column<int32_t>(op, "status", status, kInt32, num_rows),
                                    column<uint8_t>(op, "draft_survives", draft_survives, kUint8, num_rows)};
-  fd::sample(Argument{op, "logits", logits}.data<float>(), num_rows, logits.dims()[1], in, out, keep_processed);
+  fd::sample(Argument{op, "logits", logits}.data<float>(), num_rows, logits.dims()[1], in, out, keep_processed,
+             stop_at_rejections);
 }
 
 // Checks that the first `count` entries lie in 0 .. limit - 1.
@@ -194,7 +195,7 @@ PD_BUILD_OP(fd_sample)
     .Inputs({"logits", "float_params", "int_params", "history", "bias_ids", "bias_values", "banned_ids", "mask_words",
              "token_ids", "status", "draft_survives"})
     .Outputs({"token_ids_"})
-    .Attrs({"num_rows: int64_t", "keep_processed: bool"})
+    .Attrs({"num_rows: int64_t", "keep_processed: bool", "stop_at_rejections: bool"})
     .SetInplaceMap({{"token_ids", "token_ids_"}})
     .SetKernelFn(PD_KERNEL(sample));
 

@@ -98,7 +98,8 @@ void choose(const Drafting& d, int64_t stage, int64_t step) {
     const fd::SamplingInputs in = rules_of(d, first);
     if (const std::string wrong = fd::check_sampling_inputs(in, count, d.vocab_size); !wrong.empty())
       PADDLE_THROW(common::errors::InvalidArgument("%s: %s", kOp, wrong.c_str()));
-    fd::sample(d.logits, count, d.vocab_size, in, {d.chosen + first, d.status + first, d.survives + first}, false);
+    fd::sample(d.logits, count, d.vocab_size, in, {d.chosen + first, d.status + first, d.survives + first}, false,
+               false);
   }
   for (int64_t b = 0; b < d.shape.num_seqs; ++b) d.drafts[b * d.max_drafts + step] = d.chosen[b];
 }

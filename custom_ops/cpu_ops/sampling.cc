@@ -30,7 +30,8 @@ struct Scratch {
   std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if seen at all); all zero between rows
   std::vector<int32_t> seen;
   std::vector<Change> changes;
-  std::vector<float> masked;  // a masked row: single edits are taken back, a mask is applied to a copy
+  std::vector<float> masked;     // a masked row: single edits are taken back, a mask is applied to a copy
+  std::vector<uint8_t> rejects;  // per row of a call, of the thread that makes it: 1 if its token is not its draft
 
   void fit(int64_t vocab_size) {
     if (static_cast<int64_t>(counts.size()) >= vocab_size) return;
@@ -208,6 +209,30 @@ bool worth_sharing(int64_t num_rows, int64_t vocab_size, const SamplingInputs& i
   return cost >= kParallelCost;
 }
 
+// Which rows nobody will ask for, as far as rows have been chosen. Any thread may ask and tell.
+class Rejections {
+ public:
+  Rejections(const SamplingInputs& in, int64_t num_rows, std::vector<uint8_t>& rejects) : in_(in), rejects_(rejects) {
+    rejects_.assign(static_cast<size_t>(num_rows), 0);
+  }
+
+  void tell(int64_t row, int32_t token_id) {
+    if (draft_of(row) >= 0 && token_id != draft_of(row)) __atomic_store_n(&rejects_[row], 1, __ATOMIC_RELAXED);
+  }
+
+  bool precede(int64_t row) const {
+    for (; row > 0 && draft_of(row - 1) >= 0; --row)
+      if (__atomic_load_n(&rejects_[row - 1], __ATOMIC_RELAXED) != 0) return true;
+    return false;
+  }
+
+ private:
+  int64_t draft_of(int64_t row) const { return in_.int_params[row * kNumIntParams + kDraftId]; }
+
+  const SamplingInputs& in_;
+  std::vector<uint8_t>& rejects_;
+};
+
 // What is wrong with the range [begin, end) of a list with `size` entries, or "".
 std::string range_complaint(const char* list, int64_t begin, int64_t end, int64_t size, int64_t row) {
   if (0 <= begin && begin <= end && end <= size) return "";
@@ -236,8 +261,10 @@ std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, in
 }
 
 void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingInputs& in, const SamplingOutputs& out,
-            bool keep_processed) {
+            bool keep_processed, bool stop_at_rejections) {
+  Rejections rejections(in, num_rows, scratch().rejects);
   parallel_for(num_rows, worth_sharing(num_rows, vocab_size, in), [&](int64_t row) {
+    if (stop_at_rejections && rejections.precede(row)) return;
     Scratch& s = scratch();
     s.fit(vocab_size);
     float* x = logits + row * vocab_size;
@@ -250,7 +277,15 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
     out.token_ids[row] = choice.token_id;
     out.status[row] = choice.status;
     out.draft_survives[row] = choice.draft_survives ? 1 : 0;
+    rejections.tell(row, choice.token_id);
   });
+  if (!stop_at_rejections) return;
+  for (int64_t row = 0; row < num_rows; ++row) {  // another thread may have chosen some of them
+    if (!rejections.precede(row)) continue;
+    out.token_ids[row] = -1;
+    out.status[row] = kRowSkipped;
+    out.draft_survives[row] = 0;
+  }
 }
 
 namespace {

@@ -42,8 +42,12 @@ std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, in
 // Samples every row of logits [num_rows, vocab_size]. Logits come back as they were, or, with keep_processed, as the
 // rule left them: biases, penalties and masks applied, divided by the temperature, -inf for ids that do not survive.
 // A greedy row has no temperature and no filters: only its masked ids and those beyond vocab_limit become -inf.
+//
+// Where `stop_at_rejections`, a row with a draft is followed by the row that the draft would lead to. Rows behind one
+// whose token is not its draft are nobody's: they are not chosen (kRowSkipped), and with keep_processed their logits
+// may be anything.
 void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingInputs& in, const SamplingOutputs& out,
-            bool keep_processed);
+            bool keep_processed, bool stop_at_rejections);
 
 // Log-probabilities under softmax(logits[rows[i]]) of chosen[i] and of the top_n most probable ids.
 void logprobs(const float* logits, int64_t vocab_size, const int32_t* rows, const int32_t* chosen, int64_t num_rows,

@@ -59,6 +59,7 @@ class RowStatus(IntEnum):
     OK = 0
     NAN = 1  # a logit is NaN or +inf
     EMPTY = 2  # no id survives
+    SKIPPED = 3  # behind a row that rejected its draft
 
 
 class _RaggedList:
@@ -171,18 +172,26 @@ class LogprobBuffers:
         self.top_logprobs = HostBuffer((max_rows, max(max_top_n, 1)), "float32")
 
 
-def sample(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool = False) -> None:
+def sample(
+    logits: Tensor,
+    batch: SamplingBatch,
+    num_rows: int,
+    keep_processed: bool = False,
+    stop_at_rejections: bool = False,
+) -> None:
     """Choose a token for each of the first rows; fill batch.token_ids, batch.status and batch.draft_survives.
 
     Args:
         logits: [>= num_rows, V] float32. Unchanged afterwards, unless `keep_processed`: then they are as the rule left
             them, -inf for ids that did not survive (a greedy row keeps all but banned ids, undivided).
         num_rows: rows to sample.
+        stop_at_rejections: a row with a draft is followed by the row that the draft would lead to. Rows behind one
+            whose token is not its draft are then SKIPPED; `keep_processed` leaves their logits undefined.
 
     Raises:
         ValueError: a row's range lies outside its list, or a buffer is too small.
     """
-    _sample.run(logits, batch, num_rows, keep_processed)
+    _sample.run(logits, batch, num_rows, keep_processed, stop_at_rejections)
 
 
 def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n: int, out: LogprobBuffers) -> None:
@@ -213,7 +222,9 @@ def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float32]:
     return _gumbel_words.run(words)
 
 
-def _sample_cpu(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool) -> None:
+def _sample_cpu(
+    logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool, stop_at_rejections: bool = False
+) -> None:
     run_native(
         "fd_sample",
         logits,
@@ -229,6 +240,7 @@ def _sample_cpu(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_proces
         batch.draft_survives.tensor,
         num_rows,
         keep_processed,
+        stop_at_rejections,
     )
 
 

@@ -145,6 +145,8 @@ class ModelRunner:
         self.rules = RowRules(self.sampling, config.eos_token_ids, config.vocab_limit)
         self.verification = VerifyBatch(self.logits_capacity)
         self.logprob_buffers = LogprobBuffers(self.logits_capacity, MAX_LOGPROBS_LIMIT)
+        # Only where a draft is accepted for being the row's token are the rows behind another token nobody's.
+        self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
 
     def forward(self, plan: StepPlan) -> Tensor:
         """Compute the plan's rows; return hidden states [max_rows, hidden], valid for the plan's rows."""
@@ -188,7 +190,7 @@ class ModelRunner:
             else:
                 self.rules.write(plan.requests[segment.plan_row], at, segment.count)
             at += segment.count
-        sample(self.logits, self.sampling, at, keep_processed=self.config.processed_logprobs)
+        sample(self.logits, self.sampling, at, self.config.processed_logprobs, self.stop_at_rejections)
 
     def _judge(self, plan: StepPlan, segments: list[_Segment], outcomes: list[_Outcome]) -> None:
         """Walk the verification rows, which come first in a go, and read off what each request emits."""

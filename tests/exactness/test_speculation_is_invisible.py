@@ -22,8 +22,10 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.ops.sampling import RowStatus
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.spec_decode.step_cost import CallCost
+from fastdeploy.worker.model_runner import ModelRunner
 from tests.doubles import FixedCost, OracleProposer
 from tests.exactness.requests import Text, make_requests, run_all, run_alone
 
@@ -219,6 +221,28 @@ def test_relaxed_strategy_is_lossy_where_the_draft_survives(requests: list[Gener
     warm = {f"r{i}" for i, r in enumerate(requests) if not r.params.is_greedy}
     assert any(texts[key] != plain[key] for key in plain if key[0] in warm)
     assert all(texts[key] == plain[key] for key in plain if key[0] not in warm)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy", "skips"),
+    [
+        *[("topp", "normal", True), ("greedy", "normal", True)],
+        *[("topp_relaxed", "normal", False), ("topp", "accept_all", False), ("topp", "reject_all", False)],
+    ],
+)
+def test_rows_behind_a_rejected_draft_are_left_out_where_no_draft_but_the_token_is_accepted(
+    requests: list[GenerationRequest], plain: Texts, strategy: str, policy: str, skips: bool
+) -> None:
+    engine = build(config("ngram", 3, verify_strategy=strategy, accept_policy=policy), oracle_of(plain, 1.0))
+    statuses: set[int] = set()
+    assert isinstance(engine.runner, ModelRunner)
+    for request in requests[:3]:
+        engine.add_request(request)
+    for _ in range(6):
+        deltas = engine.step()
+        assert not any(delta.error for delta in deltas)
+        statuses.update(engine.runner.sampling.status.array.tolist())
+    assert statuses == {RowStatus.OK, RowStatus.SKIPPED} if skips else statuses == {RowStatus.OK}
 
 
 def test_float32_is_exact_too(requests: list[GenerationRequest]) -> None:

@@ -219,6 +219,46 @@ def test_top_p_ends_where_a_sample_of_the_vocabulary_would_not_expect_it(raised:
         assert np.array_equal(np.isinf(buffer.array[row]), np.isinf(want)), rule
 
 
+# Rows of ids 0, 1, 2, whose argmax is row % 3: two requests of four and three rows, one row alone, one that holds NaN.
+@both
+@pytest.mark.parametrize(
+    ("drafts", "skipped"),
+    [
+        ([0, 1, 2, -1, 1, 2, -1, -1, 2, -1], [9]),
+        ([0, 0, 2, -1, 1, 2, -1, -1, 2, -1], [2, 3, 9]),
+        ([1, 1, 2, -1, 1, 0, -1, -1, 2, -1], [1, 2, 3, 6, 9]),
+    ],
+)
+def test_rows_behind_a_rejected_draft_are_skipped(backend: str, drafts: list[int], skipped: list[int]) -> None:
+    values = np.eye(3, dtype=np.float32)[np.arange(10) % 3]
+    values[8, 0] = np.nan
+    batch = batch_of([RowRule(temperature=0.0, draft_id=draft) for draft in drafts])
+    registry.lookup(backend)("sample")(logits_of(values).tensor, batch, 10, False, True)
+    tokens, statuses, survives = results_of(batch, 10)
+    assert [row for row in range(10) if statuses[row] == RowStatus.SKIPPED] == skipped
+    chosen = [row for row in range(10) if row not in skipped and row != 8]
+    assert [tokens[row] for row in chosen] == [row % 3 for row in chosen]
+    assert statuses[8] == RowStatus.NAN and all(statuses[row] == RowStatus.OK for row in chosen)
+    assert all(tokens[row] == -1 and survives[row] == 0 for row in skipped)
+
+
+def test_skipping_changes_no_row_before_and_is_the_same_by_several_threads() -> None:
+    rows, vocab_size = 48, 70_000  # worth sharing among threads
+    rng = np.random.default_rng(4)
+    values = random_logits(rng, rows, vocab_size)
+    rules = [RowRule(temperature=0.7, seed=row) for row in range(rows)]
+    every = batch_of(rules)
+    sample(logits_of(values).tensor, every, rows)
+    tokens = every.token_ids.array[:rows].copy()
+    for row, rule in enumerate(rules):  # six requests of eight rows; of request i the first i drafts are right
+        rule.draft_id = -1 if row % 8 == 7 else int(tokens[row]) + (row % 8 >= row // 8)
+    for _ in range(5):
+        batch = batch_of(rules)
+        sample(logits_of(values).tensor, batch, rows, stop_at_rejections=True)
+        expected = [int(tokens[row]) if row % 8 <= row // 8 else -1 for row in range(rows)]
+        assert batch.token_ids.array[:rows].tolist() == expected
+
+
 def rows_near_the_end_of_top_p(rng: np.random.Generator, rows: int) -> NDArray[np.float32]:
     """Return rows of 700 ids: random ones, equal ones, some of a few values that are one once divided, large ones."""
     values = random_logits(rng, rows, 700)

@@ -21,6 +21,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 Floats = NDArray[np.float32]
+DRAFT_ID, SKIPPED = 10, 3  # of IntColumn and RowStatus, whose module imports this one
 
 
 def philox4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
@@ -53,10 +54,24 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Floats:
     return gumbel_of_words(philox4x32(counters, seed).reshape(-1)[:vocab_size])
 
 
-def sample(logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool = False) -> None:
+def sample(
+    logits: Tensor,
+    batch: SamplingBatch,
+    num_rows: int,
+    keep_processed: bool = False,
+    stop_at_rejections: bool = False,
+) -> None:
     """As `fastdeploy.ops.sampling.sample`."""
     values = logits[:num_rows].numpy()
+    drafts = batch.int_params.array[:, DRAFT_ID]
+    rejected = False
     for row in range(num_rows):
+        follows = stop_at_rejections and row > 0 and drafts[row - 1] >= 0
+        rejected = follows and (rejected or batch.token_ids.array[row - 1] != drafts[row - 1])
+        if rejected:
+            batch.token_ids.array[row], batch.status.array[row] = -1, SKIPPED
+            batch.draft_survives.array[row] = False
+            continue
         processed, token_id, status, draft_survives = _sample_row(values[row], batch, row)
         batch.token_ids.array[row] = token_id
         batch.status.array[row] = status
