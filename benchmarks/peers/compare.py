@@ -2,7 +2,8 @@
 """This engine against llama.cpp and OpenVINO GenAI on the same weights, in turns within one run.
 
     python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 4] [--rounds 2]
-        [--threads 2] [--clock wall] [--limit-s 15] [--only decode-128 prefill-512]
+        [--threads 2] [--clock wall] [--limit-s 15] [--total-s 420] [--only decode-128 prefill-512]
+        [--against openvino]
 
 CHECKPOINT is what make_checkpoint.py --gguf wrote, with OpenVINO's exports beside its files (README.md). All engines
 of the same bits are loaded, each in a process of its own; job after job each has the machine to itself. Figures are
@@ -10,7 +11,9 @@ medians of tokens per second; where `over` names a peer, medians of ratios withi
 
 A job whose prompts are read decodes for at most --limit-s seconds. One that is cut counts as if its other tokens had
 come at the pace of those it had: its prompts weigh what they weigh in the whole job, and contexts that would have grown
-longer are in its favour. `cut` names the jobs that were.
+longer are in its favour. `cut` names the jobs that were. --total-s seconds after the start of the first engine of some
+bits no job of those bits begins any more; an engine that then takes another minute is ended, and named. So a run of one
+number of bits takes nine minutes at most, however slow the machine; `rounds` says how many its medians are of.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +34,9 @@ from benchmarks.report import print_json, print_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+GRACE_S = 60  # that a job may go on after --total-s
 OURS = {16: ["none"], 8: ["w8a8", "wint8"], 4: ["w4a8", "wint4"]}
+PEERS = ["llama_cpp", "openvino"]
 GGUF = {16: "bf16", 8: "q8_0", 4: "q4_0"}
 OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}
 
@@ -68,16 +75,23 @@ JOBS = {
 
 @dataclass
 class Worker:
-    """An engine in a process of its own, and its rates by job."""
+    """An engine in a process of its own, and its rates by job, one per round.
+
+    Attributes:
+        end: the clock's seconds at which it has to have answered.
+        is_late: it had not, and was ended.
+    """
 
     process: subprocess.Popen[str]
     name: str
     is_ours: bool
+    end: float
+    is_late: bool = False
     rates: dict[str, list[float]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)  # jobs that reached the limit
 
     @classmethod
-    def start(cls, command: list[str], environment: dict[str, str]) -> Worker:
+    def start(cls, command: list[str], environment: dict[str, str], end: float) -> Worker:
         """Start a worker and wait until its engine is loaded."""
         process = subprocess.Popen(
             command,
@@ -87,17 +101,19 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
-        worker = cls(process, "", "fastdeploy_worker" in command[1])
-        worker.name = worker._answer(command)["ready"]
+        worker = cls(process, Path(command[-1]).name, "fastdeploy_worker" in command[1], end)
+        worker.name = worker._answer().get("ready", worker.name)
         return worker
 
-    def run(self, name: str, job: Job, limit_s: float) -> float:
-        """Run a job that decodes for at most so many seconds; return its rate."""
+    def run(self, name: str, job: Job, limit_s: float) -> float | None:
+        """Run a job that decodes for at most so many seconds; return its rate, or None where it came too late."""
         assert self.process.stdin is not None
         parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
         self.process.stdin.write(json.dumps({**parts, "limit_s": limit_s}) + "\n")
         self.process.stdin.flush()
-        answer = self._answer([self.name])
+        answer = self._answer()
+        if self.is_late:
+            return None
         if job.is_cut(answer["num_steps"]):
             self.cut.add(name)
         return job.rate(**answer)
@@ -108,11 +124,16 @@ class Worker:
         self.process.stdin.close()
         self.process.wait(60)
 
-    def _answer(self, what: list[str]) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
+        """Return what the worker says; nothing where the time is over first."""
         assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], max(self.end - time.monotonic(), 0))[0]:
+            self.process.kill()
+            self.is_late = True
+            return {}
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"compare: the worker {' '.join(what)} ended with status {self.process.wait()}")
+            raise SystemExit(f"compare: the worker {self.name} ended with status {self.process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -122,52 +143,64 @@ def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
     checkpoint, peer = str(args.checkpoint), str(args.peers_python)
     found = [[sys.executable, str(HERE / "fastdeploy_worker.py"), checkpoint, kind] for kind in OURS[bits]]
     gguf, folder = args.checkpoint / f"model-{GGUF[bits]}.gguf", args.checkpoint / f"openvino-{OPENVINO[bits]}"
-    for file, script in ((gguf, "llama_cpp_worker.py"), (folder, "openvino_worker.py")):
-        if file.exists():
+    for name, file in (("llama_cpp", gguf), ("openvino", folder)):
+        script = f"{name}_worker.py"
+        if name in args.against and file.exists():
             found.append([peer, str(HERE / script), str(file)])
-        else:
+        elif name in args.against:
             print(f"left out: {script} has no {file}")
     return found
 
 
 def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
-    """Run all jobs on all engines of a number of bits, in turns; the first round does not count."""
+    """Run all jobs on all engines of a number of bits, in turns, until the time is over."""
+    end = time.monotonic() + args.total_s
     environment = {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "FD_NUM_THREADS": str(args.threads),
         "PEERS_THREADS": str(args.threads),
         "PEERS_CLOCK": args.clock,
     }
-    workers = [Worker.start(command, environment) for command in commands(args, bits)]
+    workers = [Worker.start(command, environment, end + GRACE_S) for command in commands(args, bits)]
     for worker in workers:
         worker.run("first", Job(1, 32, 4, "decode"), args.limit_s)  # what a first call costs is not counted
-    for _ in range(args.rounds):
-        for name in args.only:
-            for worker in workers:
-                rate = worker.run(name, JOBS[name], args.limit_s)
-                worker.rates.setdefault(name, []).append(rate)
-                print(f"{worker.name}, {name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
+    for name in args.only * args.rounds:
+        for worker in workers:
+            if not worker.is_late and time.monotonic() < end:
+                measure(worker, name, args.limit_s)
     for worker in workers:
         worker.stop()
     return workers
 
 
-def report(workers: list[Worker], bits: int) -> list[dict[str, Any]]:
+def measure(worker: Worker, name: str, limit_s: float) -> None:
+    """Run a job on a worker, and say how fast it was."""
+    rate = worker.run(name, JOBS[name], limit_s)
+    if rate is None:
+        print(f"{worker.name}, {name}: ended, no answer in time", file=sys.stderr, flush=True)
+        return
+    worker.rates.setdefault(name, []).append(rate)
+    print(f"{worker.name}, {name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
+
+
+def report(workers: list[Worker], bits: int, jobs: list[str]) -> list[dict[str, Any]]:
     """Return a row per engine: its rates, and for a peer how many times as fast each of ours is."""
     rows = []
     for worker in workers:
-        row: dict[str, Any] = {"bits": bits, "engine": worker.name, "over": "tokens/s"}
-        rates = {job: statistics.median(rates) for job, rates in worker.rates.items()}
-        rows.append({**row, **rates, "cut": _listed(worker.cut)})
+        rates = {job: worker.rates.get(job, []) for job in jobs}
+        rows.append(_row(bits, worker.name, "tokens/s", rates, worker.cut))
     for ours in (w for w in workers if w.is_ours):
         for peer in (w for w in workers if not w.is_ours):
-            ratios = {
-                job: statistics.median(a / b for a, b in zip(rates, peer.rates[job]))
-                for job, rates in ours.rates.items()
-            }
-            cut = _listed(ours.cut | peer.cut)
-            rows.append({"bits": bits, "engine": ours.name, "over": peer.name, **ratios, "cut": cut})
+            ratios = {job: [a / b for a, b in zip(ours.rates.get(job, []), peer.rates.get(job, []))] for job in jobs}
+            rows.append(_row(bits, ours.name, peer.name, ratios, ours.cut | peer.cut))
     return rows
+
+
+def _row(bits: int, name: str, over: str, figures: dict[str, list[float]], cut: set[str]) -> dict[str, Any]:
+    """Return medians over the rounds, None where a job had none, and how many rounds each job had."""
+    medians = {job: statistics.median(values) if values else None for job, values in figures.items()}
+    rounds = " ".join(str(len(values)) for values in figures.values())
+    return {"bits": bits, "engine": name, "over": over, **medians, "cut": _listed(cut), "rounds": rounds}
 
 
 def _listed(jobs: set[str]) -> str:
@@ -181,15 +214,18 @@ def main() -> None:
     parser.add_argument("--peers-python", type=Path, required=True, help="Python that has the peers' packages")
     parser.add_argument("--bits", type=int, nargs="+", choices=list(OURS), default=list(OURS))
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
+    parser.add_argument("--against", nargs="+", choices=PEERS, default=PEERS, help="the peers (default: all)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=15.0, help="seconds that a job may decode (default: 15)")
+    parser.add_argument("--total-s", type=float, default=420.0, help="seconds per number of bits (default: 420)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for one thread")
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
         parser.error("--clock: cpu: expected --threads 1")
-    rows = [row for bits in args.bits for row in report(compare(args, bits), bits)]
-    print_table(f"{args.threads} threads, {args.clock} time", list(rows[0]), [list(row.values()) for row in rows])
+    rows = [row for bits in args.bits for row in report(compare(args, bits), bits, args.only)]
+    cells = [["-" if value is None else value for value in row.values()] for row in rows]
+    print_table(f"{args.threads} threads, {args.clock} time", list(rows[0]), cells)
     print_json({"benchmark": "peers", "threads": args.threads, "clock": args.clock, "results": rows})
 
 

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.compare import Job
+from benchmarks.peers.compare import Job, Worker
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.entrypoints.llm import LLM
 
@@ -31,21 +32,33 @@ def test_the_checkpoint_is_one_that_loads_and_runs(checkpoint: Path) -> None:
     assert llm.engine.describe()["architecture"] == "Qwen3ForCausalLM"
 
 
-def test_without_peers_the_engine_runs_alone_and_says_who_is_left_out(checkpoint: Path) -> None:
-    flags = ["--peers-python", "none", "--bits", "16", "--only", "decode-128", "prefill-512", "--rounds", "1"]
-    flags += ["--threads", "1", "--limit-s", "1e-9"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers.compare", str(checkpoint), *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def compare(checkpoint: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run two jobs of 16 bits, once."""
+    jobs = ["--peers-python", "none", "--bits", "16", "--only", "decode-128", "prefill-512", "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.peers.compare", str(checkpoint), *jobs, "--threads", "1", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_without_peers_the_engine_runs_alone_and_says_who_is_left_out(checkpoint: Path) -> None:
+    done = compare(checkpoint, "--limit-s", "1e-9")
     assert "left out: llama_cpp_worker.py has no" in done.stdout and "openvino_worker.py has no" in done.stdout
     [row] = json.loads(done.stdout.splitlines()[-1])["results"]
     assert row["engine"].startswith("FastDeploy none") and row["decode-128"] > 0 and row["prefill-512"] > 0
-    assert row["cut"] == "decode-128"
+    assert row["cut"] == "decode-128" and row["rounds"] == "1 1"
+
+
+def test_no_job_begins_once_the_time_is_over(checkpoint: Path) -> None:
+    done = compare(checkpoint, "--total-s", "0", "--against", "openvino")
+    assert "openvino_worker.py has no" in done.stdout and "llama_cpp" not in done.stdout
+    [row] = json.loads(done.stdout.splitlines()[-1])["results"]
+    assert row["decode-128"] is None and row["prefill-512"] is None and row["rounds"] == "0 0"
+
+
+def test_an_engine_that_does_not_answer_in_time_is_ended() -> None:
+    silent = Worker.start([sys.executable, "-c", "import sys; sys.stdin.read()"], {}, end=0.0)
+    assert silent.is_late and silent.process.wait(30) == -signal.SIGKILL
 
 
 def test_rates_are_tokens_over_their_own_time() -> None:
