@@ -13,7 +13,18 @@ from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.exactness.requests import make_requests, run_all, run_alone
-from tests.exactness.test_speculation_is_invisible import Texts, build, check_bite, config, oracle_of
+from tests.exactness.test_speculation_is_invisible import (
+    METHODS,
+    Texts,
+    adapt,
+    build,
+    check_bite,
+    check_choice,
+    config,
+    configured,
+    oracle_of,
+    proposer_of,
+)
 
 QUANTIZED = [name for name in FORMATS if name != "none"]
 
@@ -37,17 +48,26 @@ def test_batching_and_chunking(case: tuple[str, list[GenerationRequest], Texts],
     assert run_all(build(quantized(config(chunk=chunk), name)), requests) == plain
 
 
-@pytest.mark.parametrize(("method", "num_drafts"), [("ngram", 5), ("oracle", 5), ("oracle", 16)])
+@pytest.mark.parametrize(("method", "num_drafts"), [*((method, 5) for method in METHODS), ("oracle", 16)])
 def test_speculation_with_prefix_hits(
     case: tuple[str, list[GenerationRequest], Texts], method: str, num_drafts: int
 ) -> None:
     name, requests, plain = case
-    oracle = oracle_of(plain, 0.25, num_drafts) if method == "oracle" else None
-    engine = build(quantized(config("ngram", num_drafts, 64, prefix_caching=True), name), oracle)
+    cfg = quantized(config(configured(method), num_drafts, 64, prefix_caching=True), name)
+    engine = build(cfg, proposer_of(method, plain, num_drafts))
     assert run_all(engine, requests) == plain
     assert run_all(engine, requests) == plain
     assert engine.stats().num_prefix_hit_tokens > 0
     check_bite(engine, method, num_drafts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_adaptive_length(case: tuple[str, list[GenerationRequest], Texts], method: str) -> None:
+    name, requests, plain = case
+    engine = build(quantized(config(configured(method), 5), name), proposer_of(method, plain, 5))
+    adapt(engine, method, slope=0.05)
+    assert run_all(engine, requests) == plain
+    check_choice(engine, method, slope=0.05)
 
 
 def test_forced_preemption(case: tuple[str, list[GenerationRequest], Texts]) -> None:

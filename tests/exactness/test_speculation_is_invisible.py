@@ -41,6 +41,10 @@ CASES = [  # method, chunk, most drafts
 ]
 
 
+MODELS = ("mtp", "with_ngram", "with_suffix", "draft_model")
+METHODS = ("ngram", "suffix", "oracle", *MODELS)
+
+
 def config(
     method: str = "naive",
     num_drafts: int = 0,
@@ -126,23 +130,13 @@ def test_speculation(
 
 
 @pytest.mark.parametrize(("run", "slope"), [(run_all, 0.05), (run_alone, 0.2), (run_all, 1.0)])
-@pytest.mark.parametrize("method", ["ngram", "suffix", "oracle", "mtp", "with_suffix"])
+@pytest.mark.parametrize("method", METHODS)
 def test_adaptive_length(requests: list[GenerationRequest], plain: Texts, method: str, run: Run, slope: float) -> None:
     engine = build(config(configured(method), 5, prefix_caching=True), proposer_of(method, plain, 5))
-    ticks = count()
-    model = DraftingModel("mtp", 5, CallCost(0.01, 0.0, 0.0)) if method in ("mtp", "with_suffix") else None
-    cost = FixedCost({1: 1.0, 2: 1.0 + slope})
-    budget = AdaptiveBudget(cost, model, lambda: 0.01 * next(ticks), matches_text=method != "mtp")
-    engine.scheduler.draft_budget = engine.draft_budget = budget
+    adapt(engine, method, slope)
     assert run(engine, requests) == plain
     engine.check_integrity()
-    stats = engine.stats()
-    if slope < 1.0:
-        assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
-    if method == "mtp":  # which is asked for no more than is verified
-        assert stats.num_draft_tokens < 5 * stats.num_steps
-    else:
-        assert stats.draft_budget.num_withheld_tokens > 0
+    check_choice(engine, method, slope)
 
 
 @pytest.mark.parametrize("run", [run_all, run_alone])
@@ -232,6 +226,28 @@ def test_float32_is_exact_too(requests: list[GenerationRequest]) -> None:
     engine = build(config("ngram", 5, 7, prefix_caching=True, dtype="float32"), oracle_of(expected, 0.25))
     assert run_all(engine, requests) == expected
     check_bite(engine, "oracle", 5)
+
+
+def adapt(engine: Engine, method: str, slope: float) -> None:
+    """Let an engine of 5 drafts choose their number: a row costs `slope` of a step, a look at the clock a tick."""
+    ticks = count()
+    is_model = method in MODELS
+    model = DraftingModel(engine.proposer.name, 5, CallCost(0.01, 0.0, 0.0)) if is_model else None
+    cost = FixedCost({1: 1.0, 2: 1.0 + slope})
+    matches_text = not is_model or method in EXTENSIONS
+    budget = AdaptiveBudget(cost, model, lambda: 0.01 * next(ticks), matches_text)
+    engine.scheduler.draft_budget = engine.draft_budget = budget
+
+
+def check_choice(engine: Engine, method: str, slope: float) -> None:
+    """Assert that drafts were accepted and rejected, if rows are cheap, and that not all were made and verified."""
+    stats = engine.stats()
+    if slope < 1.0:
+        assert stats.num_draft_tokens > stats.num_accepted_tokens > 0
+    if method in ("mtp", "draft_model"):  # which are asked for no more than is verified
+        assert stats.num_draft_tokens < 5 * stats.num_steps
+    else:
+        assert stats.draft_budget.num_withheld_tokens > 0
 
 
 def check_bite(engine: Engine, method: str, num_drafts: int) -> None:

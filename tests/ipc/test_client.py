@@ -69,7 +69,7 @@ def expected_tokens(seed: int, count: int, vocab_size: int) -> list[int]:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.01)
