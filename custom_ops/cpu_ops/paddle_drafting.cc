@@ -28,7 +28,9 @@ constexpr paddle::DataType kInt32 = paddle::DataType::INT32;
 constexpr paddle::DataType kInt64 = paddle::DataType::INT64;
 
 struct Drafting {
-  std::vector<const fd::Recording*> stages, heads;  // a head reads `chosen_rows` of `output` and writes `logits`
+  std::vector<const fd::Recording*> stages;
+  std::vector<const fd::Recording*> heads;  // of a stage by `vocab_sizes`: `chosen_rows` of `output` to `logits`
+  std::vector<int64_t> vocab_sizes;         // first ids that a draft is drawn from
   fd::StepShape shape;
   fd::StepIndex index;
   int32_t* num_scheduled;  // of `shape`, as the next
@@ -40,13 +42,13 @@ struct Drafting {
   char* source;               // [max_rows, row_bytes], what each row reads beside its token; or null
   const char* output;         // [max_rows, row_bytes], what every stage writes
   int32_t* chosen_rows;       // [max_chosen]
-  float* logits;              // [max_chosen, vocab_size]
+  float* logits;              // [max_chosen, one of vocab_sizes]
   float* float_params;        // [max_seqs, ...] of a SamplingBatch, as the next
   int64_t* int_params;
   int32_t* chosen;
   int32_t* status;
   uint8_t* survives;
-  int64_t max_seqs, max_drafts, num_states, row_bytes, max_chosen, vocab_size;
+  int64_t max_seqs, max_drafts, num_states, row_bytes, max_chosen;
 };
 
 void copy_row(const Drafting& d, char* to, int64_t row, const char* from, int64_t from_row) {
@@ -86,7 +88,8 @@ fd::SamplingInputs rules_of(const Drafting& d, int64_t first) {
 }
 
 // Draws a token for the last row of every sequence, as many at a time as there is room for logits.
-void choose(const Drafting& d, int64_t stage, int64_t step) {
+void choose(const Drafting& d, int64_t stage, int64_t step, int64_t size) {
+  const int64_t num_sizes = static_cast<int64_t>(d.vocab_sizes.size()), vocab_size = d.vocab_sizes[size];
   for (int64_t b = 0; b < d.shape.num_seqs; ++b) {
     require(d.num_scheduled[b] > 0, kOp, "num_scheduled", "a row of every sequence", d.num_scheduled[b]);
     d.int_params[b * fd::kNumIntParams + fd::kPosition] = d.index.kv_lens[b];
@@ -94,12 +97,11 @@ void choose(const Drafting& d, int64_t stage, int64_t step) {
   for (int64_t first = 0; first < d.shape.num_seqs; first += d.max_chosen) {
     const int64_t count = std::min(d.max_chosen, d.shape.num_seqs - first);
     for (int64_t i = 0; i < count; ++i) d.chosen_rows[i] = d.index.cu_seqlens_q[first + i + 1] - 1;
-    fd::replay(*d.heads[stage], count, 0);
+    fd::replay(*d.heads[stage * num_sizes + size], count, 0);
     const fd::SamplingInputs in = rules_of(d, first);
-    if (const std::string wrong = fd::check_sampling_inputs(in, count, d.vocab_size); !wrong.empty())
+    if (const std::string wrong = fd::check_sampling_inputs(in, count, vocab_size); !wrong.empty())
       PADDLE_THROW(common::errors::InvalidArgument("%s: %s", kOp, wrong.c_str()));
-    fd::sample(d.logits, count, d.vocab_size, in, {d.chosen + first, d.status + first, d.survives + first}, false,
-               false);
+    fd::sample(d.logits, count, vocab_size, in, {d.chosen + first, d.status + first, d.survives + first}, false, false);
   }
   for (int64_t b = 0; b < d.shape.num_seqs; ++b) d.drafts[b * d.max_drafts + step] = d.chosen[b];
 }
@@ -145,8 +147,9 @@ void fill_stage(Tensor&, int64_t drafting, int64_t stage, int64_t num_seqs) {
                : fd::replay_caches(*d.stages[stage], num_rows, num_seqs);
 }
 
-void draft(Tensor&, int64_t drafting, int64_t num_seqs) {
+void draft(Tensor&, int64_t drafting, int64_t num_seqs, int64_t size) {
   Drafting& d = *reinterpret_cast<Drafting*>(drafting);
+  require(size >= 0 && size < static_cast<int64_t>(d.vocab_sizes.size()), kOp, "size", "one that is bound", size);
   require(num_seqs <= d.max_seqs, kOp, "num_seqs", "at most the sequences bound", num_seqs);
   for (int64_t b = 1; b < num_seqs; ++b)
     require(d.num_drafts[b] <= d.num_drafts[b - 1], kOp, "num_drafts", "none above one before it", d.num_drafts[b]);
@@ -158,7 +161,7 @@ void draft(Tensor&, int64_t drafting, int64_t num_seqs) {
     if (d.source != nullptr && step == 0) read_states(d);
     const int64_t stage = std::min(step, last);
     fd::replay(*d.stages[stage], d.index.totals[0], num_seqs);
-    choose(d, stage, step);
+    choose(d, stage, step, size);
     num_seqs = num_drafting(d, num_seqs, step + 1);
     step < last ? shift_rows(d, num_seqs) : follow_drafts(d, num_seqs);
   }
@@ -178,7 +181,8 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
           const paddle::optional<Tensor>& states, const paddle::optional<Tensor>& source, const Tensor& output,
           const Tensor& chosen_rows, const Tensor& logits, const Tensor& float_params, const Tensor& int_params,
           const Tensor& chosen, const Tensor& status, const Tensor& survives, Tensor& handle,
-          const std::vector<int64_t>& stages, const std::vector<int64_t>& heads, int64_t block_size) {
+          const std::vector<int64_t>& stages, const std::vector<int64_t>& heads,
+          const std::vector<int64_t>& vocab_sizes, int64_t block_size) {
   const int64_t max_seqs = num_scheduled.dims()[0], max_rows = token_ids.dims()[0];
   auto ints = [](const char* name, const Tensor& tensor, int64_t count) {
     return Argument{kOp, name, tensor}.is(kInt32).holds({count}).template data<int32_t>();
@@ -191,12 +195,15 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
   Argument{kOp, "int_params", int_params}.is(kInt64).holds({max_seqs, fd::kNumIntParams});
   Argument{kOp, "survives", survives}.is(paddle::DataType::UINT8).holds({max_seqs});
   Argument{kOp, "handle", handle}.is(kInt64).shaped({1});
-  require(!stages.empty() && stages.size() == heads.size(), kOp, "stages", "as many as heads, one at least",
-          static_cast<int64_t>(stages.size()));
+  require(!stages.empty() && stages.size() * vocab_sizes.size() == heads.size(), kOp, "heads",
+          "one for every stage and vocab_size, one at least", static_cast<int64_t>(heads.size()));
+  for (int64_t size : vocab_sizes)
+    require(size > 0 && size <= logits.dims()[1], kOp, "vocab_sizes", "at most the logits of a row", size);
   require(states.is_initialized() == source.is_initialized(), kOp, "states", "given where source is", 0);
   auto d = std::make_unique<Drafting>();
   d->stages = recordings(stages);
   d->heads = recordings(heads);
+  d->vocab_sizes = vocab_sizes;
   d->max_seqs = max_seqs;
   d->max_drafts = drafts.dims()[1];
   d->num_scheduled = ints("num_scheduled", num_scheduled, max_seqs);
@@ -232,7 +239,6 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
     d->source = read.data<char>();
   }
   d->max_chosen = logits.dims()[0];
-  d->vocab_size = logits.dims()[1];
   d->chosen_rows = ints("chosen_rows", chosen_rows, d->max_chosen);
   d->logits = Argument{kOp, "logits", logits}.data<float>();
   d->float_params = Argument{kOp, "float_params", float_params}.data<float>();
@@ -278,7 +284,8 @@ PD_BUILD_OP(fd_bind_drafting)
              "survives",
              "handle"})
     .Outputs({"handle_"})
-    .Attrs({"stages: std::vector<int64_t>", "heads: std::vector<int64_t>", "block_size: int64_t"})
+    .Attrs({"stages: std::vector<int64_t>", "heads: std::vector<int64_t>", "vocab_sizes: std::vector<int64_t>",
+            "block_size: int64_t"})
     .SetInplaceMap({{"handle", "handle_"}})
     .SetKernelFn(PD_KERNEL(bind));
 
@@ -292,6 +299,6 @@ PD_BUILD_OP(fd_fill_stage)
 PD_BUILD_OP(fd_draft)
     .Inputs({"drafts"})
     .Outputs({"drafts_"})
-    .Attrs({"drafting: int64_t", "num_seqs: int64_t"})
+    .Attrs({"drafting: int64_t", "num_seqs: int64_t", "size: int64_t"})
     .SetInplaceMap({{"drafts", "drafts_"}})
     .SetKernelFn(PD_KERNEL(draft));

@@ -39,7 +39,7 @@ from fastdeploy.models.weights import (
     expected_shapes,
 )
 from fastdeploy.ops.attention import KVCache, RowIndex
-from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormRule
 
 
@@ -137,11 +137,15 @@ class MTPLayer:
             self._final_norm(hidden, normed, num_rows)
 
     def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
-        """Write the logits of the first num_rows rows, rows of `output`, into out [capacity, vocab] float32."""
+        """Write the logits of the first num_rows rows, rows of `output`, into out [capacity, vocab] float32.
+
+        A narrower `out` takes those of the first ids, a multiple of 64.
+        """
         if not self._recycles_normed:
             self._final_norm(states, self._buffers.normed, num_rows)
             states = self._buffers.normed
-        self.head(states, out, num_rows)
+        weight, num_ids = self.head.weight, out.shape[1]
+        linear(states, weight if num_ids == weight.out_features else first_outputs(weight, num_ids), out, num_rows)
 
 
 def load_mtp_layers(

@@ -36,7 +36,8 @@ class DraftStage:
 
     Attributes:
         compute: compute(batch, num_rows) reads `token_ids`, and `source` where there is one, and writes `output`.
-        compute_logits: compute_logits(rows, num_rows, out) writes float32 logits [num_rows, V] of rows of `output`.
+        compute_logits: compute_logits(rows, num_rows, out) writes float32 logits of rows of `output`, of as many of the
+            first ids as `out` is wide.
     """
 
     compute: Callable[[RowIndex, int], None]
@@ -52,8 +53,12 @@ class DraftLoop:
         token_ids: [max_rows] int32, the tokens of these rows; overwritten too.
         num_drafts: [max_seqs] int32, drafts wanted of each sequence, none above one before it.
         drafts: [max_seqs, max_drafts] int32; -1 where no token could be drawn, what follows it means nothing.
+        vocab_sizes: first ids that a draft may be drawn from, rising, all ids last.
+        size: which of them holds for the next drafts; all at first.
         sampling: how to draw, a row per sequence; positions are filled in, lists and masks are not read.
-        stages, output, states, source, chosen_rows, chosen_hidden, logits: as `__init__` has them, and its scratch.
+        stages, output, states, source: as `__init__` has them.
+        chosen_rows, chosen_hidden, logits: scratch of it.
+        narrow_logits: the memory of `logits` as rows of each of vocab_sizes.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class DraftLoop:
         token_ids: HostBuffer,
         output: Tensor,
         *,
-        vocab_size: int,
+        vocab_sizes: Sequence[int],
         max_drafts: int,
         max_chosen: int,
         states: Tensor | None = None,
@@ -86,7 +91,10 @@ class DraftLoop:
         self.sampling = SamplingBatch(max_seqs)
         self.chosen_rows = HostBuffer(max_chosen, "int32")
         self.chosen_hidden: Tensor = paddle.zeros([max_chosen, hidden], output.dtype)
-        self.logits: Tensor = paddle.zeros([max_chosen, vocab_size], "float32")
+        self.vocab_sizes, self.size = tuple(vocab_sizes), len(vocab_sizes) - 1
+        self.logits: Tensor = paddle.zeros([max_chosen, vocab_sizes[-1]], "float32")
+        flat = self.logits.reshape([-1])
+        self.narrow_logits = [flat[: max_chosen * size].reshape([max_chosen, size]) for size in vocab_sizes]
         self.native: _Native | None = None
 
     def fill_stage(self, stage: int, num_seqs: int) -> None:
@@ -116,12 +124,12 @@ class _Native:
         num_rows, max_chosen = loop.output.shape[0], loop.logits.shape[0]
         full = full_step(loop.batch, num_rows)
 
-        def head(stage: DraftStage) -> None:
+        def head(stage: DraftStage, logits: Tensor) -> None:
             gather_rows(loop.output, loop.chosen_rows.tensor, loop.chosen_hidden, max_chosen)
-            stage.compute_logits(loop.chosen_hidden, max_chosen, loop.logits)
+            stage.compute_logits(loop.chosen_hidden, max_chosen, logits)
 
         self._stages = [Recording(partial(stage.compute, full, num_rows)) for stage in loop.stages]
-        self._heads = [Recording(partial(head, stage)) for stage in loop.stages]
+        self._heads = [Recording(partial(head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
         self._free = load_library().fd_drafting_free  # kept here: modules may be gone when the last loop goes
         self._free.argtypes = [ctypes.c_void_p]
         self.handle = _bind(loop, [stage.handle for stage in self._stages], [head.handle for head in self._heads])
@@ -152,6 +160,7 @@ def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
         handle.tensor,
         stages,
         heads,
+        list(loop.vocab_sizes),
         loop.batch.block_size,
     )
     return int(handle.array[0])
@@ -168,10 +177,10 @@ def _fill_stage_cpu(loop: DraftLoop, stage: int, num_seqs: int) -> None:
 
 
 def _draft_cpu(loop: DraftLoop, num_seqs: int) -> None:
-    run_native("fd_draft", loop.drafts.tensor, _native(loop), num_seqs)
+    run_native("fd_draft", loop.drafts.tensor, _native(loop), num_seqs, loop.size)
 
 
-_SIZE, _VOCAB, _BLOCK = 16, 40, 16
+_SIZE, _FEW, _VOCAB, _BLOCK = 16, 24, 40, 16
 
 
 def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoop:
@@ -184,17 +193,19 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
     def stage(number: int) -> DraftStage:
         pack, linear = lookup("pack_linear"), lookup("linear")
         weight = pack(random_rows(_SIZE, _SIZE, "float32", 3 + number))
-        head = pack(random_rows(_VOCAB, _SIZE, "float32", 13 + number))
+        heads = {n: pack(random_rows(_VOCAB, _SIZE, "float32", 13 + number)[:n]) for n in (_FEW, _VOCAB)}
 
         def compute(batch: RowIndex, num_rows: int) -> None:
             lookup("embedding")(token_ids.tensor, table, embedded, num_rows)
             linear(embedded, weight, output, num_rows, source)
 
-        return DraftStage(compute, lambda rows, num_rows, out: linear(rows, head, out, num_rows))
+        return DraftStage(compute, lambda rows, num_rows, out: linear(rows, heads[out.shape[1]], out, num_rows))
 
-    sizes = {"vocab_size": _VOCAB, "max_drafts": 4, "max_chosen": 2}
+    sizes = {"max_drafts": 4, "max_chosen": 2}
     stages = [stage(number) for number in range(num_stages)]
-    loop = DraftLoop(stages, batch, token_ids, output, **sizes, states=states, source=source)
+    loop = DraftLoop(
+        stages, batch, token_ids, output, vocab_sizes=[_FEW, _VOCAB], **sizes, states=states, source=source
+    )
     loop.sampling.float_params.array[:, 0] = [0.0, 1.0, 0.0]
     batch.buffers.block_tables.array[:] = [[2, 0], [1, 3], [3, 2]]
     batch.buffers.num_blocks.array[:] = 2
@@ -204,8 +215,9 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
     return loop
 
 
-def _draft_example(num_stages: int, has_states: bool, lookup: Lookup) -> Sequence[Tensor]:
+def _draft_example(num_stages: int, has_states: bool, size: int, lookup: Lookup) -> Sequence[Tensor]:
     loop = _example_loop(num_stages, has_states, lookup)
+    loop.size = size
     loop.num_drafts.array[:] = [4, 2, 1]
     lookup("draft")(loop, 3)
     drafts = np.where(np.arange(4) < loop.num_drafts.array[:, None], loop.drafts.array, -2)
@@ -234,8 +246,8 @@ _DRAFT = register(
         reference.draft,
         {"cpu": _draft_cpu},
         examples=[
-            partial(_draft_example, num_stages, has_states)
-            for num_stages, has_states in ((1, False), (1, True), (2, True), (4, True))
+            partial(_draft_example, num_stages, has_states, size)
+            for num_stages, has_states, size in ((1, False, 1), (1, True, 1), (2, True, 1), (4, True, 1), (2, True, 0))
         ],
     )
 )

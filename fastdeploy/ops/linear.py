@@ -11,7 +11,7 @@ silu(gate) * up. The activation reads the sums in fp32, before any rounding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import paddle
@@ -100,6 +100,17 @@ def pack_linear(
     _check_pieces(pieces, bias, quantization)
     packed: PackedLinear = _PACK_LINEAR.run(pieces, bias, quantization, is_gated)
     return packed
+
+
+def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
+    """Return the layer that has the first outputs of another one alone, and its memory.
+
+    Args:
+        w: from pack_linear for the CPU, neither gated nor with a bias.
+        count: a multiple of 64.
+    """
+    panel_size = w.data.shape[0] // -(-w.out_features // _PANEL)
+    return replace(w, data=w.data[: count // _PANEL * panel_size], out_features=count)
 
 
 def linear(

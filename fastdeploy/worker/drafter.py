@@ -33,6 +33,7 @@ from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
+from fastdeploy.worker.draft_vocabulary import DraftVocabulary
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
 from fastdeploy.worker.row_rules import RowRules
 
@@ -48,16 +49,21 @@ class DraftBuffers:
         self.token_ids = HostBuffer(config.max_rows, "int32")
 
     def loop(
-        self, stages: Sequence[DraftStage], output: Tensor, states: Tensor | None = None, source: Tensor | None = None
+        self,
+        stages: Sequence[DraftStage],
+        output: Tensor,
+        states: Tensor | None = None,
+        source: Tensor | None = None,
+        vocab_sizes: Sequence[int] = (),
     ) -> DraftLoop:
-        """Return the loop over these buffers of stages that write `output`; see there."""
+        """Return the loop over these buffers of stages that write `output`, by default to draft any id; see there."""
         config = self._config
         return DraftLoop(
             stages,
             self.batch,
             self.token_ids,
             output,
-            vocab_size=config.vocab_size,
+            vocab_sizes=vocab_sizes or [config.vocab_size],
             max_drafts=config.max_drafts,
             max_chosen=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
             states=states,
@@ -109,6 +115,7 @@ class Drafter:
         self._least_fill = least_fill
         self._num_filled = [[0] * num_blocks for _ in loop.stages]  # slots of each block, from its first on
         self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
+        self._vocabulary = DraftVocabulary(loop.vocab_sizes)
         self._rules = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
         self._tables: list[list[int] | None] = [None] * config.max_seqs  # the blocks that each sequence's row shows
         self._num_shown = [0] * config.max_seqs
@@ -143,6 +150,7 @@ class Drafter:
         wanted = [counts[i] for i in order]
         spans = self._first_spans([requests[i] for i in order], wanted)
         self._pack(spans)
+        self.loop.size = self._vocabulary.choose()
         self.loop.num_drafts.array[: len(order)] = wanted
         self.loop.draft(len(order))
         for row, (i, span) in enumerate(zip(order, spans)):
@@ -183,6 +191,7 @@ class Drafter:
             tokens[at : at + count] = span.request.token_ids[span.start : span.end]
             at += count
             self._show(row, span.request)
+        self._vocabulary.observe(tokens[:at])
         buffers = self.loop.batch.buffers
         buffers.num_scheduled.array[: len(spans)] = [span.end - span.start for span in spans]
         buffers.num_computed.array[: len(spans)] = [span.start for span in spans]

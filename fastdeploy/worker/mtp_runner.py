@@ -22,6 +22,7 @@ from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.mtp import MTPLayer
 from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.drafting import DraftStage
+from fastdeploy.worker.draft_vocabulary import draft_vocab_sizes
 from fastdeploy.worker.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
 
@@ -59,7 +60,8 @@ class MTPRunner(Drafter):
             return DraftStage(compute, layer.compute_logits)
 
         stages = [stage(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
-        loop = buffers.loop(stages, layers[0].output, self._states, layers[0].source)
+        sizes = draft_vocab_sizes(config.vocab_size)
+        loop = buffers.loop(stages, layers[0].output, self._states, layers[0].source, sizes)
         super().__init__(loop, num_blocks, config, least_fill=LEAST_FILL if len(layers) == 1 else None)
 
     def describe(self) -> dict[str, Any]:

@@ -153,6 +153,31 @@ def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
     assert sum(asked[100:]) == 12  # after 24 steps of 1 each, for 0.12 of them
 
 
+class TickingClock(ManualClock):
+    """A clock by which every look at it takes time, as what lies between two looks does."""
+
+    def __call__(self) -> float:
+        self.now += 0.02
+        return self.now
+
+
+def test_what_choosing_and_comparing_take_is_paid_for_too() -> None:
+    clock = TickingClock()
+    budget, request = make_budget(0.1, clock), make_request()
+    asked = []
+    for _ in range(400):
+        cap = ask(budget, request)
+        asked.append(cap > 0)
+        if cap:
+            budget.proposed([request], [Ask(cap, 0)])  # which takes 0.02 of a step: it would pay in one step of four
+        budget.choose([request], 0)
+        clock.now += 1.0
+        budget.end_step(decoding_step(request))
+        request.append([1])
+    assert all(asked[:5])
+    assert 10 <= sum(asked[100:]) <= 30
+
+
 def ask_in_turn(
     budget: AdaptiveBudget,
     clock: ManualClock,

@@ -38,9 +38,16 @@ class Model:
 
         stage = DraftStage(compute, lambda rows, num_rows, out: linear(rows, head, out, num_rows))
         self.states = random_rows(3 * SEQS * BLOCK + 1, SIZE, "float32", 2)
-        sizes = {"vocab_size": VOCAB, "max_drafts": DRAFTS, "max_chosen": max_chosen}
         self.loop = DraftLoop(
-            [stage], self.batch, self.tokens, self.output, **sizes, states=self.states, source=self.source
+            [stage],
+            self.batch,
+            self.tokens,
+            self.output,
+            vocab_sizes=[VOCAB],
+            max_drafts=DRAFTS,
+            max_chosen=max_chosen,
+            states=self.states,
+            source=self.source,
         )
         self.loop.sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 20.0
 

@@ -73,7 +73,7 @@ def _choose(loop: DraftLoop, stage: DraftStage, num_seqs: int, step: int) -> Non
     """Draw a token for the last row of every sequence."""
     batch, sampling = loop.batch.buffers, loop.sampling
     sampling.int_params.array[:num_seqs, _POSITION_COLUMN] = batch.kv_lens.array[:num_seqs]
-    logits = paddle.zeros([num_seqs, loop.logits.shape[1]], "float32")
+    logits = paddle.zeros([num_seqs, loop.vocab_sizes[loop.size]], "float32")
     last_rows = paddle.to_tensor(batch.cu_seqlens_q.array[1 : num_seqs + 1] - 1)
     stage.compute_logits(paddle.gather(loop.output, last_rows), num_seqs, logits)
     sample(logits, sampling, num_seqs)
