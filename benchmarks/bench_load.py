@@ -5,9 +5,9 @@
 
 Writes a checkpoint of random bfloat16 weights in torch layout, and the same in Paddle layout, to a temporary folder.
 Every measurement is a process of its own: it reads the files as fast as it can (all threads, blocks of 8 MiB, into
-huge pages), and loads the model, first the one or first the other in turn. Both write memory that nobody has touched, so
-that the system's clearing of it, half of either, counts in both; a virtual machine whose host takes free memory back
-provides it before each, untimed, yet single figures scatter. `ratio` is the median over rounds of the
+huge pages), and loads the model, first the one or first the other in turn. Both write memory that nobody has touched,
+so the system's clearing of it, half of either, counts in both; where a host takes free memory back from its virtual
+machine single figures scatter, though so much memory is touched before each. `ratio` is the median over rounds of the
 load's time over the reading's of the same process; `cpu` the same of processor time, which a busy machine disturbs
 less; threads that wait for each other count in it, so set FD_NUM_THREADS=1. With --cold the files leave the page cache
 before each of the two. `peak` is the most memory that the process held during the load, beyond what it held before,

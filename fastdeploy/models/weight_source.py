@@ -102,10 +102,11 @@ class SafetensorsSource:
                     "model",
                     f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {_READABLE_DTYPES}",
                 )
-            self._shapes[name] = tuple(header.get_shape())
-            if name in self._tensors:
+            if name in self._shapes:
                 raise ConfigError("model", f"{path} holds tensor {name}, and so does {self._file_names[name]}")
-            self._tensors[name] = file.get_tensor(name)
+            self._shapes[name] = tuple(header.get_shape())
+            if 0 not in self._shapes[name]:  # Paddle makes no tensor of nothing, nor does a model have one
+                self._tensors[name] = file.get_tensor(name)
             self._file_names[name] = path.name
 
 

@@ -51,9 +51,10 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
     assert "2 missing (model.norm.weight, model.layers.1.self_attn.k_proj.bias)" in message
 
 
-def test_surplus_tensors_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [40, 0])
+def test_surplus_tensors_are_named(tmp_path: Path, size: int) -> None:
     def add(tensors: Tensors) -> None:
-        tensors["model.layers.0.self_attn.o_proj.bias"] = paddle.zeros([40], "bfloat16")
+        tensors["model.layers.0.self_attn.o_proj.bias"] = paddle.zeros([size], "bfloat16")
 
     assert "1 surplus (model.layers.0.self_attn.o_proj.bias)" in refusal(copy_of("qwen2", tmp_path, add))
 
