@@ -10,9 +10,8 @@ namespace FD_ISA {
 
 #if defined(FD_ISA_AVX512)
 
-// Turns sixteen vectors of sixteen elements of four bytes, or eight of eight of eight bytes: lane i of vector j becomes
-// lane j of vector i.
-FD_INLINE void turn_quarters(__m512i (&v)[16]) {  // 4 x 4 matrices of quarters of a vector
+// Turns the four 4 x 4 matrices of quarters of vectors i, 4 + i, 8 + i and 12 + i.
+FD_INLINE void turn_quarters(__m512i (&v)[16]) {
   __m512i w[16];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -25,6 +24,7 @@ FD_INLINE void turn_quarters(__m512i (&v)[16]) {  // 4 x 4 matrices of quarters 
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) v[i] = w[i];
 }
+// Element i of vector j becomes element j of vector i: sixteen by sixteen of four bytes, or eight by eight of eight.
 FD_INLINE void turn(__m512i (&v)[16]) {
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
