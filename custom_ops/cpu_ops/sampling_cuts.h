@@ -42,7 +42,7 @@ class Prefix {
   bool holds(int32_t id);
 
  private:
-  bool holds_exactly(Cut before);
+  bool holds_exactly(Cut in_front);
 
   float top_p_;
   const Row& row_;
