@@ -44,6 +44,8 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.models import loader
+from fastdeploy.models.architecture import Architecture
+from fastdeploy.models.weight_source import WeightSource
 from fastdeploy.models.weights import DecoderWeights
 from fastdeploy.worker.model_runner import ModelRunner
 
@@ -229,10 +231,10 @@ def one_copy_of_weights() -> Iterator[None]:
     """
     load, loaded = loader.load_weights, dict[str, DecoderWeights]()
 
-    def load_once(config: ModelConfig, *arguments: Any) -> DecoderWeights:
-        key = f"{config} {arguments[-1]}"  # and its quantization
+    def load_once(config: ModelConfig, architecture: Architecture, source: WeightSource, *rest: Any) -> DecoderWeights:
+        key = f"{config} {type(source)} {rest[-1]}"  # a checkpoint, its own weights or random ones, their format
         if key not in loaded:
-            loaded[key] = load(config, *arguments)
+            loaded[key] = load(config, architecture, source, *rest)
         return loaded[key]
 
     with patch.object(loader, "load_weights", load_once):

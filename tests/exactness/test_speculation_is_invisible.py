@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fastdeploy.config.engine_config import CacheConfig, EngineConfig, Scheduler
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import EXTENSIONS, SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
@@ -253,13 +255,23 @@ def test_float32_is_exact_too(requests: list[GenerationRequest]) -> None:
 
 
 def adapt(engine: Engine, method: str, slope: float) -> None:
-    """Let an engine of 5 drafts choose their number: a row costs `slope` of a step, a look at the clock a tick."""
-    ticks = count()
+    """Let an engine of 5 drafts choose their number: a row costs `slope` of a step."""
+    ticks, forward, now = count(), engine.runner.forward, 0.0
+
+    def clock() -> float:
+        return now + 0.001 * next(ticks)
+
+    def step(plan: StepPlan) -> Any:
+        nonlocal now
+        now += 1.0
+        return forward(plan)
+
+    engine.runner.forward = step  # type: ignore[method-assign]
     is_model = method in MODELS
     model = DraftingModel(engine.proposer.name, 5, CallCost(0.01, 0.0, 0.0)) if is_model else None
     cost = FixedCost({1: 1.0, 2: 1.0 + slope})
     matches_text = not is_model or method in EXTENSIONS
-    budget = AdaptiveBudget(cost, model, lambda: 0.01 * next(ticks), matches_text)
+    budget = AdaptiveBudget(cost, model, clock, matches_text)
     engine.scheduler.draft_budget = engine.draft_budget = budget
 
 
