@@ -135,20 +135,25 @@ def test_long_matches_are_told_from_short_ones() -> None:
     assert live_through(budget, request, WRONG, 1, match_len=2) == [0]
 
 
-def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
-    clock = ManualClock()
+def asked_where_nothing_is_found(clock: ManualClock, proposing_s: float) -> list[bool]:
+    """Return in which of 400 steps of a second a request was asked, of which no draft is ever made."""
     budget, request = make_budget(0.1, clock), make_request()
     asked = []
     for _ in range(400):
         cap = ask(budget, request)
         asked.append(cap > 0)
         if cap:
-            clock.now += 0.12
+            clock.now += proposing_s
             budget.proposed([request], [Ask(cap, 0)])
         budget.choose([request], 0)
         clock.now += 1.0
         budget.end_step(decoding_step(request))
         request.append([1])
+    return asked
+
+
+def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
+    asked = asked_where_nothing_is_found(ManualClock(), 0.12)
     assert asked[:5] == [True] * 5
     assert sum(asked[100:]) == 12  # after 24 steps of 1 each, for 0.12 of them
 
@@ -162,18 +167,9 @@ class TickingClock(ManualClock):
 
 
 def test_what_choosing_and_comparing_take_is_paid_for_too() -> None:
-    clock = TickingClock()
-    budget, request = make_budget(0.1, clock), make_request()
-    asked = []
-    for _ in range(400):
-        cap = ask(budget, request)
-        asked.append(cap > 0)
-        if cap:
-            budget.proposed([request], [Ask(cap, 0)])  # which takes 0.02 of a step: it would pay in one step of four
-        budget.choose([request], 0)
-        clock.now += 1.0
-        budget.end_step(decoding_step(request))
-        request.append([1])
+    asked = asked_where_nothing_is_found(
+        TickingClock(), 0.0
+    )  # two looks at the clock alone would pay in a step of four
     assert all(asked[:5])
     assert 10 <= sum(asked[100:]) <= 30
 
@@ -295,7 +291,7 @@ def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
     clock = ManualClock()
     budget = make_model_budget(clock)
     wrong = live_with_model(budget, clock, WRONG, 60)
-    assert sum(wrong[20:]) <= 9 and max(wrong[20:]) == 1  # a hundredth of the time, for 0.05 of a step
+    assert sum(wrong[20:]) <= 9 and max(wrong[20:]) == 1  # within a hundredth of the time, for 0.05 of a step
     right = live_with_model(budget, clock, TEXT, 60)
     assert right[-1] >= 4
     found = next(i for i, cap in enumerate(right) if cap)
