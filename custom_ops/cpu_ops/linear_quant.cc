@@ -110,33 +110,33 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, floa
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) total[r][v] = zero();
   I16 sum[MR * limbs][NV];
-  for (int64_t block = 0, group = 0; block < p.num_blocks; block += strip) {
-    if (block % group_blocks == 0) {
+  for (int64_t begin = 0, group = 0; begin < p.num_blocks; begin += group_blocks, ++group) {
 #pragma GCC unroll 32
-      for (int r = 0; r < MR * limbs; ++r)
+    for (int r = 0; r < MR * limbs; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sum[r][v] = splat_int(starts[group * MR * limbs + r]);
-    }
-    const int64_t left = p.num_blocks - block;
-    const uint8_t* fetched = codes + (block + ahead) * kBlockBytes;
-    if (ahead >= left) fetched += NV * p.panel_bytes - p.num_blocks * kBlockBytes;
-    dot_strip<Lines<kQuantization>>(sum, x + block * Lines<kQuantization>::kUnits * MR * limbs,
-                                    codes + block * kBlockBytes, fetched, p.panel_bytes, left < strip ? left : strip);
-    if (left <= strip || (block + strip) % group_blocks == 0) {
+      for (int v = 0; v < NV; ++v) sum[r][v] = splat_int(starts[group * MR * limbs + r]);
+    const int64_t end = begin + group_blocks < p.num_blocks ? begin + group_blocks : p.num_blocks;
+    int64_t block = begin;
+    do {
+      const uint8_t* fetched = codes + (block + ahead) * kBlockBytes;
+      if (block + ahead >= p.num_blocks) fetched += NV * p.panel_bytes - p.num_blocks * kBlockBytes;
+      dot_strip<Lines<kQuantization>>(sum, x + block * Lines<kQuantization>::kUnits * MR * limbs,
+                                      codes + block * kBlockBytes, fetched, p.panel_bytes,
+                                      end - block < strip ? end - block : strip);
+      block += strip;
+    } while (group_blocks > strip && block < end);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) {
-        const F16 scale = p.scale(p.panel(panel + v), group);
+    for (int v = 0; v < NV; ++v) {
+      const F16 scale = p.scale(p.panel(panel + v), group);
 #pragma GCC unroll 32
-        for (int r = 0; r < MR; ++r) {
-          if constexpr (limbs == 2)
-            total[r][v] = fma(joined(sum[2 * r][v], sum[2 * r + 1][v]), scale, total[r][v]);
-          else
-            total[r][v] = fma(joined(sum[r][v]), scale, total[r][v]);
-        }
+      for (int r = 0; r < MR; ++r) {
+        if constexpr (limbs == 2)
+          total[r][v] = fma(joined(sum[2 * r][v], sum[2 * r + 1][v]), scale, total[r][v]);
+        else
+          total[r][v] = fma(joined(sum[r][v]), scale, total[r][v]);
       }
-      if (MR * NV * (limbs + 1) > 24) asm volatile("" : "+m"(total));  // registers are for sums
-      ++group;
     }
+    if (MR * NV * (limbs + 1) > 24) asm volatile("" : "+m"(total));  // registers are for sums
   }
   for (int r = 0; r < MR; ++r)
     for (int v = 0; v < NV; ++v)
