@@ -36,6 +36,7 @@ struct Problem {
 
   int64_t row_units() const { return num_blocks * Lines<kQuantization>::kUnits; }
   const uint8_t* panel(int64_t index) const { return static_cast<const uint8_t*>(a.packed) + index * panel_bytes; }
+  const uint8_t* codes(int64_t index) const { return panel(index) + header_bytes; }
   FD_INLINE F16 scale(const uint8_t* panel, int64_t group) {
     if constexpr (has_four_bits(kQuantization))
       return load_bf16(reinterpret_cast<const uint16_t*>(panel) + group * kPanel);
@@ -48,7 +49,7 @@ struct Problem {
 // one. As in linear.cc, where processors foresee streams by themselves it stays at eight.
 constexpr int panels_at_a_time(int limb_rows) {
 #if defined(FD_ISA_AVX512)
-  return limb_rows <= 4 ? 4 : limb_rows <= (kFetchesStreams ? 12 : 8) ? 2 : 1;
+  return limb_rows <= 4 ? 4 : limb_rows <= (kFetchesStreams ? 15 : 8) ? 2 : 1;
 #else
   return limb_rows == 1 ? 2 : 1;
 #endif
@@ -61,6 +62,24 @@ FD_INLINE void fetch(const uint8_t* line) {
   __builtin_prefetch(line, 0, NV == 4 ? 3 : 2);
 }
 
+// Streams of weights that are fetched while NV panels are met: four come in faster than one or two.
+template <int NV>
+constexpr int64_t kStreams = kFetchesStreams && NV < 4 ? 4 : NV;
+
+// The first line that is asked for from `block` of NV panels on. With a stream per panel it lies so far ahead, in these
+// panels or the next ones. With more streams it is one of the next kStreams panels, which all panels before them ask
+// for in turns.
+template <int NV, Quantization kQuantization>
+FD_INLINE const uint8_t* fetched_line(const Problem<kQuantization>& p, int64_t panel, int64_t block) {
+  constexpr int64_t streams = kStreams<NV>, ahead = kFetchBytes / (NV * kBlockBytes);
+  if constexpr (streams > NV) {
+    const int64_t part = panel % streams;
+    return p.codes(panel - part + streams) + (part * p.num_blocks + block * NV) / streams * kBlockBytes;
+  }
+  const int64_t line = block + ahead, beyond = line - p.num_blocks;
+  return beyond < 0 ? p.codes(panel) + line * kBlockBytes : p.codes(panel + NV) + beyond * kBlockBytes;
+}
+
 // Asks for the scales of NV panels, which lie between their codes.
 template <int NV, Quantization kQuantization>
 FD_INLINE void fetch_scales(const Problem<kQuantization>& p, int64_t panel) {
@@ -69,13 +88,16 @@ FD_INLINE void fetch_scales(const Problem<kQuantization>& p, int64_t panel) {
 }
 
 // sum[r][v] += a strip of `count` blocks of weights of NV panels, `stride` bytes apart, times its elements of MR rows;
-// `fetched` is what the strip asks for meanwhile.
+// meanwhile lines are asked for, those of one stream after the other, from `fetched` on.
 template <class Lines, int MR, int NV>
 FD_INLINE void dot_strip(I16 (&sum)[MR][NV], const QuadElement* x, const uint8_t* codes, const uint8_t* fetched,
                          int64_t stride, int64_t count) {
   int64_t block = 0;
   do {  // in registers, because every loop over sums is unrolled and none is left out
-    for (int v = 0; v < NV; ++v) fetch<NV>(fetched + v * stride + block * kBlockBytes);
+    for (int v = 0; v < NV; ++v) {
+      const int64_t line = block * NV + v;
+      fetch<NV>(fetched + line % kStreams<NV> * stride + line / kStreams<NV> * kBlockBytes);
+    }
 #pragma GCC unroll 4
     for (int u = 0; u < Lines::kUnits; ++u) {
       QuadUnit units[NV];
@@ -98,9 +120,8 @@ FD_INLINE F16 joined(I16 high, I16 low) { return fma(to_float(high), splat(256.0
 template <int MR, int NV, Quantization kQuantization>
 void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, float* gates) {
   constexpr int limbs = kLimbs<kQuantization>;
-  constexpr int64_t ahead = kFetchBytes / (NV * kBlockBytes), strip = 16;
-  constexpr int64_t group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
-  const uint8_t* codes = p.panel(panel) + p.header_bytes;
+  constexpr int64_t strip = 16, group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
+  const uint8_t* codes = p.codes(panel);
   const QuadElement* x = p.rows.elements + row * limbs * p.row_units();
   const int32_t* starts = p.rows.starts + row * limbs * p.num_groups;
   fetch_scales<NV>(p, panel + NV);
@@ -118,10 +139,8 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, floa
     const int64_t end = begin + group_blocks < p.num_blocks ? begin + group_blocks : p.num_blocks;
     int64_t block = begin;
     do {
-      const uint8_t* fetched = codes + (block + ahead) * kBlockBytes;
-      if (block + ahead >= p.num_blocks) fetched += NV * p.panel_bytes - p.num_blocks * kBlockBytes;
       dot_strip<Lines<kQuantization>>(sum, x + block * Lines<kQuantization>::kUnits * MR * limbs,
-                                      codes + block * kBlockBytes, fetched, p.panel_bytes,
+                                      codes + block * kBlockBytes, fetched_line<NV>(p, panel, block), p.panel_bytes,
                                       end - block < strip ? end - block : strip);
       block += strip;
     } while (group_blocks > strip && block < end);
