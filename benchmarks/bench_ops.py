@@ -22,7 +22,7 @@ import numpy as np
 import paddle
 
 from benchmarks.report import print_json, print_table
-from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
+from benchmarks.roofline import Roofline, add_clock_flag, integer_products, make_roofline
 from fastdeploy.ops import num_threads
 from fastdeploy.ops.attention import SCALE_BYTES, allocate_kv_cache, append_attention, plain_index
 from fastdeploy.ops.examples import random_rows
@@ -40,7 +40,7 @@ class Case:
     call: Callable[[], None]
     num_bytes: float
     num_operations: float
-    uses_integers: bool = False
+    products: int = 0  # of integers, per product that is computed; 0: in bf16
     one_row: str = ""  # the case of the same weights with one row
     keeps_alive: tuple[object, ...] = ()  # what a recording refers to
     seconds: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ def linear_case(weights: list[PackedLinear], rows: int, out_dtype: str = "bfloat
         lambda: recording.replay(out, rows, 0),
         float(copies * first.num_bytes),
         2.0 * copies * rows * n * k,
-        uses_integers=kind in ("w8a8", "w4a8"),
+        products=integer_products(first.quantization),
         one_row=f"{name} x 1",
         keeps_alive=(*weights, x),
     )
@@ -183,7 +183,8 @@ def measure(all_cases: list[Case], roofline: Roofline, rounds: int, seconds: flo
             start = roofline.clock()
             case.call()
             case.seconds.append(roofline.clock() - start)
-            operations = (0.0, case.num_operations) if case.uses_integers else (case.num_operations, 0.0)
+            at_int8 = case.products * case.num_operations
+            operations = (0.0, at_int8) if case.products else (case.num_operations, 0.0)
             case.shares.append(reading.floor_s(case.num_bytes, *operations) / case.seconds[-1])
 
 

@@ -5,8 +5,9 @@
 
 Operations are 2 x parameters (the layers' for every token, the head's for the last; no embedding) and the causal half
 of attention. `share` is operations / seconds / bf16 peak, `share of own peak` takes the int8 peak for the products that
-a format makes of integers; the peaks are read before and after each prompt. Formats take turns, so `over bf16` is a
-median of ratios within rounds. The engine itself steps here; a prompt is one step.
+a format makes of integers (two of a weight and an input in wint8 and wint4); the peaks are read before and after each
+prompt. Formats take turns, so `over bf16` is a median of ratios within rounds. The engine itself steps here; a prompt
+is one step.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ def time_prompt(case: Case, roofline: Roofline) -> None:
     seconds = roofline.clock() - begin
     after = roofline.measure()
     assert emitted and not engine.has_unfinished(), "one step takes the whole prompt"
-    bf16, int8 = work.operations(StepShape(1, case.tokens, case.tokens), logits_rows=1)
+    step = StepShape(1, case.tokens, case.tokens)
+    computed = sum(work.model_operations(step, logits_rows=1))
     case.seconds.append(seconds)
-    for shares, operations in ((case.shares, (bf16 + int8, 0.0)), (case.own_shares, (bf16, int8))):
+    for shares, operations in ((case.shares, (computed, 0.0)), (case.own_shares, work.operations(step, logits_rows=1))):
         shares.append(statistics.mean(reading.floor_s(0, *operations) for reading in (before, after)) / seconds)
 
 

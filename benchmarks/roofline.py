@@ -20,7 +20,7 @@ import paddle
 from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.ops import num_threads, registry, select_backend
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.memory import allocate_streamed
 
 LEAST_READING = 1 << 28  # bytes of one reading
@@ -65,6 +65,16 @@ def middle(readings: Sequence[Reading]) -> Reading:
         statistics.median(r.bf16_per_s for r in readings),
         statistics.median(r.int8_per_s for r in readings),
     )
+
+
+def integer_products(quantization: str) -> int:
+    """Return how many products at the int8 peak a weight and a row take in this format; 0 where they are of bf16.
+
+    Rows of wint8 and wint4 have sixteen bits: two products where the processor multiplies bytes.
+    """
+    if quantization == NO_QUANTIZATION:
+        return 0
+    return int(registry.load_library().fd_row_limbs(ctypes.c_int64(QUANTIZATIONS.index(quantization))))
 
 
 def add_clock_flag(parser: argparse.ArgumentParser) -> None:

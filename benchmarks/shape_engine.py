@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.roofline import Reading
+from benchmarks.roofline import Reading, integer_products
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
@@ -29,7 +29,6 @@ from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.spec_decode.naive import NaiveProposer
 
 SHAPE = "benchmarks/shapes/qwen3-0.6b"
-INTEGER_FORMATS = ("w8a8", "w4a8")  # whose products are of int8 by int8
 TOKEN = 7  # any token will do
 _ids = count()
 
@@ -68,13 +67,19 @@ class Work:
         """Return the bytes of weights, keys and values that a step reads."""
         return self.streamed_bytes + self.config.kv_bytes_per_token * step.num_requests * step.context
 
-    def operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
-        """Return the operations of a step at the bf16 peak, and those at the int8 peak."""
+    def model_operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
+        """Return what a step computes: operations of attention, and of linear layers, two per weight and row."""
         c = self.config
         seen = step.rows * (step.context - (step.rows_each - 1) / 2)
         attention = 4.0 * c.num_layers * c.num_heads * c.head_dim * seen
         weights = 2.0 * (step.rows * self.layer_parameters + logits_rows * c.vocab_size * c.hidden_size)
-        return (attention, weights) if self.quantization in INTEGER_FORMATS else (attention + weights, 0.0)
+        return attention, weights
+
+    def operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
+        """Return the operations of a step at the bf16 peak, and those at the int8 peak."""
+        attention, weights = self.model_operations(step, logits_rows)
+        products = integer_products(self.quantization)
+        return (attention, products * weights) if products else (attention + weights, 0.0)
 
     def floor_s(self, step: StepShape, reading: Reading) -> float:
         """Return the least time of a step all of whose rows have logits."""

@@ -248,7 +248,6 @@ FD_INLINE PairElement pair_element(uint16_t first, uint16_t second) {
 }
 
 using PairUnit = Pairs;
-FD_INLINE Pairs narrow_unit(PairUnit w) { return w; }
 FD_INLINE PairUnit widen_unit(Pairs w) { return w; }
 // acc + product of the second k + product of the first, in that order
 FD_INLINE F16 dot_unit(F16 acc, const PairElement& x, PairUnit w) {
@@ -270,9 +269,6 @@ struct PairUnit {
   F16 first, second;
 };
 #if defined(FD_ISA_AVX512)
-FD_INLINE Pairs narrow_unit(const PairUnit& w) {
-  return _mm512_or_si512(_mm512_castps_si512(w.second), _mm512_srli_epi32(_mm512_castps_si512(w.first), 16));
-}
 FD_INLINE PairUnit widen_unit(Pairs w) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_and_si512(w, high))};
@@ -291,23 +287,12 @@ FD_INLINE Pairs round_unit(const PairUnit& w) {
   return _mm512_mask_mov_epi16(low, 0xaaaaaaaau, round_to_high(w.second));
 }
 #elif defined(FD_ISA_AVX2)
-FD_INLINE Pairs narrow_unit(const PairUnit& w) {
-  const auto join = [](__m256 first, __m256 second) {
-    return _mm256_or_si256(_mm256_castps_si256(second), _mm256_srli_epi32(_mm256_castps_si256(first), 16));
-  };
-  return {join(w.first.low, w.second.low), join(w.first.high, w.second.high)};
-}
 FD_INLINE PairUnit widen_unit(Pairs w) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   return {{_mm256_castsi256_ps(_mm256_slli_epi32(w.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(w.high, 16))},
           {_mm256_castsi256_ps(_mm256_and_si256(w.low, high)), _mm256_castsi256_ps(_mm256_and_si256(w.high, high))}};
 }
 #else
-FD_INLINE Pairs narrow_unit(const PairUnit& w) {
-  Pairs pairs;
-  for (int i = 0; i < 4; ++i) pairs.part[i] = (U4)w.second.part[i] | (U4)w.first.part[i] >> 16;
-  return pairs;
-}
 FD_INLINE PairUnit widen_unit(Pairs w) {
   PairUnit unit;
   for (int i = 0; i < 4; ++i) {

@@ -22,7 +22,7 @@ constexpr float kLowest = -__FLT_MAX__;  // a score that weighs nothing
 // position.
 template <>
 struct Step<int8_t> : Step<uint16_t> {
-  FD_INLINE PairUnit load_panel(const int8_t* p) { return wint8_unit(reinterpret_cast<const uint8_t*>(p), 0); }
+  FD_INLINE PairUnit load_panel(const int8_t* p) { return cached_unit(reinterpret_cast<const uint8_t*>(p)); }
 };
 template <class T>
 constexpr bool kHasScales = std::is_same_v<T, int8_t>;

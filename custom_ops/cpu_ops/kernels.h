@@ -70,14 +70,14 @@ struct LinearArgs {
   DType dtype, out_dtype;
 };
 
-// Weights held as integers; w8a8 and w4a8 quantize the rows as well. The order is that of QUANTIZATIONS in
-// ops/linear.py.
+// Weights held as integers of eight or four bits, times rows quantized to sixteen bits (wint8, wint4) or eight (w8a8,
+// w4a8). The order is that of QUANTIZATIONS in ops/linear.py.
 enum class Quantization { kWint8, kWint4, kW8a8, kW4a8 };
 
-constexpr int64_t kGroup = 128;         // k that share a scale in the formats of four bits; in the others all do
-constexpr int64_t kMaxInt8K = 1 << 16;  // beyond it a sum of int8 products may leave int32
+constexpr int64_t kGroup = 128;  // k that share a scale in the formats of four bits; in the others all do
 
 constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
+constexpr bool has_wide_rows(Quantization q) { return q == Quantization::kWint8 || q == Quantization::kWint4; }
 
 // Bytes of the scales that open a panel, and of the panel: blocks of 64 bytes hold eight k of four bits or four k of
 // eight, for sixteen outputs. A scale per group is bf16, a scale per output fp32.

@@ -21,10 +21,10 @@ constexpr int64_t kMinParallelPack = 1 << 16;  // the same in inputs to pack
 constexpr int64_t kFetchBytes = 1 << 14;       // how far ahead weights are fetched, all streams together
 
 // The rows, cut into blocks of nearly equal height. The rows of a block share each load of a weight, so that the
-// weights of up to kColumnRows rows are read once.
+// weights of up to `most` rows are read once.
 struct Blocks {
   int64_t rows, count;
-  explicit Blocks(int64_t num_rows) : rows(num_rows), count((num_rows + kColumnRows - 1) / kColumnRows) {}
+  explicit Blocks(int64_t num_rows, int64_t most = kColumnRows) : rows(num_rows), count((num_rows + most - 1) / most) {}
   int64_t begin(int64_t block) const { return block * rows / count; }
 };
 

@@ -78,41 +78,18 @@ void write_codes(const float* w, int64_t count, float scale, float least, float 
   }
 }
 
-// Where the code of (lane, i-th k) goes in its block, and by how many bits it is shifted there.
-struct Place {
-  int64_t byte;
-  int shift;
-};
-
-template <Quantization q>
-FD_INLINE Place place_of(int64_t lane, int64_t i) {
-  switch (q) {
-    case Quantization::kWint8:
-      return {i * kPanel + lane, 0};
-    case Quantization::kW8a8:
-      return {lane * 4 + i, 0};
-    case Quantization::kWint4:  // bits 4 * (i / 2) of the low half for even k, of the high half for odd k
-      return {lane * 4 + i % 2 * 2 + i / 4, static_cast<int>(i / 2 % 2 * 4)};
-    case Quantization::kW4a8:
-      return {lane * 4 + i % 4, static_cast<int>(i / 4 * 4)};
-  }
-  __builtin_unreachable();
-}
-
 // Writes the codes of sixteen outputs, [16][padded_k], as blocks.
 template <Quantization q>
 void write_blocks(const int8_t* codes, int64_t k, int64_t padded_k, uint8_t* blocks) {
-  constexpr int offset = q == Quantization::kWint8 ? 0 : q == Quantization::kW8a8 ? 128 : 8;
-  constexpr int mask = has_four_bits(q) ? 15 : 255;
+  constexpr int offset = has_four_bits(q) ? 8 : 128;
   for (int64_t first = 0; first < k; first += block_k(q), blocks += 64) {
     uint8_t block[64] = {};
-    for (int64_t lane = 0; lane < kPanel; ++lane) {
+    for (int64_t lane = 0; lane < kPanel; ++lane)
       for (int64_t i = 0; i < block_k(q); ++i) {
-        const Place place = place_of<q>(lane, i);
-        const int code = (codes[lane * padded_k + first + i] + offset) & mask;
-        block[place.byte] = static_cast<uint8_t>(block[place.byte] | code << place.shift);
+        const int code = codes[lane * padded_k + first + i] + offset;
+        uint8_t& byte = block[lane * 4 + i % 4];
+        byte = static_cast<uint8_t>(byte | code << (i / 4 * 4));
       }
-    }
     std::memcpy(blocks, block, 64);
   }
 }
@@ -177,18 +154,9 @@ bool pack_as(const PackQuantizedArgs& a) {
 
 }  // namespace
 
+// The rows' width is no matter of the weights.
 bool pack_quantized(const PackQuantizedArgs& a) {
-  switch (a.quantization) {
-    case Quantization::kWint8:
-      return pack_as<Quantization::kWint8>(a);
-    case Quantization::kWint4:
-      return pack_as<Quantization::kWint4>(a);
-    case Quantization::kW8a8:
-      return pack_as<Quantization::kW8a8>(a);
-    case Quantization::kW4a8:
-      return pack_as<Quantization::kW4a8>(a);
-  }
-  __builtin_unreachable();
+  return has_four_bits(a.quantization) ? pack_as<Quantization::kW4a8>(a) : pack_as<Quantization::kW8a8>(a);
 }
 
 }  // namespace FD_ISA

@@ -104,7 +104,6 @@ void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const st
   const Argument target{op, "packed", packed};
   Argument{op, "weight", weights[0]}.is(paddle::DataType::BFLOAT16);
   const int64_t n = outputs_of(op, stored.n, gated), k = stored.k;
-  require(kind != fd::Quantization::kW8a8 || k <= fd::kMaxInt8K, op, "weight", "at most 65536 in_features", k);
   target.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k, gated)});
   if (!fd::kernels().pack_quantized({stored.view(), target.data<uint8_t>(), n, k, gated, kind}))
     fd::refuse(op, "weight", "finite values", "NaN or infinity");

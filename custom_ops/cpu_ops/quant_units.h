@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the registers hold of quantized weights, once per path: pairs of k (PairUnit) or four k as integers (QuadUnit)
-// of sixteen outputs. A row's element holds the same k.
+// What the registers hold of quantized weights, once per path: four k of sixteen outputs as integers (QuadUnit). A
+// row's element holds the same k.
 //
 // Blocks of 64 bytes, as pack_quantized writes them:
-//   wint8  [4 k][16 outputs] signed bytes
-//   w8a8   [16 outputs][4 k] bytes, 128 added
-//   wint4  [16 outputs] 32 bits of eight k, 8 added: bits 4 j hold k = 2 j, bits 16 + 4 j hold k = 2 j + 1
-//   w4a8   [16 outputs] 32 bits of eight k, 8 added: bits 8 i hold k = i, bits 8 i + 4 hold k = 4 + i
+//   eight bits  [16 outputs][4 k] bytes, 128 added
+//   four bits   [16 outputs] 32 bits of eight k, 8 added: bits 8 i hold k = i, bits 8 i + 4 hold k = 4 + i
+//
+// Rows are integers of eight bits, or of sixteen (has_wide_rows). Where the processor multiplies bytes, a row of
+// sixteen bits is two of signed bytes, its limbs: 256 * high + low.
 #pragma once
 
 #include "common/vec.h"
+#include "cpu_ops/kernels.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -17,6 +19,8 @@ namespace FD_ISA {
 #if defined(FD_ISA_AVX512)
 
 using I16 = __m512i;
+using Code = int8_t;  // of a row, or of one of its limbs
+constexpr int kWideLimbs = 2;
 
 FD_INLINE I16 splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 FD_INLINE F16 to_float(I16 x) { return _mm512_cvtepi32_ps(x); }
@@ -24,7 +28,7 @@ FD_INLINE F16 to_float(I16 x) { return _mm512_cvtepi32_ps(x); }
 struct QuadElement {
   uint32_t bits;  // four signed bytes
 };
-FD_INLINE QuadElement quad_element(const int8_t* x) {
+FD_INLINE QuadElement quad_element(const Code* x) {
   QuadElement element;
   std::memcpy(&element, x, 4);
   return element;
@@ -40,39 +44,15 @@ FD_INLINE F16 widen_bytes(const uint8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
-#if defined(FD_ISA_AVX512_BF16)
-// The integers in fp32 fit the upper halves.
-FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
-  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(widen_bytes(block + 32 * u)), 16);
-  return _mm512_or_si512(_mm512_castps_si512(widen_bytes(block + 32 * u + 16)), low);
-}
-// One look-up turns the low nibbles of 32 words into bf16; the table holds -8 .. 7 twice because the instruction reads
-// five bits.
-FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
-  alignas(64) static const uint16_t table[32] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                                 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                                 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
-                                                 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-  return _mm512_permutexvar_epi16(_mm512_srli_epi16(_mm512_loadu_si512(block), 4 * u), _mm512_load_si512(table));
-}
-#else
-FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
-  return {widen_bytes(block + 32 * u), widen_bytes(block + 32 * u + 16)};
-}
-// One look-up turns the low nibbles of sixteen words into fp32: the instruction reads four bits.
-FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
-  const F16 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  const __m512i codes = _mm512_loadu_si512(block);
-  return {_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * u), values),
-          _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * u + 16), values)};
-}
-#endif
-FD_INLINE QuadUnit w8a8_unit(const uint8_t* block) { return _mm512_loadu_si512(block); }
-FD_INLINE QuadUnit w4a8_unit(const uint8_t* block, int u) {
+FD_INLINE QuadUnit byte_unit(const uint8_t* block) { return _mm512_loadu_si512(block); }
+FD_INLINE QuadUnit nibble_unit(const uint8_t* block, int u) {
   return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(block), 4 * u), _mm512_set1_epi8(15));
 }
 
 #else
+
+using Code = int16_t;  // of a row
+constexpr int kWideLimbs = 1;
 
 #if defined(FD_ISA_AVX2)
 
@@ -88,11 +68,11 @@ FD_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi
 struct QuadElement {
   int32_t even, odd;
 };
-FD_INLINE int32_t int16_pair(int8_t low, int8_t high) {
+FD_INLINE int32_t int16_pair(Code low, Code high) {
   return static_cast<int32_t>(static_cast<uint32_t>(static_cast<uint16_t>(low)) |
                               static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16);
 }
-FD_INLINE QuadElement quad_element(const int8_t* x) { return {int16_pair(x[0], x[2]), int16_pair(x[1], x[3])}; }
+FD_INLINE QuadElement quad_element(const Code* x) { return {int16_pair(x[0], x[2]), int16_pair(x[1], x[3])}; }
 struct QuadUnit {
   I16 even, odd;  // the same as words
 };
@@ -141,7 +121,7 @@ FD_INLINE F16 to_float(I16 x) {
 struct QuadElement {
   int32_t x[4];
 };
-FD_INLINE QuadElement quad_element(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
+FD_INLINE QuadElement quad_element(const Code* x) { return {{x[0], x[1], x[2], x[3]}}; }
 using QuadUnit = I16;  // four unsigned bytes per lane
 FD_INLINE I16 dot_unit(I16 acc, const QuadElement& x, const QuadUnit& w) {
   for (int i = 0; i < 4; ++i)
@@ -171,21 +151,43 @@ FD_INLINE QuadUnit quad_unit(I16 bytes) { return bytes; }
 
 #endif
 
-FD_INLINE PairUnit wint8_unit(const uint8_t* block, int u) {
-  return {widen_bytes(block + 32 * u), widen_bytes(block + 32 * u + 16)};
-}
-FD_INLINE PairUnit wint4_unit(const uint8_t* block, int u) {
-  const I16 codes = load_ints(block);
-  const F16 zero_code = splat(8.0f);
-  return {sub(to_float(mask_bits(shift_right(codes, 4 * u), 15)), zero_code),
-          sub(to_float(mask_bits(shift_right(codes, 4 * u + 16), 15)), zero_code)};
-}
-FD_INLINE QuadUnit w8a8_unit(const uint8_t* block) { return quad_unit(load_ints(block)); }
-FD_INLINE QuadUnit w4a8_unit(const uint8_t* block, int u) {
+FD_INLINE QuadUnit byte_unit(const uint8_t* block) { return quad_unit(load_ints(block)); }
+FD_INLINE QuadUnit nibble_unit(const uint8_t* block, int u) {
   return quad_unit(mask_bits(shift_right(load_ints(block), 4 * u), 0x0f0f0f0f));
 }
 
 #endif
+
+// Two k of sixteen outputs in the int8 cache of attention: [2 k][16 outputs] signed bytes.
+#if defined(FD_ISA_AVX512_BF16)
+// The integers in fp32 fit the upper halves.
+FD_INLINE PairUnit cached_unit(const uint8_t* codes) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(widen_bytes(codes)), 16);
+  return _mm512_or_si512(_mm512_castps_si512(widen_bytes(codes + 16)), low);
+}
+#else
+FD_INLINE PairUnit cached_unit(const uint8_t* codes) { return {widen_bytes(codes), widen_bytes(codes + 16)}; }
+#endif
+
+// A line of weights, a block, as units.
+template <bool kFourBits>
+struct CodeLines {
+  using Element = QuadElement;
+  using Unit = QuadUnit;
+  using Sum = I16;
+  static constexpr int kUnits = kFourBits ? 2 : 1;
+  FD_INLINE Unit unit(const uint8_t* line, int u) { return kFourBits ? nibble_unit(line, u) : byte_unit(line); }
+};
+
+template <Quantization kQuantization>
+constexpr int kLimbs = has_wide_rows(kQuantization) ? kWideLimbs : 1;
+
+// k whose products are added up as integers before their sum becomes fp32: a group where that has a scale of its own,
+// else as many as int32 is sure to hold.
+template <Quantization kQuantization>
+constexpr int64_t kIntegerK = has_four_bits(kQuantization)                                 ? kGroup
+                              : has_wide_rows(kQuantization) && kLimbs<kQuantization> == 1 ? 1 << 8
+                                                                                           : 1 << 16;
 
 }  // namespace FD_ISA
 }  // namespace fd

@@ -80,12 +80,12 @@ double multiply_registers(int64_t steps) {
 double multiply_integers(int64_t steps) {
   QuadElement x[kRows];
   for (int r = 0; r < kRows; ++r) {
-    const int8_t row[4] = {1, static_cast<int8_t>(r), 2, 1};
+    const Code row[4] = {1, static_cast<Code>(r), 2, 1};
     x[r] = quad_element(row);
   }
   alignas(64) uint8_t block[64];
   std::memset(block, 129, sizeof(block));
-  return 8.0 * kLanes * multiply<I16>(steps, x, w8a8_unit(block));
+  return 8.0 * kLanes * multiply<I16>(steps, x, byte_unit(block));
 }
 
 }  // namespace FD_ISA

@@ -31,27 +31,9 @@ struct Bf16Lines : PairLines {
   static constexpr int kUnits = 1;
   FD_INLINE Unit unit(const uint8_t* line, int) { return widen_unit(load_pairs(line)); }
 };
-struct Wint8Lines : PairLines {
+struct CachedLines : PairLines {
   static constexpr int kUnits = 2;
-  FD_INLINE Unit unit(const uint8_t* line, int u) { return wint8_unit(line, u); }
-};
-struct Wint4Lines : PairLines {
-  static constexpr int kUnits = 4;
-  FD_INLINE Unit unit(const uint8_t* line, int u) { return wint4_unit(line, u); }
-};
-
-struct QuadLines {
-  using Element = QuadElement;
-  using Unit = QuadUnit;
-  using Sum = I16;
-};
-struct W8a8Lines : QuadLines {
-  static constexpr int kUnits = 1;
-  FD_INLINE Unit unit(const uint8_t* line, int) { return w8a8_unit(line); }
-};
-struct W4a8Lines : QuadLines {
-  static constexpr int kUnits = 2;
-  FD_INLINE Unit unit(const uint8_t* line, int u) { return w4a8_unit(line, u); }
+  FD_INLINE Unit unit(const uint8_t* line, int u) { return cached_unit(line + 32 * u); }
 };
 
 FD_INLINE void clear_sum(F16& x) { x = zero(); }
@@ -60,12 +42,12 @@ FD_INLINE void clear_sum(I16& x) { x = splat_int(0); }
 FD_INLINE void set_element(float& element) { element = 0.5f; }
 FD_INLINE void set_element(PairElement& element) { element = pair_element(0x3f00, 0xbf00); }
 FD_INLINE void set_element(QuadElement& element) {
-  const int8_t row[4] = {1, -1, 2, -2};
+  const Code row[4] = {1, -1, 2, -2};
   element = quad_element(row);
 }
 
-constexpr int kLoopRows = kColumnRows < 17 ? kColumnRows : 17;  // rows that share the registers, at most
-constexpr int64_t kElementLines = 16;                           // lines after which a row's elements begin again
+constexpr int kLoopRows = kColumnRows;  // rows that share the registers, at most
+constexpr int64_t kElementLines = 16;   // lines after which a row's elements begin again
 
 // Elements to multiply by, for any number of rows.
 template <class Lines>

@@ -95,18 +95,15 @@ int64_t linear_loop(const LinearArgs& a, const LoopForm& form) {
 
 int64_t linear_quantized_loop(const QuantizedLinearArgs& a, const LoopForm& form) {
   const int64_t bytes = quantized_panel_bytes(a.quantization, a.k), header = scale_bytes(a.quantization, a.k);
-  switch (a.quantization) {
-    case Quantization::kWint8:
-      return panels_loop<Wint8Lines>(a, bytes, header, form);
-    case Quantization::kWint4:
-      return panels_loop<Wint4Lines>(a, bytes, header, form);
-    case Quantization::kW8a8:
-      return panels_loop<W8a8Lines>(a, bytes, header, form);
-    case Quantization::kW4a8:
-      return panels_loop<W4a8Lines>(a, bytes, header, form);
-  }
-  return 0;
+  const int64_t limbs = row_limbs(a.quantization);
+  QuantizedLinearArgs limb_rows = a;
+  limb_rows.rows *= limbs;
+  return (has_four_bits(a.quantization) ? panels_loop<CodeLines<true>>(limb_rows, bytes, header, form)
+                                        : panels_loop<CodeLines<false>>(limb_rows, bytes, header, form)) /
+         limbs;
 }
+
+int64_t row_limbs(Quantization quantization) { return has_wide_rows(quantization) ? kWideLimbs : 1; }
 
 int64_t attention_loop(const AttentionArgs& a, const LoopForm& form) {
   switch (a.cache.dtype) {
@@ -115,7 +112,7 @@ int64_t attention_loop(const AttentionArgs& a, const LoopForm& form) {
     case DType::kBfloat16:
       return chunks_loop<Bf16Lines>(a, 2, form);
     case DType::kInt8:
-      return chunks_loop<Wint8Lines>(a, 1, form);
+      return chunks_loop<CachedLines>(a, 1, form);
   }
   return 0;
 }

@@ -20,6 +20,7 @@ struct LoopForm {
   int64_t linear_loop(const LinearArgs&, const LoopForm&);                    \
   int64_t linear_quantized_loop(const QuantizedLinearArgs&, const LoopForm&); \
   int64_t attention_loop(const AttentionArgs&, const LoopForm&);              \
+  int64_t row_limbs(Quantization);                                            \
   }
 
 FD_DECLARE_LOOPS(portable)

@@ -33,10 +33,11 @@ struct Loops {
   int64_t (*linear)(const LinearArgs&, const LoopForm&);
   int64_t (*linear_quantized)(const QuantizedLinearArgs&, const LoopForm&);
   int64_t (*attention)(const AttentionArgs&, const LoopForm&);
+  int64_t (*row_limbs)(Quantization);  // integer products of a row and a weight
 };
 
 #define FD_LOOPS(path) \
-  Loops { path::linear_loop, path::linear_quantized_loop, path::attention_loop }
+  Loops { path::linear_loop, path::linear_quantized_loop, path::attention_loop, path::row_limbs }
 
 const Loops& loops() {
   static const Loops table = [] {
@@ -75,8 +76,7 @@ struct CountWork {
   }
   Work operator()(const QuantizedLinearArgs& a) const {
     const auto bytes = static_cast<double>(quantized_size(a.quantization, a.n, a.k, a.gated));
-    const bool are_integers = a.quantization == Quantization::kW8a8 || a.quantization == Quantization::kW4a8;
-    return are_integers ? Work{bytes, 0, products(a)} : Work{bytes, products(a), 0};
+    return {bytes, 0, static_cast<double>(loops().row_limbs(a.quantization)) * products(a)};
   }
   Work operator()(const AttentionArgs& a) const {
     const double width = a.cache.dtype == DType::kInt8 ? 1 : a.cache.dtype == DType::kBfloat16 ? 2 : 4;
@@ -128,4 +128,9 @@ FD_EXPORT void fd_count_work(const void* recording, int64_t num_rows, int64_t nu
     const fd::Work one = std::visit(fd::CountWork(), fd::resized(recorded, num_rows, num_seqs));
     *work++ = one.bytes, *work++ = one.pair_operations, *work++ = one.integer_operations;
   }
+}
+
+// Returns the integer products that a row of this format's inputs takes per weight.
+FD_EXPORT int64_t fd_row_limbs(int64_t quantization) {
+  return fd::loops().row_limbs(static_cast<fd::Quantization>(quantization));
 }

@@ -3,8 +3,9 @@
 
 `wint8`, `wint4`, `w8a8` and `w4a8` hold integers and scales instead of bf16. Eight bits: codes -127..127 with the scale
 absmax / 127 per output. Four bits: codes -8..7 with a bf16 scale per output and group of 128 inputs, of seven
-candidates that with the least squared error. `wint8` and `wint4` multiply the codes by bf16 inputs and add in fp32;
-`w8a8` and `w4a8` also quantize each row of inputs to -127..127 with its scale absmax / 127 and add integers.
+candidates that with the least squared error. Each row of inputs becomes integers as well: in `w8a8` and `w4a8`
+-127..127 with the scale absmax / 127, in `wint8` and `wint4` sixteen bits with a power of two as scale, which keeps all
+bits of bf16 down to 1/128 of the row's largest input.
 
 A layer can normalise its rows on the way in, and be gated on the way out: two halves, gate and up, of which it writes
 silu(gate) * up. The activation reads the sums in fp32, before any rounding.
@@ -123,9 +124,9 @@ def linear(
 ) -> None:
     """Write out = norm(x) @ weight.T + bias + residual for the first `num_rows` rows.
 
-    Every output is one fp32 accumulation over in_features in order (with a quantized weight, of codes over each group,
-    scaled and added to those before). The bias is added, the gate applied and the residual added in fp32, in this
-    order, and the result is rounded once. A row's result does not depend on num_rows.
+    Every output is one fp32 accumulation over in_features in order (with a quantized weight, of exact sums of integers
+    over each group, scaled and added to those before). The bias is added, the gate applied and the residual added in
+    fp32, in this order, and the result is rounded once. A row's result does not depend on num_rows.
 
     Args:
         x: [cap, in_features], dtype of w.

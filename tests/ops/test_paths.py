@@ -9,7 +9,7 @@ from fastdeploy.ops import registry
 from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).parent
-SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py"]
+SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py", "test_quantized_rows.py"]
 DIGEST = """
 import hashlib
 from tests.ops.bits import bits

@@ -43,8 +43,8 @@ def linear(
     if norm is not None:
         rows = normalise(rows, norm.weight, norm.eps).astype(x.dtype)
     rows = rows.astype("float32")
-    if w.quantization in ("w8a8", "w4a8"):
-        rows = quantized_rows(rows)
+    if w.quantization != "none":
+        rows = quantized_rows(rows, w.quantization)
     total = paddle.matmul(rows, w.data.astype("float32"), transpose_y=True)
     if w.bias is not None:
         total = total + w.bias.astype("float32")

@@ -5,7 +5,8 @@ import paddle
 
 _GROUP = 128  # inputs that share a scale in the formats of four bits
 _EXTREME_CODES = (-8.0, -7.5, -7.0, -6.5, -6.0, -8.5, -9.0)  # of the largest weight, before it is cut to -8..7
-_LEAST_SCALE = 2.0**-119  # below it a scale is 0: its inverse would overflow
+_LEAST_SCALE = 2.0**-112  # below it a scale or a row is 0: its inverse would overflow
+_MOST_WIDE = 32639  # codes of sixteen bits whose two signed bytes are 127
 _ROUNDING = 12582912.0  # 1.5 * 2^23: adding it and taking it away rounds to the nearest integer, ties to even
 
 
@@ -14,13 +15,21 @@ def dequantized(weight: paddle.Tensor, quantization: str) -> paddle.Tensor:
     return _four_bits(weight) if quantization in ("wint4", "w4a8") else _eight_bits(weight)
 
 
-def quantized_rows(x: paddle.Tensor) -> paddle.Tensor:
-    """Return float32 rows as int8 codes times their scale absmax / 127; a row with NaN or infinity is all NaN."""
+def quantized_rows(x: paddle.Tensor, quantization: str) -> paddle.Tensor:
+    """Return float32 rows as integer codes times their scale; a row with NaN or infinity is all NaN.
+
+    Eight bits (w8a8, w4a8): the scale is absmax / 127. Sixteen: the power of two that makes absmax 2^14 to 2^15.
+    """
     largest = x.abs().max(axis=1, keepdim=True)
     is_zero = largest < _LEAST_SCALE
-    inverse = 127.0 / paddle.where(is_zero, paddle.ones_like(largest), largest)
-    codes = paddle.where(is_zero, paddle.zeros_like(x), _nearest(x * inverse))
-    return paddle.where(x.isfinite().all(axis=1, keepdim=True), codes * (largest / 127.0), paddle.full_like(x, "nan"))
+    largest = paddle.where(is_zero, paddle.ones_like(largest), largest)
+    if quantization in ("w8a8", "w4a8"):
+        codes, scale = _nearest(x * (127.0 / largest)), largest / 127.0
+    else:
+        scale = 2.0 ** (largest.log2().floor() - 14.0)
+        codes = _nearest(x / scale).clip(max=_MOST_WIDE)
+    found = paddle.where(is_zero, paddle.zeros_like(x), codes * scale)
+    return paddle.where(x.isfinite().all(axis=1, keepdim=True), found, paddle.full_like(x, "nan"))
 
 
 def _eight_bits(weight: paddle.Tensor) -> paddle.Tensor:
