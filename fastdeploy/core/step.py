@@ -30,7 +30,7 @@ class StepPlan:
     num_prompt_rows: IntArray  # [B] int32, further rows whose logits are wanted for prompt log-probabilities
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RequestResult:
     """What a step chose for one request.
 
@@ -38,7 +38,7 @@ class RequestResult:
         token_ids: the accepted drafts, then one token of the target's own; empty for a prompt chunk.
         num_accepted: drafts accepted.
         logprobs: one entry per token if the request asked.
-        prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked.
+        prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked; empty otherwise.
         error: why no token could be chosen ("" if none): the request fails, its neighbours do not.
         error_type: numerics, or no_token where the request's own filters and masks leave none.
     """
@@ -46,13 +46,6 @@ class RequestResult:
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
     error_type: str = "numerics"
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Results of a step, one per planned request, in the plan's order."""
-
-    results: tuple[RequestResult, ...]

@@ -113,7 +113,7 @@ class _Timer:
 
     def _time(self, plan: StepPlan) -> float:
         began_s = time.thread_time()
-        self._runner.verify(self._runner.forward(plan), plan)
+        self._runner.run(plan)
         return time.thread_time() - began_s
 
     def _make_plan(self, num_rows: list[int]) -> StepPlan:

@@ -15,13 +15,13 @@ from fastdeploy.core.step import StepPlan
 def spy(loaded: ShapeEngine) -> list[StepPlan]:
     """Note every plan that the model computes."""
     plans: list[StepPlan] = []
-    forward = loaded.engine.runner._runner.forward  # type: ignore[attr-defined]
+    run = loaded.engine.runner._runner.run  # type: ignore[attr-defined]
 
     def noting(plan: StepPlan) -> Any:
         plans.append(plan)
-        return forward(plan)
+        return run(plan)
 
-    loaded.engine.runner._runner.forward = noting  # type: ignore[attr-defined]
+    loaded.engine.runner._runner.run = noting  # type: ignore[attr-defined]
     return plans
 
 
