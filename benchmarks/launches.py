@@ -15,10 +15,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from unittest.mock import patch
-
-from paddle import Tensor
 
 from benchmarks.roofline import Reading
 from fastdeploy.ops import registry

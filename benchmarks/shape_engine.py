@@ -12,7 +12,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -111,7 +110,7 @@ class PromptSkipper:
 
 
 def _reads_prompt(plan: StepPlan) -> bool:
-    return any(done < r.num_prompt_tokens for done, r in zip(plan.num_computed.tolist(), plan.requests))
+    return any(done < r.num_prompt_tokens for done, r in zip(plan.num_computed, plan.requests))
 
 
 @dataclass

@@ -130,14 +130,14 @@ class Reciter:
     def run(self, plan: StepPlan) -> list[RequestResult]:
         """Accept drafts while they say what is recorded."""
         self._pass_time(plan)
-        verified = zip(plan.requests, plan.num_verify_rows.tolist())
+        verified = zip(plan.requests, plan.num_verify_rows)
         return [self._result(request) if rows else RequestResult() for request, rows in verified]
 
     def _pass_time(self, plan: StepPlan) -> None:
         """Let the time of the step go by; what prompts take passes too, but is not counted."""
-        num_rows = int(plan.num_verify_rows.sum())
+        num_rows = sum(plan.num_verify_rows)
         step_s = self._machine.step_s(num_rows, len(plan.requests))
-        self._clock.now += self._machine.prompt_s(int(plan.num_scheduled.sum()) - num_rows)
+        self._clock.now += self._machine.prompt_s(sum(plan.num_scheduled) - num_rows)
         self.busy_s += step_s
         self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
 

@@ -5,29 +5,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request
 
-IntArray = npt.NDArray[np.int32]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step over B requests; row b of every array speaks of requests[b].
+    """One step over B requests; entry b of every list speaks of requests[b].
 
     Rows of request b are its tokens num_computed[b] .. num_computed[b] + num_scheduled[b] - 1, drafts last.
     A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0.
     """
 
     requests: tuple[Request, ...]
-    num_scheduled: IntArray  # [B] int32, rows of this step, >= 1
-    num_computed: IntArray  # [B] int32, tokens already in the cache
-    num_drafts: IntArray  # [B] int32, drafts among the rows
-    num_verify_rows: IntArray  # [B] int32, 1 + num_drafts if the rows reach the last token, else 0
-    num_prompt_rows: IntArray  # [B] int32, further rows whose logits are wanted for prompt log-probabilities
+    num_scheduled: list[int]  # [B] rows of this step, >= 1
+    num_computed: list[int]  # [B] tokens already in the cache
+    num_drafts: list[int]  # [B] drafts among the rows
+    num_verify_rows: list[int]  # [B] 1 + num_drafts if the rows reach the last token, else 0
+    num_prompt_rows: list[int]  # [B] further rows whose logits are wanted for prompt log-probabilities
 
 
 @dataclass(slots=True)

@@ -101,8 +101,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return deltas
-        for request in plan.requests:
-            self._note_first_plan(request)
+        self._note_first_plans(plan)
         began_s = self._clock()
         results = self.runner.run(plan)
         self.scheduler.learn(plan, self._clock() - began_s)
@@ -178,9 +177,9 @@ class Engine:
     def _propose(self, plan: StepPlan) -> None:
         """Ask for drafts of the requests whose next step decodes, where the budget wants any."""
         wants_drafts = self.draft_budget.wants_drafts(len(plan.requests))
-        running = [r for r in plan.requests if r.status is RequestStatus.RUNNING]
-        may_draft = running if wants_drafts else [r for r in running if r.constraint is not None]
-        ready = [r for r in may_draft if r.num_pending == 1 and r.draft_room > 0]
+        may_draft = [r for r in plan.requests if wants_drafts or r.constraint is not None]
+        running = (r for r in may_draft if r.status is RequestStatus.RUNNING)
+        ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
         wanted = list(zip(ready, self.draft_budget.ask(ready))) if wants_drafts else []
         asked, asks = [r for r, ask in wanted if ask.num_drafts], [ask for _, ask in wanted if ask.num_drafts]
         drafts = dict(zip(asked, self.proposer.propose(asked, *zip(*asks)))) if asked else {}
@@ -224,6 +223,7 @@ class Engine:
             del self._live[request.request_id]
         self._stats.finished(finish_reason)
 
-    def _note_first_plan(self, request: Request) -> None:
-        if request.metrics.queue_s is None:
-            request.metrics.queue_s = self._clock() - request.arrival_s
+    def _note_first_plans(self, plan: StepPlan) -> None:
+        for request in plan.requests:
+            if request.metrics.queue_s is None:
+                request.metrics.queue_s = self._clock() - request.arrival_s

@@ -76,6 +76,8 @@ class BatchIndex:
 
     def __init__(self, max_rows: int, max_seqs: int, max_blocks_per_seq: int, block_size: int) -> None:
         self.block_size = block_size
+        self._tables: list[NDArray[np.int32] | Sequence[int] | None] = [None] * max_seqs  # that the rows show
+        self._num_shown = [0] * max_seqs
         self.num_rows = self.num_seqs = self.num_logits_rows = 0
         self.buffers = buffers = StepBuffers(max_rows, max_seqs, max_blocks_per_seq)
         self.cu_seqlens_q: Tensor = buffers.cu_seqlens_q.tensor
@@ -114,7 +116,8 @@ class BatchIndex:
         Args:
             num_scheduled, num_computed, num_logits: [B], rows of each request, its tokens already in the cache, and how
                 many of its last rows want logits.
-            block_tables: block ids of each request, enough for num_computed + num_scheduled tokens.
+            block_tables: block ids of each request, enough for num_computed + num_scheduled tokens. A list that was
+                given for the same b in the step before may have grown since, and has not changed otherwise.
 
         Raises:
             ValueError: too many requests or blocks.
@@ -123,10 +126,16 @@ class BatchIndex:
         buffers.num_scheduled.array[:count] = num_scheduled
         buffers.num_computed.array[:count] = num_computed
         buffers.num_logits.array[:count] = num_logits
-        tables, num_blocks = buffers.block_tables.array, buffers.num_blocks.array
         for b, table in enumerate(block_tables):
-            tables[b, : len(table)] = table
-            num_blocks[b] = len(table)
+            if self._tables[b] is not table or self._num_shown[b] != len(table):
+                self._show(b, table)
+
+    def _show(self, b: int, table: NDArray[np.int32] | Sequence[int]) -> None:
+        """Write what a request's row of the block tables does not show yet."""
+        shown, count = self._num_shown[b] if self._tables[b] is table else 0, len(table)
+        self.buffers.block_tables.array[b, shown:count] = table[shown:]
+        self.buffers.num_blocks.array[b] = count
+        self._tables[b], self._num_shown[b] = table, count
 
     def index(self, num_seqs: int) -> None:
         """Describe the step of the first requests whose numbers and block tables stand in `buffers`.

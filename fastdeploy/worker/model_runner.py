@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import add
 from typing import Protocol
 
 import numpy as np
@@ -45,7 +46,10 @@ class CausalLM(Protocol):
     """What the runner asks of a model (models.decoder.CausalLM)."""
 
     def forward(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache]) -> Tensor:
-        """Return hidden states [capacity, hidden] after the final norm, always the same tensor; batch.num_rows are valid."""
+        """Return hidden states [capacity, hidden] after the final norm, of which batch.num_rows rows are valid.
+
+        It is the same tensor every time.
+        """
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
         """Write float32 logits [num_rows, V] of the first rows of `hidden`."""
@@ -126,6 +130,7 @@ class ModelRunner:
         self.token_ids = HostBuffer(config.max_rows, "int32")
         fitting = LOGITS_BYTES // (4 * config.vocab_size)
         self.logits_capacity = min(config.max_rows, max(fitting, 1 + config.max_drafts, 16))
+        self._row_numbers = np.arange(config.max_rows, dtype=np.int32)
         self.wanted_rows = HostBuffer(self.logits_capacity, "int32")
         self.wanted_hidden = paddle.zeros([self.logits_capacity, config.hidden_size], config.dtype)
         self.logits = paddle.zeros([self.logits_capacity, config.vocab_size], "float32")
@@ -184,11 +189,12 @@ class ModelRunner:
     def _write_rows(self, plan: StepPlan) -> int:
         """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
         tokens, at = self.token_ids.array, 0
-        for request, start, count in zip(plan.requests, plan.num_computed.tolist(), plan.num_scheduled.tolist()):
-            tokens[at : at + count] = request.tokens_with_draft()[start : start + count]
+        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
+            tokens[at : at + count] = request.tokens_of_rows(start, count)
             at += count
+        num_logits = list(map(add, plan.num_prompt_rows, plan.num_verify_rows))
         tables = [request.block_ids for request in plan.requests]
-        self.batch.describe(plan.num_scheduled, plan.num_computed, plan.num_prompt_rows + plan.num_verify_rows, tables)
+        self.batch.describe(plan.num_scheduled, plan.num_computed, num_logits, tables)
         return at
 
     def _write_rules(self, plan: StepPlan, go: list[_Segment]) -> tuple[int, int]:
@@ -202,7 +208,7 @@ class ModelRunner:
         rules.begin()
         for segment in go:
             count = segment.count
-            self.wanted_rows.array[at : at + count] = range(segment.first, segment.first + count)
+            self.wanted_rows.array[at : at + count] = self._row_numbers[segment.first : segment.first + count]
             if segment.is_prompt:
                 rules.write_plain(at, count)
             else:
@@ -296,12 +302,12 @@ def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
 
 def _segments(plan: StepPlan) -> Iterator[_Segment]:
     """Yield the verification rows of all requests, then their prompt rows; both are a request's last rows."""
-    prompt, verify = plan.num_prompt_rows.tolist(), plan.num_verify_rows.tolist()
-    ends = list(accumulate(plan.num_scheduled.tolist()))
+    prompt, verify = plan.num_prompt_rows, plan.num_verify_rows
+    ends = list(accumulate(plan.num_scheduled))
     for row, count in enumerate(verify):
         if count:
             yield _Segment(row, ends[row] - count, count)
     for row, count in enumerate(prompt):
         if count:
-            position = int(plan.num_computed[row] + plan.num_scheduled[row]) - verify[row] - count
+            position = plan.num_computed[row] + plan.num_scheduled[row] - verify[row] - count
             yield _Segment(row, ends[row] - verify[row] - count, count, is_prompt=True, position=position)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from operator import add
 from typing import Any
 
 import pytest
@@ -36,8 +37,8 @@ def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step
             loaded.engine.step()
         assert len(ids) == step.num_requests
         loaded.stop(ids)
-    assert [plan.num_scheduled.tolist() for plan in plans] == 6 * [step.num_requests * [step.rows_each]]
-    ends = [(plan.num_computed + plan.num_scheduled).tolist() for plan in plans]
+    assert [plan.num_scheduled for plan in plans] == 6 * [step.num_requests * [step.rows_each]]
+    ends = [list(map(add, plan.num_computed, plan.num_scheduled)) for plan in plans]
     assert ends == 2 * [step.num_requests * [step.context + i] for i in range(3)]
     assert not loaded.engine.has_unfinished()
 

@@ -35,9 +35,9 @@ def make_engine() -> Engine:
 
 def kind_of(plan: StepPlan) -> str:
     """Return what the step does beside decoding: reads a prompt, or verifies drafts."""
-    if (plan.num_scheduled > plan.num_verify_rows).any():
+    if plan.num_scheduled != plan.num_verify_rows:
         return "prompt"
-    return "verification" if (plan.num_verify_rows > 1).any() else "decode"
+    return "verification" if max(plan.num_verify_rows) > 1 else "decode"
 
 
 def run(engine: Engine, name: str) -> list[Step]:

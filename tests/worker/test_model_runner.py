@@ -11,12 +11,8 @@ from fastdeploy.worker.model_runner import _goes
 
 
 def plan(num_scheduled: list[int], num_prompt: list[int], num_verify: list[int]) -> StepPlan:
-    def ints(values: list[int]) -> np.ndarray:
-        return np.array(values, np.int32)
-
-    count = len(num_scheduled)
     drafts = [max(0, n - 1) for n in num_verify]
-    return StepPlan((), ints(num_scheduled), ints([100] * count), ints(drafts), ints(num_verify), ints(num_prompt))
+    return StepPlan((), num_scheduled, [100] * len(num_scheduled), drafts, num_verify, num_prompt)
 
 
 def test_decoding_requests_share_one_go() -> None:

@@ -56,7 +56,7 @@ def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(mo
     run = runner.run
 
     def spy(plan: StepPlan) -> Any:
-        timed.add(tuple(plan.num_scheduled.tolist()))
+        timed.add(tuple(plan.num_scheduled))
         return run(plan)
 
     monkeypatch.setattr(runner, "run", spy)
