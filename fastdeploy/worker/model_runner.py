@@ -172,11 +172,15 @@ class ModelRunner:
     def _choose_tokens(self, num_rows: int, num_seqs: int) -> None:
         """Sample the wanted rows, and walk the drafts of `num_seqs` requests, whose rows are the first of them."""
         assert self._hidden is not None
-        sampling, config = self.sampling, self.config
-        self.verification.num_seqs = num_seqs
         gather_rows(self._hidden, self.wanted_rows.tensor, self.wanted_hidden, num_rows)
         self.model.compute_logits(self.wanted_hidden, num_rows, self.logits)
-        sample(self.logits, sampling, num_rows, config.processed_logprobs, self.stop_at_rejections)
+        sample(self.logits, self.sampling, num_rows, self.config.processed_logprobs, self.stop_at_rejections)
+        self.judge_drafts(num_seqs)
+
+    def judge_drafts(self, num_seqs: int) -> None:
+        """Walk the drafts of the first `num_seqs` requests of a go, by the tokens that stand in `sampling`."""
+        sampling, config = self.sampling, self.config
+        self.verification.num_seqs = num_seqs
         verify_draft_tokens(
             sampling.token_ids.tensor,
             sampling.int_params.tensor,
@@ -185,6 +189,11 @@ class ModelRunner:
             config.verify_strategy == "topp_relaxed",
             ACCEPT_POLICIES[config.accept_policy],
         )
+
+    def sample_all_rows(self) -> None:
+        """From now on also choose tokens for rows behind a rejected draft, which nobody reads."""
+        self.stop_at_rejections = False
+        self._choose.forget()
 
     def _write_rows(self, plan: StepPlan) -> int:
         """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
