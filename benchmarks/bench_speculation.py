@@ -13,8 +13,8 @@ runs without the adaptive length. Methods take turns, group by group; all engine
 equal engines whose weights lie elsewhere differ by up to a tenth. Naive has two engines: the ratio of naive to naive
 shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
 Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers, head, sampling and
-verification, `verify` of writing and reading their buffers, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed: speed_up
-over mean_acceptance_length. --figures writes the results as pictures.
+verification, `verify` of writing and reading their buffers, `overhead` of the rest. `conversion` is how much of the
+mean acceptance length became speed: speed_up over mean_acceptance_length. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
