@@ -77,7 +77,7 @@ def linear_case(weights: list[PackedLinear], rows: int, out_dtype: str = "bfloat
     name = f"{kind} {copies} of [{n}, {k}]"
     return Case(
         f"{name} x {rows}",
-        lambda: recording.replay(out, rows, 0),
+        lambda: recording.replay(rows, 0),
         float(copies * first.num_bytes),
         2.0 * copies * rows * n * k,
         products=integer_products(first.quantization),
@@ -119,7 +119,7 @@ def attention_case(
     name = f"attention {cache_dtype} {num_seqs} x {rows} rows, {kv_len} positions"
     return Case(
         name + f", {shared} shared" * bool(shared) + f", {layers} layers" * (layers > 1),
-        lambda: recording.replay(out, batch.num_rows, num_seqs),
+        lambda: recording.replay(batch.num_rows, num_seqs),
         2.0 * layers * held * heads.num_kv_heads * head_bytes,
         4.0 * layers * seen * heads.num_heads * heads.head_dim,
         keeps_alive=(*caches, qkv, batch, rotary),

@@ -12,9 +12,9 @@ that model's own, which its layer was trained to foresee; the others are those o
 runs without the adaptive length. Methods take turns, group by group; all engines read one copy of the weights, as
 equal engines whose weights lie elsewhere differ by up to a tenth. Naive has two engines: the ratio of naive to naive
 shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
-Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers and head, `verify` of sampling
-and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed: speed_up
-over mean_acceptance_length. --figures writes the results as pictures.
+Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers, head, sampling and
+verification, `verify` of writing and reading their buffers, `overhead` of the rest. `conversion` is how much of the
+mean acceptance length became speed: speed_up over mean_acceptance_length. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class Timed:
         for part, name, bucket in (
             (engine.proposer, "observe", "draft_s"),
             (engine.proposer, "propose", "draft_s"),
-            (engine.runner, "forward", "model_s"),
-            (engine.runner, "verify", "verify_s"),
+            (engine.runner, "run", "verify_s"),
         ):
             setattr(part, name, self._timed(getattr(part, name), bucket))
         assert isinstance(engine.runner, ModelRunner)
-        model: Any = engine.runner.model
-        model.compute_logits = self._timed(model.compute_logits, "model_s", "verify_s")
+        for routine in (engine.runner._forward, engine.runner._choose):
+            run: Any = self._timed(routine.run, "model_s", "verify_s")
+            routine.run = run  # type: ignore[method-assign]
 
     def _timed(self, function: Callable[..., Any], bucket: str, within: str | None = None) -> Callable[..., Any]:
         """Return the function, its time counted in one bucket and not in that of the function that it is part of."""

@@ -18,7 +18,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.step import StepPlan
+from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
 from fastdeploy.spec_decode.base import Proposer
 from fastdeploy.worker.model_runner import ModelRunner
@@ -30,20 +30,21 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
     """Let the engine's model emit answers[request_id], which may be filled later; other requests are as ever."""
     runner: Any = engine.runner
     assert isinstance(runner, ModelRunner)
-    sample = runner._sample
-    runner.stop_at_rejections = False  # what the model itself would say rejects nearly every draft
+    read = runner._read_tokens
+    runner.sample_all_rows()  # what the model itself would say rejects nearly every draft
 
-    def sample_and_substitute(plan: StepPlan, go: list[Any]) -> None:
-        sample(plan, go)
+    def substitute_and_read(plan: StepPlan, judged: list[Any], results: list[RequestResult]) -> None:
         at = 0
-        for segment in go:
+        for segment in judged:
             request = plan.requests[segment.plan_row]
-            if not segment.is_prompt and request.request_id in answers:
+            if request.request_id in answers:
                 rest = answers[request.request_id][request.num_output_tokens :]
                 runner.sampling.token_ids.array[at : at + segment.count] = rest[: segment.count]
             at += segment.count
+        runner.judge_drafts(len(judged))
+        read(plan, judged, results)
 
-    runner._sample = sample_and_substitute  # type: ignore[method-assign]
+    runner._read_tokens = substitute_and_read  # type: ignore[method-assign]
 
 
 def record_answers(work: Sequence[Session], max_model_len: int) -> list[Session]:

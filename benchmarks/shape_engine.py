@@ -12,7 +12,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.step import RequestResult, StepPlan, StepResult
+from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine, Runner
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.spec_decode.naive import NaiveProposer
@@ -108,19 +107,15 @@ class PromptSkipper:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def forward(self, plan: StepPlan) -> Any:
-        """Compute the step unless it reads a prompt."""
-        return None if _reads_prompt(plan) else self._runner.forward(plan)
-
-    def verify(self, hidden: Any, plan: StepPlan) -> StepResult:
-        """Verify the step; a prompt is followed by a fixed token."""
+    def run(self, plan: StepPlan) -> Sequence[RequestResult]:
+        """Compute the step unless it reads a prompt, which is followed by a fixed token."""
         if not _reads_prompt(plan):
-            return self._runner.verify(hidden, plan)
-        return StepResult(tuple(RequestResult([TOKEN] if rows else []) for rows in plan.num_verify_rows))
+            return self._runner.run(plan)
+        return [RequestResult([TOKEN] if rows else []) for rows in plan.num_verify_rows]
 
 
 def _reads_prompt(plan: StepPlan) -> bool:
-    return any(done < r.num_prompt_tokens for done, r in zip(plan.num_computed.tolist(), plan.requests))
+    return any(done < r.num_prompt_tokens for done, r in zip(plan.num_computed, plan.requests))
 
 
 @dataclass

@@ -19,7 +19,7 @@ import numpy as np
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import Draft, Request, TokenArray
-from fastdeploy.core.step import RequestResult, StepPlan, StepResult
+from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
@@ -127,18 +127,19 @@ class Reciter:
         self._machine, self._clock, self._noise = machine, clock, noise
         self._dice = random.Random(0)
 
-    def forward(self, plan: StepPlan) -> None:
+    def run(self, plan: StepPlan) -> list[RequestResult]:
+        """Accept drafts while they say what is recorded."""
+        self._pass_time(plan)
+        verified = zip(plan.requests, plan.num_verify_rows)
+        return [self._result(request) if rows else RequestResult() for request, rows in verified]
+
+    def _pass_time(self, plan: StepPlan) -> None:
         """Let the time of the step go by; what prompts take passes too, but is not counted."""
-        num_rows = int(plan.num_verify_rows.sum())
+        num_rows = sum(plan.num_verify_rows)
         step_s = self._machine.step_s(num_rows, len(plan.requests))
-        self._clock.now += self._machine.prompt_s(int(plan.num_scheduled.sum()) - num_rows)
+        self._clock.now += self._machine.prompt_s(sum(plan.num_scheduled) - num_rows)
         self.busy_s += step_s
         self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
-
-    def verify(self, hidden: None, plan: StepPlan) -> StepResult:
-        """Accept drafts while they say what is recorded."""
-        verified = zip(plan.requests, plan.num_verify_rows.tolist())
-        return StepResult(tuple(self._result(request) if rows else RequestResult() for request, rows in verified))
 
     def _result(self, request: Request) -> RequestResult:
         first, draft = request.num_output_tokens, request.draft.token_ids.tolist()

@@ -12,7 +12,7 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.step import RequestResult, StepPlan, StepResult
+from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.draft_budget import DraftBudget
@@ -42,14 +42,12 @@ class SlotModelRunner:
         self.block_size = block_size
         self.steps = 0
 
-    def forward(self, plan: StepPlan) -> None:
+    def run(self, plan: StepPlan) -> list[RequestResult]:
         self.steps += 1
         for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
             positions = np.arange(start, start + count)
             self.slots[self._slots(request, positions)] = request.tokens_with_draft()[positions]
-
-    def verify(self, hidden: None, plan: StepPlan) -> StepResult:
-        return StepResult(tuple(self._verify(plan, row) for row in range(len(plan.requests))))
+        return [self._verify(plan, row) for row in range(len(plan.requests))]
 
     def _verify(self, plan: StepPlan, row: int) -> RequestResult:
         request, num_rows = plan.requests[row], int(plan.num_verify_rows[row])

@@ -3,10 +3,8 @@
 #include <algorithm>
 
 #include "cpu_ops/checks.h"
-#include "cpu_ops/sampling.h"
+#include "cpu_ops/recording.h"
 #include "cpu_ops/sampling_kernels.h"
-#include "cpu_ops/verify.h"
-#include "cpu_ops/virtual_padding.h"
 
 using fd::Argument;
 using fd::require;
@@ -28,12 +26,6 @@ T* column(const char* op, const char* name, const Tensor& tensor, paddle::DataTy
   return Argument{op, name, tensor}.is(dtype).holds({count}).data<T>();
 }
 
-// A complaint reads "<field>: expected ..., got ...".
-void raise_if_wrong(const char* op, const std::string& complaint) {
-  if (__builtin_expect(!complaint.empty(), 0))
-    PADDLE_THROW(common::errors::InvalidArgument("%s: %s", op, complaint.c_str()));
-}
-
 void virtual_padding(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor& num_logits,
                      const Tensor& num_blocks, const Tensor& block_tables, Tensor& totals, const Tensor& cu_seqlens_q,
                      const Tensor& cu_logits_rows, const Tensor& kv_lens, const Tensor& batch_id_per_row,
@@ -43,24 +35,24 @@ void virtual_padding(const Tensor& num_scheduled, const Tensor& num_computed, co
   require(num_seqs >= 0, op, "num_seqs", "at least 0", num_seqs);
   require(block_size > 0, op, "block_size", "at least 1", block_size);
   Argument{op, "block_tables", block_tables}.is(kInt32).holds({num_seqs, -1});
-  fd::StepShape shape = {column<int32_t>(op, "num_scheduled", num_scheduled, kInt32, num_seqs),
-                         column<int32_t>(op, "num_computed", num_computed, kInt32, num_seqs),
-                         column<int32_t>(op, "num_logits", num_logits, kInt32, num_seqs),
-                         column<int32_t>(op, "num_blocks", num_blocks, kInt32, num_seqs),
-                         block_tables.data<int32_t>(),
-                         num_seqs,
-                         block_tables.dims()[1],
-                         block_size,
-                         positions.dims()[0]};
-  raise_if_wrong(op, fd::check_step_shape(shape));
-  fd::virtual_padding(shape, {column<int32_t>(op, "totals", totals, kInt32, 2),
-                              column<int32_t>(op, "cu_seqlens_q", cu_seqlens_q, kInt32, num_seqs + 1),
-                              column<int32_t>(op, "cu_logits_rows", cu_logits_rows, kInt32, num_seqs + 1),
-                              column<int32_t>(op, "kv_lens", kv_lens, kInt32, num_seqs),
-                              column<int32_t>(op, "batch_id_per_row", batch_id_per_row, kInt32, shape.max_rows),
-                              column<int32_t>(op, "positions", positions, kInt32, shape.max_rows),
-                              column<int32_t>(op, "slot_mapping", slot_mapping, kInt32, shape.max_rows),
-                              column<int32_t>(op, "logits_rows", logits_rows, kInt32, shape.max_rows)});
+  const fd::StepShape shape = {column<int32_t>(op, "num_scheduled", num_scheduled, kInt32, num_seqs),
+                               column<int32_t>(op, "num_computed", num_computed, kInt32, num_seqs),
+                               column<int32_t>(op, "num_logits", num_logits, kInt32, num_seqs),
+                               column<int32_t>(op, "num_blocks", num_blocks, kInt32, num_seqs),
+                               block_tables.data<int32_t>(),
+                               num_seqs,
+                               block_tables.dims()[1],
+                               block_size,
+                               positions.dims()[0]};
+  const fd::StepIndex out = {column<int32_t>(op, "totals", totals, kInt32, 2),
+                             column<int32_t>(op, "cu_seqlens_q", cu_seqlens_q, kInt32, num_seqs + 1),
+                             column<int32_t>(op, "cu_logits_rows", cu_logits_rows, kInt32, num_seqs + 1),
+                             column<int32_t>(op, "kv_lens", kv_lens, kInt32, num_seqs),
+                             column<int32_t>(op, "batch_id_per_row", batch_id_per_row, kInt32, shape.max_rows),
+                             column<int32_t>(op, "positions", positions, kInt32, shape.max_rows),
+                             column<int32_t>(op, "slot_mapping", slot_mapping, kInt32, shape.max_rows),
+                             column<int32_t>(op, "logits_rows", logits_rows, kInt32, shape.max_rows)};
+  fd::launch(fd::VirtualPaddingArgs{shape, out, fd::kAsScheduled});
 }
 
 void sample(const Tensor& logits, const Tensor& float_params, const Tensor& int_params, const Tensor& history,
@@ -84,12 +76,11 @@ void sample(const Tensor& logits, const Tensor& float_params, const Tensor& int_
                                  num_bias,
                                  banned_ids.dims()[0],
                                  mask_words.dims()[0]};
-  raise_if_wrong(op, fd::check_sampling_inputs(in, num_rows, logits.dims()[1]));
   const fd::SamplingOutputs out = {column<int32_t>(op, "token_ids", token_ids, kInt32, num_rows),
                                    column<int32_t>(op, "status", status, kInt32, num_rows),
                                    column<uint8_t>(op, "draft_survives", draft_survives, kUint8, num_rows)};
-  fd::sample(Argument{op, "logits", logits}.data<float>(), num_rows, logits.dims()[1], in, out, keep_processed,
-             stop_at_rejections);
+  fd::launch(fd::SampleArgs{Argument{op, "logits", logits}.data<float>(), num_rows, logits.dims()[1], in, out,
+                            keep_processed, stop_at_rejections});
 }
 
 // Checks that the first `count` entries lie in 0 .. limit - 1.
@@ -128,27 +119,20 @@ void verify_draft_tokens(const Tensor& target, const Tensor& drafts, const Tenso
   constexpr const char* op = "verify_draft_tokens";
   require(num_seqs >= 0, op, "num_seqs", "at least 0", num_seqs);
   require(accept_policy >= 0 && accept_policy <= 2, op, "accept_policy", "0, 1 or 2", accept_policy);
-  const int32_t* first = column<int32_t>(op, "first_row", first_row, kInt32, num_seqs);
-  const int32_t* count = column<int32_t>(op, "row_count", row_count, kInt32, num_seqs);
-  int64_t num_rows = 0;
-  for (int64_t b = 0; b < num_seqs; ++b) {
-    require(first[b] >= 0, op, "first_row", "at least 0", first[b]);
-    require(count[b] >= 0, op, "row_count", "at least 0", count[b]);
-    num_rows = std::max<int64_t>(num_rows, static_cast<int64_t>(first[b]) + count[b]);
-  }
-  const int32_t* tokens = column<int32_t>(op, "target", target, kInt32, num_rows);
-  const uint8_t* kept = column<uint8_t>(op, "survives", survives, kUint8, num_rows);
-  int32_t* accepted = column<int32_t>(op, "num_accepted", num_accepted, kInt32, num_seqs);
-  int32_t* out = column<int32_t>(op, "emitted", emitted, kInt32, num_rows);
-  const fd::VerifyRule rule = {relaxed, static_cast<fd::AcceptPolicy>(accept_policy)};
-  if (drafts.dtype() == kInt64) {
-    Argument{op, "draft_ids", drafts}.holds({num_rows, fd::kNumIntParams});
-    const int64_t* draft = drafts.data<int64_t>() + fd::kDraftId;
-    fd::verify_draft_tokens(rule, tokens, draft, fd::kNumIntParams, kept, first, count, num_seqs, accepted, out);
-  } else {
-    const int32_t* draft = column<int32_t>(op, "draft_ids", drafts, kInt32, num_rows);
-    fd::verify_draft_tokens(rule, tokens, draft, 1, kept, first, count, num_seqs, accepted, out);
-  }
+  const bool are_params = drafts.dtype() == kInt64;
+  if (are_params) Argument{op, "draft_ids", drafts}.holds({0, fd::kNumIntParams});
+  const int64_t num_rows = std::min({target.dims()[0], drafts.dims()[0], survives.dims()[0], emitted.dims()[0]});
+  fd::launch(fd::VerifyDraftsArgs{{relaxed, static_cast<fd::AcceptPolicy>(accept_policy)},
+                                  column<int32_t>(op, "target", target, kInt32, num_rows),
+                                  are_params ? nullptr : column<int32_t>(op, "draft_ids", drafts, kInt32, num_rows),
+                                  are_params ? drafts.data<int64_t>() : nullptr,
+                                  column<uint8_t>(op, "survives", survives, kUint8, num_rows),
+                                  column<int32_t>(op, "first_row", first_row, kInt32, num_seqs),
+                                  column<int32_t>(op, "row_count", row_count, kInt32, num_seqs),
+                                  column<int32_t>(op, "num_accepted", num_accepted, kInt32, num_seqs),
+                                  column<int32_t>(op, "emitted", emitted, kInt32, num_rows),
+                                  num_rows,
+                                  num_seqs});
 }
 
 // counters uint32 [count, 4] as int64, key as one int64: the published test vectors go through here.

@@ -2,7 +2,6 @@
 // Times the launches of a recording one by one: the kernels, or the loops of their attainable floor. And counts what
 // each has to do. For benchmarks, after a step whose tensors the launches still refer to.
 #include <ctime>
-#include <type_traits>
 
 #include "common/isa.h"
 #include "cpu_ops/recording.h"
@@ -15,17 +14,6 @@ double seconds_of(clockid_t clock) {
   timespec now;
   clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-Launch resized(const Launch& launch, int64_t num_rows, int64_t num_seqs) {
-  Launch result = launch;
-  std::visit(
-      [&](auto& args) {
-        args.rows = num_rows;
-        if constexpr (std::is_same_v<std::decay_t<decltype(args)>, AttentionArgs>) args.num_seqs = num_seqs;
-      },
-      result);
-  return result;
 }
 
 // The loops of one path.
@@ -59,9 +47,10 @@ struct RunLoop {
   int64_t operator()(const LinearArgs& a) const { return loops().linear(a, form); }
   int64_t operator()(const QuantizedLinearArgs& a) const { return loops().linear_quantized(a, form); }
   int64_t operator()(const AttentionArgs& a) const { return loops().attention(a, form); }
-  int64_t operator()(const RmsNormArgs&) const { return 0; }
-  int64_t operator()(const GatherArgs&) const { return 0; }
-  int64_t operator()(const ScatterArgs&) const { return 0; }
+  template <class Other>
+  int64_t operator()(const Other&) const {
+    return 0;
+  }
 };
 
 // Bytes that a launch must read, and its operations by the arithmetic that they are done in.
@@ -89,9 +78,10 @@ struct CountWork {
     const auto per_position = static_cast<double>(a.cache.num_kv_heads * (a.cache.key_width() + a.cache.value_width()));
     return {width * per_position * positions, 4 * static_cast<double>(a.num_heads * a.cache.head_dim) * seen, 0};
   }
-  Work operator()(const RmsNormArgs&) const { return {}; }
-  Work operator()(const GatherArgs&) const { return {}; }
-  Work operator()(const ScatterArgs&) const { return {}; }
+  template <class Other>
+  Work operator()(const Other&) const {
+    return {};
+  }
 
  private:
   static double products(const LinearArgs& a) {

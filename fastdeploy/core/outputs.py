@@ -70,7 +70,7 @@ class ErrorInfo:
     message: str
 
 
-@dataclass
+@dataclass(slots=True)
 class TokenDelta:
     """What one step emitted for one choice of a request.
 

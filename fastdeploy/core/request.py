@@ -231,6 +231,10 @@ class Request:
         """[num_tokens + len(draft)] int32 view."""
         return self._buffer[: self.num_tokens + len(self.draft)]
 
+    def tokens_of_rows(self, start: int, count: int) -> TokenArray:
+        """[count] int32 view of the tokens, the draft's among them, from position `start` on."""
+        return self._buffer[start : start + count]
+
     def append(self, token_ids: list[int]) -> None:
         """Append emitted tokens; the draft is spent."""
         end = self.num_tokens + len(token_ids)

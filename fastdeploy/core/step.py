@@ -5,32 +5,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request
 
-IntArray = npt.NDArray[np.int32]
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step over B requests; row b of every array speaks of requests[b].
+    """One step over B requests; entry b of every list speaks of requests[b].
 
     Rows of request b are its tokens num_computed[b] .. num_computed[b] + num_scheduled[b] - 1, drafts last.
     A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0.
     """
 
     requests: tuple[Request, ...]
-    num_scheduled: IntArray  # [B] int32, rows of this step, >= 1
-    num_computed: IntArray  # [B] int32, tokens already in the cache
-    num_drafts: IntArray  # [B] int32, drafts among the rows
-    num_verify_rows: IntArray  # [B] int32, 1 + num_drafts if the rows reach the last token, else 0
-    num_prompt_rows: IntArray  # [B] int32, further rows whose logits are wanted for prompt log-probabilities
+    num_scheduled: list[int]  # [B] rows of this step, >= 1
+    num_computed: list[int]  # [B] tokens already in the cache
+    num_drafts: list[int]  # [B] drafts among the rows
+    num_verify_rows: list[int]  # [B] 1 + num_drafts if the rows reach the last token, else 0
+    num_prompt_rows: list[int]  # [B] further rows whose logits are wanted for prompt log-probabilities
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RequestResult:
     """What a step chose for one request.
 
@@ -38,7 +33,7 @@ class RequestResult:
         token_ids: the accepted drafts, then one token of the target's own; empty for a prompt chunk.
         num_accepted: drafts accepted.
         logprobs: one entry per token if the request asked.
-        prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked.
+        prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked; empty otherwise.
         error: why no token could be chosen ("" if none): the request fails, its neighbours do not.
         error_type: numerics, or no_token where the request's own filters and masks leave none.
     """
@@ -46,13 +41,6 @@ class RequestResult:
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str = ""
     error_type: str = "numerics"
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Results of a step, one per planned request, in the plan's order."""
-
-    results: tuple[RequestResult, ...]

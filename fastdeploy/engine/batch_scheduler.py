@@ -11,8 +11,6 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -90,15 +88,15 @@ class BatchScheduler:
     def commit(self, plan: StepPlan, row: int, result: RequestResult, emitted: list[int]) -> None:
         """Enter what a step did for one request: `emitted` is the result's tokens, cut where a stop was found."""
         request = plan.requests[row]
-        num_rejected = int(plan.num_drafts[row]) - result.num_accepted
+        num_rejected = plan.num_drafts[row] - result.num_accepted
         request.append(emitted)
-        computed = int(plan.num_computed[row] + plan.num_scheduled[row]) - num_rejected
+        computed = plan.num_computed[row] + plan.num_scheduled[row] - num_rejected
         request.num_computed = min(computed, request.num_tokens)
         self.kv.commit(request)
 
     def learn(self, plan: StepPlan, step_s: float) -> None:
         """Take what a step took as the pace of the prompts to come."""
-        num_rows = int(plan.num_scheduled.sum())
+        num_rows = sum(plan.num_scheduled)
         if num_rows >= MIN_PROMPT_ROWS and step_s > 0:
             rows_per_s = num_rows / step_s
             self._rows_per_s += (rows_per_s - self._rows_per_s) * (PACE_RATE if self._rows_per_s else 1)
@@ -160,9 +158,10 @@ class BatchScheduler:
         """Rows that the request may have of `budget`; a draft is cut to what fits, a prompt is cut or made to wait."""
         pending = request.num_pending
         if pending == 1:
-            if len(request.draft) > budget - 1:
+            num_drafts = len(request.draft)
+            if num_drafts > budget - 1:
                 request.draft = request.draft.cut(budget - 1)
-            return 1 + len(request.draft)
+            return 1 + min(num_drafts, budget - 1)
         if not self.config.enable_chunked_prefill:
             return pending if pending <= budget else 0
         return min(pending, budget, self.config.long_prefill_token_threshold or pending)
@@ -182,17 +181,16 @@ def _urgency(request: Request) -> tuple[int, int]:
 
 
 def _freeze(builder: _PlanBuilder) -> StepPlan:
-    rows = [
-        (num_rows, r.num_computed, len(r.draft), _num_verify_rows(r, num_rows), _num_prompt_rows(r, num_rows))
-        for r, num_rows in zip(builder.requests, builder.num_scheduled)
-    ]
-    return StepPlan(tuple(builder.requests), *np.array(rows, np.int32).T.copy())
+    requests, scheduled = builder.requests, builder.num_scheduled
+    drafts = [len(r.draft) for r in requests]
+    verify = list(map(_num_verify_rows, requests, scheduled, drafts))
+    prompt = list(map(_num_prompt_rows, requests, scheduled))
+    return StepPlan(tuple(requests), scheduled, [r.num_computed for r in requests], drafts, verify, prompt)
 
 
-def _num_verify_rows(request: Request, num_rows: int) -> int:
+def _num_verify_rows(request: Request, num_rows: int, num_drafts: int) -> int:
     """Rows whose next token is wanted: the last of the known tokens and all drafts, if the step gets so far."""
-    end = request.num_tokens + len(request.draft)
-    return 1 + len(request.draft) if request.num_computed + num_rows == end else 0
+    return 1 + num_drafts if request.num_computed + num_rows == request.num_tokens + num_drafts else 0
 
 
 def _num_prompt_rows(request: Request, num_rows: int) -> int:

@@ -148,7 +148,7 @@ class AdaptiveBudget(DraftBudget):
         self._early_s += PROBE_SHARE * step_s
         self._late_s += PROBE_SHARE * step_s * (not has_prompts)
         if not has_prompts and (self._num_rows or self._num_rounds % REST == 0):
-            self._cost.learn(sum(plan.num_scheduled.tolist()), len(plan.requests), step_s)
+            self._cost.learn(sum(plan.num_scheduled), len(plan.requests), step_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from fastdeploy.core.errors import QueueFullError
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
-from fastdeploy.core.step import StepPlan, StepResult
+from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.output_processor import OutputProcessor
@@ -27,11 +27,8 @@ FORCED = "grammar"  # source of drafts that a constraint forces
 class Runner(Protocol):
     """Computes a step: see worker.model_runner.ModelRunner."""
 
-    def forward(self, plan: StepPlan) -> Any:
-        """Compute the plan's rows and return their hidden states."""
-
-    def verify(self, hidden: Any, plan: StepPlan) -> StepResult:
-        """Choose the target's tokens and judge the drafts."""
+    def run(self, plan: StepPlan) -> Sequence[RequestResult]:
+        """Compute the plan's rows, choose the target's tokens, judge the drafts; one result per request."""
 
 
 class Engine:
@@ -104,13 +101,11 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return deltas
-        for request in plan.requests:
-            self._note_first_plan(request)
+        self._note_first_plans(plan)
         began_s = self._clock()
-        hidden = self.runner.forward(plan)
-        result = self.runner.verify(hidden, plan)
+        results = self.runner.run(plan)
         self.scheduler.learn(plan, self._clock() - began_s)
-        deltas += self._commit(plan, result)
+        deltas += self._commit(plan, results)
         self.draft_budget.end_step(plan)
         self._propose(plan)
         return deltas
@@ -154,14 +149,14 @@ class Engine:
         self.proposer.check_integrity(live)
         self.draft_budget.check_integrity(live)
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
+    def _commit(self, plan: StepPlan, results: Sequence[RequestResult]) -> list[TokenDelta]:
         deltas = []
         observed: list[tuple[Request, list[int]]] = []
-        for row, (request, outcome) in enumerate(zip(plan.requests, result.results)):
+        for row, (request, outcome) in enumerate(zip(plan.requests, results)):
             if outcome.error:
                 deltas.append(self._end(request, "error", ErrorInfo(outcome.error_type, outcome.error)))
                 continue
-            request.prompt_logprobs.extend(outcome.prompt_logprobs or ())
+            request.prompt_logprobs += outcome.prompt_logprobs
             emission = self.outputs.cut(request, outcome.token_ids)
             drafted_by = request.draft.source_of_each()[: outcome.num_accepted] if outcome.num_accepted else []
             self._stats.emitted(request, outcome, emission)
@@ -182,9 +177,9 @@ class Engine:
     def _propose(self, plan: StepPlan) -> None:
         """Ask for drafts of the requests whose next step decodes, where the budget wants any."""
         wants_drafts = self.draft_budget.wants_drafts(len(plan.requests))
-        running = [r for r in plan.requests if r.status is RequestStatus.RUNNING]
-        may_draft = running if wants_drafts else [r for r in running if r.constraint is not None]
-        ready = [r for r in may_draft if r.num_pending == 1 and r.draft_room > 0]
+        may_draft = [r for r in plan.requests if wants_drafts or r.constraint is not None]
+        running = (r for r in may_draft if r.status is RequestStatus.RUNNING)
+        ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
         wanted = list(zip(ready, self.draft_budget.ask(ready))) if wants_drafts else []
         asked, asks = [r for r, ask in wanted if ask.num_drafts], [ask for _, ask in wanted if ask.num_drafts]
         drafts = dict(zip(asked, self.proposer.propose(asked, *zip(*asks)))) if asked else {}
@@ -228,6 +223,7 @@ class Engine:
             del self._live[request.request_id]
         self._stats.finished(finish_reason)
 
-    def _note_first_plan(self, request: Request) -> None:
-        if request.metrics.queue_s is None:
-            request.metrics.queue_s = self._clock() - request.arrival_s
+    def _note_first_plans(self, plan: StepPlan) -> None:
+        for request in plan.requests:
+            if request.metrics.queue_s is None:
+                request.metrics.queue_s = self._clock() - request.arrival_s

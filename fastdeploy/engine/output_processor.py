@@ -26,7 +26,7 @@ class StopStringScanner(Protocol):
 ScannerFactory = Callable[[Request], StopStringScanner]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Emission:
     """Tokens of a step that count, and why they are the last, if they are: fields as in `TokenDelta`."""
 
@@ -63,25 +63,24 @@ class OutputProcessor:
 
     def cut(self, request: Request, token_ids: list[int]) -> Emission:
         """Return the tokens up to the first stop, the stop's own token included."""
-        params = request.params
-        stop_ids = frozenset(params.stop_token_ids)
-        scanner = self._scanners.get(request.key)
-        for i, token_id in enumerate(token_ids):
-            num_output = request.num_output_tokens + i + 1
-            kept = token_ids[: i + 1]
+        params, constraint = request.params, request.constraint
+        scanner = self._scanners.get(request.key) if params.stop else None
+        first = request.num_output_tokens + 1
+        for num_output, token_id in enumerate(token_ids, first):
+            kept = slice(num_output - first + 1)
             stop_string = scanner.push(token_id) if scanner else None
-            ending = request.constraint.push(token_id) if request.constraint else None
+            ending = constraint.push(token_id) if constraint else None
             if stop_string is not None:
-                return Emission(kept, "stop", stop_string)
+                return Emission(token_ids[kept], "stop", stop_string)
             if num_output > params.min_tokens:
-                if token_id in stop_ids:
-                    return Emission(kept, "stop", token_id)
+                if token_id in params.stop_token_ids:
+                    return Emission(token_ids[kept], "stop", token_id)
                 if token_id in self._eos and not params.ignore_eos:
-                    return Emission(kept, "stop")
+                    return Emission(token_ids[kept], "stop")
             if ending is not None:
-                return Emission(kept, ending, is_complete=ending == "stop")
+                return Emission(token_ids[kept], ending, is_complete=ending == "stop")
             if request.num_prompt_tokens + num_output >= request.max_total_tokens:
-                return Emission(kept, "length")
+                return Emission(token_ids[kept], "length")
         return Emission(token_ids)
 
     def delta(self, request: Request, result: RequestResult, emission: Emission, drafted_by: list[str]) -> TokenDelta:

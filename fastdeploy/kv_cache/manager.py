@@ -90,10 +90,12 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             return
         num_full = request.num_computed // self.block_size
+        if num_full <= request.num_published_blocks:
+            return
         self._extend_hashes(request, num_full)
         for i in range(request.num_published_blocks, num_full):
             self.pool.publish(request.block_ids[i], request.block_hashes[i])
-        request.num_published_blocks = max(request.num_published_blocks, num_full)
+        request.num_published_blocks = num_full
 
     def free(self, request: Request) -> None:
         """Take back all blocks of a request; published ones stay findable until they are reused."""

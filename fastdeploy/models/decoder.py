@@ -20,10 +20,8 @@ from fastdeploy.layers.rotary import rotary_table
 from fastdeploy.models.architecture import DecoderTraits
 from fastdeploy.models.weights import DecoderWeights, LayerWeights
 from fastdeploy.ops.attention import KVCache, RowIndex
-from fastdeploy.ops.batch_index import BatchIndex, full_step
 from fastdeploy.ops.gather import scatter_rows
 from fastdeploy.ops.norm import NormRule
-from fastdeploy.ops.recording import Recording, can_record
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
@@ -53,20 +51,6 @@ class SharedParts:
     embedding: Embedding
     final_norm: RMSNorm
     head: LogitsHead
-
-
-@dataclass(frozen=True)
-class RecordedStep:
-    """A step's launches, and the arguments whose memory they refer to."""
-
-    recording: Recording
-    token_ids: Tensor
-    batch: BatchIndex
-    kv_caches: Sequence[KVCache]
-
-    def is_for(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> bool:
-        """Return whether these are the very objects that were recorded."""
-        return token_ids is self.token_ids and batch is self.batch and kv_caches is self.kv_caches
 
 
 class DecoderLayer:
@@ -149,18 +133,14 @@ class CausalLM:
         self._final_norm = RMSNorm(weights.final_norm, config.rms_norm_eps)
         self._head = LogitsHead(weights.head)
         self.shared = SharedParts(traits, self.heads, cos_sin, self._embedding, self._final_norm, self._head)
-        self._records = can_record()
-        self._recorded: RecordedStep | None = None
         self._states: Tensor | None = None
 
     def keep_states(self, states: Tensor) -> None:
         """Let every step write the last hidden states of its rows into states [num_slots, hidden_size], by slot."""
-        self._states, self._recorded = states, None
+        self._states = states
 
-    def forward(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache]) -> Tensor:
         """Compute one step: write keys and values of the batch's rows and return their last hidden states.
-
-        Steps are recorded per set of arguments: a caller that passes the same objects each time pays one native call.
 
         Args:
             token_ids: [capacity] int32, the first batch.num_rows are read.
@@ -170,32 +150,14 @@ class CausalLM:
         Returns:
             [max_rows, hidden_size] after the final norm; the first batch.num_rows rows are valid until the next call.
         """
-        out = self.output
-        if not self._records:
-            self.call_operators(token_ids, batch, kv_caches, batch.num_rows)
-            return out
-        recorded = self._recorded
-        if recorded is None or not recorded.is_for(token_ids, batch, kv_caches):
-            recorded = self._recorded = self._record(token_ids, batch, kv_caches)
-        recorded.recording.replay(out, batch.num_rows, batch.num_seqs)
-        return out
-
-    def call_operators(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache], num_rows: int) -> None:
-        """Do what `forward` does, one operator after the other; what it returns is `output`."""
-        buffers = self._buffers
+        buffers, num_rows = self._buffers, batch.num_rows
         self._embedding(token_ids, buffers.hidden, num_rows)
         for layer, cache in zip(self._layers, kv_caches, strict=True):
             layer(batch, cache, num_rows)
         self._final_norm(buffers.hidden, buffers.normed, num_rows)
         if self._states is not None:
             scatter_rows(buffers.normed, batch.slot_mapping, self._states, num_rows)
-
-    def _record(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> RecordedStep:
-        """Record a step of as many rows and sequences as the buffers hold."""
-        num_rows = min(self.max_rows, token_ids.shape[0], batch.positions.shape[0])
-        full = full_step(batch, num_rows)
-        recording = Recording(lambda: self.call_operators(token_ids, full, kv_caches, num_rows))
-        return RecordedStep(recording, token_ids, batch, kv_caches)
+        return self.output
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
         """Write the logits of the first num_rows rows of hidden into out [capacity, vocab_size] float32."""

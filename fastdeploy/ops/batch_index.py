@@ -76,6 +76,8 @@ class BatchIndex:
 
     def __init__(self, max_rows: int, max_seqs: int, max_blocks_per_seq: int, block_size: int) -> None:
         self.block_size = block_size
+        self._tables: list[NDArray[np.int32] | Sequence[int] | None] = [None] * max_seqs  # that the rows show
+        self._num_shown = [0] * max_seqs
         self.num_rows = self.num_seqs = self.num_logits_rows = 0
         self.buffers = buffers = StepBuffers(max_rows, max_seqs, max_blocks_per_seq)
         self.cu_seqlens_q: Tensor = buffers.cu_seqlens_q.tensor
@@ -94,25 +96,46 @@ class BatchIndex:
         num_logits: NDArray[np.int32],
         block_tables: Sequence[NDArray[np.int32] | Sequence[int]],
     ) -> None:
-        """Describe the next step.
+        """Describe the next step and index its rows; arguments as `describe` has them.
+
+        Raises:
+            ValueError: too many requests, rows or blocks, too few blocks, or a negative count.
+        """
+        self.describe(num_scheduled, num_computed, num_logits, block_tables)
+        self.index(len(block_tables))
+
+    def describe(
+        self,
+        num_scheduled: NDArray[np.int32] | Sequence[int],
+        num_computed: NDArray[np.int32] | Sequence[int],
+        num_logits: NDArray[np.int32] | Sequence[int],
+        block_tables: Sequence[NDArray[np.int32] | Sequence[int]],
+    ) -> None:
+        """Write what virtual padding reads.
 
         Args:
             num_scheduled, num_computed, num_logits: [B], rows of each request, its tokens already in the cache, and how
                 many of its last rows want logits.
-            block_tables: block ids of each request, enough for num_computed + num_scheduled tokens.
+            block_tables: block ids of each request, enough for num_computed + num_scheduled tokens. A list that was
+                given for the same b in the step before may have grown since, and has not changed otherwise.
 
         Raises:
-            ValueError: too many requests, rows or blocks, too few blocks, or a negative count.
+            ValueError: too many requests or blocks.
         """
         buffers, count = self.buffers, len(block_tables)
         buffers.num_scheduled.array[:count] = num_scheduled
         buffers.num_computed.array[:count] = num_computed
         buffers.num_logits.array[:count] = num_logits
-        tables, num_blocks = buffers.block_tables.array, buffers.num_blocks.array
         for b, table in enumerate(block_tables):
-            tables[b, : len(table)] = table
-            num_blocks[b] = len(table)
-        self.index(count)
+            if self._tables[b] is not table or self._num_shown[b] != len(table):
+                self._show(b, table)
+
+    def _show(self, b: int, table: NDArray[np.int32] | Sequence[int]) -> None:
+        """Write what a request's row of the block tables does not show yet."""
+        shown, count = self._num_shown[b] if self._tables[b] is table else 0, len(table)
+        self.buffers.block_tables.array[b, shown:count] = table[shown:]
+        self.buffers.num_blocks.array[b] = count
+        self._tables[b], self._num_shown[b] = table, count
 
     def index(self, num_seqs: int) -> None:
         """Describe the step of the first requests whose numbers and block tables stand in `buffers`.
@@ -126,8 +149,8 @@ class BatchIndex:
 
 
 @dataclass
-class FullStep:
-    """The index arrays of a batch with every row and sequence that they have room for."""
+class StepView:
+    """The index arrays of a batch with the rows and sequences of one step, or with all that they have room for."""
 
     num_rows: int
     num_seqs: int
@@ -138,11 +161,16 @@ class FullStep:
     slot_mapping: Tensor
 
 
-def full_step(batch: BatchIndex, num_rows: int) -> FullStep:
+def full_step(batch: BatchIndex, num_rows: int) -> StepView:
     """Return the step of `num_rows` rows, and of as many sequences as the batch has room for, to be recorded."""
-    return FullStep(
+    return step_view(batch, num_rows, batch.kv_lens.shape[0])
+
+
+def step_view(batch: BatchIndex, num_rows: int, num_seqs: int) -> StepView:
+    """Return the step of so many rows and sequences."""
+    return StepView(
         num_rows=num_rows,
-        num_seqs=batch.kv_lens.shape[0],
+        num_seqs=num_seqs,
         positions=batch.positions,
         cu_seqlens_q=batch.cu_seqlens_q,
         kv_lens=batch.kv_lens,

@@ -69,6 +69,7 @@ class _RaggedList:
         self._dtype = dtype
         self.buffer = HostBuffer(capacity, dtype)
         self.size = 0
+        self.has_moved = False
 
     def append(self, values: NDArray | Sequence[int] | Sequence[float]) -> int:
         begin, self.size = self.size, self.size + len(values)
@@ -76,6 +77,7 @@ class _RaggedList:
             old = self.buffer.array
             self.buffer = HostBuffer((max(self.size, 2 * len(old))), self._dtype)
             self.buffer.array[:begin] = old[:begin]
+            self.has_moved = True
         self.buffer.array[begin : self.size] = values
         return begin
 
@@ -100,6 +102,7 @@ class SamplingBatch:
         self._history, self._banned_ids = _RaggedList("int32"), _RaggedList("int32")
         self._bias_ids, self._bias_values = _RaggedList("int32"), _RaggedList("float32")
         self._mask_words = _RaggedList("int32")
+        self._lists = (self._history, self._bias_ids, self._bias_values, self._banned_ids, self._mask_words)
         self.float_params.array[:] = [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
         self.int_params.array[:, IntColumn.DRAFT_ID] = -1
         self.int_params.array[:, IntColumn.VOCAB_LIMIT] = 2**31 - 1
@@ -132,8 +135,15 @@ class SamplingBatch:
 
     def clear(self) -> None:
         """Empty the lists; parameter rows stay as they are."""
-        for ragged in (self._history, self._bias_ids, self._bias_values, self._banned_ids, self._mask_words):
+        for ragged in self._lists:
             ragged.size = 0
+
+    def has_moved(self) -> bool:
+        """Return whether a list has outgrown its memory since the last call, so that its buffer is another one."""
+        moved = [ragged for ragged in self._lists if ragged.has_moved]
+        for ragged in moved:
+            ragged.has_moved = False
+        return bool(moved)
 
     def append_history(self, token_ids: NDArray | Sequence[int]) -> int:
         """Append a context; return where it begins."""

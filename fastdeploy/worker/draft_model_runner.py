@@ -26,7 +26,7 @@ class DraftModelRunner(Drafter):
         buffers = DraftBuffers(config)
 
         def compute(batch: RowIndex, num_rows: int) -> None:
-            model.call_operators(buffers.token_ids.tensor, batch, kv_caches, num_rows)
+            model.forward(buffers.token_ids.tensor, batch, kv_caches)
 
         stage = DraftStage(compute, model.compute_logits)
         super().__init__(buffers.loop([stage], model.output), num_blocks, config)

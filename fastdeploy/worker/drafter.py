@@ -123,8 +123,7 @@ class Drafter:
     def observe(self, plan: StepPlan) -> None:
         """Take in a step of the target: empty the blocks that it began, fill where a backlog has grown."""
         size, grown = self.config.block_size, []
-        computed, scheduled = plan.num_computed.tolist(), plan.num_scheduled.tolist()
-        for request, start, count in zip(plan.requests, computed, scheduled):
+        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
             end = start + count
             if (start - 1) // size == end // size:
                 continue  # begins no block and completes none

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a step: forward over packed rows, then sampling and verification of the rows whose next token is wanted.
 
+All that the operators of a step read is written before the first of them; where they can be recorded, a step is then
+two native calls in a row, its rows' hidden states and their tokens. Between them nothing is left to do that would have
+to come back into the caches which the model's weights have just gone through.
+
 Notation: B requests, R rows, L rows with logits, K most drafts of a request, V vocabulary.
 """
 
@@ -20,11 +24,12 @@ from paddle import Tensor
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
-from fastdeploy.core.step import RequestResult, StepPlan, StepResult
-from fastdeploy.ops.attention import KVCache
-from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.batch_index import BatchIndex, step_view, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
+from fastdeploy.ops.recording import Routine
 from fastdeploy.ops.sampling import LogprobBuffers, RowStatus, SamplingBatch, logprobs, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 from fastdeploy.worker.row_rules import RowRules
@@ -40,8 +45,11 @@ ROW_ERRORS = {
 class CausalLM(Protocol):
     """What the runner asks of a model (models.decoder.CausalLM)."""
 
-    def forward(self, token_ids: Tensor, batch: BatchIndex, kv_caches: Sequence[KVCache]) -> Tensor:
-        """Return hidden states [capacity, hidden] after the final norm; batch.num_rows rows are valid."""
+    def forward(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache]) -> Tensor:
+        """Return hidden states [capacity, hidden] after the final norm, of which batch.num_rows rows are valid.
+
+        It is the same tensor every time.
+        """
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
         """Write float32 logits [num_rows, V] of the first rows of `hidden`."""
@@ -87,9 +95,9 @@ class RunnerConfig:
 
 @dataclass(slots=True)
 class _Segment:
-    """Consecutive logits rows of one request: all its verification rows, or some of its prompt rows.
+    """Consecutive rows of one request whose logits are wanted: all its verification rows, or some of its prompt rows.
 
-    `first` is the first of them among the step's logits rows; for prompt rows, `position` is that row's position.
+    `first` is the first of them among the step's rows; for prompt rows, `position` is that row's position.
     """
 
     plan_row: int
@@ -97,22 +105,6 @@ class _Segment:
     count: int
     is_prompt: bool = False
     position: int = 0
-
-
-class _Outcome:
-    """A request's result in the making."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.num_accepted = 0
-        self.logprobs: list[TokenLogprobs] | None = None
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.error = ""
-        self.error_type = "numerics"
-
-    def freeze(self) -> RequestResult:
-        prompt = self.prompt_logprobs or None
-        return RequestResult(self.token_ids, self.num_accepted, self.logprobs, prompt, self.error, self.error_type)
 
 
 class ModelRunner:
@@ -138,6 +130,7 @@ class ModelRunner:
         self.token_ids = HostBuffer(config.max_rows, "int32")
         fitting = LOGITS_BYTES // (4 * config.vocab_size)
         self.logits_capacity = min(config.max_rows, max(fitting, 1 + config.max_drafts, 16))
+        self._row_numbers = np.arange(config.max_rows, dtype=np.int32)
         self.wanted_rows = HostBuffer(self.logits_capacity, "int32")
         self.wanted_hidden = paddle.zeros([self.logits_capacity, config.hidden_size], config.dtype)
         self.logits = paddle.zeros([self.logits_capacity, config.vocab_size], "float32")
@@ -147,92 +140,124 @@ class ModelRunner:
         self.logprob_buffers = LogprobBuffers(self.logits_capacity, MAX_LOGPROBS_LIMIT)
         # Only where a draft is accepted for being the row's token are the rows behind another token nobody's.
         self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
+        self._hidden: Tensor | None = None
+        self._forward = Routine(self._forward_rows, config.max_rows, config.max_seqs)
+        self._choose = Routine(self._choose_tokens, self.logits_capacity, self.logits_capacity)
 
-    def forward(self, plan: StepPlan) -> Tensor:
-        """Compute the plan's rows; return hidden states [max_rows, hidden], valid for the plan's rows."""
-        tokens = self.token_ids.array
-        at = 0
-        for request, start, count in zip(plan.requests, plan.num_computed.tolist(), plan.num_scheduled.tolist()):
-            tokens[at : at + count] = request.tokens_with_draft()[start : start + count]
-            at += count
-        tables = [request.block_ids for request in plan.requests]
-        self.batch.fill(plan.num_scheduled, plan.num_computed, plan.num_prompt_rows + plan.num_verify_rows, tables)
-        return self.model.forward(self.token_ids.tensor, self.batch, self.kv_caches)
+    def run(self, plan: StepPlan) -> list[RequestResult]:
+        """Compute the plan's rows; choose the target's token of every row that wants one; accept drafts that equal it.
 
-    def verify(self, hidden: Tensor, plan: StepPlan) -> StepResult:
-        """Choose the target's token of every row that wants one, and accept drafts while they equal it."""
-        outcomes = [_Outcome() for _ in plan.requests]
-        for go in _goes(plan, self.logits_capacity):
-            self._compute_logits(hidden, go)
-            self._sample(plan, go)
-            self._judge(plan, [segment for segment in go if not segment.is_prompt], outcomes)
-            self._read_logprobs(plan, go, outcomes)
-        result = StepResult(tuple(outcome.freeze() for outcome in outcomes))
+        Returns:
+            One result per planned request, in the plan's order.
+        """
+        results = [RequestResult() for _ in plan.requests]
+        num_rows = self._write_rows(plan)
+        for number, go in enumerate(_goes(plan, self.logits_capacity)):
+            num_wanted, num_judged = self._write_rules(plan, go)
+            if number == 0:
+                self._forward.run(num_rows, len(plan.requests))
+            if go:
+                self._choose.run(num_wanted, num_judged)
+                self._read_tokens(plan, go[:num_judged], results)
+                self._read_logprobs(plan, go, results)
         if self.observer is not None:
             self.observer.observe(plan)
-        return result
+        return results
 
-    def _compute_logits(self, hidden: Tensor, go: list[_Segment]) -> None:
-        at = 0
-        for segment in go:
-            rows = self.batch.buffers.logits_rows.array[segment.first : segment.first + segment.count]
-            self.wanted_rows.array[at : at + segment.count] = rows
-            at += segment.count
-        gather_rows(hidden, self.wanted_rows.tensor, self.wanted_hidden, at)
-        self.model.compute_logits(self.wanted_hidden, at, self.logits)
+    def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
+        virtual_padding(self.batch.buffers, num_seqs, self.batch.block_size)
+        rows = step_view(self.batch, num_rows, num_seqs)
+        self._hidden = self.model.forward(self.token_ids.tensor, rows, self.kv_caches)
 
-    def _sample(self, plan: StepPlan, go: list[_Segment]) -> None:
-        self.rules.begin()
-        at = 0
-        for segment in go:
-            if segment.is_prompt:
-                self.rules.write_plain(at, segment.count)
-            else:
-                self.rules.write(plan.requests[segment.plan_row], at, segment.count)
-            at += segment.count
-        sample(self.logits, self.sampling, at, self.config.processed_logprobs, self.stop_at_rejections)
+    def _choose_tokens(self, num_rows: int, num_seqs: int) -> None:
+        """Sample the wanted rows, and walk the drafts of `num_seqs` requests, whose rows are the first of them."""
+        assert self._hidden is not None
+        gather_rows(self._hidden, self.wanted_rows.tensor, self.wanted_hidden, num_rows)
+        self.model.compute_logits(self.wanted_hidden, num_rows, self.logits)
+        sample(self.logits, self.sampling, num_rows, self.config.processed_logprobs, self.stop_at_rejections)
+        self.judge_drafts(num_seqs)
 
-    def _judge(self, plan: StepPlan, segments: list[_Segment], outcomes: list[_Outcome]) -> None:
-        """Walk the verification rows, which come first in a go, and read off what each request emits."""
-        if not segments:
-            return
-        counts = [segment.count for segment in segments]
-        firsts = list(accumulate(counts[:-1], initial=0))
-        sampling, batch = self.sampling, self.verification
-        batch.fill(firsts, counts)
-        relaxed, policy = self.config.verify_strategy == "topp_relaxed", ACCEPT_POLICIES[self.config.accept_policy]
+    def judge_drafts(self, num_seqs: int) -> None:
+        """Walk the drafts of the first `num_seqs` requests of a go, by the tokens that stand in `sampling`."""
+        sampling, config = self.sampling, self.config
+        self.verification.num_seqs = num_seqs
         verify_draft_tokens(
             sampling.token_ids.tensor,
             sampling.int_params.tensor,
             sampling.draft_survives.tensor,
-            batch,
-            relaxed,
-            policy,
+            self.verification,
+            config.verify_strategy == "topp_relaxed",
+            ACCEPT_POLICIES[config.accept_policy],
         )
-        num_rows = firsts[-1] + counts[-1]
-        status = sampling.status.array[:num_rows].tolist()
-        any_bad = any(status)
-        emitted = batch.emitted.array[:num_rows].tolist()
-        for segment, first, count in zip(segments, firsts, batch.num_accepted.array[: len(segments)].tolist()):
-            outcome, end = outcomes[segment.plan_row], first + count + 1
-            if any_bad and (bad := next(filter(None, status[first:end]), None)):
-                _fail(outcome, plan.requests[segment.plan_row], RowStatus(bad))
-                continue
-            outcome.num_accepted = count
-            outcome.token_ids = emitted[first:end]
 
-    def _read_logprobs(self, plan: StepPlan, go: list[_Segment], outcomes: list[_Outcome]) -> None:
+    def sample_all_rows(self) -> None:
+        """From now on also choose tokens for rows behind a rejected draft, which nobody reads."""
+        self.stop_at_rejections = False
+        self._choose.forget()
+
+    def _write_rows(self, plan: StepPlan) -> int:
+        """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
+        tokens, at = self.token_ids.array, 0
+        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
+            tokens[at : at + count] = request.tokens_of_rows(start, count)
+            at += count
+        num_logits = list(map(add, plan.num_prompt_rows, plan.num_verify_rows))
+        tables = [request.block_ids for request in plan.requests]
+        self.batch.describe(plan.num_scheduled, plan.num_computed, num_logits, tables)
+        return at
+
+    def _write_rules(self, plan: StepPlan, go: list[_Segment]) -> tuple[int, int]:
+        """Write which rows are wanted, by which rules their tokens are chosen, and which of them are whose drafts.
+
+        Returns:
+            The number of rows, and of requests among whose rows drafts are judged.
+        """
+        rules, at = self.rules, 0
+        firsts, counts = [], []
+        rules.begin()
+        for segment in go:
+            count = segment.count
+            self.wanted_rows.array[at : at + count] = self._row_numbers[segment.first : segment.first + count]
+            if segment.is_prompt:
+                rules.write_plain(at, count)
+            else:
+                rules.write(plan.requests[segment.plan_row], at, count)
+                firsts.append(at)
+                counts.append(count)
+            at += count
+        self.verification.fill(firsts, counts)
+        if self.sampling.has_moved():
+            self._choose.forget()
+        return at, len(counts)
+
+    def _read_tokens(self, plan: StepPlan, judged: list[_Segment], results: list[RequestResult]) -> None:
+        """Read off what each request emits whose verification rows these are, the first ones of a go."""
+        batch = self.verification
+        num_rows = sum(segment.count for segment in judged)
+        status = self.sampling.status.array[:num_rows].tolist()
+        emitted = batch.emitted.array[:num_rows].tolist()
+        first, any_bad = 0, any(status)
+        for segment, num_accepted in zip(judged, batch.num_accepted.array[: len(judged)].tolist()):
+            result, end = results[segment.plan_row], first + num_accepted + 1
+            if any_bad and (bad := next(filter(None, status[first:end]), None)):
+                _fail(result, plan.requests[segment.plan_row], RowStatus(bad))
+            else:
+                result.num_accepted = num_accepted
+                result.token_ids = emitted[first:end]
+            first += segment.count
+
+    def _read_logprobs(self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]) -> None:
         """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""
         at = 0
         for segment in go:
-            request, outcome = plan.requests[segment.plan_row], outcomes[segment.plan_row]
+            request, result = plan.requests[segment.plan_row], results[segment.plan_row]
             if segment.is_prompt:
                 chosen = request.token_ids[segment.position + 1 : segment.position + 1 + segment.count]
                 top_n = request.params.prompt_logprobs or 0
-                outcome.prompt_logprobs += self._logprobs(at, chosen, top_n)
+                result.prompt_logprobs += self._logprobs(at, chosen, top_n)
             elif request.params.logprobs is not None:
-                chosen = np.array(outcome.token_ids, np.int32)
-                outcome.logprobs = self._logprobs(at, chosen, request.params.logprobs)
+                chosen = np.array(result.token_ids, np.int32)
+                result.logprobs = self._logprobs(at, chosen, request.params.logprobs)
             at += segment.count
 
     def _logprobs(self, first_row: int, chosen: TokenArray, top_n: int) -> list[TokenLogprobs]:
@@ -254,17 +279,20 @@ class ModelRunner:
         ]
 
 
-def _fail(outcome: _Outcome, request: Request, status: RowStatus) -> None:
+def _fail(result: RequestResult, request: Request, status: RowStatus) -> None:
     """Enter why a row has no token; a constraint that cannot go on knows better."""
-    outcome.error = ROW_ERRORS[status]
+    result.error = ROW_ERRORS[status]
     if status is RowStatus.EMPTY:
-        outcome.error_type = "no_token"
+        result.error_type = "no_token"
         if request.constraint is not None and request.constraint.error:
-            outcome.error = f"{outcome.error}: {request.constraint.error}"
+            result.error = f"{result.error}: {request.constraint.error}"
 
 
 def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
-    """Cut the step's logits rows into goes of at most `capacity`, verification rows first; only prompts are split."""
+    """Cut the wanted rows into goes of at most `capacity`, verification rows first; only prompts are split.
+
+    There is always one, which may be empty.
+    """
     go: list[_Segment] = []
     room = capacity
     for segment in _segments(plan):
@@ -278,18 +306,17 @@ def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
             go, room = [], capacity
         go.append(segment)
         room -= segment.count
-    if go:
-        yield go
+    yield go
 
 
 def _segments(plan: StepPlan) -> Iterator[_Segment]:
-    """Yield the verification rows of all requests, then their prompt rows."""
-    prompt, verify = plan.num_prompt_rows.tolist(), plan.num_verify_rows.tolist()
-    firsts = [0, *accumulate(map(add, prompt, verify))]
+    """Yield the verification rows of all requests, then their prompt rows; both are a request's last rows."""
+    prompt, verify = plan.num_prompt_rows, plan.num_verify_rows
+    ends = list(accumulate(plan.num_scheduled))
     for row, count in enumerate(verify):
         if count:
-            yield _Segment(row, firsts[row] + prompt[row], count)
+            yield _Segment(row, ends[row] - count, count)
     for row, count in enumerate(prompt):
         if count:
-            position = int(plan.num_computed[row] + plan.num_scheduled[row]) - verify[row] - count
-            yield _Segment(row, firsts[row], count, is_prompt=True, position=position)
+            position = plan.num_computed[row] + plan.num_scheduled[row] - verify[row] - count
+            yield _Segment(row, ends[row] - verify[row] - count, count, is_prompt=True, position=position)

@@ -48,6 +48,7 @@ class RowRules:
         self._eos = list(eos_token_ids)
         self._vocab_limit = vocab_limit
         self._num_mask_words = (vocab_limit + 31) // 32
+        self._numbers = np.arange(1024)  # 0, 1, 2, ..., as far as positions go
         self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
 
     def begin(self) -> None:
@@ -76,18 +77,24 @@ class RowRules:
         ints = self.batch.int_params.array[rows]
         self.batch.float_params.array[rows] = template.floats
         ints[:] = template.ints
-        ints[:, IntColumn.POSITION] += np.arange(request.num_tokens, request.num_tokens + count)
+        ints[:, IntColumn.POSITION] = self._count_from(request.num_tokens, count)
         ints[: count - 1, IntColumn.DRAFT_ID] = request.draft.token_ids
         if template.needs_lists:
             self._write_lists(request, template, ints, count)
         if request.constraint is not None:
             self._write_masks(request.constraint, request.draft.token_ids, ints)
 
+    def _count_from(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return first, first + 1, ...: a view of memory that is there, since making an array reads much else."""
+        if first + count > len(self._numbers):
+            self._numbers = np.arange(2 * (first + count))
+        return self._numbers[first : first + count]
+
     def _write_alone(self, template: _Template, row: int, position: int) -> None:
         ints = self.batch.int_params.array[row]
         self.batch.float_params.array[row] = template.floats
         ints[:] = template.ints
-        ints[IntColumn.POSITION] += position
+        ints[IntColumn.POSITION] = position
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)

@@ -61,7 +61,7 @@ def test_decode_says_of_every_part_what_it_and_its_loop_take(last_line: Any) -> 
     with_loops = {"qkv", "attention output", "gate and up", "down", "head", "Attention"}
     for row in results:
         parts = {part["part"]: part for part in row["parts"]}
-        assert set(parts) >= {*with_loops, "sample", "RmsNorm", step_parts.REST}
+        assert set(parts) >= {*with_loops, "Sample", "RmsNorm", step_parts.REST}
         assert {part for part in parts if parts[part]["loop_ms"] > 0} == with_loops
         assert all(part["ms"] > 0 for part in parts.values())
         loops_ms = sum(part["loop_ms"] for part in parts.values())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from operator import add
 from typing import Any
 
 import pytest
@@ -16,13 +17,13 @@ from fastdeploy.ops import registry
 def spy(loaded: ShapeEngine) -> list[StepPlan]:
     """Note every plan that the model computes."""
     plans: list[StepPlan] = []
-    forward = loaded.engine.runner._runner.forward  # type: ignore[attr-defined]
+    run = loaded.engine.runner._runner.run  # type: ignore[attr-defined]
 
     def noting(plan: StepPlan) -> Any:
         plans.append(plan)
-        return forward(plan)
+        return run(plan)
 
-    loaded.engine.runner._runner.forward = noting  # type: ignore[attr-defined]
+    loaded.engine.runner._runner.run = noting  # type: ignore[attr-defined]
     return plans
 
 
@@ -37,8 +38,8 @@ def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step
             loaded.engine.step()
         assert len(ids) == step.num_requests
         loaded.stop(ids)
-    assert [plan.num_scheduled.tolist() for plan in plans] == 6 * [step.num_requests * [step.rows_each]]
-    ends = [(plan.num_computed + plan.num_scheduled).tolist() for plan in plans]
+    assert [plan.num_scheduled for plan in plans] == 6 * [step.num_requests * [step.rows_each]]
+    ends = [list(map(add, plan.num_computed, plan.num_scheduled)) for plan in plans]
     assert ends == 2 * [step.num_requests * [step.context + i] for i in range(3)]
     assert not loaded.engine.has_unfinished()
 

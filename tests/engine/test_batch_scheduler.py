@@ -26,14 +26,14 @@ def request(name: str, num_prompt: int, priority: int = 0, **params: int) -> Req
 def finish_step(scheduler: BatchScheduler, plan: StepPlan, num_accepted: int = 0) -> None:
     """Commit a step in which every request that may emit does."""
     for row in range(len(plan.requests)):
-        count = min(num_accepted, int(plan.num_drafts[row])) + 1 if plan.num_verify_rows[row] else 0
+        count = min(num_accepted, plan.num_drafts[row]) + 1 if plan.num_verify_rows[row] else 0
         scheduler.commit(plan, row, RequestResult([1] * count, max(0, count - 1)), [1] * count)
 
 
 def planned(scheduler: BatchScheduler) -> tuple[StepPlan, dict[str, int]]:
     plan = scheduler.schedule()
     assert plan is not None
-    return plan, dict(zip([r.request_id for r in plan.requests], plan.num_scheduled.tolist()))
+    return plan, dict(zip([r.request_id for r in plan.requests], plan.num_scheduled))
 
 
 def test_long_prompt_is_cut_and_emits_only_at_its_end() -> None:
@@ -43,7 +43,7 @@ def test_long_prompt_is_cut_and_emits_only_at_its_end() -> None:
     for _ in range(3):
         plan, counts = planned(scheduler)
         rows.append(counts["a"])
-        emits.append(int(plan.num_verify_rows[0]))
+        emits.append(plan.num_verify_rows[0])
         finish_step(scheduler, plan)
     assert (rows, emits) == ([8, 8, 3], [0, 0, 1])
 
@@ -74,7 +74,7 @@ def test_draft_is_cut_to_the_budget_and_never_chunked() -> None:
     a.set_draft(Draft(np.arange(1, 9, dtype=np.int32)))
     plan, counts = planned(scheduler)
     assert counts == {"a": 5}
-    assert (int(plan.num_drafts[0]), int(plan.num_verify_rows[0])) == (4, 5)
+    assert (plan.num_drafts[0], plan.num_verify_rows[0]) == (4, 5)
 
 
 def test_rejected_drafts_are_subtracted_from_the_ledger() -> None:
@@ -118,10 +118,10 @@ def test_prompt_rows_are_those_whose_next_token_is_a_prompt_token() -> None:
     scheduler = make(max_num_batched_tokens=4)
     scheduler.add(request("a", 6, prompt_logprobs=0))
     plan, _ = planned(scheduler)
-    assert (int(plan.num_prompt_rows[0]), int(plan.num_verify_rows[0])) == (4, 0)
+    assert (plan.num_prompt_rows[0], plan.num_verify_rows[0]) == (4, 0)
     finish_step(scheduler, plan)
     plan, _ = planned(scheduler)
-    assert (int(plan.num_prompt_rows[0]), int(plan.num_verify_rows[0])) == (1, 1)
+    assert (plan.num_prompt_rows[0], plan.num_verify_rows[0]) == (1, 1)
 
 
 def test_lower_priorities_start_earlier_and_equals_in_order_of_arrival() -> None:

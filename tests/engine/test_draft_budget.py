@@ -33,8 +33,8 @@ def make_model_budget(clock: ManualClock, call_s: float = 0.05, row_s: float = 0
 
 def decoding_step(*requests: Request) -> StepPlan:
     """Return the plan of a step in which each request verifies its draft."""
-    rows = np.array([1 + len(request.draft) for request in requests], np.int32)
-    return StepPlan(requests, rows, rows.copy(), rows - 1, rows.copy(), 0 * rows)
+    rows = [1 + len(request.draft) for request in requests]
+    return StepPlan(requests, rows, rows, [n - 1 for n in rows], rows, [0] * len(rows))
 
 
 def make_draft(tokens: Iterable[int], match_len: int = 0) -> Draft:

@@ -256,7 +256,7 @@ def test_float32_is_exact_too(requests: list[GenerationRequest]) -> None:
 
 def adapt(engine: Engine, method: str, slope: float) -> None:
     """Let an engine of 5 drafts choose their number: a row costs `slope` of a step."""
-    ticks, forward, now = count(), engine.runner.forward, 0.0
+    ticks, run, now = count(), engine.runner.run, 0.0
 
     def clock() -> float:
         return now + 0.001 * next(ticks)
@@ -264,9 +264,9 @@ def adapt(engine: Engine, method: str, slope: float) -> None:
     def step(plan: StepPlan) -> Any:
         nonlocal now
         now += 1.0
-        return forward(plan)
+        return run(plan)
 
-    engine.runner.forward = step  # type: ignore[method-assign]
+    engine.runner.run = step  # type: ignore[method-assign]
     is_model = method in MODELS
     model = DraftingModel(engine.proposer.name, 5, CallCost(0.01, 0.0, 0.0)) if is_model else None
     cost = FixedCost({1: 1.0, 2: 1.0 + slope})

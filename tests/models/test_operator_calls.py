@@ -10,7 +10,7 @@ from fastdeploy.ops.recording import num_launches
 from tests.models.model_driver import GOLDEN_NAMES, Driver, load_golden
 
 MODELS = [*((name, "float32", "none") for name in GOLDEN_NAMES), *(("qwen3", "bfloat16", q) for q in QUANTIZATIONS)]
-BESIDE_LAYERS = 2  # the embedding and the final norm
+BESIDE_LAYERS = 3  # the index arrays, the embedding and the final norm
 
 
 @pytest.mark.parametrize(("name", "dtype", "quantization"), MODELS)

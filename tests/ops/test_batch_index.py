@@ -37,6 +37,26 @@ def test_a_second_fill_leaves_nothing_of_the_first() -> None:
     assert batch.cu_seqlens_q.numpy()[:2].tolist() == [0, 1]
 
 
+def test_a_table_is_shown_as_it_has_grown_and_another_one_in_its_place_whole() -> None:
+    batch, table = BatchIndex(20, 2, 4, 4), [9, 5]
+    filled(batch, [1], [4], [1], [table])
+    table += [7, 3]
+    filled(batch, [1], [12], [1], [table])
+    assert batch.block_tables.numpy()[0].tolist() == [9, 5, 7, 3]
+    assert batch.slot_mapping.numpy()[0] == 12
+    filled(batch, [1], [5], [1], [[1, 2, 6, 8]])
+    assert batch.block_tables.numpy()[0].tolist() == [1, 2, 6, 8]
+
+
+def test_a_table_that_fits_no_row_is_refused_and_the_next_one_shown() -> None:
+    batch, table = BatchIndex(20, 2, 2, 4), [9, 5, 7]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="could not broadcast"):
+            filled(batch, [1], [4], [1], [table])
+    filled(batch, [1], [4], [1], [[3, 1]])
+    assert batch.block_tables.numpy()[0].tolist() == [3, 1]
+
+
 def test_an_empty_step_is_fine() -> None:
     batch = filled(BatchIndex(4, 2, 1, 16), [], [], [], [])
     assert (batch.num_rows, batch.num_seqs, batch.num_logits_rows) == (0, 0, 0)

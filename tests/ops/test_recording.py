@@ -8,11 +8,14 @@ import paddle
 import pytest
 
 from benchmarks.launches import Replay
+from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
-from fastdeploy.ops.recording import Recording
+from fastdeploy.ops.recording import Recording, Routine
+from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch, sample
+from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 
 ROWS, SIZE = 6, 32
 TABLE = paddle.to_tensor(np.random.default_rng(0).standard_normal((9, SIZE)).astype(np.float32))
@@ -44,7 +47,7 @@ def test_a_replay_is_the_calls_bit_for_bit(num_rows: int) -> None:
     found, scratch = buffers()
     recording = Recording(lambda: compute(IDS, found, scratch, ROWS))
     for _ in range(2):
-        recording.replay(found, num_rows, 1)
+        recording.replay(num_rows, 1)
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
@@ -52,25 +55,88 @@ def test_a_replay_reads_what_the_tensors_hold_then() -> None:
     ids, (out, scratch) = IDS.clone(), buffers()
     recording = Recording(lambda: compute(ids, out, scratch, ROWS))
     ids[0] = 4
-    recording.replay(out, 1, 1)
+    recording.replay(1, 1)
     np.testing.assert_array_equal(scratch.numpy()[0], TABLE.numpy()[4])
 
 
 def test_more_rows_than_recorded_are_refused() -> None:
     out, scratch = buffers()
     recording = Recording(lambda: compute(IDS, out, scratch, 4))
-    recording.replay(out, 4, 1)
+    recording.replay(4, 1)
     with pytest.raises(ValueError, match="replay: num_rows"):
-        recording.replay(out, 5, 1)
+        recording.replay(5, 1)
 
 
 def test_values_are_checked_at_each_replay() -> None:
     ids, (out, scratch) = IDS.clone(), buffers()
     recording = Recording(lambda: compute(ids, out, scratch, ROWS))
     ids[2] = 9
-    recording.replay(out, 2, 1)
+    recording.replay(2, 1)
     with pytest.raises(ValueError, match="embedding: token_ids"):
-        recording.replay(out, 3, 1)
+        recording.replay(3, 1)
+
+
+def make_batch() -> BatchIndex:
+    batch = BatchIndex(8, 3, 2, 16)
+    batch.describe([3, 2], [0, 20], [0, 1], [[4], [2, 0]])
+    return batch
+
+
+def test_index_arrays_are_replayed_for_the_sequences_asked_for() -> None:
+    batch = make_batch()
+    recording = Recording(lambda: virtual_padding(batch.buffers, 3, 16))
+    assert recording.describe() == ["VirtualPadding"]
+    recording.replay(5, 2)
+    assert batch.positions.numpy()[:5].tolist() == [0, 1, 2, 20, 21]
+    assert batch.slot_mapping.numpy()[:5].tolist() == [64, 65, 66, 4, 5]
+
+
+@pytest.mark.parametrize("num_rows", [4, 6])
+def test_rows_that_are_not_those_scheduled_are_refused(num_rows: int) -> None:
+    batch = make_batch()
+    recording = Recording(lambda: virtual_padding(batch.buffers, 3, 16))
+    with pytest.raises(ValueError, match="virtual_padding: num_scheduled: expected the step's rows in all, got 5"):
+        recording.replay(num_rows, 2)
+
+
+def choose(logits: paddle.Tensor, sampling: SamplingBatch, judged: VerifyBatch, num_rows: int) -> None:
+    ids, params, survives = sampling.token_ids.tensor, sampling.int_params.tensor, sampling.draft_survives.tensor
+    sample(logits, sampling, num_rows)
+    verify_draft_tokens(ids, params, survives, judged, False, AcceptPolicy.NORMAL)
+
+
+def test_sampling_and_the_walk_over_drafts_are_replayed() -> None:
+    logits, sampling, judged = paddle.eye(4, 9), SamplingBatch(4), VerifyBatch(4)
+    sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 0.0
+    judged.num_seqs = 4
+    recording = Recording(lambda: choose(logits, sampling, judged, 4))
+    sampling.int_params.array[:2, IntColumn.DRAFT_ID] = [0, 8]
+    judged.fill([0], [3])
+    recording.replay(3, 1)
+    assert judged.num_accepted.array[0] == 1
+    assert judged.emitted.array[:2].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="verify_draft_tokens: row_count"):
+        recording.replay(2, 1)
+    sampling.int_params.array[0, IntColumn.HISTORY_END] = 10**6
+    with pytest.raises(ValueError, match="sample: history"):
+        recording.replay(3, 1)
+
+
+def test_a_routine_records_once_and_anew_when_told() -> None:
+    (out, scratch), calls = buffers(), []
+
+    def function(num_rows: int, num_seqs: int) -> None:
+        calls.append((num_rows, num_seqs))
+        compute(IDS, out, scratch, num_rows)
+
+    routine = Routine(function, ROWS, 3)
+    for num_rows in (1, 2):
+        routine.run(num_rows, 1)
+    assert calls == [(ROWS, 3)]
+    assert (out.numpy()[2:] == 7.0).all() and (out.numpy()[:2] != 7.0).any()
+    routine.forget()
+    routine.run(1, 1)
+    assert calls == [(ROWS, 3)] * 2
 
 
 def test_a_refused_call_ends_the_recording() -> None:
@@ -87,7 +153,7 @@ def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str)
     x, called, replayed = random_rows(ROWS, 24, "bfloat16", 2), paddle.zeros([ROWS, 40]), paddle.zeros([ROWS, 40])
     recording = Recording(lambda: linear(x, weight, replayed, ROWS))
     linear(x, weight, called, 2)
-    recording.replay(replayed, 2, 0)
+    recording.replay(2, 0)
     assert called.numpy()[:2].any()
     np.testing.assert_array_equal(replayed.numpy(), called.numpy())
 

@@ -125,7 +125,7 @@ def test_wrong_input_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="verify_draft_tokens: accept_policy: expected 0, 1 or 2, got 3"):
         verify_draft_tokens(rows, rows, survives, batch, False, 3)
     batch.fill([1], [2])
-    with pytest.raises(ValueError, match="verify_draft_tokens: target"):
+    with pytest.raises(ValueError, match="verify_draft_tokens: row_count: expected ranges within the rows of target"):
         verify_draft_tokens(rows, rows, survives, batch, False, 0)
     batch.fill([-1], [2])
     with pytest.raises(ValueError, match="verify_draft_tokens: first_row"):

@@ -35,9 +35,9 @@ def make_engine() -> Engine:
 
 def kind_of(plan: StepPlan) -> str:
     """Return what the step does beside decoding: reads a prompt, or verifies drafts."""
-    if (plan.num_scheduled > plan.num_verify_rows).any():
+    if plan.num_scheduled != plan.num_verify_rows:
         return "prompt"
-    return "verification" if (plan.num_verify_rows > 1).any() else "decode"
+    return "verification" if max(plan.num_verify_rows) > 1 else "decode"
 
 
 def run(engine: Engine, name: str) -> list[Step]:
@@ -48,18 +48,18 @@ def run(engine: Engine, name: str) -> list[Step]:
         params = SamplingParams(temperature=temperature, seed=3, max_tokens=40, ignore_eos=True)
         engine.add_request(GenerationRequest(f"{name}-{index}", prompt, params))
     steps: list[Step] = []
-    forward = engine.runner.forward
+    compute = engine.runner.run
 
-    def forward_and_note(plan: StepPlan) -> object:
+    def run_and_note(plan: StepPlan) -> object:
         steps.append((kind_of(plan), 0))
-        return forward(plan)
+        return compute(plan)
 
-    engine.runner.forward = forward_and_note  # type: ignore[method-assign]
+    engine.runner.run = run_and_note  # type: ignore[method-assign]
     while engine.has_unfinished():
         before = count_large()
         engine.step()
         steps[-1] = steps[-1][0], count_large() - before
-    engine.runner.forward = forward  # type: ignore[method-assign]
+    engine.runner.run = compute  # type: ignore[method-assign]
     return steps
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits rows are cut into goes that fit; verification rows stay whole and come first."""
+"""Rows whose logits are wanted are cut into goes that fit; verification rows stay whole and come first."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from fastdeploy.worker.model_runner import _goes
 
 
 def plan(num_scheduled: list[int], num_prompt: list[int], num_verify: list[int]) -> StepPlan:
-    def ints(values: list[int]) -> np.ndarray:
-        return np.array(values, np.int32)
-
-    count = len(num_scheduled)
     drafts = [max(0, n - 1) for n in num_verify]
-    return StepPlan((), ints(num_scheduled), ints([100] * count), ints(drafts), ints(num_verify), ints(num_prompt))
+    return StepPlan((), num_scheduled, [100] * len(num_scheduled), drafts, num_verify, num_prompt)
 
 
 def test_decoding_requests_share_one_go() -> None:
@@ -26,7 +22,11 @@ def test_decoding_requests_share_one_go() -> None:
 
 def test_unfinished_prompt_has_no_rows() -> None:
     (go,) = _goes(plan([7, 1], [0, 0], [0, 1]), 16)
-    assert [(s.plan_row, s.first, s.count) for s in go] == [(1, 0, 1)]
+    assert [(s.plan_row, s.first, s.count) for s in go] == [(1, 7, 1)]
+
+
+def test_a_step_that_wants_no_row_has_an_empty_go() -> None:
+    assert list(_goes(plan([7], [0], [0]), 16)) == [[]]
 
 
 def test_verification_rows_are_never_split() -> None:

@@ -53,13 +53,13 @@ def test_rows_cost_time_and_more_of_them_never_less() -> None:
 def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
     runner, timed = runner_of(build(adaptive=False)), set[tuple[int, ...]]()
-    forward = runner.forward
+    run = runner.run
 
     def spy(plan: StepPlan) -> Any:
-        timed.add(tuple(plan.num_scheduled.tolist()))
-        return forward(plan)
+        timed.add(tuple(plan.num_scheduled))
+        return run(plan)
 
-    monkeypatch.setattr(runner, "forward", spy)
+    monkeypatch.setattr(runner, "run", spy)
     time_steps(runner, 36, 8, num_cache_tokens=64)
     assert timed == {(1, 1, 1, 1), (4,), (1,), (9,)}
 
