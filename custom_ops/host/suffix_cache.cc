@@ -46,13 +46,13 @@ void LiveText::anchor_in(const Found& match) {
 
 // The match that was left counts for half of its length. As r of r + 1 such places are taken to be right, r tokens of
 // evidence promise that share of the draft.
-Found LiveText::resume(const DraftRules& rules, const Tail& tail, int cap, double bar) const {
+Found LiveText::resume(const DraftRules& rules, const Tail& tail, int cap, const Found& best) const {
   const Resumption found = anchor_.find(tail);
   const double prob = found.evidence / (found.evidence + 1.0);
-  if (found.evidence < kMinEvidence || prob < rules.min_prob) return {};
+  if (found.evidence < std::max(kMinEvidence, best.match_len) || prob < rules.min_prob) return {};
   const int num_tokens =
       std::min(rules.budget(anchor_.match_len() / 2 + found.evidence, cap), anchor_.num_following(found.place));
-  if (num_tokens * prob <= bar + kRounding) return {};
+  if (num_tokens * prob <= best.score + kRounding) return {};
   Found draft;
   draft.score = num_tokens * prob;
   draft.match_len = found.evidence;
@@ -253,7 +253,7 @@ void SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, 
     if (*is_shared) *best = other;
   }
   if (tail.num_tokens == 0) move_anchor(found, *best, *is_shared);
-  const Found resumed = found.text->resume(rules_, tail, cap, best->score);
+  const Found resumed = found.text->resume(rules_, tail, cap, *best);
   if (resumed.num_tokens == 0) return;
   *best = resumed;
   *is_shared = found.is_anchor_shared;

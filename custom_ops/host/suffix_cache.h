@@ -31,8 +31,9 @@ class LiveText {
   explicit LiveText(int max_depth);
   void extend(const int32_t* tokens, int64_t num_tokens);
   Found propose(const DraftRules& rules, const Tail& tail, int cap) const;
-  // What follows if the text goes on with what it was copying; only what scores above `bar`.
-  Found resume(const DraftRules& rules, const Tail& tail, int cap, double bar) const;
+  // What follows if the text goes on with what it was copying; only what scores above the best match, from as many
+  // tokens as that.
+  Found resume(const DraftRules& rules, const Tail& tail, int cap, const Found& best) const;
   // Notes that the text is where a match was found in itself.
   void anchor_in(const Found& match);
   Anchor& anchor() { return anchor_; }

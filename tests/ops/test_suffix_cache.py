@@ -86,7 +86,7 @@ class Follower:
         best, is_shared = (theirs, True) if theirs[2] > mine[2] + 1e-12 else (mine, False)
         if tail is None:
             self._follow(best, is_shared, shared)
-        resumed = self._resumed(cap, tail or [])
+        resumed = self._resumed(max(2, best[1]), cap, tail or [])
         return (resumed, self.is_shared) if resumed[2] > best[2] + 1e-12 else (best, is_shared)
 
     def _follow(self, best: Guess, is_shared: bool, shared: list[list[int]]) -> None:
@@ -103,10 +103,10 @@ class Follower:
                     self.is_shared = is_shared
                     return
 
-    def _resumed(self, cap: int, tail: list[int]) -> Guess:
+    def _resumed(self, min_evidence: int, cap: int, tail: list[int]) -> Guess:
         evidence, place = (0, 0) if self.anchor is None else self.anchor.find(tail)
         probability = evidence / (evidence + 1)
-        if evidence < 2 or probability < self.rules.min_token_prob:
+        if evidence < min_evidence or probability < self.rules.min_token_prob:
             return [], 0, 0.0
         match_len = self.anchor.match_len // 2 + evidence
         budget = min(cap, self.rules.reach, math.floor(match_len * self.rules.max_spec_factor + 1e-9))
