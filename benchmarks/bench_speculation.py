@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--max-prompt-tokens", type=int, default=900)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--groups", type=int, default=2, help="different texts per slot of the batch")
-    parser.add_argument("--turns", type=int, default=24, help="of a loop; agents take tens of them and more")
+    parser.add_argument("--turns", type=int, default=24, help="of a loop: agents take hundreds, of which one is the first")
     parser.add_argument("--first-turn", type=int, default=0, help="of a loop that is timed; those before only run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")
