@@ -13,7 +13,8 @@ class AnchorOracle:
     """A place in a source; `said` is all that the text has said since it stood there."""
 
     def __init__(self, source: Sequence[int], first: int, place: int, match_len: int, has_left: bool = False) -> None:
-        self.source, self.place, self.match_len, self.has_left = list(source[: place + AHEAD]), place, match_len, has_left
+        self.source, self.place = list(source[: place + AHEAD]), place
+        self.match_len, self.has_left = match_len, has_left
         self.first = max(first, place - MAX_EVIDENCE)
         self.said: list[int] = []
 
