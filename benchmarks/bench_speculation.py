@@ -14,8 +14,9 @@ equal engines whose weights lie elsewhere differ by up to a tenth. Naive has two
 shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
 Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers and head, `verify` of sampling
 and verification, `overhead` of the rest. `conversion` is how much of the mean acceptance length became speed: speed_up
-over mean_acceptance_length. A loop has --turns turns, 16 by default: as many as the local text allows for two groups
-of 64 sessions; recorded agents take hundreds, of which the first, that nobody can know, is one. --figures writes the results as pictures.
+over mean_acceptance_length. A loop has --turns turns, 16 by default, as many as the local text
+allows for two groups of 64 sessions; recorded agents take hundreds, of which one is the first, that nobody can know.
+--figures writes the results as pictures.
 """
 
 from __future__ import annotations
