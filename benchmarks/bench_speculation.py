@@ -14,7 +14,9 @@ equal engines whose weights lie elsewhere differ by up to a tenth. Naive has two
 shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
 Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers, head, sampling and
 verification, `verify` of writing and reading their buffers, `overhead` of the rest. `conversion` is how much of the
-mean acceptance length became speed: speed_up over mean_acceptance_length. --figures writes the results as pictures.
+mean acceptance length became speed: speed_up over mean_acceptance_length. A loop has --turns turns, 16 by default, as
+many as the local text allows for two groups of 64 sessions; recorded agents take hundreds, of which one is the first,
+that nobody can know. --figures writes the results as pictures.
 """
 
 from __future__ import annotations
@@ -323,7 +325,7 @@ def main() -> None:
     parser.add_argument("--max-prompt-tokens", type=int, default=900)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--groups", type=int, default=2, help="different texts per slot of the batch")
-    parser.add_argument("--turns", type=int, default=8, help="of a loop")
+    parser.add_argument("--turns", type=int, default=16, help="of a loop; agents take hundreds")
     parser.add_argument("--first-turn", type=int, default=0, help="of a loop that is timed; those before only run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")

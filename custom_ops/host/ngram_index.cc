@@ -85,6 +85,7 @@ void NgramSequence::extend(const int32_t* tokens, int64_t num_tokens) {
     tokens_.reserve(std::max<size_t>(after, static_cast<size_t>(kGrowth * static_cast<double>(tokens_.capacity()))));
   }
   tokens_.insert(tokens_.end(), tokens, tokens + num_tokens);
+  anchor_.extend(tokens, num_tokens);
   if (before == 0) {
     for (PositionTable& table : tables_) table.reserve(tokens_, after);
   }
@@ -108,7 +109,28 @@ int32_t NgramSequence::find_in_tail(const Tail& tail, const int32_t* ngram, int 
   return -1;
 }
 
-Proposal NgramSequence::propose(const Tail& tail, int32_t cap) const {
+Proposal NgramSequence::propose(const Tail& tail, int32_t cap) {
+  const Proposal found = look_up(tail, cap);
+  if (found.match_len == 0) return found;
+  if (tail.num_tokens == 0 && anchor_.is_worn() && is_long_match(found.first)) {
+    anchor_.set(0, found.first, length(), kLongMatch, [this](int64_t i) { return tokens_[i]; });
+  }
+  const Proposal resumed = resume(tail, cap, found.match_len);
+  return resumed.match_len > 0 ? resumed : found;
+}
+
+bool NgramSequence::is_long_match(int32_t place) const {
+  return place >= kLongMatch &&
+         std::equal(tokens_.end() - kLongMatch, tokens_.end(), tokens_.begin() + place - kLongMatch);
+}
+
+Proposal NgramSequence::resume(const Tail& tail, int32_t cap, int min_evidence) const {
+  const Resumption found = anchor_.find(tail);
+  if (found.evidence < min_evidence) return {};
+  return {found.evidence, static_cast<int32_t>(anchor_.position(found.place)), cap};
+}
+
+Proposal NgramSequence::look_up(const Tail& tail, int32_t cap) const {
   const int32_t whole = length() + tail.num_tokens, num_last = std::min(whole, kMaxNgram);
   int32_t last[kMaxNgram];
   for (int32_t i = 0; i < num_last; ++i) last[i] = token(tail, whole - num_last + i);

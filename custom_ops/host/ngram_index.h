@@ -8,6 +8,10 @@
 //   table n    open addressing; a slot holds 1 + the end position of the last occurrence of its n-gram, 0 if free. The
 //              n-gram itself is not stored: a hit is compared with the tokens, so hash collisions cannot mislead.
 //
+// A text that was copying itself for long and left that place (anchor.h) is guessed to come back to it: where as many
+// of its last tokens as an n-gram that was found occur close behind that place, this occurrence is preferred to the
+// last one.
+//
 // Memory: 4 to 5 bytes per token, and at most 6.3 bytes per token for each n: 36 bytes for n = 1..5, 55 for eight
 // values.
 #pragma once
@@ -17,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "host/anchor.h"
 #include "host/tail.h"
 
 namespace fd {
@@ -60,7 +65,7 @@ class NgramSequence {
   NgramSequence(int min_n, int max_n);
   void extend(const int32_t* tokens, int64_t num_tokens);
   // What follows the text and `tail`, which counts as text here: matches may lie in it.
-  Proposal propose(const Tail& tail, int32_t cap) const;
+  Proposal propose(const Tail& tail, int32_t cap);
   void write(const Proposal& proposal, const Tail& tail, int32_t* out) const;
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int64_t num_bytes() const;
@@ -69,11 +74,17 @@ class NgramSequence {
  private:
   int32_t length() const { return static_cast<int32_t>(tokens_.size()); }
   int32_t token(const Tail& tail, int32_t i) const { return i < length() ? tokens_[i] : tail.tokens[i - length()]; }
+  // The most recent occurrence of the longest suffix.
+  Proposal look_up(const Tail& tail, int32_t cap) const;
+  // The continuation of what was being copied, if the last tokens, at least `min_evidence`, say that it goes on.
+  Proposal resume(const Tail& tail, int32_t cap, int min_evidence) const;
+  bool is_long_match(int32_t place) const;
   // The last end, behind the indexed ones and before the text's own, of an n-gram that equals ngram[0 .. n), or -1.
   int32_t find_in_tail(const Tail& tail, const int32_t* ngram, int n) const;
 
   std::vector<int32_t> tokens_;
   std::vector<PositionTable> tables_;  // ascending n
+  Anchor anchor_;                      // in this text
 };
 
 class NgramIndex {

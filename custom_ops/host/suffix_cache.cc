@@ -10,6 +10,8 @@ constexpr int64_t kMaxBytesPerToken = 96;  // two nodes, the token, what chunks 
 constexpr int64_t kBytesPerSalt = 256;     // map entry, strings' headers, root
 constexpr int64_t kWorkPerStart = 512;     // a prompt is read next, which takes longer
 constexpr int64_t kWorkPerToken = 2;       // the one that enters and the one that must leave for it
+constexpr int kMinEvidence = 2;
+constexpr int kLastOutput = 2 * kLongMatch;  // tokens that an output counts for which the text may repeat
 
 }  // namespace
 
@@ -18,6 +20,7 @@ LiveText::LiveText(int max_depth)
 
 void LiveText::extend(const int32_t* tokens, int64_t num_tokens) {
   tape_.append(tokens, num_tokens);
+  anchor_.extend(tokens, num_tokens);
   for (; num_closed_ + max_depth_ <= tape_.end(); ++num_closed_) {
     forest_.insert(root_, static_cast<uint32_t>(num_closed_), max_depth_);
   }
@@ -34,6 +37,28 @@ Found LiveText::propose(const DraftRules& rules, const Tail& tail, int cap) cons
   if (window() == 0) return {};
   OwnMatcher matcher(forest_, root_, window(), tail, rules.max_match());
   return best_draft(matcher, std::min(rules.max_match(), window() + tail.num_tokens), rules, cap, 0);
+}
+
+void LiveText::anchor_in(const Found& match) {
+  anchor_.set(0, match.place, static_cast<int64_t>(tape_.end()), match.match_len,
+              [this](int64_t i) { return *tape_.at(static_cast<uint32_t>(i)); });
+}
+
+// The match that was left counts for half of its length. As r of r + 1 such places are taken to be right, r tokens of
+// evidence promise that share of the draft.
+Found LiveText::resume(const DraftRules& rules, const Tail& tail, int cap, const Found& best) const {
+  const Resumption found = anchor_.find(tail);
+  const double prob = found.evidence / (found.evidence + 1.0);
+  if (found.evidence < std::max(kMinEvidence, best.match_len) || prob < rules.min_prob) return {};
+  const int num_tokens =
+      std::min(rules.budget(anchor_.match_len() / 2 + found.evidence, cap), anchor_.num_following(found.place));
+  if (num_tokens * prob <= best.score + kRounding) return {};
+  Found draft;
+  draft.score = num_tokens * prob;
+  draft.match_len = found.evidence;
+  draft.num_tokens = num_tokens;
+  std::copy_n(anchor_.following(found.place), num_tokens, draft.tokens);
+  return draft;
 }
 
 std::string LiveText::check_integrity() const {
@@ -70,6 +95,8 @@ void SharedOutputs::add(SaltTree* tree, const int32_t* tokens, int64_t num_token
   const int64_t room = max_bytes_ - max_bytes_ / kBytesPerHead * static_cast<int64_t>(sizeof(uint32_t));
   if (num_tokens == 0 || num_tokens > room / kMaxBytesPerToken) return;
   outputs_.push_back({tape_.end(), tape_.end() + num_tokens, tree});
+  tree->newest_begin = tape_.end();
+  tree->newest_end = tape_.end() + num_tokens;
   tape_.append(tokens, num_tokens);
   ++tree->num_users;
 }
@@ -134,6 +161,24 @@ int64_t SharedOutputs::work(int64_t num_suffixes) {
   return num_suffixes;
 }
 
+void SharedOutputs::copy_to(Anchor* anchor, uint64_t begin, uint64_t place, uint64_t end, int match_len) const {
+  anchor->set(static_cast<int64_t>(begin), static_cast<int64_t>(place), static_cast<int64_t>(end), match_len,
+              [this](int64_t i) { return *tape_.at(static_cast<uint32_t>(i)); });
+}
+
+void SharedOutputs::anchor_in(const Found& match, Anchor* anchor) const {
+  const uint64_t place = evicted_ + static_cast<uint32_t>(match.place - static_cast<uint32_t>(evicted_));
+  const auto output = std::partition_point(outputs_.begin(), outputs_.end(),
+                                           [place](const Output& output) { return output.end < place; });
+  copy_to(anchor, place - match.match_len, place, output->end, match.match_len);
+}
+
+void SharedOutputs::expect_newest(const SaltTree& tree, Anchor* anchor) const {
+  if (tree.newest_begin < evicted_ || tree.newest_end == tree.newest_begin) return;
+  copy_to(anchor, tree.newest_begin, tree.newest_begin, tree.newest_end, kLastOutput);
+  anchor->leave();
+}
+
 Found SharedOutputs::propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftRules& rules,
                              int cap, double bar) const {
   if (forest_.node(tree.root).count == 0) return {};
@@ -184,7 +229,11 @@ bool SuffixCache::start(int64_t slot, const std::string& salt, const int32_t* to
   if (slot >= static_cast<int64_t>(live_.size())) live_.resize(slot + 1);
   live_[slot].text = std::make_unique<LiveText>(rules_.max_depth);
   live_[slot].text->extend(tokens, num_tokens);
-  if (is_sharing_) live_[slot].tree = shared_.acquire(salt);
+  if (is_sharing_) {
+    live_[slot].tree = shared_.acquire(salt);
+    live_[slot].is_anchor_shared = true;
+    shared_.expect_newest(*live_[slot].tree, &live_[slot].text->anchor());
+  }
   shared_.work(kWorkPerStart);
   return true;
 }
@@ -194,14 +243,30 @@ void SuffixCache::extend(int64_t slot, const int32_t* tokens, int64_t num_tokens
   shared_.work(kWorkPerToken * num_tokens);
 }
 
-void SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const {
-  const Live& found = live_[slot];
+void SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) {
+  Live& found = live_[slot];
   *best = found.text->propose(rules_, tail, cap);
   *is_shared = false;
-  if (found.tree == nullptr) return;
-  const Found other = shared_.propose(*found.tree, *found.text, tail, rules_, cap, best->score);
-  *is_shared = other.num_tokens > 0;
-  if (*is_shared) *best = other;
+  if (found.tree != nullptr) {
+    const Found other = shared_.propose(*found.tree, *found.text, tail, rules_, cap, best->score);
+    *is_shared = other.num_tokens > 0;
+    if (*is_shared) *best = other;
+  }
+  if (tail.num_tokens == 0) move_anchor(found, *best, *is_shared);
+  const Found resumed = found.text->resume(rules_, tail, cap, *best);
+  if (resumed.num_tokens == 0) return;
+  *best = resumed;
+  *is_shared = found.is_anchor_shared;
+}
+
+void SuffixCache::move_anchor(Live& live, const Found& match, bool is_shared) const {
+  if (match.match_len < kLongMatch || !match.is_placed || !live.text->anchor().is_worn()) return;
+  live.is_anchor_shared = is_shared;
+  if (is_shared) {
+    shared_.anchor_in(match, &live.text->anchor());
+  } else {
+    live.text->anchor_in(match);
+  }
 }
 
 bool SuffixCache::finish(int64_t slot, const int32_t* output, int64_t num_tokens) {

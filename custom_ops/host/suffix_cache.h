@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "host/anchor.h"
 #include "host/suffix_match.h"
 
 namespace fd {
@@ -30,6 +31,13 @@ class LiveText {
   explicit LiveText(int max_depth);
   void extend(const int32_t* tokens, int64_t num_tokens);
   Found propose(const DraftRules& rules, const Tail& tail, int cap) const;
+  // What follows if the text goes on with what it was copying; only what scores above the best match, from as many
+  // tokens as that.
+  Found resume(const DraftRules& rules, const Tail& tail, int cap, const Found& best) const;
+  // Notes that the text is where a match was found in itself.
+  void anchor_in(const Found& match);
+  Anchor& anchor() { return anchor_; }
+  const Anchor& anchor() const { return anchor_; }
   // Writes the last tokens, at most `max_depth`, and the tail to `out`; returns their number.
   int write_context(const Tail& tail, int32_t* out) const;
   int64_t num_bytes() const { return static_cast<int64_t>(sizeof(*this)) + tape_.num_bytes() + forest_.num_bytes(); }
@@ -43,6 +51,7 @@ class LiveText {
   SuffixForest forest_;
   uint32_t root_;
   uint64_t num_closed_ = 0;  // suffixes that have their full depth and are in the tree
+  Anchor anchor_;
 };
 
 // Those who share outputs. Lives while a request or an output of theirs does.
@@ -50,6 +59,7 @@ struct SaltTree {
   std::string salt;
   uint32_t root;
   int64_t num_users;
+  uint64_t newest_begin = 0, newest_end = 0;  // of the last output that was added
 };
 
 class SharedOutputs {
@@ -73,6 +83,10 @@ class SharedOutputs {
   void evict(int64_t num) { num_unwanted_ = std::min(num_unwanted_ + num, num_outputs()); }
   // Removes and inserts up to this many suffixes; returns how many.
   int64_t work(int64_t num_suffixes);
+  // Lets the anchor stand where a match was found.
+  void anchor_in(const Found& match, Anchor* anchor) const;
+  // Lets the anchor wait for a text that repeats the last output.
+  void expect_newest(const SaltTree& tree, Anchor* anchor) const;
   // Only what scores above `bar`.
   Found propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftRules& rules, int cap,
                 double bar) const;
@@ -93,6 +107,7 @@ class SharedOutputs {
   int length(uint64_t pos, const Output& output) const {
     return static_cast<int>(std::min<uint64_t>(max_depth_, output.end - pos));
   }
+  void copy_to(Anchor* anchor, uint64_t begin, uint64_t place, uint64_t end, int match_len) const;
   bool must_evict() const;
   void insert_one();
   void evict_one();
@@ -119,7 +134,7 @@ class SuffixCache {
   bool start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens);  // false: in use
   bool is_live(int64_t slot) const { return live(slot) != nullptr; }
   void extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);  // a live one, as the next
-  void propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) const;
+  void propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared);
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
   bool is_sharing() const { return is_sharing_; }
   SharedOutputs& shared() { return shared_; }
@@ -130,7 +145,10 @@ class SuffixCache {
   struct Live {
     std::unique_ptr<LiveText> text;
     SaltTree* tree = nullptr;
+    bool is_anchor_shared = false;  // it stands in an output
   };
+  // Keeps the anchor with the text's last long match.
+  void move_anchor(Live& live, const Found& match, bool is_shared) const;
   const Live* live(int64_t slot) const;
 
   DraftRules rules_;

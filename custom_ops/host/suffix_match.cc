@@ -14,6 +14,12 @@ uint32_t MatchPoints::node(int match_len) {
   return id;
 }
 
+void MatchPoints::place(int match_len, Found* out) {
+  const uint32_t id = node(match_len);
+  out->is_placed = id != 0;
+  if (id != 0) out->place = forest_.node(id).pos + match_len;
+}
+
 void SharedMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
   uint32_t id = points_.node(match_len);
   double prob = 1;

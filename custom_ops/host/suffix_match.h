@@ -33,6 +33,8 @@ struct DraftRules {
 struct Found {
   double score = 0;
   int match_len = 0, num_tokens = 0;
+  bool is_placed = false;  // the match lies in a tree, and its last occurrence there ends before `place` of the tape
+  uint32_t place = 0;
   int32_t tokens[kMaxReach];
 };
 
@@ -42,6 +44,8 @@ class MatchPoints {
   MatchPoints(const SuffixForest& forest, uint32_t root, const int32_t* text_end, int max_match);
   uint32_t node(int match_len);
   uint32_t count(int match_len) { return node(match_len) == 0 ? 0 : forest_.node(node(match_len)).count; }
+  // Writes where the match lies.
+  void place(int match_len, Found* out);
 
  private:
   static constexpr uint32_t kUnknown = ~uint32_t{0};
@@ -57,6 +61,7 @@ class SharedMatcher {
   SharedMatcher(const SuffixForest& forest, uint32_t root, const int32_t* text_end, int max_match)
       : forest_(forest), points_(forest, root, text_end, max_match) {}
   uint32_t count(int match_len) { return points_.count(match_len); }
+  void place(int match_len, Found* out) { points_.place(match_len, out); }
   void walk(int match_len, int budget, double min_prob, Found* out);
 
  private:
@@ -71,6 +76,7 @@ class OwnMatcher {
  public:
   OwnMatcher(const SuffixForest& forest, uint32_t root, int window, const Tail& tail, int max_match);
   uint32_t count(int match_len);
+  void place(int match_len, Found* out) { points_.place(match_len, out); }
   void walk(int match_len, int budget, double min_prob, Found* out);
 
  private:
@@ -125,6 +131,7 @@ Found best_draft(Matcher& matcher, int max_match, const DraftRules& rules, int c
     if (found.score > best.score + kRounding) {
       best = found;
       best.match_len = m;
+      matcher.place(m, &best);
     }
     int low = 1;
     while (low < m && rules.budget(low, cap) <= best.score) ++low;

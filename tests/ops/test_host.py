@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fastdeploy.ops import host
 from fastdeploy.ops.host import NgramIndex
 from fastdeploy.version import __version__
+from tests.ops.anchors import LONG_MATCH, AnchorOracle
 from tests.ops.text_batches import extend_batch, propose_batch
 
 CAP = 6
@@ -30,6 +31,33 @@ def oracle(tokens: list[int], min_n: int, max_n: int, cap: int) -> tuple[list[in
                     text.append(text[end + len(text) - len(tokens)])
                 return text[end : end + cap], n
     return [], 0
+
+
+class Follower:
+    """A text, what is expected to follow it, and where in itself it was copying from when it was last asked."""
+
+    def __init__(self, window: tuple[int, int], text: list[int]) -> None:
+        self.window, self.text, self.anchor = window, list(text), AnchorOracle([], 0, 0, 0)
+
+    def extend(self, tokens: list[int]) -> None:
+        self.text += tokens
+        self.anchor.said += tokens
+
+    def expected(self, cap: int) -> tuple[list[int], int]:
+        draft, match_len = oracle(self.text, *self.window, cap)
+        if match_len == 0:
+            return draft, match_len
+        text, last = self.text, self.text[-LONG_MATCH:]
+        place = next(e for e in range(len(text) - 1, 0, -1) if text[max(0, e - match_len) : e] == text[-match_len:])
+        if self.anchor.is_worn() and len(last) == LONG_MATCH and text[max(0, place - LONG_MATCH) : place] == last:
+            self.anchor = AnchorOracle(text, 0, place, LONG_MATCH)
+        evidence, place = self.anchor.find()
+        if evidence < match_len:
+            return draft, match_len
+        read = list(text)
+        while len(read) < place + cap:
+            read.append(read[place + len(read) - len(text)])
+        return read[place : place + cap], evidence
 
 
 def propose(index: NgramIndex, slot: int, cap: int = CAP) -> tuple[list[int], int]:
@@ -56,6 +84,38 @@ def test_proposal_is_what_a_search_through_the_history_finds(
             extend_batch(index, [3], [piece])
         assert propose(index, 3) == oracle(history, *window, CAP)
     index.check_integrity()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    edits=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 6), st.integers(0, 6)), max_size=4),
+    window=st.sampled_from([(1, 1), (1, 3), (2, 5), (3, 3)]),
+    steps=st.lists(st.integers(1, 20), min_size=1, max_size=30),
+)
+def test_copies_with_edits_go_on_as_a_search_through_the_history_says(
+    seed: int, edits: list[tuple[int, int, int]], window: tuple[int, int], steps: list[int]
+) -> None:
+    random = np.random.default_rng(seed)
+    original = random.integers(0, 6, 100).tolist()
+    index, follower, rest = NgramIndex(*window), Follower(window, original), list(original)
+    for at, num_old, num_new in edits:
+        rest[at : at + num_old] = random.integers(0, 6, num_new).tolist()
+    index.start(0, original)
+    for step in steps:
+        said, rest = rest[:step], rest[step:]
+        follower.extend(said)
+        extend_batch(index, [0], [said])
+        assert propose(index, 0, 9) == follower.expected(9)
+
+
+def test_behind_an_edit_the_place_near_the_one_that_was_left_comes_before_the_most_recent() -> None:
+    index = NgramIndex(2, 5)
+    source = list(range(100, 130))
+    index.start(0, [*source, 126, 127, 50, *source[:20]])  # 126 127 was last followed by 50
+    assert propose(index, 0, 4) == ([120, 121, 122, 123], 5)
+    extend_batch(index, [0], [[7, 126, 127]])
+    assert propose(index, 0, 4) == ([128, 129, 126, 127], 2)
 
 
 @given(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
 from fastdeploy.ops.text_batch import TextBatch
+from tests.ops.anchors import LONG_MATCH, AnchorOracle
 from tests.ops.text_batches import extend_batch, propose_batch
 
 Guess = tuple[list[int], int, float]
@@ -66,9 +67,51 @@ def best_guess(texts: list[list[int]], context: list[int], own: bool, rules: Suf
     return best
 
 
-def expected_guess(own: list[int], shared: list[list[int]], rules: SuffixRules, cap: int) -> tuple[Guess, bool]:
-    mine, theirs = best_guess([own], own, True, rules, cap), best_guess(shared, own, False, rules, cap)
-    return (theirs, True) if theirs[2] > mine[2] + 1e-12 else (mine, False)
+class Follower:
+    """A text, what is expected to follow it, and where it was copying from when it was last asked."""
+
+    def __init__(self, rules: SuffixRules, text: list[int], newest: list[int] | None = None) -> None:
+        self.rules, self.text, self.is_shared = rules, list(text), True
+        self.anchor = None if newest is None else AnchorOracle(newest, 0, 0, 2 * LONG_MATCH, has_left=True)
+
+    def extend(self, tokens: list[int]) -> None:
+        self.text += tokens
+        if self.anchor is not None:
+            self.anchor.said += tokens
+
+    def expected(self, shared: list[list[int]], cap: int, tail: list[int] | None = None) -> tuple[Guess, bool]:
+        context = self.text + (tail or [])
+        mine = best_guess([context], context, True, self.rules, cap)
+        theirs = best_guess(shared, context, False, self.rules, cap)
+        best, is_shared = (theirs, True) if theirs[2] > mine[2] + 1e-12 else (mine, False)
+        if tail is None:
+            self._follow(best, is_shared, shared)
+        resumed = self._resumed(max(2, best[1]), cap, tail or [])
+        return (resumed, self.is_shared) if resumed[2] > best[2] + 1e-12 else (best, is_shared)
+
+    def _follow(self, best: Guess, is_shared: bool, shared: list[list[int]]) -> None:
+        if best[1] < LONG_MATCH or (self.anchor is not None and not self.anchor.is_worn()):
+            return
+        match, depth = self.text[-best[1] :], self.rules.max_tree_depth
+        counted = len(self.text) - depth  # suffixes of the text itself that begin later are not in its tree yet
+        for source in reversed(shared) if is_shared else [self.text]:
+            last = len(source) - len(match) if is_shared else counted
+            for begin in range(last, -1, -1):
+                if source[begin : begin + len(match)] == match:
+                    first = begin if is_shared else 0
+                    self.anchor = AnchorOracle(source, first, begin + len(match), len(match))
+                    self.is_shared = is_shared
+                    return
+
+    def _resumed(self, min_evidence: int, cap: int, tail: list[int]) -> Guess:
+        evidence, place = (0, 0) if self.anchor is None else self.anchor.find(tail)
+        probability = evidence / (evidence + 1)
+        if evidence < min_evidence or probability < self.rules.min_token_prob:
+            return [], 0, 0.0
+        match_len = self.anchor.match_len // 2 + evidence
+        budget = min(cap, self.rules.reach, math.floor(match_len * self.rules.max_spec_factor + 1e-9))
+        tokens = self.anchor.source[place : place + max(0, budget)]
+        return tokens, evidence, len(tokens) * probability
 
 
 def assert_row(drafts: TextBatch, row: int, expected: tuple[Guess, bool]) -> None:
@@ -104,20 +147,67 @@ def folded(tokens: list[int], alphabet: int) -> list[int]:
 def test_drafts_are_what_a_search_through_all_texts_finds(
     rules: SuffixRules, alphabet: int, outputs: list[list[int]], pieces: list[list[int]], cap: int
 ) -> None:
-    cache, own = SuffixCache(rules), []
-    outputs = [folded(output, alphabet) for output in outputs]
+    cache = SuffixCache(rules)
+    outputs = [folded(output, alphabet) for output in outputs if output]
+    follower = Follower(rules, [], outputs[-1] if outputs else None)
     for output in outputs:
         cache.start(0, "salt", [1])
         cache.finish(0, output)
     for number, piece in enumerate(pieces):
         piece = folded(piece, alphabet)
-        own += piece
         if number == 0:
+            follower.text = list(piece)
             cache.start(3, "salt", piece)
         else:
+            follower.extend(piece)
             extend_batch(cache, [3], [piece])
-        assert_row(propose_batch(cache, [3], [cap]), 0, expected_guess(own, outputs, rules, cap))
+        assert_row(propose_batch(cache, [3], [cap]), 0, follower.expected(outputs, cap))
     cache.check_integrity()
+
+
+EDITS = st.lists(
+    st.tuples(st.sampled_from(["replace", "insert", "delete"]), st.integers(0, 120), st.integers(1, 12)), max_size=4
+)
+
+
+def with_edits(tokens: list[int], edits: list[tuple[str, int, int]], random: np.random.Generator) -> list[int]:
+    for kind, at, size in edits:
+        new = [] if kind == "delete" else random.integers(0, 8, size).tolist()
+        tokens = tokens[:at] + new + tokens[at if kind == "insert" else at + size :]
+    return tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    edits=EDITS,
+    is_own=st.booleans(),
+    steps=st.lists(st.integers(1, 20), min_size=1, max_size=30),
+    tail=st.integers(0, 16),
+    rules=st.builds(
+        SuffixRules, max_spec_factor=st.sampled_from([0.25, 1.0]), min_token_prob=st.sampled_from([0.1, 0.8])
+    ),
+)
+def test_copies_with_edits_are_drafted_as_a_search_through_all_texts_says(
+    seed: int, edits: list[tuple[str, int, int]], is_own: bool, steps: list[int], tail: int, rules: SuffixRules
+) -> None:
+    random = np.random.default_rng(seed)
+    original, cache = random.integers(0, 8, 120).tolist(), SuffixCache(rules)
+    outputs = [random.integers(0, 8, 30).tolist(), original, random.integers(0, 8, 20).tolist()][: 1 if is_own else 3]
+    for output in outputs:
+        share(cache, output)
+    prompt = [*original, 9] if is_own else [9]
+    cache.start(0, "", prompt)
+    cache.settle()
+    follower, rest = Follower(rules, prompt, outputs[-1]), with_edits(original, edits, random)
+    for step in steps:
+        said, rest = rest[:step], rest[step:]
+        follower.extend(said)
+        extend_batch(cache, [0], [said])
+        assert_row(propose_batch(cache, [0], [16]), 0, follower.expected(outputs, 16))
+        ahead = rest[:tail]
+        found = propose_batch(cache, [0], [8], [np.array(ahead, np.int32)])
+        assert_row(found, 0, follower.expected(outputs, 8, ahead) if ahead else follower.expected(outputs, 8))
 
 
 @settings(max_examples=80, deadline=None)
@@ -127,17 +217,20 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
     random = np.random.default_rng(seed)
     rules = SuffixRules(max_tree_depth=6, max_drafts=3, max_cached_requests=keep, max_cache_bytes=1 << 20)
     cache = SuffixCache(rules)
-    live: dict[int, tuple[str, list[int], int]] = {}  # salt, text, length of its prompt
+    live: dict[int, tuple[str, Follower, int]] = {}  # salt, text, length of its prompt
     outputs: list[tuple[str, list[int]]] = []
     for _ in range(50):
         slot, tokens = int(random.integers(4)), random.integers(0, alphabet, random.integers(0, 20)).tolist()
         if slot not in live:
-            live[slot] = (str(random.integers(2)), tokens, len(tokens))
-            cache.start(slot, live[slot][0], tokens)
+            salt = str(random.integers(2))
+            newest = next((output for owner, output in reversed(outputs) if owner == salt), None)
+            live[slot] = (salt, Follower(rules, tokens, newest), len(tokens))
+            cache.start(slot, salt, tokens)
         elif random.random() < 0.4:
-            salt, text, num_prompt = live.pop(slot)
-            cache.finish(slot, text[num_prompt:])
-            outputs += [(salt, text[num_prompt:])] if text[num_prompt:] else []
+            salt, follower, num_prompt = live.pop(slot)
+            said = follower.text[num_prompt:]
+            cache.finish(slot, said)
+            outputs += [(salt, said)] if said else []
         else:
             live[slot][1].extend(tokens)
             extend_batch(cache, [slot], [tokens])
@@ -150,9 +243,9 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
         assert cache.usage().num_outputs == len(outputs)
         cache.check_integrity()
     drafts = propose_batch(cache, list(live), [3] * len(live))
-    for row, (salt, text, _) in enumerate(live.values()):
+    for row, (salt, follower, _) in enumerate(live.values()):
         shared = [output for owner, output in outputs if owner == salt]
-        assert_row(drafts, row, expected_guess(text, shared, rules, 3))
+        assert_row(drafts, row, follower.expected(shared, 3))
 
 
 @settings(max_examples=200, deadline=None)
@@ -169,8 +262,9 @@ def test_a_tail_counts_as_text_and_is_not_kept(
     cache, text, tail = SuffixCache(rules), folded(text, alphabet), folded(tail, alphabet)
     for output in outputs:
         share(cache, folded(output, alphabet))
-    cache.start(0, "", text)
-    cache.start(1, "", text + tail)
+    for slot in range(2):
+        cache.start(slot, "", text)
+    extend_batch(cache, [1], [tail])
     cache.settle()
     expected = propose_batch(cache, [0, 1], [16, 16])
     found = propose_batch(cache, [0], [16], [np.array(tail, np.int32)])
@@ -208,7 +302,7 @@ def test_nodes_of_an_evicted_output_serve_another_salt_without_a_trace() -> None
         cache.settle()
         num_nodes.append(cache.usage().num_nodes)
         cache.start(0, salt, text[:20])
-        assert_row(propose_batch(cache, [0], [16]), 0, expected_guess(text[:20], [text], SuffixRules(), 16))
+        assert_row(propose_batch(cache, [0], [16]), 0, Follower(SuffixRules(), text[:20], text).expected([text], 16))
         cache.finish(0, [])
     assert max(num_nodes[-8:]) == max(num_nodes[8:16])
 
@@ -237,6 +331,44 @@ def test_a_repetition_goes_on_beyond_the_end_of_the_text() -> None:
     cache = SuffixCache(SuffixRules())
     cache.start(0, "", [1, 2, 3] * 4)
     assert draft(cache, 0, 9) == [1, 2, 3, 1, 2, 3, 1, 2, 3]
+
+
+SOURCE = list(range(100, 160))  # no token twice
+
+
+@pytest.mark.parametrize(
+    ("edit", "back"),
+    [([7, 8, 9], 125), ([], 121), ([7, 8], 118)],
+    ids=["tokens replaced", "a token deleted", "tokens inserted"],
+)
+def test_two_tokens_tell_where_copying_goes_on_behind_an_edit(edit: list[int], back: int) -> None:
+    cache = SuffixCache(SuffixRules())
+    share(cache, [1, 2, *SOURCE])
+    cache.start(0, "", [50])
+    cache.settle()
+    extend_batch(cache, [0], [SOURCE[:20]])  # 100 .. 119
+    assert draft(cache, 0) == SOURCE[20:36]
+    extend_batch(cache, [0], [edit])
+    extend_batch(cache, [0], [[back]])
+    assert len(draft(cache, 0)) == 1  # one token is a match like any other
+    extend_batch(cache, [0], [[back + 1]])
+    drafts = propose_batch(cache, [0], [16])
+    assert drafts.drafts[0, : drafts.counts[0]].tolist() == list(range(back + 2, back + 14))  # 20 / 2 + 2
+    assert (drafts.match_lens[0], drafts.scores[0], drafts.is_shared[0]) == (2, pytest.approx(8), 1)  # 2 of 3 are right
+
+
+def test_an_output_that_begins_as_the_last_one_is_drafted_after_two_tokens() -> None:
+    cache = SuffixCache(SuffixRules())
+    share(cache, SOURCE, "mine")
+    for slot, salt in enumerate(["mine", "theirs"]):
+        cache.start(slot, salt, [50])
+        extend_batch(cache, [slot], [SOURCE[:2]])
+    assert [len(draft(cache, slot)) for slot in range(2)] == [16, 0]
+    cache.evict(1)
+    cache.settle()
+    cache.start(2, "mine", [50])
+    extend_batch(cache, [2], [SOURCE[:2]])
+    assert draft(cache, 2) == []
 
 
 def test_one_draft_at_a_time_works() -> None:
