@@ -110,42 +110,58 @@ void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
   put_value(p.new_value(row, kv_head), p, offset % kLanes, p.value_packet(block, kv_head, offset));
 }
 
-// Rotates one new row's key of one kv head and the queries that it meets. All norms come first: they are long chains
-// of operations that do not wait for each other.
+// Normalises and rotates the keys of rows [first, end) and one kv head, and the queries that they meet. All norms come
+// first, those of sixteen heads side by side: they are long chains of operations that do not wait for each other.
 template <class T>
-void rotate_group(const Problem<T>& p, int64_t row, int64_t kv_head) {
+void rotate_rows(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head) {
   const RotaryView& rotary = p.a.rotary;
-  Row<T>* heads = static_cast<Row<T>*>(p.a.qkv) + row * p.row_size;
-  Row<T>* queries = heads + kv_head * p.heads_per_kv * p.head_dim;
-  Row<T>* key = heads + (p.a.num_heads + kv_head) * p.head_dim;
-  norm_heads(rotary, rotary.q_norm, queries, p.heads_per_kv, p.head_dim);
-  norm_heads(rotary, rotary.k_norm, key, 1, p.head_dim);
-  rotate_heads(rotary, row, queries, p.heads_per_kv, p.head_dim);
-  rotate_heads(rotary, row, key, 1, p.head_dim);
+  const int64_t heads = p.heads_per_kv + 1, count = (end - first) * heads, head_dim = p.head_dim;
+  float* factors = static_cast<float*>(
+      thread_scratch(static_cast<size_t>((count + kLanes - 1) / kLanes * kLanes) * sizeof(float), Scratch::kTile));
+  const auto head_at = [&](int64_t row, int64_t h) {
+    const bool is_key = h == p.heads_per_kv;
+    Row<T>* heads_of_row = static_cast<Row<T>*>(p.a.qkv) + row * p.row_size;
+    Row<T>* data = heads_of_row + (is_key ? p.a.num_heads + kv_head : kv_head * p.heads_per_kv + h) * head_dim;
+    const void* norm = is_key ? rotary.k_norm : rotary.q_norm;
+    return Head<Row<T>>{data, static_cast<const Row<T>*>(norm), factors[(row - first) * heads + h]};
+  };
+  if (rotary.q_norm != nullptr || rotary.k_norm != nullptr) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const int together = static_cast<int>(count - i < kLanes ? count - i : kLanes);
+      F16 squares[kLanes];
+      for (F16& sum : squares) sum = zero();
+      for (int j = 0; j < together; ++j)
+        squares[j] = sum_squares(head_at(first + (i + j) / heads, (i + j) % heads).data, head_dim);
+      store(factors + i, norm_factors(sum_lanes_of_each(squares, together), head_dim, rotary.eps));
+    }
+  }
+  constexpr int64_t size = Neighbours<Row<T>>::kSize;
+  const bool is_whole = !rotary.interleaved && rotary.rotary_dim % (2 * size) == 0 && head_dim % size == 0;
+  for (int64_t row = first; row < end; ++row) {
+    if (is_whole) {
+      rotate_heads<Row<T>>(rotary, row, head_dim, heads, [&](int64_t h) { return head_at(row, h); });
+    } else {
+      for (int64_t h = 0; h < heads; ++h) rotate_any_head(rotary, row, head_at(row, h), head_dim);
+    }
+  }
 }
 
-// Rotates one new row of one kv head, where there is a rotation, and takes its key and value to the cache.
+// Rotates new rows of one kv head, where there is a rotation, and takes their keys and values to the cache.
 template <class T>
-void take_row(const Problem<T>& p, int64_t row, int64_t kv_head) {
-  if (p.a.rotary.cos_sin != nullptr) rotate_group(p, row, kv_head);
-  write_slot(p, row, kv_head);
+void take_rows(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head) {
+  if (p.a.rotary.cos_sin != nullptr) rotate_rows(p, first, end, kv_head);
+  for (int64_t row = first; row < end; ++row) write_slot(p, row, kv_head);
 }
 
 // The first phase, where tasks do not take their rows themselves: all new rows are taken to the cache.
 template <class T>
 void take_rows(const Problem<T>& p) {
-  constexpr int64_t strip = 64, ahead = 4;
+  constexpr int64_t strip = 16;
   const int64_t kv_heads = p.a.cache.num_kv_heads, strips = (p.a.rows + strip - 1) / strip;
   parallel_for(kv_heads * strips, p.a.rows * kv_heads * p.head_dim >= kMinParallelWrite, [&](int64_t tile) {
     const int64_t kv_head = tile % kv_heads, first = tile / kv_heads * strip;
     const int64_t end = first + strip < p.a.rows ? first + strip : p.a.rows;
-    for (int64_t row = first; row < end; ++row) {
-      if (row + ahead < end) {
-        fetch_head(p.new_key(row + ahead, kv_head), p.head_dim);
-        fetch_head(p.new_value(row + ahead, kv_head), p.head_dim);
-      }
-      take_row(p, row, kv_head);
-    }
+    take_rows(p, first, end, kv_head);
   });
 }
 
@@ -233,7 +249,7 @@ class Attend {
   }
 
   void take_sequence(int64_t seq, int64_t kv_head) const {
-    for (int64_t row = p_.a.cu_seqlens_q[seq]; row < p_.a.cu_seqlens_q[seq + 1]; ++row) take_row(p_, row, kv_head);
+    take_rows(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head);
   }
 
   const Piece& member(int64_t index) const { return plan_.pieces[plan_.members[index]]; }

@@ -204,58 +204,72 @@ void score(const Group<T>& g, const Split<T>& s, int64_t head_dim, float scale, 
   for (; packet < num_packets; ++packet) score_packets<MR, 1>(g, s, packet, head_dim, scale, work);
 }
 
-// The largest of a row's first `visible` scores.
-FD_INLINE float largest(const float* scores, int64_t visible) {
+// The largest of a row's first `visible` scores, lane by lane.
+FD_INLINE F16 largest(const float* scores, int64_t visible) {
   const int64_t whole = visible / kLanes;
   const int rest = static_cast<int>(visible % kLanes);
   F16 top = splat(kMinusInfinity);
   for (int64_t i = 0; i < whole; ++i) top = max(top, load(scores + i * kLanes));
-  if (rest > 0) top = max(top, keep_first(load(scores + whole * kLanes), rest, kMinusInfinity));
-  return max_lane(top);
+  return rest > 0 ? max(top, keep_first(load(scores + whole * kLanes), rest, kMinusInfinity)) : top;
 }
 
-// Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum; the others up to
-// those of the split weigh 0. Where values have scales, weights are stored times those. Meanwhile a piece of what is
-// read next is fetched.
+// Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum, in lanes; the others
+// up to those of the split weigh 0. Where values have scales, weights are stored times those. Meanwhile a piece of what
+// is read next is fetched.
 template <class T>
-FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, const Split<T>& s, int64_t padded_dim,
-                          Element<T>* weights, const T* ahead) {
+FD_INLINE F16 weigh_row(const float* scores, float maximum, int64_t visible, const Split<T>& s, int64_t padded_dim,
+                        Element<T>* weights, const T* ahead) {
   constexpr int64_t packet = kLanes / Step<T>::kSize;
+  const int64_t whole = visible / kLanes;
+  const int rest = static_cast<int>(visible % kLanes);
+  const F16 top = splat(maximum);
   F16 sums[4] = {zero(), zero(), zero(), zero()};
-  const int64_t used = (visible + kLanes - 1) / kLanes;
-  for (int64_t i = 0; i < used; ++i) {
+  const auto weigh = [&](int64_t i, int lanes, F16& sum) {
     __builtin_prefetch(ahead + i * kLine<T>, 0, 2);
-    F16 weight = power_of_two(sub(load(scores + i * kLanes), splat(maximum))), scaled = weight;
+    F16 weight = power_of_two(sub(load(scores + i * kLanes), top)), scaled = weight;
     if constexpr (kHasScales<T>) scaled = mul(weight, load_scales(s.values()[i], padded_dim));
-    if ((i + 1) * kLanes > visible) {
-      weight = keep_first(weight, static_cast<int>(visible % kLanes), 0.0f);
-      scaled = keep_first(scaled, static_cast<int>(visible % kLanes), 0.0f);
+    if (lanes < kLanes) {
+      weight = keep_first(weight, lanes, 0.0f);
+      scaled = keep_first(scaled, lanes, 0.0f);
     }
     store_elements(weights + i * packet, scaled);
-    sums[i % 4] = add(sums[i % 4], weight);
+    sum = add(sum, weight);
+  };
+  int64_t i = 0;
+  for (; i + 4 <= whole; i += 4) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) weigh(i + j, kLanes, sums[j]);
   }
-  for (int64_t i = used; i < s.num_visible_packets(); ++i) store_elements(weights + i * packet, zero());
-  return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    if (i + j < whole) weigh(i + j, kLanes, sums[j]);
+    if (i + j == whole && rest > 0) weigh(i + j, rest, sums[j]);
+  }
+  for (i = whole + (rest > 0); i < s.num_visible_packets(); ++i) store_elements(weights + i * packet, zero());
+  return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
 }
 
 template <int MR, class T>
 void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
-  for (int r = 0; r < kLanes; ++r) work.maximum[r] = work.sum[r] = 0;
+  int64_t visible[MR];
+  F16 rows[kLanes];
+  for (F16& row : rows) row = zero();
   for (int r = 0; r < MR; ++r) {
-    const int64_t left = g.limits[r] + 1 - s.start, visible = left < kSplit ? left : kSplit;
+    const int64_t left = g.limits[r] + 1 - s.start;
+    visible[r] = left < 0 ? 0 : left < kSplit ? left : kSplit;
     work.touched[r] = left > 0;
-    Element<T>* weights = work.weights + r * kRowSteps<T>;
-    if (work.touched[r]) {
-      const int64_t hidden = (g.hides_first < g.limits[r] ? g.hides_first : g.limits[r]) - s.start;
-      for (int64_t i = 0; i < hidden; ++i) work.scores[r][i] = kLowest;
-      const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
-      work.maximum[r] = largest(work.scores[r], visible);
-      work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s, g.records[0].size, weights, ahead);
-    } else {
-      for (int64_t i = 0; i < s.num_visible_packets(); ++i)
-        store_elements(weights + i * kLanes / Step<T>::kSize, zero());
-    }
+    if (left <= 0) continue;
+    const int64_t hidden = (g.hides_first < g.limits[r] ? g.hides_first : g.limits[r]) - s.start;
+    for (int64_t i = 0; i < hidden; ++i) work.scores[r][i] = kLowest;
+    rows[r] = largest(work.scores[r], visible[r]);
   }
+  store(work.maximum, max_lane_of_each(rows, MR));
+  for (int r = 0; r < MR; ++r) {
+    const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
+    Element<T>* weights = work.weights + r * kRowSteps<T>;
+    rows[r] = weigh_row(work.scores[r], work.maximum[r], visible[r], s, g.records[0].size, weights, ahead);
+  }
+  store(work.sum, sum_lanes_of_each(rows, MR));
 }
 
 // Sets the maxima and sums of fresh records, or merges into those of records that hold earlier splits.
