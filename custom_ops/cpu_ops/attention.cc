@@ -62,18 +62,21 @@ struct Problem {
   }
 };
 
-// Asks for a row of one head that is read or, with kWrite, written soon: rows lie too far apart for the processor to
-// foresee them.
-template <bool kWrite = false, class T>
+// Asks for a row of one head that is read or, with kWrite, written soon, or, where kNearness is 2, later: rows lie too
+// far apart for the processor to foresee them.
+template <bool kWrite = false, int kNearness = 3, class T>
 FD_INLINE void fetch_head(const T* row, int64_t head_dim) {
-  for (int64_t d = 0; d < head_dim; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d, kWrite, 3);
+  constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t d = 0; d < head_dim; d += line) __builtin_prefetch(row + d, kWrite, kNearness);
 }
 
 // Puts a key or a value of one kv head into its packet, at position `lane`.
 template <class T>
 void put_key(const T* key, const Problem<T>& p, int64_t lane, T* packet) {
   constexpr int64_t size = Step<T>::kSize;
-  for (int64_t i = 0; i < p.head_dim / size; ++i)
+  const int64_t steps = p.head_dim / size;  // stores might change what `p` refers to
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < steps; ++i)
     std::memcpy(packet + (i * kLanes + lane) * size, key + i * size, size * sizeof(T));
 }
 void put_value(const float* value, const Problem<float>& p, int64_t lane, float* packet) {
@@ -82,18 +85,21 @@ void put_value(const float* value, const Problem<float>& p, int64_t lane, float*
 void put_value(const uint16_t* value, const Problem<uint16_t>& p, int64_t lane, uint16_t* packet) {
   const int place = static_cast<int>(lane % 2);
   uint16_t* values = packet + (lane - place) * p.padded_dim;
+  const int64_t head_dim = p.head_dim;
   int64_t d = 0;
-  for (; d + kLanes <= p.head_dim; d += kLanes) store_in_pairs(values + 2 * d, value + d, place);
-  for (; d < p.head_dim; ++d) values[2 * d + place] = value[d];
+  for (; d + kLanes <= head_dim; d += kLanes) store_in_pairs(values + 2 * d, value + d, place);
+  for (; d < head_dim; ++d) values[2 * d + place] = value[d];
 }
 
 void put_scale(float scale, int64_t width, int64_t lane, int8_t* packet) {
   std::memcpy(packet + width * kLanes + lane * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
 }
 void put_key(const uint16_t* key, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
+  const int64_t head_dim = p.head_dim;
   int8_t codes[kMaxHeadDim];
-  put_scale(quantize_row(key, p.head_dim, codes), p.head_dim, lane, packet);
-  for (int64_t d = 0; d < p.head_dim; ++d) packet[d * kLanes + lane] = codes[d];
+  put_scale(quantize_row(key, head_dim, codes), head_dim, lane, packet);
+#pragma GCC unroll 4
+  for (int64_t d = 0; d < head_dim; ++d) packet[d * kLanes + lane] = codes[d];
 }
 void put_value(const uint16_t* value, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
   int8_t codes[kMaxHeadDim] = {};
@@ -165,12 +171,12 @@ void take_rows(const Problem<T>& p) {
   });
 }
 
-template <class T>
-void write_out(const Problem<T>& p, const Record& record, Row<T>* out) {
-  const F16 share = div(splat(1.0f), splat(record.sum()));
+template <class Out>
+void write_out(const Record& record, float row_share, int64_t head_dim, Out* out) {
+  const F16 share = splat(row_share);
   int64_t d = 0;
-  for (; d + kLanes <= p.head_dim; d += kLanes) store_rounded(out + d, mul(load(record.values() + d), share));
-  if (d < p.head_dim) store_first(out + d, mul(load(record.values() + d), share), static_cast<int>(p.head_dim - d));
+  for (; d + kLanes <= head_dim; d += kLanes) store_rounded(out + d, mul(load(record.values() + d), share));
+  if (d < head_dim) store_first(out + d, mul(load(record.values() + d), share), static_cast<int>(head_dim - d));
 }
 
 // The rows of a task and KV head, cut into groups of nearly equal size that share the registers.
@@ -234,7 +240,10 @@ class Attend {
   void run_task(int64_t tile, int64_t following) const {
     const Task& task = task_of(tile);
     const int64_t seq = member(task.begin).seq, kv_head = tile % kv_heads_;
-    if (plan_.is_apart) take_sequence(seq, kv_head);
+    if (plan_.is_apart) {
+      take_rows(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head);
+      fetch_rows(member(task_of(following).begin).seq, following % kv_heads_);
+    }
     TaskRows<T> rows;
     gather(task, kv_head, rows);
     Split<T> now = read(seq, kv_head, task.first_split, rows.end_position());
@@ -248,8 +257,15 @@ class Attend {
     finish(task, kv_head, rows);
   }
 
-  void take_sequence(int64_t seq, int64_t kv_head) const {
-    take_rows(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head);
+  // Asks for the new rows of a sequence and KV head: other threads have written some of them.
+  void fetch_rows(int64_t seq, int64_t kv_head) const {
+    for (int64_t i = 0; i < p_.num_new(seq); ++i) {
+      const int64_t row = p_.a.cu_seqlens_q[seq] + i;
+      for (int64_t h = 0; h < p_.heads_per_kv; ++h)
+        fetch_head<false, 2>(p_.query(seq, kv_head, i * p_.heads_per_kv + h), p_.head_dim);
+      fetch_head<false, 2>(p_.new_key(row, kv_head), p_.head_dim);
+      fetch_head<false, 2>(p_.new_value(row, kv_head), p_.head_dim);
+    }
   }
 
   const Piece& member(int64_t index) const { return plan_.pieces[plan_.members[index]]; }
@@ -272,6 +288,7 @@ class Attend {
         queries[at] = p_.query(piece.seq, kv_head, row);
         fetch_head(queries[at], p_.head_dim);
         rows.outs[at] = p_.out(piece.seq, kv_head, row);
+        if (whole) fetch_head<true>(rows.outs[at], p_.head_dim);
         rows.limits[at] = p_.limit_of(piece.seq, row);
         rows.records[at] = whole ? records + at * record_ : partial(piece, kv_head, 0, i);
         rows.strides[at] = whole ? 0 : piece.count * record_;
@@ -343,13 +360,23 @@ class Attend {
 
   void finish(const Task& task, int64_t kv_head, const TaskRows<T>& rows) const {
     if (rows.strides[0] == 0) {
-      for (int64_t r = 0; r < rows.count; ++r) fetch_head<true>(rows.outs[r], p_.head_dim);
-      for (int64_t r = 0; r < rows.count; ++r) write_out(p_, Record{rows.records[r], p_.padded_dim}, rows.outs[r]);
+      for (int64_t r = 0; r < rows.count; r += kLanes)
+        write_rows(rows, r, r + kLanes < rows.count ? r + kLanes : rows.count);
       return;
     }
     for (int64_t m = task.begin; m < task.end; ++m) {
       if (__atomic_sub_fetch(pending(plan_.members[m], kv_head), 1, __ATOMIC_ACQ_REL) == 0) merge(member(m), kv_head);
     }
+  }
+
+  // Writes rows [first, end), whose sums fit the lanes of a vector.
+  void write_rows(const TaskRows<T>& rows, int64_t first, int64_t end) const {
+    const auto record = [&](int64_t r) { return Record{rows.records[r], p_.padded_dim}; };
+    float shares[kLanes];
+    for (float& share : shares) share = 1;
+    for (int64_t r = first; r < end; ++r) shares[r - first] = record(r).sum();
+    store(shares, div(splat(1.0f), load(shares)));
+    for (int64_t r = first; r < end; ++r) write_out(record(r), shares[r - first], p_.head_dim, rows.outs[r]);
   }
 
   // Merges all splits that a piece's rows see into the first one.
@@ -359,7 +386,7 @@ class Attend {
       const Record total{partial(piece, kv_head, 0, i), p_.padded_dim};
       for (int64_t split = 1; split <= last; ++split)
         merge_record(total, Record{partial(piece, kv_head, split, i), p_.padded_dim});
-      write_out(p_, total, p_.out(piece.seq, kv_head, row));
+      write_out(total, 1.0f / total.sum(), p_.head_dim, p_.out(piece.seq, kv_head, row));
     }
   }
 
