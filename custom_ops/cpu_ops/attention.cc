@@ -2,14 +2,12 @@
 // Attention over a paged cache for any mix of rows. The arithmetic of one row is fixed by absolute positions: a softmax
 // over each split of 256, splits merged in order. Rows that share a task, threads and neighbours decide only who
 // computes what.
-#include "cpu_ops/attention_tile.h"
+#include "cpu_ops/attention_rows.h"
 
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
 #include "cpu_ops/linear_tiles.h"
-#include "cpu_ops/quant_rows.h"
-#include "cpu_ops/rotary.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -18,146 +16,6 @@ namespace {
 constexpr int64_t kMinParallelWork = 1 << 15;   // multiply-adds below which waking a thread costs more than it saves
 constexpr int64_t kMinParallelWrite = 1 << 10;  // the same in elements to write: each may miss the caches
 constexpr float kLog2E = 1.44269504f;
-
-// A typed view of the arguments. T is the cache's type.
-template <class T>
-struct Problem {
-  const AttentionArgs& a;
-  int64_t head_dim, padded_dim, block_size, heads_per_kv, row_size;
-
-  explicit Problem(const AttentionArgs& args)
-      : a(args),
-        head_dim(args.cache.head_dim),
-        padded_dim(args.cache.padded_head_dim()),
-        block_size(args.cache.block_size),
-        heads_per_kv(args.num_heads / args.cache.num_kv_heads),
-        row_size((args.num_heads + 2 * args.cache.num_kv_heads) * args.cache.head_dim) {}
-
-  // The packet of a block and kv head that holds a position of the block.
-  T* key_packet(int64_t block, int64_t kv_head, int64_t offset) const {
-    const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
-    return static_cast<T*>(a.cache.key) + block * a.cache.key_block() + position * a.cache.key_width();
-  }
-  T* value_packet(int64_t block, int64_t kv_head, int64_t offset) const {
-    const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
-    return static_cast<T*>(a.cache.value) + block * a.cache.value_block() + position * a.cache.value_width();
-  }
-  int64_t num_new(int64_t seq) const { return a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq]; }
-
-  // Row i of a sequence and KV head: its place in qkv and out, in heads, and the last position that it sees.
-  int64_t row_of(int64_t seq, int64_t i) const { return a.cu_seqlens_q[seq] + i / heads_per_kv; }
-  int64_t head_of(int64_t kv_head, int64_t i) const { return kv_head * heads_per_kv + i % heads_per_kv; }
-  int64_t limit_of(int64_t seq, int64_t i) const { return a.kv_lens[seq] - num_new(seq) + i / heads_per_kv; }
-  const Row<T>* query(int64_t seq, int64_t kv_head, int64_t i) const {
-    return static_cast<const Row<T>*>(a.qkv) + row_of(seq, i) * row_size + head_of(kv_head, i) * head_dim;
-  }
-  const Row<T>* new_key(int64_t row, int64_t kv_head) const {
-    return static_cast<const Row<T>*>(a.qkv) + row * row_size + (a.num_heads + kv_head) * head_dim;
-  }
-  const Row<T>* new_value(int64_t row, int64_t kv_head) const {
-    return new_key(row, kv_head) + a.cache.num_kv_heads * head_dim;
-  }
-  Row<T>* out(int64_t seq, int64_t kv_head, int64_t i) const {
-    return static_cast<Row<T>*>(a.out) + (row_of(seq, i) * a.num_heads + head_of(kv_head, i)) * head_dim;
-  }
-};
-
-// Asks for a row of one head that is read or, with kWrite, written soon, or, where kNearness is 2, later: rows lie too
-// far apart for the processor to foresee them.
-template <bool kWrite = false, int kNearness = 3, class T>
-FD_INLINE void fetch_head(const T* row, int64_t head_dim) {
-  constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
-  for (int64_t d = 0; d < head_dim; d += line) __builtin_prefetch(row + d, kWrite, kNearness);
-}
-
-// Puts a key or a value of one kv head into its packet, at position `lane`.
-template <class T>
-void put_key(const T* key, const Problem<T>& p, int64_t lane, T* packet) {
-  constexpr int64_t size = Step<T>::kSize;
-  const int64_t steps = p.head_dim / size;  // stores might change what `p` refers to
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < steps; ++i)
-    std::memcpy(packet + (i * kLanes + lane) * size, key + i * size, size * sizeof(T));
-}
-void put_value(const float* value, const Problem<float>& p, int64_t lane, float* packet) {
-  std::memcpy(packet + lane * p.padded_dim, value, static_cast<size_t>(p.head_dim) * sizeof(float));
-}
-void put_value(const uint16_t* value, const Problem<uint16_t>& p, int64_t lane, uint16_t* packet) {
-  const int place = static_cast<int>(lane % 2);
-  uint16_t* values = packet + (lane - place) * p.padded_dim;
-  const int64_t head_dim = p.head_dim;
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store_in_pairs(values + 2 * d, value + d, place);
-  for (; d < head_dim; ++d) values[2 * d + place] = value[d];
-}
-
-void put_scale(float scale, int64_t width, int64_t lane, int8_t* packet) {
-  std::memcpy(packet + width * kLanes + lane * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
-}
-void put_key(const uint16_t* key, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
-  const int64_t head_dim = p.head_dim;
-  int8_t codes[kMaxHeadDim];
-  put_scale(quantize_row(key, head_dim, codes), head_dim, lane, packet);
-#pragma GCC unroll 4
-  for (int64_t d = 0; d < head_dim; ++d) packet[d * kLanes + lane] = codes[d];
-}
-void put_value(const uint16_t* value, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
-  int8_t codes[kMaxHeadDim] = {};
-  put_scale(quantize_row(value, p.head_dim, codes), p.padded_dim, lane, packet);
-  int8_t* values = packet + lane / 2 * 2 * p.padded_dim + lane % 2 * kLanes;
-  for (int64_t d = 0; d < p.padded_dim; d += kLanes) std::memcpy(values + 2 * d, codes + d, kLanes);
-}
-
-// Takes one new row's key and value of one kv head to its slot.
-template <class T>
-void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
-  const int64_t slot = p.a.slot_mapping[row], block = slot / p.block_size, offset = slot % p.block_size;
-  put_key(p.new_key(row, kv_head), p, offset % kLanes, p.key_packet(block, kv_head, offset));
-  put_value(p.new_value(row, kv_head), p, offset % kLanes, p.value_packet(block, kv_head, offset));
-}
-
-// Normalises and rotates the keys of rows [first, end) and one kv head, and the queries that they meet. All norms come
-// first, those of sixteen heads side by side: they are long chains of operations that do not wait for each other.
-template <class T>
-void rotate_rows(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head) {
-  const RotaryView& rotary = p.a.rotary;
-  const int64_t heads = p.heads_per_kv + 1, count = (end - first) * heads, head_dim = p.head_dim;
-  float* factors = static_cast<float*>(
-      thread_scratch(static_cast<size_t>((count + kLanes - 1) / kLanes * kLanes) * sizeof(float), Scratch::kTile));
-  const auto head_at = [&](int64_t row, int64_t h) {
-    const bool is_key = h == p.heads_per_kv;
-    Row<T>* heads_of_row = static_cast<Row<T>*>(p.a.qkv) + row * p.row_size;
-    Row<T>* data = heads_of_row + (is_key ? p.a.num_heads + kv_head : kv_head * p.heads_per_kv + h) * head_dim;
-    const void* norm = is_key ? rotary.k_norm : rotary.q_norm;
-    return Head<Row<T>>{data, static_cast<const Row<T>*>(norm), factors[(row - first) * heads + h]};
-  };
-  if (rotary.q_norm != nullptr || rotary.k_norm != nullptr) {
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const int together = static_cast<int>(count - i < kLanes ? count - i : kLanes);
-      F16 squares[kLanes];
-      for (F16& sum : squares) sum = zero();
-      for (int j = 0; j < together; ++j)
-        squares[j] = sum_squares(head_at(first + (i + j) / heads, (i + j) % heads).data, head_dim);
-      store(factors + i, norm_factors(sum_lanes_of_each(squares, together), head_dim, rotary.eps));
-    }
-  }
-  constexpr int64_t size = Neighbours<Row<T>>::kSize;
-  const bool is_whole = !rotary.interleaved && rotary.rotary_dim % (2 * size) == 0 && head_dim % size == 0;
-  for (int64_t row = first; row < end; ++row) {
-    if (is_whole) {
-      rotate_heads<Row<T>>(rotary, row, head_dim, heads, [&](int64_t h) { return head_at(row, h); });
-    } else {
-      for (int64_t h = 0; h < heads; ++h) rotate_any_head(rotary, row, head_at(row, h), head_dim);
-    }
-  }
-}
-
-// Rotates new rows of one kv head, where there is a rotation, and takes their keys and values to the cache.
-template <class T>
-void take_rows(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head) {
-  if (p.a.rotary.cos_sin != nullptr) rotate_rows(p, first, end, kv_head);
-  for (int64_t row = first; row < end; ++row) write_slot(p, row, kv_head);
-}
 
 // The first phase, where tasks do not take their rows themselves: all new rows are taken to the cache.
 template <class T>
@@ -242,7 +100,7 @@ class Attend {
     const int64_t seq = member(task.begin).seq, kv_head = tile % kv_heads_;
     if (plan_.is_apart) {
       take_rows(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head);
-      fetch_rows(member(task_of(following).begin).seq, following % kv_heads_);
+      if (following != tile) fetch_rows(member(task_of(following).begin).seq, following % kv_heads_);
     }
     TaskRows<T> rows;
     gather(task, kv_head, rows);
