@@ -16,6 +16,7 @@ namespace fd {
 namespace FD_ISA {
 
 constexpr int kLanes = 16;
+constexpr int kWorthCombining = 4;  // vectors whose lanes are rather combined one by one, at most
 
 FD_INLINE float bf16_to_float(uint16_t value) {
   const uint32_t bits = static_cast<uint32_t>(value) << 16;
@@ -36,6 +37,7 @@ FD_INLINE F16 add(F16 a, F16 b) { return _mm512_add_ps(a, b); }
 FD_INLINE F16 sub(F16 a, F16 b) { return _mm512_sub_ps(a, b); }
 FD_INLINE F16 mul(F16 a, F16 b) { return _mm512_mul_ps(a, b); }
 FD_INLINE F16 div(F16 a, F16 b) { return _mm512_div_ps(a, b); }
+FD_INLINE F16 sqrt(F16 a) { return _mm512_sqrt_ps(a); }
 FD_INLINE F16 max(F16 a, F16 b) { return _mm512_max_ps(a, b); }
 FD_INLINE F16 min(F16 a, F16 b) { return _mm512_min_ps(a, b); }
 // a * b + c, rounded once on the paths that have the instruction
@@ -59,6 +61,10 @@ FD_INLINE F16 load_bf16(const uint16_t* p) {
 FD_INLINE void store_bf16(uint16_t* p, F16 x) {
   const __m256bh y = _mm512_cvtneps_pbh(x);
   std::memcpy(p, &y, 32);
+}
+FD_INLINE F16 round_to_bf16(F16 x) {
+  const __m512i wide = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 #else
 // Rounds to nearest even; a NaN keeps its sign and becomes quiet.
@@ -99,6 +105,7 @@ FD_INLINE F16 add(F16 a, F16 b) { return {_mm256_add_ps(a.low, b.low), _mm256_ad
 FD_INLINE F16 sub(F16 a, F16 b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
 FD_INLINE F16 mul(F16 a, F16 b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
 FD_INLINE F16 div(F16 a, F16 b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+FD_INLINE F16 sqrt(F16 a) { return {_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)}; }
 FD_INLINE F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 FD_INLINE F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
 FD_INLINE F16 fma(F16 a, F16 b, F16 c) {
@@ -177,6 +184,13 @@ FD_INLINE F16 add(F16 a, F16 b) { FD_EACH(a.part[i] + b.part[i]); }
 FD_INLINE F16 sub(F16 a, F16 b) { FD_EACH(a.part[i] - b.part[i]); }
 FD_INLINE F16 mul(F16 a, F16 b) { FD_EACH(a.part[i] * b.part[i]); }
 FD_INLINE F16 div(F16 a, F16 b) { FD_EACH(a.part[i] / b.part[i]); }
+FD_INLINE F16 sqrt(F16 a) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &a, 64);
+  for (float& lane : lanes) lane = __builtin_sqrtf(lane);
+  std::memcpy(&a, lanes, 64);
+  return a;
+}
 FD_INLINE F16 max(F16 a, F16 b) { FD_EACH(a.part[i] > b.part[i] ? a.part[i] : b.part[i]); }
 FD_INLINE F16 min(F16 a, F16 b) { FD_EACH(a.part[i] < b.part[i] ? a.part[i] : b.part[i]); }
 FD_INLINE F16 fma(F16 a, F16 b, F16 c) { FD_EACH(a.part[i] * b.part[i] + c.part[i]); }
@@ -228,6 +242,13 @@ FD_INLINE Pairs load_pairs(const void* p) {
 
 #endif
 
+#if !defined(FD_ISA_AVX512_BF16)
+FD_INLINE F16 round_to_bf16(F16 x) {
+  uint16_t lanes[kLanes];
+  store_bf16(lanes, x);
+  return load_bf16(lanes);
+}
+#endif
 #if !defined(FD_ISA_AVX512)
 FD_INLINE void store_in_pairs(uint16_t* pairs, const uint16_t* x, int place) {
   for (int i = 0; i < kLanes; ++i) pairs[2 * i + place] = x[i];
@@ -273,6 +294,13 @@ FD_INLINE PairUnit widen_unit(Pairs w) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), _mm512_castsi512_ps(_mm512_and_si512(w, high))};
 }
+// The floats p[2 i] and p[2 i + 1].
+FD_INLINE PairUnit pair_floats(const float* p) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  return {_mm512_permutex2var_ps(load(p), even, load(p + kLanes)),
+          _mm512_permutex2var_ps(load(p), odd, load(p + kLanes))};
+}
 // As store_bf16 rounds, in the upper halves.
 FD_INLINE __m512i round_to_high(F16 x) {
   const __m512i bits = _mm512_castps_si512(x);
@@ -285,6 +313,11 @@ FD_INLINE __m512i round_to_high(F16 x) {
 FD_INLINE Pairs round_unit(const PairUnit& w) {
   const __m512i low = _mm512_srli_epi32(round_to_high(w.first), 16);
   return _mm512_mask_mov_epi16(low, 0xaaaaaaaau, round_to_high(w.second));
+}
+FD_INLINE PairUnit round_each(const PairUnit& w) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(round_to_high(w.first), high)),
+          _mm512_castsi512_ps(_mm512_and_si512(round_to_high(w.second), high))};
 }
 #elif defined(FD_ISA_AVX2)
 FD_INLINE PairUnit widen_unit(Pairs w) {
@@ -372,6 +405,45 @@ FD_INLINE float max_lane(F16 x) {
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
 #endif
+}
+
+#if defined(FD_ISA_AVX512)
+// Lane r of the result is `combine` over all lanes of vector r, in the tree of sum_lanes.
+template <class Combine>
+FD_INLINE F16 combine_lanes(const F16 (&x)[kLanes], Combine&& combine) {
+  F16 four[4];
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    const F16 a = x[g], b = x[4 + g], c = x[8 + g], d = x[12 + g];
+    const F16 first = combine(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const F16 last = combine(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    four[g] = combine(_mm512_shuffle_f32x4(first, last, 0x88), _mm512_shuffle_f32x4(first, last, 0xdd));
+  }
+  const auto halve = [&](F16 a, F16 b) {
+    const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+    const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));
+    return combine(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+  };
+  const F16 even = halve(four[0], four[1]), odd = halve(four[2], four[3]);
+  return combine(_mm512_shuffle_ps(even, odd, 0x88), _mm512_shuffle_ps(even, odd, 0xdd));
+}
+#endif
+// The sums, or the largest lanes, of the first `count` vectors as lanes of one; the other vectors are zeros.
+FD_INLINE F16 sum_lanes_of_each(const F16 (&x)[kLanes], int count) {
+#if defined(FD_ISA_AVX512)
+  if (count > kWorthCombining) return combine_lanes(x, [](F16 a, F16 b) { return add(a, b); });
+#endif
+  float lanes[kLanes] = {};
+  for (int r = 0; r < count; ++r) lanes[r] = sum_lanes(x[r]);
+  return load(lanes);
+}
+FD_INLINE F16 max_lane_of_each(const F16 (&x)[kLanes], int count) {
+#if defined(FD_ISA_AVX512)
+  if (count > kWorthCombining) return combine_lanes(x, [](F16 a, F16 b) { return max(a, b); });
+#endif
+  float lanes[kLanes] = {};
+  for (int r = 0; r < count; ++r) lanes[r] = max_lane(x[r]);
+  return load(lanes);
 }
 
 // e^x with a relative error below 2e-7; exactly 0 below -87.3, e^88.3 above 88.3, NaN for NaN.

@@ -2,14 +2,12 @@
 // Attention over a paged cache for any mix of rows. The arithmetic of one row is fixed by absolute positions: a softmax
 // over each split of 256, splits merged in order. Rows that share a task, threads and neighbours decide only who
 // computes what.
-#include "cpu_ops/attention_tile.h"
+#include "cpu_ops/attention_rows.h"
 
 #include "common/scratch.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
 #include "cpu_ops/linear_tiles.h"
-#include "cpu_ops/quant_rows.h"
-#include "cpu_ops/rotary.h"
 
 namespace fd {
 namespace FD_ISA {
@@ -19,142 +17,24 @@ constexpr int64_t kMinParallelWork = 1 << 15;   // multiply-adds below which wak
 constexpr int64_t kMinParallelWrite = 1 << 10;  // the same in elements to write: each may miss the caches
 constexpr float kLog2E = 1.44269504f;
 
-// A typed view of the arguments. T is the cache's type.
-template <class T>
-struct Problem {
-  const AttentionArgs& a;
-  int64_t head_dim, padded_dim, block_size, heads_per_kv, row_size;
-
-  explicit Problem(const AttentionArgs& args)
-      : a(args),
-        head_dim(args.cache.head_dim),
-        padded_dim(args.cache.padded_head_dim()),
-        block_size(args.cache.block_size),
-        heads_per_kv(args.num_heads / args.cache.num_kv_heads),
-        row_size((args.num_heads + 2 * args.cache.num_kv_heads) * args.cache.head_dim) {}
-
-  // The packet of a block and kv head that holds a position of the block.
-  T* key_packet(int64_t block, int64_t kv_head, int64_t offset) const {
-    const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
-    return static_cast<T*>(a.cache.key) + block * a.cache.key_block() + position * a.cache.key_width();
-  }
-  T* value_packet(int64_t block, int64_t kv_head, int64_t offset) const {
-    const int64_t position = kv_head * block_size + offset / kLanes * kLanes;
-    return static_cast<T*>(a.cache.value) + block * a.cache.value_block() + position * a.cache.value_width();
-  }
-  int64_t num_new(int64_t seq) const { return a.cu_seqlens_q[seq + 1] - a.cu_seqlens_q[seq]; }
-
-  // Row i of a sequence and KV head: its place in qkv and out, in heads, and the last position that it sees.
-  int64_t row_of(int64_t seq, int64_t i) const { return a.cu_seqlens_q[seq] + i / heads_per_kv; }
-  int64_t head_of(int64_t kv_head, int64_t i) const { return kv_head * heads_per_kv + i % heads_per_kv; }
-  int64_t limit_of(int64_t seq, int64_t i) const { return a.kv_lens[seq] - num_new(seq) + i / heads_per_kv; }
-  const Row<T>* query(int64_t seq, int64_t kv_head, int64_t i) const {
-    return static_cast<const Row<T>*>(a.qkv) + row_of(seq, i) * row_size + head_of(kv_head, i) * head_dim;
-  }
-  const Row<T>* new_key(int64_t row, int64_t kv_head) const {
-    return static_cast<const Row<T>*>(a.qkv) + row * row_size + (a.num_heads + kv_head) * head_dim;
-  }
-  const Row<T>* new_value(int64_t row, int64_t kv_head) const {
-    return new_key(row, kv_head) + a.cache.num_kv_heads * head_dim;
-  }
-  Row<T>* out(int64_t seq, int64_t kv_head, int64_t i) const {
-    return static_cast<Row<T>*>(a.out) + (row_of(seq, i) * a.num_heads + head_of(kv_head, i)) * head_dim;
-  }
-};
-
-// Asks for a row of one head that is read or, with kWrite, written soon: rows lie too far apart for the processor to
-// foresee them.
-template <bool kWrite = false, class T>
-FD_INLINE void fetch_head(const T* row, int64_t head_dim) {
-  for (int64_t d = 0; d < head_dim; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d, kWrite, 3);
-}
-
-// Puts a key or a value of one kv head into its packet, at position `lane`.
-template <class T>
-void put_key(const T* key, const Problem<T>& p, int64_t lane, T* packet) {
-  constexpr int64_t size = Step<T>::kSize;
-  for (int64_t i = 0; i < p.head_dim / size; ++i)
-    std::memcpy(packet + (i * kLanes + lane) * size, key + i * size, size * sizeof(T));
-}
-void put_value(const float* value, const Problem<float>& p, int64_t lane, float* packet) {
-  std::memcpy(packet + lane * p.padded_dim, value, static_cast<size_t>(p.head_dim) * sizeof(float));
-}
-void put_value(const uint16_t* value, const Problem<uint16_t>& p, int64_t lane, uint16_t* packet) {
-  const int place = static_cast<int>(lane % 2);
-  uint16_t* values = packet + (lane - place) * p.padded_dim;
-  int64_t d = 0;
-  for (; d + kLanes <= p.head_dim; d += kLanes) store_in_pairs(values + 2 * d, value + d, place);
-  for (; d < p.head_dim; ++d) values[2 * d + place] = value[d];
-}
-
-void put_scale(float scale, int64_t width, int64_t lane, int8_t* packet) {
-  std::memcpy(packet + width * kLanes + lane * static_cast<int64_t>(sizeof(float)), &scale, sizeof(float));
-}
-void put_key(const uint16_t* key, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
-  int8_t codes[kMaxHeadDim];
-  put_scale(quantize_row(key, p.head_dim, codes), p.head_dim, lane, packet);
-  for (int64_t d = 0; d < p.head_dim; ++d) packet[d * kLanes + lane] = codes[d];
-}
-void put_value(const uint16_t* value, const Problem<int8_t>& p, int64_t lane, int8_t* packet) {
-  int8_t codes[kMaxHeadDim] = {};
-  put_scale(quantize_row(value, p.head_dim, codes), p.padded_dim, lane, packet);
-  int8_t* values = packet + lane / 2 * 2 * p.padded_dim + lane % 2 * kLanes;
-  for (int64_t d = 0; d < p.padded_dim; d += kLanes) std::memcpy(values + 2 * d, codes + d, kLanes);
-}
-
-// Takes one new row's key and value of one kv head to its slot.
-template <class T>
-void write_slot(const Problem<T>& p, int64_t row, int64_t kv_head) {
-  const int64_t slot = p.a.slot_mapping[row], block = slot / p.block_size, offset = slot % p.block_size;
-  put_key(p.new_key(row, kv_head), p, offset % kLanes, p.key_packet(block, kv_head, offset));
-  put_value(p.new_value(row, kv_head), p, offset % kLanes, p.value_packet(block, kv_head, offset));
-}
-
-// Rotates one new row's key of one kv head and the queries that it meets. All norms come first: they are long chains
-// of operations that do not wait for each other.
-template <class T>
-void rotate_group(const Problem<T>& p, int64_t row, int64_t kv_head) {
-  const RotaryView& rotary = p.a.rotary;
-  Row<T>* heads = static_cast<Row<T>*>(p.a.qkv) + row * p.row_size;
-  Row<T>* queries = heads + kv_head * p.heads_per_kv * p.head_dim;
-  Row<T>* key = heads + (p.a.num_heads + kv_head) * p.head_dim;
-  norm_heads(rotary, rotary.q_norm, queries, p.heads_per_kv, p.head_dim);
-  norm_heads(rotary, rotary.k_norm, key, 1, p.head_dim);
-  rotate_heads(rotary, row, queries, p.heads_per_kv, p.head_dim);
-  rotate_heads(rotary, row, key, 1, p.head_dim);
-}
-
-// Rotates one new row of one kv head, where there is a rotation, and takes its key and value to the cache.
-template <class T>
-void take_row(const Problem<T>& p, int64_t row, int64_t kv_head) {
-  if (p.a.rotary.cos_sin != nullptr) rotate_group(p, row, kv_head);
-  write_slot(p, row, kv_head);
-}
-
 // The first phase, where tasks do not take their rows themselves: all new rows are taken to the cache.
 template <class T>
 void take_rows(const Problem<T>& p) {
-  constexpr int64_t strip = 64, ahead = 4;
+  constexpr int64_t strip = 16;
   const int64_t kv_heads = p.a.cache.num_kv_heads, strips = (p.a.rows + strip - 1) / strip;
   parallel_for(kv_heads * strips, p.a.rows * kv_heads * p.head_dim >= kMinParallelWrite, [&](int64_t tile) {
     const int64_t kv_head = tile % kv_heads, first = tile / kv_heads * strip;
     const int64_t end = first + strip < p.a.rows ? first + strip : p.a.rows;
-    for (int64_t row = first; row < end; ++row) {
-      if (row + ahead < end) {
-        fetch_head(p.new_key(row + ahead, kv_head), p.head_dim);
-        fetch_head(p.new_value(row + ahead, kv_head), p.head_dim);
-      }
-      take_row(p, row, kv_head);
-    }
+    take_rows(p, first, end, kv_head);
   });
 }
 
-template <class T>
-void write_out(const Problem<T>& p, const Record& record, Row<T>* out) {
-  const F16 share = div(splat(1.0f), splat(record.sum()));
+template <class Out>
+void write_out(const Record& record, float row_share, int64_t head_dim, Out* out) {
+  const F16 share = splat(row_share);
   int64_t d = 0;
-  for (; d + kLanes <= p.head_dim; d += kLanes) store_rounded(out + d, mul(load(record.values() + d), share));
-  if (d < p.head_dim) store_first(out + d, mul(load(record.values() + d), share), static_cast<int>(p.head_dim - d));
+  for (; d + kLanes <= head_dim; d += kLanes) store_rounded(out + d, mul(load(record.values() + d), share));
+  if (d < head_dim) store_first(out + d, mul(load(record.values() + d), share), static_cast<int>(head_dim - d));
 }
 
 // The rows of a task and KV head, cut into groups of nearly equal size that share the registers.
@@ -218,7 +98,10 @@ class Attend {
   void run_task(int64_t tile, int64_t following) const {
     const Task& task = task_of(tile);
     const int64_t seq = member(task.begin).seq, kv_head = tile % kv_heads_;
-    if (plan_.is_apart) take_sequence(seq, kv_head);
+    if (plan_.is_apart) {
+      take_rows(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head);
+      if (following != tile) fetch_rows(member(task_of(following).begin).seq, following % kv_heads_);
+    }
     TaskRows<T> rows;
     gather(task, kv_head, rows);
     Split<T> now = read(seq, kv_head, task.first_split, rows.end_position());
@@ -232,8 +115,15 @@ class Attend {
     finish(task, kv_head, rows);
   }
 
-  void take_sequence(int64_t seq, int64_t kv_head) const {
-    for (int64_t row = p_.a.cu_seqlens_q[seq]; row < p_.a.cu_seqlens_q[seq + 1]; ++row) take_row(p_, row, kv_head);
+  // Asks for the new rows of a sequence and KV head: other threads have written some of them.
+  void fetch_rows(int64_t seq, int64_t kv_head) const {
+    for (int64_t i = 0; i < p_.num_new(seq); ++i) {
+      const int64_t row = p_.a.cu_seqlens_q[seq] + i;
+      for (int64_t h = 0; h < p_.heads_per_kv; ++h)
+        fetch_head<false, 2>(p_.query(seq, kv_head, i * p_.heads_per_kv + h), p_.head_dim);
+      fetch_head<false, 2>(p_.new_key(row, kv_head), p_.head_dim);
+      fetch_head<false, 2>(p_.new_value(row, kv_head), p_.head_dim);
+    }
   }
 
   const Piece& member(int64_t index) const { return plan_.pieces[plan_.members[index]]; }
@@ -256,6 +146,7 @@ class Attend {
         queries[at] = p_.query(piece.seq, kv_head, row);
         fetch_head(queries[at], p_.head_dim);
         rows.outs[at] = p_.out(piece.seq, kv_head, row);
+        if (whole) fetch_head<true>(rows.outs[at], p_.head_dim);
         rows.limits[at] = p_.limit_of(piece.seq, row);
         rows.records[at] = whole ? records + at * record_ : partial(piece, kv_head, 0, i);
         rows.strides[at] = whole ? 0 : piece.count * record_;
@@ -327,13 +218,23 @@ class Attend {
 
   void finish(const Task& task, int64_t kv_head, const TaskRows<T>& rows) const {
     if (rows.strides[0] == 0) {
-      for (int64_t r = 0; r < rows.count; ++r) fetch_head<true>(rows.outs[r], p_.head_dim);
-      for (int64_t r = 0; r < rows.count; ++r) write_out(p_, Record{rows.records[r], p_.padded_dim}, rows.outs[r]);
+      for (int64_t r = 0; r < rows.count; r += kLanes)
+        write_rows(rows, r, r + kLanes < rows.count ? r + kLanes : rows.count);
       return;
     }
     for (int64_t m = task.begin; m < task.end; ++m) {
       if (__atomic_sub_fetch(pending(plan_.members[m], kv_head), 1, __ATOMIC_ACQ_REL) == 0) merge(member(m), kv_head);
     }
+  }
+
+  // Writes rows [first, end), whose sums fit the lanes of a vector.
+  void write_rows(const TaskRows<T>& rows, int64_t first, int64_t end) const {
+    const auto record = [&](int64_t r) { return Record{rows.records[r], p_.padded_dim}; };
+    float shares[kLanes];
+    for (float& share : shares) share = 1;
+    for (int64_t r = first; r < end; ++r) shares[r - first] = record(r).sum();
+    store(shares, div(splat(1.0f), load(shares)));
+    for (int64_t r = first; r < end; ++r) write_out(record(r), shares[r - first], p_.head_dim, rows.outs[r]);
   }
 
   // Merges all splits that a piece's rows see into the first one.
@@ -343,7 +244,7 @@ class Attend {
       const Record total{partial(piece, kv_head, 0, i), p_.padded_dim};
       for (int64_t split = 1; split <= last; ++split)
         merge_record(total, Record{partial(piece, kv_head, split, i), p_.padded_dim});
-      write_out(p_, total, p_.out(piece.seq, kv_head, row));
+      write_out(total, 1.0f / total.sum(), p_.head_dim, p_.out(piece.seq, kv_head, row));
     }
   }
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cpu_ops/attention_plan.h"
+#include "cpu_ops/attention_record.h"
 #include "cpu_ops/dot.h"
 #include "cpu_ops/quant_units.h"
 
@@ -37,63 +38,6 @@ FD_INLINE F16 load_scales(const int8_t* packet, int64_t width) {
   float scales[kLanes];
   std::memcpy(scales, packet + width * kLanes, sizeof(scales));
   return load(scales);
-}
-
-// What is known of a row after some splits: weighted values, then maximum and sum.
-struct Record {
-  float* data;
-  int64_t size;  // of the values
-  float* values() const { return data; }
-  float& maximum() const { return data[size]; }
-  float& sum() const { return data[size + 1]; }
-};
-constexpr int64_t record_size(int64_t padded_dim) { return padded_dim + kLanes; }
-
-// 2^x for finite x up to 0 with a relative error below 2e-7, NaN for NaN. Far below the least float it is 0.
-FD_INLINE F16 power_of_two(F16 x) {
-#if defined(FD_ISA_AVX512)
-  const F16 n = round_to_int(x), f = sub(x, n);  // scale_by_power takes any n here
-#else
-  const F16 limited = max(splat(-126.0f), x);  // the second operand wins when it is NaN
-  const F16 n = round_to_int(limited), f = sub(limited, n);
-#endif
-  F16 p = splat(1.32647273e-3f);
-  p = fma(p, f, splat(9.67151299e-3f));
-  p = fma(p, f, splat(5.55073358e-2f));
-  p = fma(p, f, splat(2.40222424e-1f));
-  p = fma(p, f, splat(6.93147004e-1f));
-  p = fma(p, f, splat(1.0f));
-#if defined(FD_ISA_AVX512)
-  return scale_by_power(p, n);
-#else
-  return zero_where_below(x, -126.0f, scale_by_power(p, n));
-#endif
-}
-
-// Adds the maximum and sum of one more split to those of lanes that have some; keep and take are what the values so far
-// and those of the split are worth afterwards.
-FD_INLINE void merge_sums(F16& maximum, F16& sum, F16 next_maximum, F16 next_sum, F16& keep, F16& take) {
-  const F16 top = max(maximum, next_maximum);
-  keep = power_of_two(sub(maximum, top));
-  take = power_of_two(sub(next_maximum, top));
-  maximum = top;
-  const F16 kept = mul(sum, keep);
-  sum = add(kept, mul(next_sum, take));
-}
-
-FD_INLINE F16 merge_values(F16 values, F16 next, F16 keep, F16 take) { return fma(next, take, mul(values, keep)); }
-
-// total += next, as a group does it that adds the split to its records.
-FD_INLINE void merge_record(const Record& total, const Record& next) {
-  F16 maximum = splat(total.maximum()), sum = splat(total.sum()), keep, take;
-  merge_sums(maximum, sum, splat(next.maximum()), splat(next.sum()), keep, take);
-  for (int64_t d = 0; d < total.size; d += kLanes)
-    store(total.values() + d, merge_values(load(total.values() + d), load(next.values() + d), keep, take));
-  float lanes[kLanes];
-  store(lanes, maximum);
-  total.maximum() = lanes[0];
-  store(lanes, sum);
-  total.sum() = lanes[0];
 }
 
 // A split of one sequence and KV head: its packets of keys, then its packets of values.
@@ -204,58 +148,72 @@ void score(const Group<T>& g, const Split<T>& s, int64_t head_dim, float scale, 
   for (; packet < num_packets; ++packet) score_packets<MR, 1>(g, s, packet, head_dim, scale, work);
 }
 
-// The largest of a row's first `visible` scores.
-FD_INLINE float largest(const float* scores, int64_t visible) {
+// The largest of a row's first `visible` scores, lane by lane.
+FD_INLINE F16 largest(const float* scores, int64_t visible) {
   const int64_t whole = visible / kLanes;
   const int rest = static_cast<int>(visible % kLanes);
   F16 top = splat(kMinusInfinity);
   for (int64_t i = 0; i < whole; ++i) top = max(top, load(scores + i * kLanes));
-  if (rest > 0) top = max(top, keep_first(load(scores + whole * kLanes), rest, kMinusInfinity));
-  return max_lane(top);
+  return rest > 0 ? max(top, keep_first(load(scores + whole * kLanes), rest, kMinusInfinity)) : top;
 }
 
-// Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum; the others up to
-// those of the split weigh 0. Where values have scales, weights are stored times those. Meanwhile a piece of what is
-// read next is fetched.
+// Turns a row's first `visible` scores into weights relative to `maximum` and returns their sum, in lanes; the others
+// up to those of the split weigh 0. Where values have scales, weights are stored times those. Meanwhile a piece of what
+// is read next is fetched.
 template <class T>
-FD_INLINE float weigh_row(const float* scores, float maximum, int64_t visible, const Split<T>& s, int64_t padded_dim,
-                          Element<T>* weights, const T* ahead) {
+FD_INLINE F16 weigh_row(const float* scores, float maximum, int64_t visible, const Split<T>& s, int64_t padded_dim,
+                        Element<T>* weights, const T* ahead) {
   constexpr int64_t packet = kLanes / Step<T>::kSize;
+  const int64_t whole = visible / kLanes;
+  const int rest = static_cast<int>(visible % kLanes);
+  const F16 top = splat(maximum);
   F16 sums[4] = {zero(), zero(), zero(), zero()};
-  const int64_t used = (visible + kLanes - 1) / kLanes;
-  for (int64_t i = 0; i < used; ++i) {
+  const auto weigh = [&](int64_t i, int lanes, F16& sum) {
     __builtin_prefetch(ahead + i * kLine<T>, 0, 2);
-    F16 weight = power_of_two(sub(load(scores + i * kLanes), splat(maximum))), scaled = weight;
+    F16 weight = power_of_two(sub(load(scores + i * kLanes), top)), scaled = weight;
     if constexpr (kHasScales<T>) scaled = mul(weight, load_scales(s.values()[i], padded_dim));
-    if ((i + 1) * kLanes > visible) {
-      weight = keep_first(weight, static_cast<int>(visible % kLanes), 0.0f);
-      scaled = keep_first(scaled, static_cast<int>(visible % kLanes), 0.0f);
+    if (lanes < kLanes) {
+      weight = keep_first(weight, lanes, 0.0f);
+      scaled = keep_first(scaled, lanes, 0.0f);
     }
     store_elements(weights + i * packet, scaled);
-    sums[i % 4] = add(sums[i % 4], weight);
+    sum = add(sum, weight);
+  };
+  int64_t i = 0;
+  for (; i + 4 <= whole; i += 4) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) weigh(i + j, kLanes, sums[j]);
   }
-  for (int64_t i = used; i < s.num_visible_packets(); ++i) store_elements(weights + i * packet, zero());
-  return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    if (i + j < whole) weigh(i + j, kLanes, sums[j]);
+    if (i + j == whole && rest > 0) weigh(i + j, rest, sums[j]);
+  }
+  for (i = whole + (rest > 0); i < s.num_visible_packets(); ++i) store_elements(weights + i * packet, zero());
+  return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
 }
 
 template <int MR, class T>
 void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
-  for (int r = 0; r < kLanes; ++r) work.maximum[r] = work.sum[r] = 0;
+  int64_t visible[MR];
+  F16 rows[kLanes];
+  for (F16& row : rows) row = zero();
   for (int r = 0; r < MR; ++r) {
-    const int64_t left = g.limits[r] + 1 - s.start, visible = left < kSplit ? left : kSplit;
+    const int64_t left = g.limits[r] + 1 - s.start;
+    visible[r] = left < 0 ? 0 : left < kSplit ? left : kSplit;
     work.touched[r] = left > 0;
-    Element<T>* weights = work.weights + r * kRowSteps<T>;
-    if (work.touched[r]) {
-      const int64_t hidden = (g.hides_first < g.limits[r] ? g.hides_first : g.limits[r]) - s.start;
-      for (int64_t i = 0; i < hidden; ++i) work.scores[r][i] = kLowest;
-      const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
-      work.maximum[r] = largest(work.scores[r], visible);
-      work.sum[r] = weigh_row(work.scores[r], work.maximum[r], visible, s, g.records[0].size, weights, ahead);
-    } else {
-      for (int64_t i = 0; i < s.num_visible_packets(); ++i)
-        store_elements(weights + i * kLanes / Step<T>::kSize, zero());
-    }
+    if (left <= 0) continue;
+    const int64_t hidden = (g.hides_first < g.limits[r] ? g.hides_first : g.limits[r]) - s.start;
+    for (int64_t i = 0; i < hidden; ++i) work.scores[r][i] = kLowest;
+    rows[r] = largest(work.scores[r], visible[r]);
   }
+  store(work.maximum, max_lane_of_each(rows, MR));
+  for (int r = 0; r < MR; ++r) {
+    const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
+    Element<T>* weights = work.weights + r * kRowSteps<T>;
+    rows[r] = weigh_row(work.scores[r], work.maximum[r], visible[r], s, g.records[0].size, weights, ahead);
+  }
+  store(work.sum, sum_lanes_of_each(rows, MR));
 }
 
 // Sets the maxima and sums of fresh records, or merges into those of records that hold earlier splits.

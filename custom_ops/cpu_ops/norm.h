@@ -6,6 +6,26 @@
 namespace fd {
 namespace FD_ISA {
 
+// The squares of a row, summed in 16 lanes.
+template <class T>
+FD_INLINE F16 sum_squares(const T* x, int64_t size) {
+  F16 sum = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const F16 v = load_as_float(x + i);
+    sum = fma(v, v, sum);
+  }
+  if (i == size) return sum;
+  const F16 v = load_first(x + i, static_cast<int>(size - i));
+  return fma(v, v, sum);
+}
+
+// Returns 1 / sqrt(mean + eps) of rows whose squares have these sums.
+FD_INLINE F16 norm_factors(F16 sums, int64_t size, float eps) {
+  const F16 mean = div(sums, splat(static_cast<float>(size)));
+  return div(splat(1.0f), sqrt(add(mean, splat(eps))));
+}
+
 // Returns 1 / sqrt(mean of squares + eps) of kRows rows: the squares are summed in 16 lanes, the lanes in one tree.
 template <int kRows, class T>
 FD_INLINE void norm_factors(const T* x, int64_t size, float eps, float (&factors)[kRows]) {

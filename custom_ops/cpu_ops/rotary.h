@@ -9,6 +9,93 @@ namespace FD_ISA {
 
 constexpr int64_t kMaxRotaryDim = 256;
 
+// Neighbours of a row as floats: sixteen, or 32 where pairs of bf16 are widened and rounded with half of the
+// instructions.
+template <class T>
+struct Neighbours {
+  static constexpr int64_t kSize = kLanes;
+  F16 x;
+  FD_INLINE Neighbours load(const T* p) { return {load_as_float(p)}; }
+  FD_INLINE Neighbours floats(const float* p) { return {FD_ISA::load(p)}; }
+  FD_INLINE Neighbours same(float value) { return {splat(value)}; }
+  template <class Operation>
+  Neighbours with(Neighbours other, Operation&& operation) const {
+    return {operation(x, other.x)};
+  }
+  Neighbours rounded() const {
+    if constexpr (sizeof(T) == 4) return *this;
+    return {round_to_bf16(x)};
+  }
+  void store(T* p) const { store_rounded(p, x); }
+};
+#if defined(FD_ISA_AVX512) && !defined(FD_ISA_AVX512_BF16)
+template <>
+struct Neighbours<uint16_t> {
+  static constexpr int64_t kSize = 2 * kLanes;
+  PairUnit x;
+  FD_INLINE Neighbours load(const uint16_t* p) { return {widen_unit(load_pairs(p))}; }
+  FD_INLINE Neighbours floats(const float* p) { return {pair_floats(p)}; }
+  FD_INLINE Neighbours same(float value) { return {{splat(value), splat(value)}}; }
+  template <class Operation>
+  Neighbours with(const Neighbours& other, Operation&& operation) const {
+    return {{operation(x.first, other.x.first), operation(x.second, other.x.second)}};
+  }
+  Neighbours rounded() const { return {round_each(x)}; }
+  void store(uint16_t* p) const {
+    const Pairs pairs = round_unit(x);
+    std::memcpy(p, &pairs, 64);
+  }
+};
+#endif
+
+template <class T>
+FD_INLINE Neighbours<T> operator*(const Neighbours<T>& a, const Neighbours<T>& b) {
+  return a.with(b, [](F16 x, F16 y) { return mul(x, y); });
+}
+template <class T>
+FD_INLINE Neighbours<T> operator+(const Neighbours<T>& a, const Neighbours<T>& b) {
+  return a.with(b, [](F16 x, F16 y) { return add(x, y); });
+}
+template <class T>
+FD_INLINE Neighbours<T> operator-(const Neighbours<T>& a, const Neighbours<T>& b) {
+  return a.with(b, [](F16 x, F16 y) { return sub(x, y); });
+}
+
+// A head of a row, and what is done to it first: x * factor * norm, where there is a norm.
+template <class T>
+struct Head {
+  T* data;
+  const T* norm;
+  float factor;
+  FD_INLINE Neighbours<T> normed(const Head& head, int64_t i) {
+    const auto x = Neighbours<T>::load(head.data + i);
+    if (head.norm == nullptr) return x;
+    return (x * Neighbours<T>::same(head.factor) * Neighbours<T>::load(head.norm + i)).rounded();
+  }
+};
+
+// Normalises, rounds, rotates and rounds heads of one row in place.
+template <class T, class HeadAt>
+FD_INLINE void rotate_heads(const RotaryView& a, int64_t row, int64_t head_dim, int64_t count, const HeadAt& head_at) {
+  constexpr int64_t size = Neighbours<T>::kSize;
+  const int64_t half = a.rotary_dim / 2;
+  const float* angles = a.cos_sin + a.positions[row] * a.rotary_dim;
+  for (int64_t i = 0; i < half; i += size) {
+    const auto cosine = Neighbours<T>::floats(angles + i), sine = Neighbours<T>::floats(angles + half + i);
+    for (int64_t h = 0; h < count; ++h) {
+      const Head<T> head = head_at(h);
+      const auto first = Head<T>::normed(head, i), second = Head<T>::normed(head, half + i);
+      (first * cosine - second * sine).store(head.data + i);
+      (second * cosine + first * sine).store(head.data + half + i);
+    }
+  }
+  for (int64_t h = 0; h < count; ++h) {
+    const Head<T> head = head_at(h);
+    if (head.norm == nullptr) continue;
+    for (int64_t i = a.rotary_dim; i < head_dim; i += size) Head<T>::normed(head, i).store(head.data + i);
+  }
+}
+
 // Rotates pairs (x1, x2) by the angles of 16 consecutive frequencies.
 FD_INLINE void rotate(F16& x1, F16& x2, F16 cosine, F16 sine) {
   const F16 first = sub(mul(x1, cosine), mul(x2, sine));
@@ -48,23 +135,14 @@ static inline void rotate_interleaved(T* head, const float* cosine, const float*
   }
 }
 
-// Normalises `count` heads of one row in place, rounding them, where there is a norm.
+// The same as rotate_heads for a head of any size, of pairs in any order.
 template <class T>
-static inline void norm_heads(const RotaryView& a, const void* norm, T* head, int64_t count, int64_t head_dim) {
-  if (norm == nullptr) return;
-  for (int64_t h = 0; h < count; ++h, head += head_dim)
-    norm_row(head, static_cast<const T*>(norm), head, head_dim, a.eps);
-}
-
-// Rotates `count` heads of one row in place and rounds them.
-template <class T>
-static inline void rotate_heads(const RotaryView& a, int64_t row, T* head, int64_t count, int64_t head_dim) {
+static inline void rotate_any_head(const RotaryView& a, int64_t row, const Head<T>& head, int64_t head_dim) {
   const int64_t half = a.rotary_dim / 2;
   const float* cosine = a.cos_sin + a.positions[row] * a.rotary_dim;
-  for (int64_t h = 0; h < count; ++h, head += head_dim) {
-    a.interleaved ? rotate_interleaved(head, cosine, cosine + half, half)
-                  : rotate_pairs(head, head + half, cosine, cosine + half, half);
-  }
+  if (head.norm != nullptr) scale_row(head.data, head.factor, head.norm, head.data, head_dim);
+  a.interleaved ? rotate_interleaved(head.data, cosine, cosine + half, half)
+                : rotate_pairs(head.data, head.data + half, cosine, cosine + half, half);
 }
 
 }  // namespace FD_ISA
