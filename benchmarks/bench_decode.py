@@ -15,7 +15,8 @@ stand under its time, each measured beside it:
 
 `over_*` are medians over groups of a step's time over that group's floor; cases take turns. What a step takes over
 `loops` is what the kernels add (rows, scales, softmax, outputs), sampling, engine and Python. `times one` is tokens
-per second over those of one row of the same format and context (of one request: rows verified over one).
+per second over those of one row of the same format and context (of one request: rows verified over one);
+`loops_times_one` is what these loops allow.
 
 `--parts` says where that goes: a further step of every group is timed operator by operator, and a second table holds
 for every part of the model, every other operator, and the rest of the engine, what it took, what its loop took (0
@@ -154,10 +155,16 @@ def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofl
         **{f"{name}_ms": 1e3 * statistics.median(values) for name, values in floors.items()},
         **{f"over_{name}": statistics.median(ratios) for name, ratios in over.items()},
         "best_over_floor": min(over["floor"]),
-        "times_one": statistics.median(a / b for a, b in zip(one.step_s, case.step_s)) * step.rows if one else None,
+        "times_one": times_one(step.rows, one.step_s, case.step_s) if one else None,
+        "loops_times_one": times_one(step.rows, one.launches.attainable_s(), floors["loops"]) if one else None,
         "rows_per_s": step.rows / step_s,
         "by_kernel": ", ".join(case.launches.by_kernel()) or "-",
     }
+
+
+def times_one(rows: int, one_s: list[float], rows_s: list[float]) -> float:
+    """Return how many times the rows per second of steps of one row steps of so many rows compute."""
+    return rows * statistics.median(a / b for a, b in zip(one_s, rows_s, strict=True))
 
 
 def print_parts(results: list[dict[str, Any]]) -> None:

@@ -49,6 +49,7 @@ def test_decode_measures_every_format_context_and_number_of_rows(last_line: Any)
         assert row["over_loops"] > 0 and row["loops_ms"] > 0
         assert row["rows_per_s"] == pytest.approx(1000 * row["rows"] / row["step_ms"])
         assert row["times_one"] == 1 or row["rows"] > 1
+        assert row["loops_times_one"] == 1 or row["rows"] > 1
     reads = {(r["format"], r["rows"], r["as"]): r["read_gb"] for r in results if r["context"] == 80}
     assert reads["none", 4, "drafts"] == reads["none", 1, "requests"] < reads["none", 4, "requests"]
 
