@@ -62,16 +62,17 @@ FD_INLINE void fetch(const uint8_t* line) {
   __builtin_prefetch(line, 0, NV == 4 ? 3 : 2);
 }
 
-// Streams of weights that are fetched while NV panels are met: four come in faster than one or two.
-template <int NV>
-constexpr int64_t kStreams = kFetchesStreams && NV < 4 ? 4 : NV;
+// Streams of weights that are fetched while NV panels are met: four come in faster than one or two. Not for the blocks
+// of long prompts, which find their weights in the cache and have no load to spare.
+template <int kLimbRows, int NV>
+constexpr int64_t kStreams = kFetchesStreams && NV < 4 && kLimbRows <= 18 ? 4 : NV;
 
 // The first line that is asked for from `block` of NV panels on. With a stream per panel it lies so far ahead, in these
 // panels or the next ones. With more streams it is one of the next kStreams panels, which all panels before them ask
 // for in turns.
-template <int NV, Quantization kQuantization>
+template <int kLimbRows, int NV, Quantization kQuantization>
 FD_INLINE const uint8_t* fetched_line(const Problem<kQuantization>& p, int64_t panel, int64_t block) {
-  constexpr int64_t streams = kStreams<NV>, ahead = kFetchBytes / (NV * kBlockBytes);
+  constexpr int64_t streams = kStreams<kLimbRows, NV>, ahead = kFetchBytes / (NV * kBlockBytes);
   if constexpr (streams > NV) {
     const int64_t part = panel % streams;
     return p.codes(panel - part + streams) + (part * p.num_blocks + block * NV) / streams * kBlockBytes;
@@ -96,7 +97,7 @@ FD_INLINE void dot_strip(I16 (&sum)[MR][NV], const QuadElement* x, const uint8_t
   do {  // in registers, because every loop over sums is unrolled and none is left out
     for (int v = 0; v < NV; ++v) {
       const int64_t line = block * NV + v;
-      fetch<NV>(fetched + line % kStreams<NV> * stride + line / kStreams<NV> * kBlockBytes);
+      fetch<NV>(fetched + line % kStreams<MR, NV> * stride + line / kStreams<MR, NV> * kBlockBytes);
     }
 #pragma GCC unroll 4
     for (int u = 0; u < Lines::kUnits; ++u) {
@@ -140,8 +141,8 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, floa
     int64_t block = begin;
     do {
       dot_strip<Lines<kQuantization>>(sum, x + block * Lines<kQuantization>::kUnits * MR * limbs,
-                                      codes + block * kBlockBytes, fetched_line<NV>(p, panel, block), p.panel_bytes,
-                                      end - block < strip ? end - block : strip);
+                                      codes + block * kBlockBytes, fetched_line<MR * limbs, NV>(p, panel, block),
+                                      p.panel_bytes, end - block < strip ? end - block : strip);
       block += strip;
     } while (group_blocks > strip && block < end);
 #pragma GCC unroll 4
