@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle import Tensor
 
 from fastdeploy.config.model_config import DType, ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.batch_index import BatchIndex, step_view, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.recording import Routine
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
@@ -52,10 +54,13 @@ class Request:
 
 
 class Driver:
-    """Steps a model over paged caches whose blocks are dealt out in a shuffled order."""
+    """Steps a model over paged caches whose blocks are dealt out in a shuffled order, recorded as the runner does."""
 
-    def __init__(self, model: CausalLM, num_blocks: int = 64, max_seqs: int = 16) -> None:
+    def __init__(self, model: CausalLM, num_blocks: int = 64, max_seqs: int = 16, records: bool = True) -> None:
         self.model = model
+        self.records = records
+        self.forward = Routine(self._forward_rows, model.max_rows, max_seqs)
+        self.hidden: Tensor | None = None
         heads = model.heads
         self.caches = [
             allocate_kv_cache(num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim, model.config.kv_cache_dtype)
@@ -81,17 +86,22 @@ class Driver:
         counts = np.array([len(tokens) for _, tokens in work], np.int32)
         computed = np.array([sequence.num_computed for sequence, _ in work], np.int32)
         tables = [s.blocks[: -(-(s.num_computed + len(t)) // BLOCK_SIZE)] for s, t in work]
-        self.batch.fill(counts, computed, counts, tables)
+        self.batch.describe(counts, computed, counts, tables)
         num_rows = int(counts.sum())
         self.token_ids.array[:num_rows] = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in work])
-        hidden = self.model.forward(self.token_ids.tensor, self.batch, self.caches)
-        self.model.compute_logits(hidden, num_rows, self.logits)
+        (self.forward.run if self.records else self._forward_rows)(num_rows, len(work))
+        assert self.hidden is not None
+        self.model.compute_logits(self.hidden, num_rows, self.logits)
         rows = self.logits.numpy()[:num_rows]
         begin = 0
         for (sequence, tokens), count in zip(work, counts, strict=True):
             sequence.logits.append(rows[begin : begin + count].copy())
             sequence.num_computed += len(tokens)
             begin += int(count)
+
+    def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
+        virtual_padding(self.batch.buffers, num_seqs, BLOCK_SIZE)
+        self.hidden = self.model.forward(self.token_ids.tensor, step_view(self.batch, num_rows, num_seqs), self.caches)
 
     def run_alone(self, tokens: Sequence[int], chunks: Iterable[int] | None = None) -> Logits:
         """Compute one request by itself, cut into chunks (all at once by default): logits of every row."""

@@ -55,11 +55,10 @@ def test_a_mixed_batch_is_its_requests_alone(quantization: str) -> None:
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_a_recorded_step_is_its_operators_called_one_by_one(quantization: str) -> None:
-    tokens = tokens_of(7)
-    called, recorded = (load_golden("ernie4_5", "bfloat16", quantization) for _ in range(2))
-    called._records = False
-    assert_same_bits(Driver(recorded).run_alone(tokens), Driver(called).run_alone(tokens))
-    assert recorded._recorded is not None and called._recorded is None
+    model, tokens = load_golden("ernie4_5", "bfloat16", quantization), tokens_of(7)
+    called, recorded = Driver(model, records=False), Driver(model)
+    assert_same_bits(recorded.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
+    assert recorded.forward._recording is not None and called.forward._recording is None
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)

@@ -106,11 +106,10 @@ def test_num_rows_bounds_what_is_written() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_step_is_its_operators_called_one_by_one(name: str) -> None:
-    tokens = tokens_of(7)
-    called, recorded = load_golden(name), load_golden(name)
-    called._records = False
-    assert_same_bits(Driver(recorded).run_alone(tokens), Driver(called).run_alone(tokens))
-    assert recorded._recorded is not None and called._recorded is None
+    model, tokens = load_golden(name), tokens_of(7)
+    called, recorded = Driver(model, records=False), Driver(model)
+    assert_same_bits(recorded.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
+    assert recorded.forward._recording is not None and called.forward._recording is None
 
 
 def test_a_model_may_be_stepped_over_several_caches_in_turn() -> None:
