@@ -122,7 +122,7 @@ class AdaptiveBudget(DraftBudget):
         self._began_s = self._decided_s = 0.0
         self._purse = Purse()
         self._match = Price()
-        self._next_match_probe_s = 0.0  # when asking where it does not pay is due again
+        self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._num_rounds = self._num_requests = self._num_probed = 0
         self._is_resting = False
@@ -145,6 +145,7 @@ class AdaptiveBudget(DraftBudget):
         step_s = self._clock() - self._began_s
         has_prompts = len(plan.requests) != self._num_decoding
         self._purse.earn(PROBE_SHARE * step_s)
+        self._match_s += PROBE_SHARE * step_s
         self._early_s += PROBE_SHARE * step_s
         self._late_s += PROBE_SHARE * step_s * (not has_prompts)
         if not has_prompts and (self._num_rows or self._num_rounds % REST == 0):
@@ -167,10 +168,11 @@ class AdaptiveBudget(DraftBudget):
         self._began_s, self._num_probed = self._clock(), 0
         rooms = [request.draft_room for request in ready]
         matches = self._matches(ready, rooms) if self._matches_text else [0] * len(ready)
-        steps = self._steps(self._model, ready, rooms) if self._model else matches
+        look_s = 0.0 if any(matches) else self._purse.look_s
+        steps = self._steps(self._model, ready, rooms, look_s) if self._model else matches
         self._is_resting = not any(matches) and not any(steps)
-        if self._matches_text and self._began_s >= self._next_match_probe_s:
-            self._next_match_probe_s = self._began_s + self._match.seconds * len(ready) / PROBE_SHARE
+        if self._matches_text and self._match_s >= self._match.seconds * len(ready):
+            self._match_s = 0.0
             matches = rooms
         if self._model:
             self._try_model(self._model, ready, steps)
@@ -260,8 +262,8 @@ class AdaptiveBudget(DraftBudget):
         bar_s = ASK_HURDLE * self._match.seconds
         return [room if self._track(request).gain_s > bar_s else 0 for request, room in zip(ready, rooms)]
 
-    def _steps(self, model: DraftingModel, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
-        """Let the model make as many drafts as pay for its calls and their own rows.
+    def _steps(self, model: DraftingModel, ready: Sequence[Request], rooms: Sequence[int], look_s: float) -> list[int]:
+        """Let the model make as many drafts as pay for its calls, their own rows and the look that they take.
 
         Of the next step's requests not all are ready: some are about to end, others to begin.
         """
@@ -270,13 +272,13 @@ class AdaptiveBudget(DraftBudget):
         products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
         line, call = self._line(num_decoding, sum(rooms), 0), model.cost
         steps, best_rate = [0] * len(ready), HURDLE * num_decoding / line[0]
-        if sum(row[0] for row in products) < best_rate * call.call_s:
+        if sum(row[0] for row in products) < best_rate * (look_s + call.call_s):
             return steps  # not even for rows that cost nothing
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
         fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
-            lengths, rate = _most_profitable(few, num_decoding, line, depth * call.call_s, fills)
+            lengths, rate = _most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills)
             if rate > best_rate:
                 steps, best_rate = lengths, rate
         return steps

@@ -48,6 +48,11 @@ class Purse:
         """True if the next look would have to be paid out of what decoding earns."""
         return self._saved_s < 0.0
 
+    @property
+    def look_s(self) -> float:
+        """Seconds that a look takes beside what proposers do; 0 before the first ones."""
+        return self._look.seconds
+
     def earn(self, seconds: float) -> None:
         """Take in what a step may spend, or what its drafts bring."""
         self._saved_s = min(self._saved_s + seconds, MOST_SAVED * self._look.seconds)
