@@ -30,7 +30,8 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     The calling thread's own time is taken, the least of several, as whatever else the machine does makes a step only
     longer; the sizes take turns. Too short a time corrects itself: drafts are then verified, and their steps measured.
 
-    All requests write to the first blocks of the cache, which must be unused.
+    The cache must be unused. Requests have blocks of their own as far as it goes: what a request adds to a step is mostly
+    reading its keys and values, which lie in a near cache if they are another one's too.
     """
     max_drafts = min(max_drafts, num_cache_tokens - 1)
     num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
@@ -119,6 +120,9 @@ class _Timer:
     def _make_plan(self, num_rows: list[int]) -> StepPlan:
         num_blocks = -(-(self._num_tokens + self._max_drafts) // self._runner.config.block_size)
         requests = tuple(_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows)
+        num_apart = max(1, self._runner.kv_caches[0].key.shape[0] // num_blocks)
+        for i, request in enumerate(requests):
+            request.block_ids = [i % num_apart * num_blocks + block for block in request.block_ids]
         computed = [self._num_tokens - 1] * len(num_rows)
         return StepPlan(requests, num_rows, computed, [n - 1 for n in num_rows], num_rows, [0] * len(num_rows))
 

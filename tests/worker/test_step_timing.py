@@ -64,6 +64,19 @@ def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(mo
     assert timed == {(1, 1, 1, 1), (4,), (1,), (9,)}
 
 
+def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, blocks = runner_of(build(adaptive=False)), dict[int, list[list[int]]]()
+    run = runner.run
+
+    def spy(plan: StepPlan) -> Any:
+        blocks[len(plan.requests)] = [request.block_ids for request in plan.requests]
+        return run(plan)
+
+    monkeypatch.setattr(runner, "run", spy)
+    time_steps(runner, 4, 8, num_cache_tokens=64)
+    assert blocks[4] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
 @pytest.mark.parametrize("num_cache_tokens", [1, 16, 64])
 def test_calls_of_a_layer_are_timed_by_requests_and_by_what_their_caches_lack(num_cache_tokens: int) -> None:
     drafter = runner_of(build(False, method=MTP)).observer
