@@ -213,12 +213,14 @@ def print_slower(rows: Sequence[dict[str, Any]]) -> None:
     noise = {(row["workload"], row["batch"]): abs(1 - row["speed_up"]) for row in rows if row["method"] == NAIVE_AGAIN}
     judged = [row for row in rows if row["method"] not in (NAIVE, NAIVE_AGAIN)]
     missing = [1 - SLOWER - noise[row["workload"], row["batch"]] - row["speed_up"] for row in judged]
-    for how, is_so in (
-        ("slower", [miss > 2 * row["error"] for row, miss in zip(judged, missing)]),
-        ("perhaps slower, within two errors", [0 < miss <= 2 * row["error"] for row, miss in zip(judged, missing)]),
+    sure = [miss > 2 * row["error"] for row, miss in zip(judged, missing)]
+    unsure = [0 < miss <= 2 * row["error"] for row, miss in zip(judged, missing)]
+    for title, chosen in (
+        (f"more than {SLOWER:.0%} slower than naive, beyond naive over naive, of {len(judged)}", sure),
+        ("perhaps, within two errors", unsure),
     ):
-        found = [f"{row['workload']} {row['batch']} {row['method']}" for row, so in zip(judged, is_so) if so]
-        print(f"{how} by more than {SLOWER:.0%} beyond naive over naive: {', '.join(found) or 'none'} of {len(judged)}")
+        found = [f"{row['workload']} {row['batch']} {row['method']}" for row, is_so in zip(judged, chosen) if is_so]
+        print(f"{title}: {', '.join(found) or 'none'}")
 
 
 def main() -> None:

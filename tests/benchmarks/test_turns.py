@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that take turns: equal work in every stretch, and what can be said of the ratio of two of them."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+import pytest
+
+from benchmarks.bench_speculation import OneMemory, make_timed
+from benchmarks.turns import Lane, Spent, Timed, Turns, speed_up
+from benchmarks.workloads import Turn
+from fastdeploy.core.sampling_params import SamplingParams
+
+NUM_TOKENS = 40
+ARGS: dict[str, Any] = {"model": "demo", "replay": False, "quantization": "none", "clock": "wall", "batch": [2]}
+ARGS |= {"max_prompt_tokens": 24, "max_tokens": NUM_TOKENS, "num_speculative_tokens": 4}
+PROMPTS = [Turn([5, 6, 7] * 6, []), Turn([9, 8] * 12, [])]
+
+
+def make_lanes() -> list[Lane]:
+    memory, args = OneMemory(2), argparse.Namespace(**ARGS)
+    return [Lane(method, make_timed(method, args, memory)) for method in ("naive", "ngram-fixed")]
+
+
+def params() -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+def test_engines_do_the_same_work_in_every_stretch_and_none_runs_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, ends = make_lanes(), list[tuple[int, int, int]]()
+    advance = Timed.advance
+
+    def spy(timed: Timed, num_tokens: int) -> Spent:
+        spent = advance(timed, num_tokens)
+        ends.append((num_tokens, sum(map(len, timed.texts.values())), spent.num_steps))
+        return spent
+
+    monkeypatch.setattr(Timed, "advance", spy)
+    Turns(lanes, params(), stretch_s=0.0).run(PROMPTS, "salt")
+    assert [lane.spent.num_tokens for lane in lanes] == [2 * NUM_TOKENS - 2] * 2  # the first tokens are not timed
+    assert len(lanes[0].stretches_s) == len(lanes[1].stretches_s) == len(ends) // 2
+    assert all(0 <= reached - end <= 2 * 4 or reached == 2 * NUM_TOKENS for end, reached, _ in ends)
+    assert lanes[0].spent.num_steps == NUM_TOKENS - 1 > lanes[1].spent.num_steps == sum(n for *_, n in ends) - 39
+
+
+def test_no_block_of_the_cache_they_share_belongs_to_two_engines() -> None:
+    blocks = [set(lane.timed.engine.scheduler.kv.pool._free) for lane in make_lanes()]
+    assert [len(own) for own in blocks] == [2, 2]
+    assert not set.intersection(*blocks)
+
+
+def test_untimed_turns_leave_no_figures() -> None:
+    lanes = make_lanes()
+    Turns(lanes, params(), stretch_s=0.1).run(PROMPTS, "salt", is_timed=False)
+    assert [(lane.spent, lane.stretches_s) for lane in lanes] == [(Spent(), [])] * 2
+
+
+def test_a_lane_that_says_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, number = make_lanes(), itertools.count()
+    lanes[1].timed.answers = {}
+    begin = Timed.begin
+
+    def begin_and_forge(timed: Timed, *arguments: Any) -> None:
+        begin(timed, *arguments)
+        if next(number):
+            next(iter(timed.texts.values()))[0] += 1
+
+    monkeypatch.setattr(Timed, "begin", begin_and_forge)
+    with pytest.raises(AssertionError, match="ngram-fixed changed a text"):
+        Turns(lanes, params(), stretch_s=0.1).run(PROMPTS, "salt")
+
+
+@pytest.mark.parametrize(
+    ("base_s", "own_s", "expected"),
+    [
+        ([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], (2.0, 0.0)),  # however long stretches are, the ratio is the same
+        ([1.0, 3.0], [1.0, 1.0], (2.0, 1.0)),
+    ],
+)
+def test_the_error_is_what_stretches_differ_by(
+    base_s: list[float], own_s: list[float], expected: tuple[float, float]
+) -> None:
+    base, own = (Lane("", None, stretches_s=stretches) for stretches in (base_s, own_s))  # type: ignore[arg-type]
+    assert speed_up(base, own) == pytest.approx(expected)
