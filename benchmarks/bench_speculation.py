@@ -9,9 +9,10 @@ Without --replay the model answers for itself; with it, random weights of a shap
 answers are emitted (benchmarks.replay); a layer for multi-token prediction computes its drafts too, in whose place come
 those that the demonstration model's layer makes of the same answers. The answers of the workloads in --own-answers are
 that model's own, which its layer was trained to foresee; the others are those of the text. A name that ends in -fixed
-runs without the adaptive length. Methods take turns, group by group; all engines read one copy of the weights, as
-equal engines whose weights lie elsewhere differ by up to a tenth. Naive has two engines: the ratio of naive to naive
-shows the noise. Outputs are shared within a session of one round only. `rows_per_step` are the rows of the target.
+runs without the adaptive length. Engines take turns a few steps at a time (benchmarks.turns), until naive has decoded
+for --seconds; they share weights and the memory of the cache. Naive has two engines: what `naive again` differs from
+naive by is noise that the `error` of a ratio (one standard error, by its stretches) does not show. The last lines name
+what is slower than naive. Outputs are shared within a session of one round only. `rows_per_step` are the target's rows.
 Milliseconds are those of a step: `draft` of the proposer, `model` of the target's layers, head, sampling and
 verification, `verify` of writing and reading their buffers, `overhead` of the rest. `conversion` is how much of the
 mean acceptance length became speed: speed_up over mean_acceptance_length. A loop has --turns turns, 16 by default, as
@@ -247,7 +248,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=16, help="of a loop; agents take hundreds")
     parser.add_argument("--first-turn", type=int, default=0, help="of a loop that is timed; those before only run")
     parser.add_argument("--seconds", type=float, default=3.0, help="that naive decodes for, in whole rounds of groups")
-    parser.add_argument("--stretch-ms", type=float, default=30.0, help="of naive, after which the next engine goes on")
+    parser.add_argument("--stretch-ms", type=float, default=20.0, help="of naive, after which the next engine goes on")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: processor time of all threads")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figures", type=Path, help="folder for pictures (SVG; needs the extra `bench`)")
@@ -256,11 +257,12 @@ def main() -> None:
     lanes = make_lanes(args)
     gc.collect()
     gc.freeze()  # as the engine's process does: no lane is to pay for looking through what all of them hold
-    cases = [(workload, batch) for workload in args.workload for batch in args.batch]
-    rows = [row for workload, batch in cases for row in compare(args, tokenizer, workload, batch, lanes)]
     target = f"{args.shape}, replay" if args.replay else args.model
     title = f"{target}, quantization {args.quantization}, K = {args.num_speculative_tokens}"
-    print_table(title, list(rows[0]), [list(row.values()) for row in rows])
+    rows: list[dict[str, Any]] = []
+    for workload, batch in [(workload, batch) for workload in args.workload for batch in args.batch]:
+        rows += (found := compare(args, tokenizer, workload, batch, lanes))
+        print_table(title, list(found[0]), [list(row.values()) for row in found])
     print_slower(rows)
     if args.figures is not None:
         from benchmarks.figures import draw_speculation
