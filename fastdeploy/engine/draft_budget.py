@@ -20,7 +20,9 @@ from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
-PROBE_SHARE = 0.005  # of the time: most that matching may take where it does not pay, and a model's tries as much
+MODEL_HURDLE = 1.06  # the same of drafts that a model is asked for: requests then end one by one, in ever smaller steps
+LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
+TRY_SHARE = 0.005  # the same of a model's tries
 REST = 4  # steps without drafts, of which one is timed and at most one considers asking again
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
@@ -125,13 +127,16 @@ class AdaptiveBudget(DraftBudget):
         self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._num_rounds = self._num_requests = self._num_probed = 0
-        self._is_resting = False
+        self._num_untimed = 0  # steps since one without prompts was timed
+        self._is_resting = self._is_timed = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
-        self._began_s = self._clock()
-        self._num_decoding, self._num_rows = len(decoding), 0
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
+        self._num_decoding, self._num_rows = len(decoding), 0
+        self._is_timed = bool(drafted or self._asked) or self._num_rounds % REST == 0
+        if self._is_timed:
+            self._began_s = self._clock()
         if drafted or self._asked:
             gains = self._cut(drafted, len(decoding), num_prompt_rows) if drafted else {}
             for key, track in self._asked.items():
@@ -142,14 +147,20 @@ class AdaptiveBudget(DraftBudget):
 
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
-        step_s = self._clock() - self._began_s
         has_prompts = len(plan.requests) != self._num_decoding
-        self._purse.earn(PROBE_SHARE * step_s)
-        self._match_s += PROBE_SHARE * step_s
-        self._early_s += PROBE_SHARE * step_s
-        self._late_s += PROBE_SHARE * step_s * (not has_prompts)
-        if not has_prompts and (self._num_rows or self._num_rounds % REST == 0):
-            self._cost.learn(sum(plan.num_scheduled), len(plan.requests), step_s)
+        if not self._is_timed:
+            self._num_untimed += not has_prompts
+            return
+        step_s = self._clock() - self._began_s
+        steps_s = step_s * (1 if has_prompts else 1 + self._num_untimed)
+        self._purse.earn(LOOK_SHARE * steps_s)
+        self._match_s += LOOK_SHARE * steps_s
+        self._early_s += TRY_SHARE * steps_s
+        if not has_prompts:
+            self._late_s += TRY_SHARE * steps_s
+            self._num_untimed = 0
+            if self._num_rows or self._num_rounds % REST == 0:
+                self._cost.learn(sum(plan.num_scheduled), len(plan.requests), step_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
@@ -271,7 +282,7 @@ class AdaptiveBudget(DraftBudget):
         rooms = [min(room, model.num_steps) for room in rooms]
         products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
         line, call = self._line(num_decoding, sum(rooms), 0), model.cost
-        steps, best_rate = [0] * len(ready), HURDLE * num_decoding / line[0]
+        steps, best_rate = [0] * len(ready), MODEL_HURDLE * num_decoding / line[0]
         if sum(row[0] for row in products) < best_rate * (look_s + call.call_s):
             return steps  # not even for rows that cost nothing
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
@@ -325,6 +336,7 @@ class AdaptiveBudget(DraftBudget):
             self._late_s -= price_s * (not any(_is_early(request) for request in asked))
             return
         self._early_s, self._late_s = min(0.0, self._early_s), min(0.0, self._late_s)
+        self._purse.earn(-self._model.cost.seconds(counts, 0))  # out of what these drafts are about to bring
         if max(missing) <= MOST_MISSING:
             self._model.cost.learn(counts, sum(missing), cost_s)
 
