@@ -106,13 +106,32 @@ class SpeculationTally:
         num_drafted = len(draft)
         if not num_drafted:
             return
-        while len(self.drafted) <= num_drafted:
-            self.drafted.append(0)
-            self.accepted.append(0)
+        if num_drafted >= len(self.drafted):
+            self._reserve(num_drafted + 1)
         self.drafted[num_drafted] += 1
         self.accepted[num_accepted] += 1
         _count_sources(self.drafted_per_source, draft, num_drafted)
         _count_sources(self.accepted_per_source, draft, num_accepted)
+
+    def add(self, other: SpeculationTally) -> None:
+        """Add the steps that another tally has counted."""
+        self.num_steps += other.num_steps
+        self.num_emitted += other.num_emitted
+        self._reserve(len(other.drafted))
+        for num_tokens, (drafted, accepted) in enumerate(zip(other.drafted, other.accepted)):
+            self.drafted[num_tokens] += drafted
+            self.accepted[num_tokens] += accepted
+        for counts, added in (
+            (self.drafted_per_source, other.drafted_per_source),
+            (self.accepted_per_source, other.accepted_per_source),
+        ):
+            for source, num_tokens in added.items():
+                counts[source] = counts.get(source, 0) + num_tokens
+
+    def _reserve(self, num_counts: int) -> None:
+        missing = [0] * (num_counts - len(self.drafted))
+        self.drafted += missing
+        self.accepted += missing
 
     def drafted_at(self) -> list[int]:
         """Return, for each position of a draft, how many steps verified one there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
 
 NO_DRAFT_ID = -1
+_POSITION, _DRAFT_ID = int(IntColumn.POSITION), int(IntColumn.DRAFT_ID)  # an enumeration's members take longer to find
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class RowRules:
         self._num_mask_words = (vocab_limit + 31) // 32
         self._numbers = np.arange(1024)  # 0, 1, 2, ..., as far as positions go
         self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
+        self._shown: list[ReferenceType[Request] | None] = [None] * len(batch.int_params.array)
 
     def begin(self) -> None:
         """Start a new set of rows."""
@@ -58,6 +60,7 @@ class RowRules:
     def write_plain(self, first: int, count: int) -> None:
         """Make rows [first, first + count) greedy and unprocessed: their draw is not used."""
         floats, ints = self.batch.float_params.array, self.batch.int_params.array
+        self._shown[first : first + count] = [None] * count
         floats[first : first + count] = _float_row(SamplingParams(temperature=0.0))
         ints[first : first + count] = _int_row(0, SamplingParams(), self._vocab_limit)
 
@@ -66,23 +69,26 @@ class RowRules:
 
         The noise is that of the target's row at the same position, so that both agree as often as they can.
         """
-        self._write_alone(self._template(request), row, 0)
+        self._write_template(request, row, 1)
 
     def write(self, request: Request, first: int, count: int) -> None:
-        """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i."""
-        template = self._template(request)
-        if count == 1 and not template.needs_lists and request.constraint is None:
-            return self._write_alone(template, first, request.num_tokens)
-        rows = slice(first, first + count)
-        ints = self.batch.int_params.array[rows]
-        self.batch.float_params.array[rows] = template.floats
-        ints[:] = template.ints
-        ints[:, IntColumn.POSITION] = self._count_from(request.num_tokens, count)
-        ints[: count - 1, IntColumn.DRAFT_ID] = request.draft.token_ids
-        if template.needs_lists:
-            self._write_lists(request, template, ints, count)
-        if request.constraint is not None:
-            self._write_masks(request.constraint, request.draft.token_ids, ints)
+        """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i.
+
+        Rows that show the request's template since an earlier step need their positions and drafts only.
+        """
+        ints, last = self.batch.int_params.array, first + count - 1
+        if self._shown[first : last + 1].count(ref(request)) < count:
+            template = self._write_template(request, first, count)
+            if template.needs_lists:
+                self._write_lists(request, template, ints[first : last + 1], count)
+            if request.constraint is not None:
+                self._write_masks(request.constraint, request.draft.token_ids, ints[first : last + 1])
+        if count == 1:
+            ints[first, _POSITION] = request.num_tokens
+        else:
+            ints[first : last + 1, _POSITION] = self._count_from(request.num_tokens, count)
+            ints[first:last, _DRAFT_ID] = request.draft.token_ids
+        ints[last, _DRAFT_ID] = NO_DRAFT_ID
 
     def _count_from(self, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return first, first + 1, ...: a view of memory that is there, since making an array reads much else."""
@@ -90,11 +96,14 @@ class RowRules:
             self._numbers = np.arange(2 * (first + count))
         return self._numbers[first : first + count]
 
-    def _write_alone(self, template: _Template, row: int, position: int) -> None:
-        ints = self.batch.int_params.array[row]
-        self.batch.float_params.array[row] = template.floats
-        ints[:] = template.ints
-        ints[IntColumn.POSITION] = position
+    def _write_template(self, request: Request, first: int, count: int) -> _Template:
+        """Write what no position changes; remember whose rows these are, unless something is to be added each time."""
+        template, rows = self._template(request), slice(first, first + count)
+        self.batch.float_params.array[rows] = template.floats
+        self.batch.int_params.array[rows] = template.ints
+        is_whole = request.constraint is None and not template.needs_lists
+        self._shown[rows] = [ref(request) if is_whole else None] * count
+        return template
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)

@@ -118,7 +118,7 @@ class _Timer:
 
     def _make_plan(self, num_rows: list[int]) -> StepPlan:
         num_blocks = -(-(self._num_tokens + self._max_drafts) // self._runner.config.block_size)
-        requests = tuple(_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows)
+        requests = [_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows]
         computed = [self._num_tokens - 1] * len(num_rows)
         return StepPlan(requests, num_rows, computed, [n - 1 for n in num_rows], num_rows, [0] * len(num_rows))
 
