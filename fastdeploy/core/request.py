@@ -103,9 +103,9 @@ class SpeculationTally:
         """Add one decoding step, which verified this draft."""
         self.num_steps += 1
         self.num_emitted += num_emitted
-        num_drafted = len(draft)
-        if not num_drafted:
+        if draft is NO_DRAFT:
             return
+        num_drafted = len(draft)
         if num_drafted >= len(self.drafted):
             self._reserve(num_drafted + 1)
         self.drafted[num_drafted] += 1
@@ -202,6 +202,7 @@ class Request:
         self.constraint = constraint
 
         self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
+        self._memory: memoryview = self._buffer.data  # what a step writes and reads, cheaper than NumPy
         self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids
         self.num_tokens = self.num_prompt_tokens
         self.num_computed = 0
@@ -250,15 +251,15 @@ class Request:
         """[num_tokens + len(draft)] int32 view."""
         return self._buffer[: self.num_tokens + len(self.draft)]
 
-    def tokens_of_rows(self, start: int, count: int) -> TokenArray:
+    def tokens_of_rows(self, start: int, count: int) -> memoryview:
         """[count] int32 view of the tokens, the draft's among them, from position `start` on."""
-        return self._buffer[start : start + count]
+        return self._memory[start : start + count]
 
     def append(self, token_ids: list[int]) -> None:
         """Append emitted tokens; the draft is spent."""
-        end = self.num_tokens + len(token_ids)
-        self._buffer[self.num_tokens : end] = token_ids
-        self.num_tokens = end
+        for token_id in token_ids:
+            self._memory[self.num_tokens] = token_id
+            self.num_tokens += 1
         self.draft = NO_DRAFT
 
     def reset_computed(self) -> None:

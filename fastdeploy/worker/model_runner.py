@@ -198,7 +198,7 @@ class ModelRunner:
 
     def _write_rows(self, plan: StepPlan) -> int:
         """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
-        tokens, at = self.token_ids.array, 0
+        tokens, at = self.token_ids.memory, 0
         for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
             tokens[at : at + count] = request.tokens_of_rows(start, count)
             at += count
@@ -236,9 +236,9 @@ class ModelRunner:
     def _read_tokens(self, plan: StepPlan, judged: list[_Segment], results: list[RequestResult]) -> None:
         """Read off what each request emits whose verification rows these are."""
         num_rows = judged[-1].at + judged[-1].count if judged else 0
-        accepted = self.verification.num_accepted.array[: len(judged)].tolist()
-        emitted = self.verification.emitted.array[:num_rows].tolist()
-        status = self.sampling.status.array[:num_rows].tolist()
+        accepted = self.verification.num_accepted.memory[: len(judged)].tolist()
+        emitted = self.verification.emitted.memory[:num_rows].tolist()
+        status = self.sampling.status.memory[:num_rows].tolist()
         any_bad = any(status)
         for segment, num_accepted in zip(judged, accepted):
             result, first = results[segment.plan_row], segment.at
@@ -289,14 +289,20 @@ def _fail(result: RequestResult, request: Request, status: RowStatus) -> None:
             result.error = f"{result.error}: {request.constraint.error}"
 
 
-def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
+def _goes(plan: StepPlan, capacity: int) -> list[list[_Segment]]:
     """Cut the wanted rows into goes of at most `capacity`, in the order of the rows; only prompts are split.
 
     There is always one, which may be empty.
     """
+    segments = _segments(plan)
+    fits = sum(plan.num_prompt_rows) + sum(plan.num_verify_rows) <= capacity
+    return [segments] if fits else list(_cut(segments, capacity))
+
+
+def _cut(segments: list[_Segment], capacity: int) -> Iterator[list[_Segment]]:
     go: list[_Segment] = []
     room = capacity
-    for segment in _segments(plan):
+    for segment in segments:
         if segment.count > room and not segment.is_prompt:
             yield go
             go, room = [], capacity
@@ -309,11 +315,13 @@ def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
     yield go
 
 
-def _segments(plan: StepPlan) -> Iterator[_Segment]:
-    """Yield of each request its prompt rows, then its verification rows: its last rows, in order."""
+def _segments(plan: StepPlan) -> list[_Segment]:
+    """Return of each request its prompt rows, then its verification rows: its last rows, in order."""
+    segments = []
     for row, (num_prompt, num_verify) in enumerate(zip(plan.num_prompt_rows, plan.num_verify_rows)):
         if num_prompt:
             end = plan.num_computed[row] + plan.num_scheduled[row] - num_verify
-            yield _Segment(row, num_prompt, is_prompt=True, position=end - num_prompt)
+            segments.append(_Segment(row, num_prompt, is_prompt=True, position=end - num_prompt))
         if num_verify:
-            yield _Segment(row, num_verify)
+            segments.append(_Segment(row, num_verify))
+    return segments

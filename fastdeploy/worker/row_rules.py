@@ -49,7 +49,6 @@ class RowRules:
         self._eos = list(eos_token_ids)
         self._vocab_limit = vocab_limit
         self._num_mask_words = (vocab_limit + 31) // 32
-        self._numbers = np.arange(1024)  # 0, 1, 2, ..., as far as positions go
         self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
         self._shown: list[ReferenceType[Request] | None] = [None] * len(batch.int_params.array)
 
@@ -76,25 +75,19 @@ class RowRules:
 
         Rows that show the request's template since an earlier step need their positions and drafts only.
         """
-        ints, last = self.batch.int_params.array, first + count - 1
-        if self._shown[first : last + 1].count(ref(request)) < count:
-            template = self._write_template(request, first, count)
+        if self._shown[first : first + count].count(ref(request)) < count:
+            template, ints = self._write_template(request, first, count), self.batch.int_params.array
             if template.needs_lists:
-                self._write_lists(request, template, ints[first : last + 1], count)
+                self._write_lists(request, template, ints[first : first + count], count)
             if request.constraint is not None:
-                self._write_masks(request.constraint, request.draft.token_ids, ints[first : last + 1])
-        if count == 1:
-            ints[first, _POSITION] = request.num_tokens
-        else:
-            ints[first : last + 1, _POSITION] = self._count_from(request.num_tokens, count)
-            ints[first:last, _DRAFT_ID] = request.draft.token_ids
-        ints[last, _DRAFT_ID] = NO_DRAFT_ID
-
-    def _count_from(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return first, first + 1, ...: a view of memory that is there, since making an array reads much else."""
-        if first + count > len(self._numbers):
-            self._numbers = np.arange(2 * (first + count))
-        return self._numbers[first : first + count]
+                self._write_masks(request.constraint, request.draft.token_ids, ints[first : first + count])
+        memory, position = self.batch.int_params.memory, request.num_tokens
+        drafts = request.tokens_of_rows(position, count - 1).tolist()
+        drafts.append(NO_DRAFT_ID)
+        for row, draft_id in enumerate(drafts, first):
+            memory[row, _POSITION] = position
+            memory[row, _DRAFT_ID] = draft_id
+            position += 1
 
     def _write_template(self, request: Request, first: int, count: int) -> _Template:
         """Write what no position changes; remember whose rows these are, unless something is to be added each time."""
