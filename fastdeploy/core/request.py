@@ -255,6 +255,10 @@ class Request:
         """[count] int32 view of the tokens, the draft's among them, from position `start` on."""
         return self._memory[start : start + count]
 
+    def tokens_since(self, start: int) -> memoryview:
+        """[num_tokens - start] int32 view of the prompt's and the emitted tokens from position `start` on."""
+        return self._memory[start : self.num_tokens]
+
     def append(self, token_ids: list[int]) -> None:
         """Append emitted tokens; the draft is spent."""
         for token_id in token_ids:

@@ -60,7 +60,7 @@ class BatchScheduler:
         """Plan the next step; None if there is nothing to compute."""
         plan, budget, preempted = StepPlan(), self.config.max_num_batched_tokens, self.num_preemptions
         decoding = [r for r in self.running if r.num_pending == 1]
-        reading = [r for r in self.running if r.num_pending > 1]
+        reading = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
         self.draft_budget.choose(decoding, self._num_prompt_rows(reading) if reading else 0)
         budget = self._plan_all(plan, decoding, budget)
         if reading or self.waiting:

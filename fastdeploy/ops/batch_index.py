@@ -125,9 +125,8 @@ class BatchIndex:
         if len(block_tables) > len(self._tables):
             raise ValueError(f"block_tables: expected at most {len(self._tables)} requests, got {len(block_tables)}")
         buffers = self.buffers
-        scheduled, computed, logits = (
-            b.memory for b in (buffers.num_scheduled, buffers.num_computed, buffers.num_logits)
-        )
+        scheduled, computed = buffers.num_scheduled.memory, buffers.num_computed.memory
+        logits = buffers.num_logits.memory
         for b, table in enumerate(block_tables):
             scheduled[b], computed[b], logits[b] = num_scheduled[b], num_computed[b], num_logits[b]
             if self._tables[b] is not table or self._num_shown[b] != len(table):

@@ -229,7 +229,7 @@ class ModelRunner:
                 judged.append(segment)
             at += segment.count
         self.verification.fill([segment.at for segment in judged], [segment.count for segment in judged])
-        if self.sampling.has_moved():
+        if rules.has_lists and self.sampling.has_moved():
             self._choose.forget()
         return at, judged
 

@@ -36,7 +36,11 @@ class _Template:
 
 
 class RowRules:
-    """Writes the parameter rows of a step into a `SamplingBatch`."""
+    """Writes the parameter rows of a step into a `SamplingBatch`.
+
+    Attributes:
+        has_lists: the rows written since `begin` refer to lists of the batch.
+    """
 
     def __init__(self, batch: SamplingBatch, eos_token_ids: Sequence[int], vocab_limit: int) -> None:
         """Bind to the buffers.
@@ -50,11 +54,14 @@ class RowRules:
         self._vocab_limit = vocab_limit
         self._num_mask_words = (vocab_limit + 31) // 32
         self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
+        self.has_lists = False
         self._shown: list[ReferenceType[Request] | None] = [None] * len(batch.int_params.array)
 
     def begin(self) -> None:
         """Start a new set of rows."""
-        self.batch.clear()
+        if self.has_lists:
+            self.batch.clear()
+        self.has_lists = False
 
     def write_plain(self, first: int, count: int) -> None:
         """Make rows [first, first + count) greedy and unprocessed: their draw is not used."""
@@ -76,11 +83,8 @@ class RowRules:
         Rows that show the request's template since an earlier step need their positions and drafts only.
         """
         if self._shown[first : first + count].count(ref(request)) < count:
-            template, ints = self._write_template(request, first, count), self.batch.int_params.array
-            if template.needs_lists:
-                self._write_lists(request, template, ints[first : first + count], count)
-            if request.constraint is not None:
-                self._write_masks(request.constraint, request.draft.token_ids, ints[first : first + count])
+            self._write_template(request, first, count)
+            self._write_additions(request, first, count)
         memory, position = self.batch.int_params.memory, request.num_tokens
         drafts = request.tokens_of_rows(position, count - 1).tolist()
         drafts.append(NO_DRAFT_ID)
@@ -89,14 +93,25 @@ class RowRules:
             memory[row, _DRAFT_ID] = draft_id
             position += 1
 
-    def _write_template(self, request: Request, first: int, count: int) -> _Template:
-        """Write what no position changes; remember whose rows these are, unless something is to be added each time."""
+    def _write_template(self, request: Request, first: int, count: int) -> None:
+        """Write what no position changes, and remember whose rows these are."""
         template, rows = self._template(request), slice(first, first + count)
         self.batch.float_params.array[rows] = template.floats
         self.batch.int_params.array[rows] = template.ints
-        is_whole = request.constraint is None and not template.needs_lists
-        self._shown[rows] = [ref(request) if is_whole else None] * count
-        return template
+        self._shown[rows] = [ref(request)] * count
+
+    def _write_additions(self, request: Request, first: int, count: int) -> None:
+        """Write what such a request's rows need in every step anew."""
+        template, rows = self._template(request), slice(first, first + count)
+        if not template.needs_lists and request.constraint is None:
+            return
+        self.has_lists = True
+        self._shown[rows] = [None] * count
+        ints = self.batch.int_params.array[rows]
+        if template.needs_lists:
+            self._write_lists(request, template, ints, count)
+        if request.constraint is not None:
+            self._write_masks(request.constraint, request.draft.token_ids, ints)
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)
