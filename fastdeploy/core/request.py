@@ -103,16 +103,35 @@ class SpeculationTally:
         """Add one decoding step, which verified this draft."""
         self.num_steps += 1
         self.num_emitted += num_emitted
-        num_drafted = len(draft)
-        if not num_drafted:
+        if draft is NO_DRAFT:
             return
-        while len(self.drafted) <= num_drafted:
-            self.drafted.append(0)
-            self.accepted.append(0)
+        num_drafted = len(draft)
+        if num_drafted >= len(self.drafted):
+            self._reserve(num_drafted + 1)
         self.drafted[num_drafted] += 1
         self.accepted[num_accepted] += 1
         _count_sources(self.drafted_per_source, draft, num_drafted)
         _count_sources(self.accepted_per_source, draft, num_accepted)
+
+    def add(self, other: SpeculationTally) -> None:
+        """Add the steps that another tally has counted."""
+        self.num_steps += other.num_steps
+        self.num_emitted += other.num_emitted
+        self._reserve(len(other.drafted))
+        for num_tokens, (drafted, accepted) in enumerate(zip(other.drafted, other.accepted)):
+            self.drafted[num_tokens] += drafted
+            self.accepted[num_tokens] += accepted
+        for counts, added in (
+            (self.drafted_per_source, other.drafted_per_source),
+            (self.accepted_per_source, other.accepted_per_source),
+        ):
+            for source, num_tokens in added.items():
+                counts[source] = counts.get(source, 0) + num_tokens
+
+    def _reserve(self, num_counts: int) -> None:
+        missing = [0] * (num_counts - len(self.drafted))
+        self.drafted += missing
+        self.accepted += missing
 
     def drafted_at(self) -> list[int]:
         """Return, for each position of a draft, how many steps verified one there."""
@@ -183,6 +202,7 @@ class Request:
         self.constraint = constraint
 
         self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
+        self._memory: memoryview = self._buffer.data  # what a step writes and reads, cheaper than NumPy
         self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids
         self.num_tokens = self.num_prompt_tokens
         self.num_computed = 0
@@ -231,15 +251,19 @@ class Request:
         """[num_tokens + len(draft)] int32 view."""
         return self._buffer[: self.num_tokens + len(self.draft)]
 
-    def tokens_of_rows(self, start: int, count: int) -> TokenArray:
+    def tokens_of_rows(self, start: int, count: int) -> memoryview:
         """[count] int32 view of the tokens, the draft's among them, from position `start` on."""
-        return self._buffer[start : start + count]
+        return self._memory[start : start + count]
+
+    def tokens_since(self, start: int) -> memoryview:
+        """[num_tokens - start] int32 view of the prompt's and the emitted tokens from position `start` on."""
+        return self._memory[start : self.num_tokens]
 
     def append(self, token_ids: list[int]) -> None:
         """Append emitted tokens; the draft is spent."""
-        end = self.num_tokens + len(token_ids)
-        self._buffer[self.num_tokens : end] = token_ids
-        self.num_tokens = end
+        for token_id in token_ids:
+            self._memory[self.num_tokens] = token_id
+            self.num_tokens += 1
         self.draft = NO_DRAFT
 
     def reset_computed(self) -> None:

@@ -9,7 +9,7 @@ from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepPlan:
     """One step over B requests; entry b of every list speaks of requests[b].
 
@@ -17,12 +17,12 @@ class StepPlan:
     A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0.
     """
 
-    requests: tuple[Request, ...]
-    num_scheduled: list[int]  # [B] rows of this step, >= 1
-    num_computed: list[int]  # [B] tokens already in the cache
-    num_drafts: list[int]  # [B] drafts among the rows
-    num_verify_rows: list[int]  # [B] 1 + num_drafts if the rows reach the last token, else 0
-    num_prompt_rows: list[int]  # [B] further rows whose logits are wanted for prompt log-probabilities
+    requests: list[Request] = field(default_factory=list)
+    num_scheduled: list[int] = field(default_factory=list)  # [B] rows of this step, >= 1
+    num_computed: list[int] = field(default_factory=list)  # [B] tokens already in the cache
+    num_drafts: list[int] = field(default_factory=list)  # [B] drafts among the rows
+    num_verify_rows: list[int] = field(default_factory=list)  # [B] 1 + num_drafts if the rows reach the end, else 0
+    num_prompt_rows: list[int] = field(default_factory=list)  # [B] more rows with logits, for prompt log-probabilities
 
 
 @dataclass(slots=True)

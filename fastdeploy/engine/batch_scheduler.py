@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Request, RequestStatus
@@ -20,20 +19,6 @@ from fastdeploy.kv_cache.manager import KVCacheManager
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
 MAX_PAUSE_S = 0.05  # of those that decode, for more prompt rows than that; as long as streams wait for a chunk
 PACE_RATE = 0.5  # of the running mean of rows per second
-
-
-@dataclass
-class _PlanBuilder:
-    """A step plan in the making: the requests taken so far, their row counts, and the budget left."""
-
-    budget: int
-    requests: list[Request] = field(default_factory=list)
-    num_scheduled: list[int] = field(default_factory=list)
-
-    def take(self, request: Request, num_rows: int) -> None:
-        self.requests.append(request)
-        self.num_scheduled.append(num_rows)
-        self.budget -= num_rows
 
 
 class BatchScheduler:
@@ -73,17 +58,18 @@ class BatchScheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute."""
-        builder = _PlanBuilder(self.config.max_num_batched_tokens)
-        preempted = self.num_preemptions
+        plan, budget, preempted = StepPlan(), self.config.max_num_batched_tokens, self.num_preemptions
         decoding = [r for r in self.running if r.num_pending == 1]
-        self.draft_budget.choose(decoding, self._num_prompt_rows())
-        self._plan_all(builder, decoding)
-        if builder.requests and self.config.enable_chunked_prefill:
-            builder.budget = min(builder.budget, max(self._max_prompt_rows(), sum(builder.num_scheduled)))
-        self._plan_all(builder, [r for r in self.running if r.num_pending > 1])
-        if self.num_preemptions == preempted:
-            self._admit(builder)
-        return _freeze(builder) if builder.requests else None
+        reading = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
+        self.draft_budget.choose(decoding, self._num_prompt_rows(reading) if reading else 0)
+        budget = self._plan_all(plan, decoding, budget)
+        if reading or self.waiting:
+            if plan.requests and self.config.enable_chunked_prefill:
+                budget = min(budget, max(self._max_prompt_rows(), sum(plan.num_scheduled)))
+            budget = self._plan_all(plan, reading, budget)
+            if self.num_preemptions == preempted:
+                self._admit(plan, budget)
+        return plan if plan.requests else None
 
     def commit(self, plan: StepPlan, row: int, result: RequestResult, emitted: list[int]) -> None:
         """Enter what a step did for one request: `emitted` is the result's tokens, cut where a stop was found."""
@@ -105,29 +91,32 @@ class BatchScheduler:
         """Raise AssertionError unless every block is held by exactly the requests that list it."""
         self.kv.check_integrity([*self.running, *self.waiting])
 
-    def _plan_all(self, builder: _PlanBuilder, requests: list[Request]) -> None:
+    def _plan_all(self, plan: StepPlan, requests: list[Request], budget: int) -> int:
+        """Give the requests their rows; return what is left of the budget."""
         for request in requests:
-            if builder.budget > 0 and request.status is RequestStatus.RUNNING:
-                self._plan_running(builder, request)
+            if budget > 0 and request.status is RequestStatus.RUNNING:
+                budget -= self._plan_running(plan, request, budget)
+        return budget
 
-    def _plan_running(self, builder: _PlanBuilder, request: Request) -> None:
-        num_rows = self._num_rows(request, builder.budget)
+    def _plan_running(self, plan: StepPlan, request: Request, budget: int) -> int:
+        num_rows = self._num_rows(request, budget)
         while num_rows and not self.kv.reserve(request, request.num_computed + num_rows):
-            victim = next(r for r in reversed(self.running) if r not in builder.requests)
+            victim = next(r for r in reversed(self.running) if r not in plan.requests)
             self._preempt(victim)
             if victim is request:
-                return
+                return 0
         if num_rows:
-            builder.take(request, num_rows)
+            _take(plan, request, num_rows)
+        return num_rows
 
-    def _admit(self, builder: _PlanBuilder) -> None:
+    def _admit(self, plan: StepPlan, budget: int) -> None:
         """Start waiting requests, in order, while there is room for all their known tokens."""
-        while self.waiting and builder.budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             if self._prompt_is_under_way(request):
                 return
             self.kv.match_prefix(request)
-            num_rows = self._num_rows(request, builder.budget)
+            num_rows = self._num_rows(request, budget)
             if not num_rows or not self.kv.can_hold(request):
                 self.kv.free(request)
                 return
@@ -136,11 +125,12 @@ class BatchScheduler:
             self.kv.count_lookup(request)
             request.status = RequestStatus.RUNNING
             insort(self.running, request, key=_urgency)
-            builder.take(request, num_rows)
+            _take(plan, request, num_rows)
+            budget -= num_rows
 
-    def _num_prompt_rows(self) -> int:
+    def _num_prompt_rows(self, reading: list[Request]) -> int:
         """Prompt rows that the next step is likely to have beside those that decode."""
-        known = sum(r.num_pending for r in self.running if r.num_pending > 1)
+        known = sum(r.num_pending for r in reading)
         return min(
             known, self._max_prompt_rows() if self.config.enable_chunked_prefill else self.config.max_num_batched_tokens
         )
@@ -180,22 +170,19 @@ def _urgency(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival_number
 
 
-def _freeze(builder: _PlanBuilder) -> StepPlan:
-    requests, scheduled = builder.requests, builder.num_scheduled
-    drafts = [len(r.draft) for r in requests]
-    verify = list(map(_num_verify_rows, requests, scheduled, drafts))
-    prompt = list(map(_num_prompt_rows, requests, scheduled))
-    return StepPlan(tuple(requests), scheduled, [r.num_computed for r in requests], drafts, verify, prompt)
-
-
-def _num_verify_rows(request: Request, num_rows: int, num_drafts: int) -> int:
-    """Rows whose next token is wanted: the last of the known tokens and all drafts, if the step gets so far."""
-    return 1 + num_drafts if request.num_computed + num_rows == request.num_tokens + num_drafts else 0
+def _take(plan: StepPlan, request: Request, num_rows: int) -> None:
+    """Add a request to the plan; the next tokens of the last known one and of all drafts are wanted, once known."""
+    num_drafts = len(request.draft)
+    is_known = request.num_computed + num_rows == request.num_tokens + num_drafts
+    plan.requests.append(request)
+    plan.num_scheduled.append(num_rows)
+    plan.num_computed.append(request.num_computed)
+    plan.num_drafts.append(num_drafts)
+    plan.num_verify_rows.append(1 + num_drafts if is_known else 0)
+    plan.num_prompt_rows.append(0 if request.params.prompt_logprobs is None else _num_prompt_rows(request, num_rows))
 
 
 def _num_prompt_rows(request: Request, num_rows: int) -> int:
     """Rows of a prompt chunk, its last ones, whose logits give the log-probability of a prompt token that has none."""
-    if request.params.prompt_logprobs is None:
-        return 0
     first = max(request.num_computed, len(request.prompt_logprobs))
     return max(0, min(request.num_computed + num_rows, request.num_prompt_tokens - 1) - first)

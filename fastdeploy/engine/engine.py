@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.errors import QueueFullError
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
@@ -56,6 +58,7 @@ class Engine:
         self._clock = clock
         self._description = description or {}
         self._live: dict[str, list[Request]] = {}
+        self._timed: list[Request] = []  # those that end at a deadline
         self._stats = StatsKeeper()
 
     @classmethod
@@ -89,6 +92,8 @@ class Engine:
             self.outputs.start(choice)
             self.proposer.start(choice)
             self.scheduler.add(choice)
+            if choice.deadline_s is not None:
+                self._timed.append(choice)
         self._stats.admitted(request)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
@@ -116,7 +121,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return counters and the state now."""
-        return replace(self._stats.snapshot(self.scheduler), suffix_cache=self.proposer.suffix_cache_stats())
+        live = chain.from_iterable(self._live.values())
+        return replace(self._stats.snapshot(self.scheduler, live), suffix_cache=self.proposer.suffix_cache_stats())
 
     def describe(self) -> dict[str, Any]:
         """Return what the engine runs: model, numerics, memory plan, speculation."""
@@ -150,59 +156,65 @@ class Engine:
         self.draft_budget.check_integrity(live)
 
     def _commit(self, plan: StepPlan, results: Sequence[RequestResult]) -> list[TokenDelta]:
-        deltas = []
-        observed: list[tuple[Request, list[int]]] = []
-        for row, (request, outcome) in enumerate(zip(plan.requests, results)):
-            if outcome.error:
-                deltas.append(self._end(request, "error", ErrorInfo(outcome.error_type, outcome.error)))
+        deltas: list[TokenDelta] = []
+        going_on: list[Request] = []
+        emitted: list[list[int]] = []
+        for row, (request, result) in enumerate(zip(plan.requests, results)):
+            if result.error:
+                deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
                 continue
-            request.prompt_logprobs += outcome.prompt_logprobs
-            emission = self.outputs.cut(request, outcome.token_ids)
-            drafted_by = request.draft.source_of_each()[: outcome.num_accepted] if outcome.num_accepted else []
-            self._stats.emitted(request, outcome, emission)
-            self.scheduler.commit(plan, row, outcome, emission.token_ids)
-            if not emission.token_ids:
+            request.prompt_logprobs += result.prompt_logprobs
+            if not result.token_ids:
+                self.scheduler.commit(plan, row, result, [])
                 continue
-            delta = self.outputs.delta(request, outcome, emission, drafted_by)
+            delta = self.outputs.cut(request, result)
+            self._stats.emitted(request, result.num_accepted, len(delta.token_ids))
+            self.scheduler.commit(plan, row, result, delta.token_ids)
+            self.outputs.complete(delta, request)
             deltas.append(delta)
-            if delta.finish_reason is not None:
-                self._forget(request, delta.finish_reason)
+            if delta.finish_reason is None:
+                going_on.append(request)
+                emitted.append(delta.token_ids)
             else:
-                observed.append((request, emission.token_ids))
-        if observed:
-            self.proposer.observe([r for r, _ in observed], [tokens for _, tokens in observed])
-            self.draft_budget.observe([r for r, _ in observed], [tokens for _, tokens in observed])
+                self._forget(request, delta.finish_reason)
+        if going_on:
+            self.proposer.observe(going_on, emitted)
+            self.draft_budget.observe(going_on, emitted)
         return deltas
 
     def _propose(self, plan: StepPlan) -> None:
         """Ask for drafts of the requests whose next step decodes, where the budget wants any."""
         wants_drafts = self.draft_budget.wants_drafts(len(plan.requests))
-        may_draft = [r for r in plan.requests if wants_drafts or r.constraint is not None]
-        running = (r for r in may_draft if r.status is RequestStatus.RUNNING)
-        ready = [r for r in running if r.num_pending == 1 and r.draft_room > 0]
-        wanted = list(zip(ready, self.draft_budget.ask(ready))) if wants_drafts else []
-        asked, asks = [r for r, ask in wanted if ask.num_drafts], [ask for _, ask in wanted if ask.num_drafts]
-        drafts = dict(zip(asked, self.proposer.propose(asked, *zip(*asks)))) if asked else {}
+        ready = [r for r in plan.requests if (wants_drafts or r.constraint is not None) and _is_ready(r)]
+        if not ready:
+            return
+        asks = self.draft_budget.ask(ready) if wants_drafts else []
+        asked = [request for request, ask in zip(ready, asks) if ask.num_drafts]
+        if len(asked) < len(ready):
+            asks = [ask for ask in asks if ask.num_drafts]
+        if asked:
+            for request, draft in zip(asked, self.proposer.propose(asked, *zip(*asks))):
+                if len(draft):
+                    request.set_draft(draft)
         for request in ready:
-            draft = self._permitted(request, drafts.get(request, NO_DRAFT))
-            if len(draft):
-                request.set_draft(draft)
+            if request.constraint is not None:
+                draft = self._permitted(request, request.constraint)
+                request.set_draft(draft if len(draft) else NO_DRAFT)
         if asked:
             self.draft_budget.proposed(asked, asks)
 
-    def _permitted(self, request: Request, draft: Draft) -> Draft:
+    def _permitted(self, request: Request, constraint: TokenConstraint) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
-        constraint = request.constraint
-        if constraint is None:
-            return draft
+        draft = request.draft
         kept = draft.cut(constraint.num_allowed(draft.token_ids))
         self._stats.forbidden(len(draft) - len(kept))
         return kept if len(kept) else Draft(constraint.forced_tokens(request.draft_room), FORCED)
 
     def _end_expired(self) -> list[TokenDelta]:
+        if not self._timed:
+            return []
         now = self._clock()
-        live = (request for choices in self._live.values() for request in choices)
-        expired = [r for r in live if r.deadline_s is not None and r.deadline_s <= now]
+        expired = [r for r in self._timed if r.deadline_s is not None and r.deadline_s <= now]
         return [self._end(r, "error", ErrorInfo("timeout", "the request's time is over")) for r in expired]
 
     def _end(self, request: Request, finish_reason: str, error: ErrorInfo | None = None) -> TokenDelta:
@@ -217,13 +229,20 @@ class Engine:
         self.proposer.finish(request)
         self.draft_budget.forget(request)
         self.outputs.finish(request)
+        if request.deadline_s is not None:
+            self._timed.remove(request)
         choices = self._live[request.request_id]
         choices.remove(request)
         if not choices:
             del self._live[request.request_id]
-        self._stats.finished(finish_reason)
+        self._stats.finished(request, finish_reason)
 
     def _note_first_plans(self, plan: StepPlan) -> None:
         for request in plan.requests:
             if request.metrics.queue_s is None:
                 request.metrics.queue_s = self._clock() - request.arrival_s
+
+
+def _is_ready(request: Request) -> bool:
+    """True if the request's next step decodes, with room for drafts."""
+    return request.num_pending == 1 and request.draft_room > 0 and request.status is RequestStatus.RUNNING

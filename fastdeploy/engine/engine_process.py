@@ -35,6 +35,7 @@ from fastdeploy.metrics.logs import set_up_engine_logging
 STATS_INTERVAL_S = 0.5
 PREPARING_POLL_MS = 2  # between looks at requests in preparation, while nothing else is to be done
 _PR_SET_PDEATHSIG = 1
+_READABLE, _MORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # arithmetic with flags of an enumeration is slow
 
 logger = logging.getLogger("fastdeploy.engine")
 
@@ -85,6 +86,7 @@ class EngineServer:
         """Serve `engine` to the `clients` that have said hello, and to those that will."""
         self._engine = engine
         self._socket = socket
+        self._polled = [(socket, _READABLE)]
         self._clients = set(clients)
         self._in_flight: dict[str, _InFlight] = {}
         self._preparing: list[_Preparing] = []
@@ -101,7 +103,8 @@ class EngineServer:
         try:
             while not self._stopping:
                 self._handle_waiting(block=not self._engine.has_unfinished())
-                self._add_prepared()
+                if self._preparing:
+                    self._add_prepared()
                 if self._engine.has_unfinished():
                     self._emit(self._engine.step())
         finally:
@@ -111,7 +114,7 @@ class EngineServer:
         if block:
             self._send_stats()
             self._socket.poll(PREPARING_POLL_MS if self._preparing else None)
-        while not self._stopping and self._socket.poll(0):
+        while not self._stopping and zmq.zmq_poll(self._polled, 0):
             client, payload = self._socket.recv_multipart()
             if client not in self._gone:  # whose last words may come after the news of its end
                 self._handle(client, messages.decode_to_engine(payload))
@@ -213,7 +216,8 @@ class EngineServer:
             self._send(client, message)
 
     def _send(self, client: bytes, message: messages.ToClient) -> None:
-        self._socket.send_multipart([client, messages.encode(message)])
+        self._socket.send(client, _MORE)
+        self._socket.send(messages.encode(message))
 
     def _ready(self) -> messages.Ready:
         engine = self._engine

@@ -8,7 +8,6 @@ caches or any statistic sees them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
@@ -26,16 +25,6 @@ class StopStringScanner(Protocol):
 ScannerFactory = Callable[[Request], StopStringScanner]
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """Tokens of a step that count, and why they are the last, if they are: fields as in `TokenDelta`."""
-
-    token_ids: list[int]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    is_complete: bool = False
-
-
 class OutputProcessor:
     """Finds the end of each request and turns results into `TokenDelta`s."""
 
@@ -49,76 +38,82 @@ class OutputProcessor:
         """
         self._eos = frozenset(eos_token_ids)
         self._make_scanner = make_scanner
-        self._scanners: dict[tuple[str, int], StopStringScanner] = {}
+        self._scanners: dict[Request, StopStringScanner] = {}
+        self._end_ids: dict[Request, frozenset[int]] = {}
         self._clock = clock
 
     def start(self, request: Request) -> None:
         """Prepare for a new request."""
-        if request.params.stop:
-            self._scanners[request.key] = self._make_scanner(request)
+        params = request.params
+        self._end_ids[request] = frozenset([*params.stop_token_ids, *(() if params.ignore_eos else self._eos)])
+        if params.stop:
+            self._scanners[request] = self._make_scanner(request)
 
     def finish(self, request: Request) -> None:
         """Forget a request."""
-        self._scanners.pop(request.key, None)
+        del self._end_ids[request]
+        self._scanners.pop(request, None)
 
-    def cut(self, request: Request, token_ids: list[int]) -> Emission:
-        """Return the tokens up to the first stop, the stop's own token included."""
-        params, constraint = request.params, request.constraint
-        scanner = self._scanners.get(request.key) if params.stop else None
+    def cut(self, request: Request, result: RequestResult) -> TokenDelta:
+        """Report one step of one request: its tokens up to the first stop, the stop's own token included.
+
+        Call before the ledger takes the tokens, and `complete` after that.
+        """
+        token_ids = result.token_ids
+        delta = TokenDelta(request.request_id, request.index, token_ids, seed=request.seed)
+        if not self._goes_on(request, token_ids):
+            self._cut(delta, request)
+        count = len(delta.token_ids)
+        if result.num_accepted:
+            delta.drafted_by = request.draft.source_of_each()[: min(result.num_accepted, count)]
+        if result.logprobs is not None:
+            delta.logprobs = result.logprobs[:count]
+        return delta
+
+    def _goes_on(self, request: Request, token_ids: list[int]) -> bool:
+        """True where nothing can end the text at one of these tokens; most steps."""
+        return (
+            self._end_ids[request].isdisjoint(token_ids)
+            and request.num_tokens + len(token_ids) < request.max_total_tokens
+            and not request.params.stop
+            and request.constraint is None
+        )
+
+    def _cut(self, delta: TokenDelta, request: Request) -> None:
+        """Walk the tokens to the first one that ends the text; drop what is behind it."""
+        params, constraint, scanner = request.params, request.constraint, self._scanners.get(request)
         first = request.num_output_tokens + 1
-        for num_output, token_id in enumerate(token_ids, first):
-            kept = slice(num_output - first + 1)
+        for num_output, token_id in enumerate(delta.token_ids, first):
             stop_string = scanner.push(token_id) if scanner else None
             ending = constraint.push(token_id) if constraint else None
             if stop_string is not None:
-                return Emission(token_ids[kept], "stop", stop_string)
-            if num_output > params.min_tokens:
-                if token_id in params.stop_token_ids:
-                    return Emission(token_ids[kept], "stop", token_id)
-                if token_id in self._eos and not params.ignore_eos:
-                    return Emission(token_ids[kept], "stop")
-            if ending is not None:
-                return Emission(token_ids[kept], ending, is_complete=ending == "stop")
-            if request.num_prompt_tokens + num_output >= request.max_total_tokens:
-                return Emission(token_ids[kept], "length")
-        return Emission(token_ids)
+                delta.finish_reason, delta.stop_reason = "stop", stop_string
+            elif num_output > params.min_tokens and token_id in self._end_ids[request]:
+                delta.finish_reason = "stop"
+                delta.stop_reason = token_id if token_id in params.stop_token_ids else None
+            elif ending is not None:
+                delta.finish_reason, delta.is_complete = ending, ending == "stop"
+            elif request.num_prompt_tokens + num_output >= request.max_total_tokens:
+                delta.finish_reason = "length"
+            if delta.finish_reason is not None:
+                delta.token_ids = delta.token_ids[: num_output - first + 1]
+                return
 
-    def delta(self, request: Request, result: RequestResult, emission: Emission, drafted_by: list[str]) -> TokenDelta:
-        """Report one step of one request; call after the ledger has taken the tokens.
-
-        Args:
-            drafted_by: the proposer of each accepted draft.
-        """
-        count = len(emission.token_ids)
-        if count and request.metrics.first_token_s is None:
+    def complete(self, delta: TokenDelta, request: Request) -> None:
+        """Add what the ledger knows once it has taken the tokens of `delta`, one at least."""
+        if request.metrics.first_token_s is None:
             request.metrics.first_token_s = self._clock() - request.arrival_s
-        delta = TokenDelta(
-            request_id=request.request_id,
-            index=request.index,
-            token_ids=emission.token_ids,
-            drafted_by=drafted_by[:count],
-            logprobs=None if result.logprobs is None else result.logprobs[:count],
-            is_complete=emission.is_complete,
-            seed=request.seed,
-        )
-        if count and request.params.prompt_logprobs is not None and request.num_output_tokens == count:
+        if request.params.prompt_logprobs is not None and request.num_output_tokens == len(delta.token_ids):
             delta.prompt_logprobs = [None, *request.prompt_logprobs]
-        if emission.finish_reason is not None:
-            self.end(delta, request, emission.finish_reason, emission.stop_reason)
-        return delta
+        if delta.finish_reason is not None:
+            self.end(delta, request, delta.finish_reason)
 
     def end(
-        self,
-        delta: TokenDelta,
-        request: Request,
-        finish_reason: str,
-        stop_reason: int | str | None = None,
-        error: ErrorInfo | None = None,
+        self, delta: TokenDelta, request: Request, finish_reason: str, error: ErrorInfo | None = None
     ) -> TokenDelta:
         """Make `delta` the request's last one."""
         request.metrics.finish_s = self._clock() - request.arrival_s
         delta.finish_reason = finish_reason
-        delta.stop_reason = stop_reason
         delta.error = error
         delta.seed = request.seed
         delta.metrics = RequestMetrics(**vars(request.metrics))

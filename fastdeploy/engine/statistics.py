@@ -3,54 +3,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastdeploy.core.request import GenerationRequest, Request, SpeculationTally
 from fastdeploy.core.stats import EngineStats
-from fastdeploy.core.step import RequestResult
 
 if TYPE_CHECKING:
     from fastdeploy.engine.batch_scheduler import BatchScheduler
-    from fastdeploy.engine.output_processor import Emission
 
 
 class StatsKeeper:
-    """Counts what happens; definitions in docs/glossary.md."""
+    """Counts what happens; definitions in docs/glossary.md.
+
+    Steps are counted by each request's own tally; those of requests that have ended are added up here.
+    """
 
     def __init__(self) -> None:
         self._stats = EngineStats()
-        self._tally = SpeculationTally()
+        self._ended = SpeculationTally()
 
     def admitted(self, request: GenerationRequest) -> None:
         """Count a request's prompt."""
         self._stats.num_prompt_tokens += len(request.prompt_token_ids)
 
-    def finished(self, reason: str) -> None:
+    def finished(self, request: Request, reason: str) -> None:
         """Count an end."""
+        self._ended.add(request.tally)
         self._stats.num_finished[reason] = self._stats.num_finished.get(reason, 0) + 1
 
-    def emitted(self, request: Request, result: RequestResult, emission: Emission) -> None:
+    def emitted(self, request: Request, num_accepted: int, count: int) -> None:
         """Count one request's part in a step; call before the ledger takes the tokens.
 
         The token that the prompt's last row emits is no decoding step. Where the text ends at an accepted draft, the
         drafts behind it count as drafted and not as accepted.
         """
-        count = len(emission.token_ids)
         self._stats.num_generated_tokens += count
-        if not count or request.num_output_tokens == 0:
-            return
-        num_accepted = min(result.num_accepted, count)
-        request.tally.record(request.draft, num_accepted, count)
-        self._tally.record(request.draft, num_accepted, count)
+        if request.num_output_tokens:
+            request.tally.record(request.draft, min(num_accepted, count), count)
 
     def forbidden(self, num_tokens: int) -> None:
         """Count drafts that a request's constraint cut off before they cost a row."""
         self._stats.num_forbidden_draft_tokens += num_tokens
 
-    def snapshot(self, scheduler: BatchScheduler) -> EngineStats:
-        """Return a copy of the counters with the scheduler's state filled in."""
-        pool, tally = scheduler.kv.pool, self._tally
+    def snapshot(self, scheduler: BatchScheduler, live: Iterable[Request]) -> EngineStats:
+        """Return a copy of the counters with the state of the scheduler and of the live requests filled in."""
+        pool, tally = scheduler.kv.pool, SpeculationTally()
+        tally.add(self._ended)
+        for request in live:
+            tally.add(request.tally)
         drafted_at, accepted_at = tally.drafted_at(), tally.accepted_at()
         return replace(
             self._stats,

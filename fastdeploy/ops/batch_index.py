@@ -122,11 +122,13 @@ class BatchIndex:
         Raises:
             ValueError: too many requests or blocks.
         """
-        buffers, count = self.buffers, len(block_tables)
-        buffers.num_scheduled.array[:count] = num_scheduled
-        buffers.num_computed.array[:count] = num_computed
-        buffers.num_logits.array[:count] = num_logits
+        if len(block_tables) > len(self._tables):
+            raise ValueError(f"block_tables: expected at most {len(self._tables)} requests, got {len(block_tables)}")
+        buffers = self.buffers
+        scheduled, computed = buffers.num_scheduled.memory, buffers.num_computed.memory
+        logits = buffers.num_logits.memory
         for b, table in enumerate(block_tables):
+            scheduled[b], computed[b], logits[b] = num_scheduled[b], num_computed[b], num_logits[b]
             if self._tables[b] is not table or self._num_shown[b] != len(table):
                 self._show(b, table)
 

@@ -26,21 +26,7 @@ class _Layout(ctypes.Structure):
 
 
 class TextBatch:
-    """What a store of texts (NgramIndex, SuffixCache) is told of each, and what it guesses.
-
-    Attributes:
-        drafts: [n, at least the highest cap] int32; the first counts[i] of row i are proposed.
-        counts: [n] int32.
-        match_lens: [n] int32, tokens of the text that were found earlier; 0 without a draft.
-        scores: [n] float32, expected number of right tokens, at most counts[i]; of a SuffixCache only, as the next.
-        is_shared: [n] int32, 1 where another request's output was followed.
-    """
-
-    drafts: IntArray
-    counts: IntArray
-    match_lens: IntArray
-    scores: NDArray[np.float32]
-    is_shared: IntArray
+    """What a store of texts (NgramIndex, SuffixCache) is told of each, and what it guesses."""
 
     def __init__(self) -> None:
         self._layout = _Layout()
@@ -59,14 +45,14 @@ class TextBatch:
         self,
         slots: Sequence[int],
         caps: Sequence[int],
-        added: Sequence[IntArray],
+        added: Sequence[IntArray | memoryview],
         tails: Sequence[IntArray] | None = None,
     ) -> None:
         """Describe the next call.
 
         Args:
             slots: [n] texts; caps: [n] most drafts wanted of each, 0 and below for none.
-            added: [n] tokens that each has grown by.
+            added: [n] int32 arrays of the tokens that each has grown by.
             tails: [n] arrays of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
 
         Raises:
@@ -80,20 +66,45 @@ class TextBatch:
         if n > room or longest > stride:
             self._reserve(max(room, 2 * n), max(stride, longest))
         self._layout.num_texts = n
-        self._slots[:n], self._caps[:n] = slots, caps
+        slots_memory, caps_memory = self._slots.data, self._caps.data
+        for i, (slot, cap) in enumerate(zip(slots, caps)):
+            slots_memory[i], caps_memory[i] = slot, cap
         self._add_tokens(added)
         self._add_tails(tails)
-        self.drafts = self._drafts[:n]
-        self.counts, self.match_lens, self.is_shared = self._counts[:n], self._match_lens[:n], self._is_shared[:n]
-        self.scores = self._scores[:n]
 
-    def _add_tokens(self, added: Sequence[IntArray]) -> None:
-        ends = list(accumulate(map(len, added), initial=0))
-        if ends[-1] > len(self._tokens):
-            self._reserve_tokens(2 * ends[-1])
-        self._cu_tokens[: len(ends)] = ends
-        if added:
-            np.concatenate(added, out=self._tokens[: ends[-1]])
+    @property
+    def drafts(self) -> IntArray:
+        """[n, at least the highest cap] int32; the first counts[i] of row i are proposed."""
+        return self._drafts[: len(self)]
+
+    @property
+    def counts(self) -> IntArray:
+        """[n] int32."""
+        return self._counts[: len(self)]
+
+    @property
+    def match_lens(self) -> IntArray:
+        """[n] int32, tokens of the text that were found earlier; 0 without a draft."""
+        return self._match_lens[: len(self)]
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """[n] float32, expected number of right tokens, at most counts[i]; of a SuffixCache only, as the next."""
+        return self._scores[: len(self)]
+
+    @property
+    def is_shared(self) -> IntArray:
+        """[n] int32, 1 where another request's output was followed."""
+        return self._is_shared[: len(self)]
+
+    def _add_tokens(self, added: Sequence[IntArray | memoryview]) -> None:
+        num_tokens = sum(map(len, added))
+        if num_tokens > len(self._tokens):
+            self._reserve_tokens(2 * num_tokens)
+        cu_tokens, memory, at = self._cu_tokens.data, self._tokens.data, 0
+        for i, tokens in enumerate(added, 1):
+            memory[at : at + len(tokens)] = memoryview(tokens)
+            cu_tokens[i] = at = at + len(tokens)
 
     def _add_tails(self, tails: Sequence[IntArray] | None) -> None:
         if tails is None:

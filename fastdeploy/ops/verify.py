@@ -49,8 +49,9 @@ class VerifyBatch:
     def fill(self, first_row: NDArray | Sequence[int], row_count: NDArray | Sequence[int]) -> None:
         """Set the row range of every request."""
         self.num_seqs = len(row_count)
-        self.first_row.array[: self.num_seqs] = first_row
-        self.row_count.array[: self.num_seqs] = row_count
+        for seq, (first, count) in enumerate(zip(first_row, row_count)):
+            self.first_row.memory[seq] = first
+            self.row_count.memory[seq] = count
 
 
 def verify_draft_tokens(

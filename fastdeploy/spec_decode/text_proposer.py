@@ -38,7 +38,7 @@ class TextProposer(Proposer):
         """Guess what follows each request's text and its tail, in one native call."""
         batch, num_read = self._batch, self._num_read
         slots = [self._slots[request.key] for request in requests]
-        batch.fill(slots, caps, [r.token_ids[num_read[slot] :] for r, slot in zip(requests, slots)], tails)
+        batch.fill(slots, caps, [r.tokens_since(num_read[slot]) for r, slot in zip(requests, slots)], tails)
         self._store.draft_batch(batch)
         for request, slot in zip(requests, slots):
             num_read[slot] = request.num_tokens

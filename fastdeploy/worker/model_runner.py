@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from operator import add
 from typing import Protocol
 
@@ -97,14 +96,14 @@ class RunnerConfig:
 class _Segment:
     """Consecutive rows of one request whose logits are wanted: all its verification rows, or some of its prompt rows.
 
-    `first` is the first of them among the step's rows; for prompt rows, `position` is that row's position.
+    For prompt rows, `position` is that of the first one. `at` is its place among the logits of its go.
     """
 
     plan_row: int
-    first: int
     count: int
     is_prompt: bool = False
     position: int = 0
+    at: int = 0
 
 
 class ModelRunner:
@@ -130,8 +129,6 @@ class ModelRunner:
         self.token_ids = HostBuffer(config.max_rows, "int32")
         fitting = LOGITS_BYTES // (4 * config.vocab_size)
         self.logits_capacity = min(config.max_rows, max(fitting, 1 + config.max_drafts, 16))
-        self._row_numbers = np.arange(config.max_rows, dtype=np.int32)
-        self.wanted_rows = HostBuffer(self.logits_capacity, "int32")
         self.wanted_hidden = paddle.zeros([self.logits_capacity, config.hidden_size], config.dtype)
         self.logits = paddle.zeros([self.logits_capacity, config.vocab_size], "float32")
         self.sampling = SamplingBatch(self.logits_capacity)
@@ -152,14 +149,18 @@ class ModelRunner:
         """
         results = [RequestResult() for _ in plan.requests]
         num_rows = self._write_rows(plan)
-        for number, go in enumerate(_goes(plan, self.logits_capacity)):
-            num_wanted, num_judged = self._write_rules(plan, go)
-            if number == 0:
+        num_chosen = 0
+        for go in _goes(plan, self.logits_capacity):
+            num_wanted, judged = self._write_rules(plan, go)
+            if num_chosen:
+                self._skip_chosen(num_chosen, num_wanted)
+            else:
                 self._forward.run(num_rows, len(plan.requests))
             if go:
-                self._choose.run(num_wanted, num_judged)
-                self._read_tokens(plan, go[:num_judged], results)
+                self._choose.run(num_wanted, len(judged))
+                self._read_tokens(plan, judged, results)
                 self._read_logprobs(plan, go, results)
+            num_chosen += num_wanted
         if self.observer is not None:
             self.observer.observe(plan)
         return results
@@ -170,9 +171,9 @@ class ModelRunner:
         self._hidden = self.model.forward(self.token_ids.tensor, rows, self.kv_caches)
 
     def _choose_tokens(self, num_rows: int, num_seqs: int) -> None:
-        """Sample the wanted rows, and walk the drafts of `num_seqs` requests, whose rows are the first of them."""
+        """Sample the first wanted rows, and walk the drafts of `num_seqs` requests among them."""
         assert self._hidden is not None
-        gather_rows(self._hidden, self.wanted_rows.tensor, self.wanted_hidden, num_rows)
+        gather_rows(self._hidden, self.batch.logits_rows, self.wanted_hidden, num_rows)
         self.model.compute_logits(self.wanted_hidden, num_rows, self.logits)
         sample(self.logits, self.sampling, num_rows, self.config.processed_logprobs, self.stop_at_rejections)
         self.judge_drafts(num_seqs)
@@ -197,7 +198,7 @@ class ModelRunner:
 
     def _write_rows(self, plan: StepPlan) -> int:
         """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
-        tokens, at = self.token_ids.array, 0
+        tokens, at = self.token_ids.memory, 0
         for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
             tokens[at : at + count] = request.tokens_of_rows(start, count)
             at += count
@@ -206,59 +207,59 @@ class ModelRunner:
         self.batch.describe(plan.num_scheduled, plan.num_computed, num_logits, tables)
         return at
 
-    def _write_rules(self, plan: StepPlan, go: list[_Segment]) -> tuple[int, int]:
-        """Write which rows are wanted, by which rules their tokens are chosen, and which of them are whose drafts.
+    def _skip_chosen(self, num_chosen: int, num_wanted: int) -> None:
+        """Put the next wanted rows where those of the last go stood."""
+        rows = self.batch.buffers.logits_rows.array
+        rows[:num_wanted] = rows[num_chosen : num_chosen + num_wanted]
+
+    def _write_rules(self, plan: StepPlan, go: list[_Segment]) -> tuple[int, list[_Segment]]:
+        """Write by which rules the tokens of a go's rows are chosen, and which of them are whose drafts.
 
         Returns:
-            The number of rows, and of requests among whose rows drafts are judged.
+            The number of rows, and the segments among whose rows drafts are judged.
         """
-        rules, at = self.rules, 0
-        firsts, counts = [], []
+        rules, at, judged = self.rules, 0, []
         rules.begin()
         for segment in go:
-            count = segment.count
-            self.wanted_rows.array[at : at + count] = self._row_numbers[segment.first : segment.first + count]
+            segment.at = at
             if segment.is_prompt:
-                rules.write_plain(at, count)
+                rules.write_plain(at, segment.count)
             else:
-                rules.write(plan.requests[segment.plan_row], at, count)
-                firsts.append(at)
-                counts.append(count)
-            at += count
-        self.verification.fill(firsts, counts)
-        if self.sampling.has_moved():
+                rules.write(plan.requests[segment.plan_row], at, segment.count)
+                judged.append(segment)
+            at += segment.count
+        self.verification.fill([segment.at for segment in judged], [segment.count for segment in judged])
+        if rules.has_lists and self.sampling.has_moved():
             self._choose.forget()
-        return at, len(counts)
+        return at, judged
 
     def _read_tokens(self, plan: StepPlan, judged: list[_Segment], results: list[RequestResult]) -> None:
-        """Read off what each request emits whose verification rows these are, the first ones of a go."""
-        batch = self.verification
-        num_rows = sum(segment.count for segment in judged)
-        status = self.sampling.status.array[:num_rows].tolist()
-        emitted = batch.emitted.array[:num_rows].tolist()
-        first, any_bad = 0, any(status)
-        for segment, num_accepted in zip(judged, batch.num_accepted.array[: len(judged)].tolist()):
-            result, end = results[segment.plan_row], first + num_accepted + 1
+        """Read off what each request emits whose verification rows these are."""
+        num_rows = judged[-1].at + judged[-1].count if judged else 0
+        accepted = self.verification.num_accepted.memory[: len(judged)].tolist()
+        emitted = self.verification.emitted.memory[:num_rows].tolist()
+        status = self.sampling.status.memory[:num_rows].tolist()
+        any_bad = any(status)
+        for segment, num_accepted in zip(judged, accepted):
+            result, first = results[segment.plan_row], segment.at
+            end = first + num_accepted + 1
             if any_bad and (bad := next(filter(None, status[first:end]), None)):
                 _fail(result, plan.requests[segment.plan_row], RowStatus(bad))
             else:
                 result.num_accepted = num_accepted
                 result.token_ids = emitted[first:end]
-            first += segment.count
 
     def _read_logprobs(self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]) -> None:
         """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""
-        at = 0
         for segment in go:
             request, result = plan.requests[segment.plan_row], results[segment.plan_row]
             if segment.is_prompt:
                 chosen = request.token_ids[segment.position + 1 : segment.position + 1 + segment.count]
                 top_n = request.params.prompt_logprobs or 0
-                result.prompt_logprobs += self._logprobs(at, chosen, top_n)
+                result.prompt_logprobs += self._logprobs(segment.at, chosen, top_n)
             elif request.params.logprobs is not None:
                 chosen = np.array(result.token_ids, np.int32)
-                result.logprobs = self._logprobs(at, chosen, request.params.logprobs)
-            at += segment.count
+                result.logprobs = self._logprobs(segment.at, chosen, request.params.logprobs)
 
     def _logprobs(self, first_row: int, chosen: TokenArray, top_n: int) -> list[TokenLogprobs]:
         """Return the log-probabilities of `chosen` [n] in rows first_row, first_row + 1, ..."""
@@ -288,35 +289,39 @@ def _fail(result: RequestResult, request: Request, status: RowStatus) -> None:
             result.error = f"{result.error}: {request.constraint.error}"
 
 
-def _goes(plan: StepPlan, capacity: int) -> Iterator[list[_Segment]]:
-    """Cut the wanted rows into goes of at most `capacity`, verification rows first; only prompts are split.
+def _goes(plan: StepPlan, capacity: int) -> list[list[_Segment]]:
+    """Cut the wanted rows into goes of at most `capacity`, in the order of the rows; only prompts are split.
 
     There is always one, which may be empty.
     """
+    segments = _segments(plan)
+    fits = sum(plan.num_prompt_rows) + sum(plan.num_verify_rows) <= capacity
+    return [segments] if fits else list(_cut(segments, capacity))
+
+
+def _cut(segments: list[_Segment], capacity: int) -> Iterator[list[_Segment]]:
     go: list[_Segment] = []
     room = capacity
-    for segment in _segments(plan):
+    for segment in segments:
         if segment.count > room and not segment.is_prompt:
             yield go
             go, room = [], capacity
         while segment.count > room:
             yield [*go, replace(segment, count=room)] if room else go
-            rest = segment.count - room
-            segment = replace(segment, first=segment.first + room, position=segment.position + room, count=rest)
+            segment = replace(segment, position=segment.position + room, count=segment.count - room)
             go, room = [], capacity
         go.append(segment)
         room -= segment.count
     yield go
 
 
-def _segments(plan: StepPlan) -> Iterator[_Segment]:
-    """Yield the verification rows of all requests, then their prompt rows; both are a request's last rows."""
-    prompt, verify = plan.num_prompt_rows, plan.num_verify_rows
-    ends = list(accumulate(plan.num_scheduled))
-    for row, count in enumerate(verify):
-        if count:
-            yield _Segment(row, ends[row] - count, count)
-    for row, count in enumerate(prompt):
-        if count:
-            position = plan.num_computed[row] + plan.num_scheduled[row] - verify[row] - count
-            yield _Segment(row, ends[row] - verify[row] - count, count, is_prompt=True, position=position)
+def _segments(plan: StepPlan) -> list[_Segment]:
+    """Return of each request its prompt rows, then its verification rows: its last rows, in order."""
+    segments = []
+    for row, (num_prompt, num_verify) in enumerate(zip(plan.num_prompt_rows, plan.num_verify_rows)):
+        if num_prompt:
+            end = plan.num_computed[row] + plan.num_scheduled[row] - num_verify
+            segments.append(_Segment(row, num_prompt, is_prompt=True, position=end - num_prompt))
+        if num_verify:
+            segments.append(_Segment(row, num_verify))
+    return segments

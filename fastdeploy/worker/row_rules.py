@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
 
 NO_DRAFT_ID = -1
+_POSITION, _DRAFT_ID = int(IntColumn.POSITION), int(IntColumn.DRAFT_ID)  # an enumeration's members take longer to find
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ class _Template:
 
 
 class RowRules:
-    """Writes the parameter rows of a step into a `SamplingBatch`."""
+    """Writes the parameter rows of a step into a `SamplingBatch`.
+
+    Attributes:
+        has_lists: the rows written since `begin` refer to lists of the batch.
+    """
 
     def __init__(self, batch: SamplingBatch, eos_token_ids: Sequence[int], vocab_limit: int) -> None:
         """Bind to the buffers.
@@ -48,16 +53,20 @@ class RowRules:
         self._eos = list(eos_token_ids)
         self._vocab_limit = vocab_limit
         self._num_mask_words = (vocab_limit + 31) // 32
-        self._numbers = np.arange(1024)  # 0, 1, 2, ..., as far as positions go
         self._templates: WeakKeyDictionary[Request, _Template] = WeakKeyDictionary()
+        self.has_lists = False
+        self._shown: list[ReferenceType[Request] | None] = [None] * len(batch.int_params.array)
 
     def begin(self) -> None:
         """Start a new set of rows."""
-        self.batch.clear()
+        if self.has_lists:
+            self.batch.clear()
+        self.has_lists = False
 
     def write_plain(self, first: int, count: int) -> None:
         """Make rows [first, first + count) greedy and unprocessed: their draw is not used."""
         floats, ints = self.batch.float_params.array, self.batch.int_params.array
+        self._shown[first : first + count] = [None] * count
         floats[first : first + count] = _float_row(SamplingParams(temperature=0.0))
         ints[first : first + count] = _int_row(0, SamplingParams(), self._vocab_limit)
 
@@ -66,35 +75,43 @@ class RowRules:
 
         The noise is that of the target's row at the same position, so that both agree as often as they can.
         """
-        self._write_alone(self._template(request), row, 0)
+        self._write_template(request, row, 1)
 
     def write(self, request: Request, first: int, count: int) -> None:
-        """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i."""
-        template = self._template(request)
-        if count == 1 and not template.needs_lists and request.constraint is None:
-            return self._write_alone(template, first, request.num_tokens)
-        rows = slice(first, first + count)
-        ints = self.batch.int_params.array[rows]
+        """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i.
+
+        Rows that show the request's template since an earlier step need their positions and drafts only.
+        """
+        if self._shown[first : first + count].count(ref(request)) < count:
+            self._write_template(request, first, count)
+            self._write_additions(request, first, count)
+        memory, position = self.batch.int_params.memory, request.num_tokens
+        drafts = request.tokens_of_rows(position, count - 1).tolist()
+        drafts.append(NO_DRAFT_ID)
+        for row, draft_id in enumerate(drafts, first):
+            memory[row, _POSITION] = position
+            memory[row, _DRAFT_ID] = draft_id
+            position += 1
+
+    def _write_template(self, request: Request, first: int, count: int) -> None:
+        """Write what no position changes, and remember whose rows these are."""
+        template, rows = self._template(request), slice(first, first + count)
         self.batch.float_params.array[rows] = template.floats
-        ints[:] = template.ints
-        ints[:, IntColumn.POSITION] = self._count_from(request.num_tokens, count)
-        ints[: count - 1, IntColumn.DRAFT_ID] = request.draft.token_ids
+        self.batch.int_params.array[rows] = template.ints
+        self._shown[rows] = [ref(request)] * count
+
+    def _write_additions(self, request: Request, first: int, count: int) -> None:
+        """Write what such a request's rows need in every step anew."""
+        template, rows = self._template(request), slice(first, first + count)
+        if not template.needs_lists and request.constraint is None:
+            return
+        self.has_lists = True
+        self._shown[rows] = [None] * count
+        ints = self.batch.int_params.array[rows]
         if template.needs_lists:
             self._write_lists(request, template, ints, count)
         if request.constraint is not None:
             self._write_masks(request.constraint, request.draft.token_ids, ints)
-
-    def _count_from(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return first, first + 1, ...: a view of memory that is there, since making an array reads much else."""
-        if first + count > len(self._numbers):
-            self._numbers = np.arange(2 * (first + count))
-        return self._numbers[first : first + count]
-
-    def _write_alone(self, template: _Template, row: int, position: int) -> None:
-        ints = self.batch.int_params.array[row]
-        self.batch.float_params.array[row] = template.floats
-        ints[:] = template.ints
-        ints[IntColumn.POSITION] = position
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)

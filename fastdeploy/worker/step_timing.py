@@ -119,7 +119,7 @@ class _Timer:
 
     def _make_plan(self, num_rows: list[int]) -> StepPlan:
         num_blocks = -(-(self._num_tokens + self._max_drafts) // self._runner.config.block_size)
-        requests = tuple(_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows)
+        requests = [_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows]
         num_apart = max(1, self._runner.kv_caches[0].key.shape[0] // num_blocks)
         for i, request in enumerate(requests):
             request.block_ids = [i % num_apart * num_blocks + block for block in request.block_ids]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose logits are wanted are cut into goes that fit; verification rows stay whole and come first."""
+"""Rows whose logits are wanted are cut, in order, into goes that fit; verification rows stay whole."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fastdeploy.worker.model_runner import _goes
 
 def plan(num_scheduled: list[int], num_prompt: list[int], num_verify: list[int]) -> StepPlan:
     drafts = [max(0, n - 1) for n in num_verify]
-    return StepPlan((), num_scheduled, [100] * len(num_scheduled), drafts, num_verify, num_prompt)
+    return StepPlan([], num_scheduled, [100] * len(num_scheduled), drafts, num_verify, num_prompt)
 
 
 def test_decoding_requests_share_one_go() -> None:
     (go,) = _goes(plan([3, 1, 5], [0, 0, 0], [3, 1, 5]), 16)
-    assert [(s.plan_row, s.first, s.count) for s in go] == [(0, 0, 3), (1, 3, 1), (2, 4, 5)]
+    assert [(s.plan_row, s.count) for s in go] == [(0, 3), (1, 1), (2, 5)]
 
 
 def test_unfinished_prompt_has_no_rows() -> None:
     (go,) = _goes(plan([7, 1], [0, 0], [0, 1]), 16)
-    assert [(s.plan_row, s.first, s.count) for s in go] == [(1, 7, 1)]
+    assert [(s.plan_row, s.count) for s in go] == [(1, 1)]
 
 
 def test_a_step_that_wants_no_row_has_an_empty_go() -> None:
@@ -34,24 +34,25 @@ def test_verification_rows_are_never_split() -> None:
     assert [[s.plan_row for s in go] for go in goes] == [[0, 1], [2]]
 
 
-def test_prompt_rows_follow_verification_rows_and_are_split() -> None:
+def test_prompt_rows_precede_verification_rows_and_are_split() -> None:
     goes = list(_goes(plan([10, 2], [9, 0], [1, 2]), 5))
-    assert [[(s.plan_row, s.is_prompt, s.first, s.count) for s in go] for go in goes] == [
-        [(0, False, 9, 1), (1, False, 10, 2), (0, True, 0, 2)],
-        [(0, True, 2, 5)],
-        [(0, True, 7, 2)],
+    assert [[(s.plan_row, s.is_prompt, s.count) for s in go] for go in goes] == [
+        [(0, True, 5)],
+        [(0, True, 4), (0, False, 1)],
+        [(1, False, 2)],
     ]
     positions = [s.position for go in goes for s in go if s.is_prompt]
-    assert positions == [100, 102, 107]
+    assert positions == [100, 105]
 
 
 @pytest.mark.parametrize("capacity", [4, 5, 17, 64])
-def test_every_row_is_in_exactly_one_go(capacity: int) -> None:
+def test_all_rows_of_every_request_are_in_some_go(capacity: int) -> None:
     random = np.random.default_rng(capacity)
     verify = random.integers(0, 5, 20)
     prompt = np.where(verify == 0, random.integers(1, 30, 20), 0)
-    rows = []
+    rows = np.zeros((2, 20), int)
     for go in _goes(plan((prompt + verify).tolist(), prompt.tolist(), verify.tolist()), capacity):
         assert sum(s.count for s in go) <= capacity
-        rows += [row for s in go for row in range(s.first, s.first + s.count)]
-    assert sorted(rows) == list(range(int(verify.sum() + prompt.sum())))
+        for segment in go:
+            rows[int(segment.is_prompt), segment.plan_row] += segment.count
+    assert rows.tolist() == [verify.tolist(), prompt.tolist()]
