@@ -33,18 +33,16 @@ constexpr int panels_at_a_time(int rows) {
 
 // Weights come in faster in four streams than in one. So neighbouring panels are met in groups, a strip of k after the
 // other, while lines of all their next strips are asked for by turns: into L1, where a strip's elements and the sums
-// wait too. Where processors foresee streams by themselves, panels are met whole.
-template <int MR>
-constexpr int64_t kGroupPanels = kFetchesStreams ? 4 : panels_at_a_time(MR);
+// wait too. Where processors foresee streams by themselves, panels are met whole, and only a single one is fetched; so
+// they are by the blocks of long prompts, which find their weights in the cache and have no load to spare.
 constexpr int64_t kStripSteps = 64;
+constexpr int kMostGroupRows = 20;
+template <int64_t kPanels>
+constexpr int64_t kStreams = kPanels == 1 ? 1 : (kFetchesStreams ? kPanels : 0);
 
-// The streams that are fetched while NV panels are met.
-template <int NV>
-constexpr int64_t kStreams = kFetchesStreams ? 4 : (NV == 1 ? 1 : 0);
-
-// sums[v][r] += `count` steps of NV panels times their elements of MR rows; meanwhile lines are asked for, those of one
-// stream after the other, from `fetched` on.
-template <int MR, int NV, class T>
+// sums[v][r] += `count` steps of NV panels times their elements of MR rows; meanwhile lines are asked for, of kNum
+// panels by turns, from `fetched` on.
+template <int MR, int NV, int64_t kNum, class T>
 FD_INLINE void dot_strip(F16* sums, const Element<T>* x, const T* weights, const T* fetched, int64_t panel_size,
                          int64_t count) {
   F16 acc[MR][NV];
@@ -56,10 +54,9 @@ FD_INLINE void dot_strip(F16* sums, const Element<T>* x, const T* weights, const
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 4
     for (int v = 0; v < NV; ++v) {
-      if constexpr (kStreams<NV> > 0) {
-        const int64_t line = step * NV + v, stream = line % kStreams<NV>;
-        __builtin_prefetch(fetched + stream * panel_size + line / kStreams<NV> * kStepSize<T>, 0,
-                           kFetchesStreams ? 3 : 2);
+      if constexpr (kNum > 0) {
+        const int64_t line = step * NV + v, at = line % kNum * panel_size + line / kNum * kStepSize<T>;
+        __builtin_prefetch(fetched + at, 0, kNum == 1 ? 2 : 3);
       }
       panel[v] = Step<T>::load_panel(weights + v * panel_size + step * kStepSize<T>);
     }
@@ -74,30 +71,25 @@ FD_INLINE void dot_strip(F16* sums, const Element<T>* x, const T* weights, const
     for (int v = 0; v < NV; ++v) sums[v * MR + r] = acc[r][v];
 }
 
-// One block of MR packed rows, the first of which is `row`, times `num_panels` of a group: the whole of k in order.
-// `gates` [MR][16] lasts from a gate's panel to its up's.
-template <int MR, class T>
-void group_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, int64_t num_panels,
-                 float* gates) {
-  constexpr int NV = panels_at_a_time(MR);
-  constexpr int64_t group = kGroupPanels<MR>;
-  const int64_t size = p.panel_size(), strips = kFetchesStreams ? (p.steps + kStripSteps - 1) / kStripSteps : 1;
+// One block of MR packed rows, the first of which is `row`, times a group of panels, NV at a time: the whole of k in
+// order. `gates` [MR][16] lasts from a gate's panel to its up's.
+template <int MR, int NV, int64_t kPanels, class T>
+void group_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, float* gates) {
+  constexpr int64_t streams = kStreams<kPanels>;
+  const int64_t size = p.panel_size(), strips = streams > 1 ? (p.steps + kStripSteps - 1) / kStripSteps : 1;
   const T* weights = p.packed + panel * size;
-  F16 sums[group * MR];
+  F16 sums[kPanels * MR];
   for (F16& sum : sums) sum = zero();
   for (int64_t strip = 0; strip < strips; ++strip) {
     const int64_t step = strip * p.steps / strips, end = (strip + 1) * p.steps / strips, count = end - step;
-    const T* next = end < p.steps ? weights + end * kStepSize<T> : weights + group * size;
-    const auto dot = [&](auto panels, int64_t v) {
+    const T* next = end < p.steps ? weights + end * kStepSize<T> : weights + kPanels * size;
+    for (int64_t v = 0; v < kPanels; v += NV) {
       const T* from = weights + v * size + step * kStepSize<T>;
-      const T* fetched = kFetchesStreams ? next + v * count / group * kStepSize<T> : from + kFetchBytes / sizeof(T);
-      dot_strip<MR, decltype(panels)::value>(sums + v * MR, x + step * MR, from, fetched, size, count);
-    };
-    int64_t v = 0;
-    for (; v + NV <= num_panels; v += NV) dot(std::integral_constant<int, NV>(), v);
-    for (; v < num_panels; ++v) dot(std::integral_constant<int, 1>(), v);
+      const T* fetched = streams > 1 ? next + v * count / kPanels * kStepSize<T> : from + kFetchBytes / sizeof(T);
+      dot_strip<MR, NV, streams>(sums + v * MR, x + step * MR, from, fetched, size, count);
+    }
   }
-  for (int64_t v = 0; v < num_panels; ++v)
+  for (int64_t v = 0; v < kPanels; ++v)
     for (int r = 0; r < MR; ++r) finish<T>(p.a, sums[v * MR + r], row + r, panel + v, gates + r * kPanel);
 }
 
@@ -105,9 +97,10 @@ void group_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t 
 template <int MR, class T>
 void tile_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, int64_t last) {
   float gates[MR * kPanel];
-  constexpr int64_t group = kGroupPanels<MR>;
-  for (; panel < last; panel += group)
-    group_block<MR>(p, x, row, panel, last - panel < group ? last - panel : group, gates);
+  constexpr int NV = panels_at_a_time(MR);
+  constexpr int64_t group = kFetchesStreams && MR <= kMostGroupRows ? kGroupPanels : NV;
+  for (; panel + group <= last; panel += group) group_block<MR, NV, group>(p, x, row, panel, gates);
+  for (; panel < last; ++panel) group_block<MR, 1, 1>(p, x, row, panel, gates);
 }
 
 // As tile_block for a height known at run time.
