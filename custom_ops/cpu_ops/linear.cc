@@ -24,38 +24,73 @@ struct Problem {
   int64_t panel_size() const { return (a.k + 1) / 2 * 2 * kPanel; }
 };
 
-// One block of MR packed rows, the first of which is `row`, times NV panels: the whole of k in order. `gates` [MR][16]
-// lasts from a gate's panel to its up's.
-template <int MR, int NV, class T>
-void row_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, float* gates) {
-  F16 acc[MR][NV];
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = zero();
-  constexpr int64_t reach = kFetchBytes / (NV * static_cast<int64_t>(sizeof(T)));
-  const T *panels[NV], *ahead[NV];
-  const auto dot = [&](int64_t step, int64_t end, int64_t distance) {
-    for (int v = 0; v < NV; ++v) {
-      panels[v] = p.packed + (panel + v) * p.panel_size() + step * kStepSize<T>;
-      ahead[v] = panels[v] + distance;
-    }
-    dot_block<MR, NV, NV == 1 || kFetchesStreams>(acc, x + step * MR, 1, MR, panels, kStepSize<T>, end - step, ahead);
-  };
-  if constexpr (NV == 1 || !kFetchesStreams) {
-    dot(0, p.steps, reach);
-  } else {  // near their end the panels that come next are fetched, not these panels' neighbours
-    const int64_t near = p.steps - reach / kStepSize<T>, split = near > 0 ? near : 0;
-    dot(0, split, reach);
-    dot(split, p.steps, NV * p.panel_size() - split * kStepSize<T>);
-  }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) finish<T>(p.a, acc[r][v], row + r, panel + v, gates + r * kPanel);
-}
-
 // The panels that a block of rows meets at a time. A single row has too few accumulators to hide the latency of its
-// additions; where several streams are fetched ahead, they come in faster than one.
+// additions; more rows share the loads of their elements.
 constexpr int panels_at_a_time(int rows) {
   if (rows == 1) return kMaxPanels;
   return kMaxPanels == 1 || !kFetchesStreams || rows > 12 ? 1 : rows <= 4 ? kMaxPanels : 2;
+}
+
+// Weights come in faster in four streams than in one. So neighbouring panels are met in groups, a strip of k after the
+// other, while lines of all their next strips are asked for by turns: into L1, where a strip's elements and the sums
+// wait too. Where processors foresee streams by themselves, panels are met whole, and only a single one is fetched; so
+// they are by the blocks of long prompts, which find their weights in the cache and have no load to spare.
+constexpr int64_t kStripSteps = 64;
+constexpr int kMostGroupRows = 20;
+template <int64_t kPanels>
+constexpr int64_t kStreams = kPanels == 1 ? 1 : (kFetchesStreams ? kPanels : 0);
+
+// sums[v][r] += `count` steps of NV panels times their elements of MR rows; meanwhile lines are asked for, of kNum
+// panels by turns, from `fetched` on.
+template <int MR, int NV, int64_t kNum, class T>
+FD_INLINE void dot_strip(F16* sums, const Element<T>* x, const T* weights, const T* fetched, int64_t panel_size,
+                         int64_t count) {
+  F16 acc[MR][NV];
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) acc[r][v] = sums[v * MR + r];
+  for (int64_t step = 0; step < count; ++step) {
+    typename Step<T>::Panel panel[NV];
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) {
+      if constexpr (kNum > 0) {
+        const int64_t line = step * NV + v, at = line % kNum * panel_size + line / kNum * kStepSize<T>;
+        __builtin_prefetch(fetched + at, 0, kNum == 1 ? 2 : 3);
+      }
+      panel[v] = Step<T>::load_panel(weights + v * panel_size + step * kStepSize<T>);
+    }
+#pragma GCC unroll 32
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], x[step * MR + r], panel[v]);
+  }
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sums[v * MR + r] = acc[r][v];
+}
+
+// One block of MR packed rows, the first of which is `row`, times a group of panels, NV at a time: the whole of k in
+// order. `gates` [MR][16] lasts from a gate's panel to its up's.
+template <int MR, int NV, int64_t kPanels, class T>
+void group_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, float* gates) {
+  constexpr int64_t streams = kStreams<kPanels>;
+  const int64_t size = p.panel_size(), strips = streams > 1 ? (p.steps + kStripSteps - 1) / kStripSteps : 1;
+  const T* weights = p.packed + panel * size;
+  F16 sums[kPanels * MR];
+  for (F16& sum : sums) sum = zero();
+  for (int64_t strip = 0; strip < strips; ++strip) {
+    const int64_t step = strip * p.steps / strips, end = (strip + 1) * p.steps / strips, count = end - step;
+    const T* next = end < p.steps ? weights + end * kStepSize<T> : weights + kPanels * size;
+    for (int64_t v = 0; v < kPanels; v += NV) {
+      const T* from = weights + v * size + step * kStepSize<T>;
+      const T* fetched = streams > 1 ? next + v * count / kPanels * kStepSize<T> : from + kFetchBytes / sizeof(T);
+      dot_strip<MR, NV, streams>(sums + v * MR, x + step * MR, from, fetched, size, count);
+    }
+  }
+  for (int64_t v = 0; v < kPanels; ++v)
+    for (int r = 0; r < MR; ++r) finish<T>(p.a, sums[v * MR + r], row + r, panel + v, gates + r * kPanel);
 }
 
 // A block times panels [panel, last).
@@ -63,8 +98,9 @@ template <int MR, class T>
 void tile_block(const Problem<T>& p, const Element<T>* x, int64_t row, int64_t panel, int64_t last) {
   float gates[MR * kPanel];
   constexpr int NV = panels_at_a_time(MR);
-  for (; panel + NV <= last; panel += NV) row_block<MR, NV>(p, x, row, panel, gates);
-  for (; panel < last; ++panel) row_block<MR, 1>(p, x, row, panel, gates);
+  constexpr int64_t group = kFetchesStreams && MR <= kMostGroupRows ? kGroupPanels : NV;
+  for (; panel + group <= last; panel += group) group_block<MR, NV, group>(p, x, row, panel, gates);
+  for (; panel < last; ++panel) group_block<MR, 1, 1>(p, x, row, panel, gates);
 }
 
 // As tile_block for a height known at run time.

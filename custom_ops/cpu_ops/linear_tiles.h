@@ -13,7 +13,8 @@
 namespace fd {
 namespace FD_ISA {
 
-constexpr int64_t kMaxTilePanels = 16;         // outputs / 16 that a thread takes at a time, at most
+constexpr int64_t kGroupPanels = 4;            // outputs / 16 that make four streams of weights
+constexpr int64_t kMaxTilePanels = 16;         // panels that a thread takes at a time, at most
 constexpr int64_t kTileBlocks = 16;            // blocks of rows that it takes with them, at most
 constexpr int64_t kTilesPerThread = 8;         // tiles per thread to aim at: a late thread holds back one of them
 constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waking a thread costs more than it saves
@@ -52,12 +53,20 @@ static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& bo
   });
 }
 
+// Whole groups of panels that a thread takes at a time; fewer only where there are not enough for all threads. Panels
+// that stand `together`, a gate and its up, are not parted.
+inline int64_t panels_of_tile(int64_t num_panels, int64_t together) {
+  const int64_t each = num_panels / num_threads() / together * together;
+  if (each < kGroupPanels) return each < together ? together : each;
+  const int64_t groups = each / (kGroupPanels * kTilesPerThread), most = kMaxTilePanels / kGroupPanels;
+  return (groups < 1 ? 1 : groups < most ? groups : most) * kGroupPanels;
+}
+
 // Calls body(tile) for tiles that together cover all panels and blocks, on all threads if that is worth it.
 template <class Body>
 static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
-  const int64_t num_panels = fd::num_panels(a.n, a.gated), together = a.gated ? 2 : 1;
-  const int64_t share = num_panels / together / (num_threads() * kTilesPerThread) * together;
-  const int64_t tile_panels = share < together ? together : share < kMaxTilePanels ? share : kMaxTilePanels;
+  const int64_t num_panels = fd::num_panels(a.n, a.gated);
+  const int64_t tile_panels = panels_of_tile(num_panels, a.gated ? 2 : 1);
   const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
   const int64_t tiles = (num_panels + tile_panels - 1) / tile_panels * row_tiles;
   for_each_in_stretches(tiles, a.rows * num_panels * kPanel * a.k >= kMinParallelWork, [&](int64_t index) {
