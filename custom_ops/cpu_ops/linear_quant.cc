@@ -8,6 +8,7 @@
 
 #include "cpu_ops/families.h"
 #include "cpu_ops/linear_tiles.h"
+#include "cpu_ops/quant_outputs.h"
 #include "cpu_ops/quant_rows.h"
 #include "cpu_ops/quant_units.h"
 
@@ -116,10 +117,9 @@ FD_INLINE void dot_strip(I16 (&sum)[MR][NV], const QuadElement* x, const uint8_t
 FD_INLINE F16 joined(I16 sum) { return to_float(sum); }
 FD_INLINE F16 joined(I16 high, I16 low) { return fma(to_float(high), splat(256.0f), to_float(low)); }
 
-// One block of MR rows, the first of which is `row`, times NV panels. `gates` [MR][16] lasts from a gate's panel to its
-// up's.
+// One block of MR rows, the first of which is `row`, times NV panels: into totals [MR] from their element `first` on.
 template <int MR, int NV, Quantization kQuantization>
-void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, float* gates) {
+void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, F16 (*totals)[kFinished], int64_t first) {
   constexpr int limbs = kLimbs<kQuantization>;
   constexpr int64_t strip = 16, group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
   const uint8_t* codes = p.codes(panel);
@@ -159,17 +159,21 @@ void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, floa
     if (MR * NV * (limbs + 1) > 24) asm volatile("" : "+m"(total));  // registers are for sums
   }
   for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v)
-      finish<uint16_t>(p.a, mul(total[r][v], splat(p.rows.scales[row + r])), row + r, panel + v, gates + r * kPanel);
+    for (int v = 0; v < NV; ++v) totals[r][first + v] = total[r][v];
 }
 
 // A block of rows times panels [panel, last).
 template <int MR, Quantization kQuantization>
 void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int64_t last) {
   constexpr int NV = panels_at_a_time(MR * kLimbs<kQuantization>);
-  float gates[MR * kPanel];
-  for (; panel + NV <= last; panel += NV) row_block<MR, NV>(p, row, panel, gates);
-  for (; panel < last; ++panel) row_block<MR, 1>(p, row, panel, gates);
+  F16 totals[MR][kFinished];
+  for (int64_t end; panel < last; panel = end) {
+    end = panel + kFinished < last ? panel + kFinished : last;
+    int64_t at = panel;
+    for (; at + NV <= end; at += NV) row_block<MR, NV>(p, row, at, totals, at - panel);
+    for (; at < end; ++at) row_block<MR, 1>(p, row, at, totals, at - panel);
+    finish_sums(p.a, {totals, p.rows.scales + row, row, MR, panel, end - panel});
+  }
 }
 
 template <Quantization kQuantization, int... kHeight>
