@@ -142,3 +142,17 @@ def test_a_row_whose_drafts_are_gone_judges_none() -> None:
     rules.begin()
     rules.write(request, 0, 1)
     assert batch.int_params.array[0, [IntColumn.POSITION, IntColumn.DRAFT_ID]].tolist() == [3, -1]
+
+
+def test_a_history_grows_from_step_to_step() -> None:
+    batch = SamplingBatch(16)
+    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    request = make_request("one", 1, [], repetition_penalty=1.5)
+    histories = []
+    for token in (20, 21):
+        rules.begin()
+        rules.write(request, 0, 1)
+        begin, end = batch.int_params.array[0, [IntColumn.HISTORY_BEGIN, IntColumn.HISTORY_END]]
+        histories.append(batch.history.array[begin:end].tolist())
+        request.append([token])
+    assert histories == [[10, 11], [10, 11, 20]]
