@@ -161,7 +161,8 @@ class Request:
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
     Set at admission: request_id, index, key (both of them, unique among the choices in flight), params, seed,
-        cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint.
+        cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint,
+        wants_logprobs.
     Set by the scheduler: arrival_number, its place among all requests that were queued.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (emitted by the step that read the prompt's last token), tally.
