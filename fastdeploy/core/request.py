@@ -85,6 +85,7 @@ class RequestStatus(Enum):
 class SpeculationTally:
     """Counts of decoding steps, one request's or all requests'.
 
+    A request's own counts only those that verify drafts: every other one emits a token, see `Request.all_steps`.
     A step whose text ended at a kept draft counts no token after it.
 
     Attributes:
@@ -103,9 +104,9 @@ class SpeculationTally:
         """Add one decoding step, which verified this draft."""
         self.num_steps += 1
         self.num_emitted += num_emitted
-        if draft is NO_DRAFT:
-            return
         num_drafted = len(draft)
+        if not num_drafted:
+            return
         if num_drafted >= len(self.drafted):
             self._reserve(num_drafted + 1)
         self.drafted[num_drafted] += 1
@@ -160,9 +161,11 @@ class Request:
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
     Set at admission: request_id, index, key (both of them, unique among the choices in flight), params, seed,
-        cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint.
+        cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint,
+        wants_logprobs.
     Set by the scheduler: arrival_number, its place among all requests that were queued.
-    Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache).
+    Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
+        num_first_tokens (emitted by the step that read the prompt's last token), tally.
     Set by the proposer, cut or dropped by the scheduler: draft.
     Set by the KV manager: block_ids, block_hashes, num_published_blocks.
     Gathered over its prompt chunks, if asked for: prompt_logprobs, of prompt tokens 1, 2, ...
@@ -205,6 +208,7 @@ class Request:
         self._memory: memoryview = self._buffer.data  # what a step writes and reads, cheaper than NumPy
         self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids
         self.num_tokens = self.num_prompt_tokens
+        self.num_first_tokens = 0
         self.num_computed = 0
         self.draft = NO_DRAFT
         self.status = RequestStatus.WAITING
@@ -214,6 +218,7 @@ class Request:
         self.num_published_blocks = 0
 
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
         self.tally = SpeculationTally()
 
@@ -258,6 +263,15 @@ class Request:
     def tokens_since(self, start: int) -> memoryview:
         """[num_tokens - start] int32 view of the prompt's and the emitted tokens from position `start` on."""
         return self._memory[start : self.num_tokens]
+
+    def all_steps(self) -> SpeculationTally:
+        """Return the counts of all decoding steps; the one that reads the prompt's end is none."""
+        tally = SpeculationTally()
+        tally.add(self.tally)
+        num_undrafted = self.num_output_tokens - self.num_first_tokens - tally.num_emitted
+        tally.num_steps += num_undrafted
+        tally.num_emitted += num_undrafted
+        return tally
 
     def append(self, token_ids: list[int]) -> None:
         """Append emitted tokens; the draft is spent."""

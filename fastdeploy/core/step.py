@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy.core.outputs import TokenLogprobs
@@ -14,7 +15,8 @@ class StepPlan:
     """One step over B requests; entry b of every list speaks of requests[b].
 
     Rows of request b are its tokens num_computed[b] .. num_computed[b] + num_scheduled[b] - 1, drafts last.
-    A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0.
+    A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0. The last
+    `num_admitted` requests waited until now.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -23,6 +25,7 @@ class StepPlan:
     num_drafts: list[int] = field(default_factory=list)  # [B] drafts among the rows
     num_verify_rows: list[int] = field(default_factory=list)  # [B] 1 + num_drafts if the rows reach the end, else 0
     num_prompt_rows: list[int] = field(default_factory=list)  # [B] more rows with logits, for prompt log-probabilities
+    num_admitted: int = 0
 
 
 @dataclass(slots=True)
@@ -41,6 +44,6 @@ class RequestResult:
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str = ""
     error_type: str = "numerics"

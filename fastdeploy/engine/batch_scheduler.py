@@ -126,6 +126,7 @@ class BatchScheduler:
             request.status = RequestStatus.RUNNING
             insort(self.running, request, key=_urgency)
             _take(plan, request, num_rows)
+            plan.num_admitted += 1
             budget -= num_rows
 
     def _num_prompt_rows(self, reading: list[Request]) -> int:
@@ -179,10 +180,13 @@ def _take(plan: StepPlan, request: Request, num_rows: int) -> None:
     plan.num_computed.append(request.num_computed)
     plan.num_drafts.append(num_drafts)
     plan.num_verify_rows.append(1 + num_drafts if is_known else 0)
-    plan.num_prompt_rows.append(0 if request.params.prompt_logprobs is None else _num_prompt_rows(request, num_rows))
+    reads_prompt = request.num_computed < request.num_prompt_tokens
+    plan.num_prompt_rows.append(_num_prompt_rows(request, num_rows) if reads_prompt else 0)
 
 
 def _num_prompt_rows(request: Request, num_rows: int) -> int:
     """Rows of a prompt chunk, its last ones, whose logits give the log-probability of a prompt token that has none."""
+    if request.params.prompt_logprobs is None:
+        return 0
     first = max(request.num_computed, len(request.prompt_logprobs))
     return max(0, min(request.num_computed + num_rows, request.num_prompt_tokens - 1) - first)

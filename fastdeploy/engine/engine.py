@@ -163,12 +163,15 @@ class Engine:
             if result.error:
                 deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
                 continue
-            request.prompt_logprobs += result.prompt_logprobs
+            if result.prompt_logprobs:
+                request.prompt_logprobs += result.prompt_logprobs
             if not result.token_ids:
                 self.scheduler.commit(plan, row, result, [])
                 continue
             delta = self.outputs.cut(request, result)
-            self._stats.emitted(request, result.num_accepted, len(delta.token_ids))
+            count = len(delta.token_ids)
+            if request.draft is not NO_DRAFT and request.num_output_tokens:
+                request.tally.record(request.draft, min(result.num_accepted, count), count)
             self.scheduler.commit(plan, row, result, delta.token_ids)
             self.outputs.complete(delta, request)
             deltas.append(delta)
@@ -238,7 +241,7 @@ class Engine:
         self._stats.finished(request, finish_reason)
 
     def _note_first_plans(self, plan: StepPlan) -> None:
-        for request in plan.requests:
+        for request in plan.requests[len(plan.requests) - plan.num_admitted :]:
             if request.metrics.queue_s is None:
                 request.metrics.queue_s = self._clock() - request.arrival_s
 

@@ -75,7 +75,7 @@ class OutputProcessor:
         return (
             self._end_ids[request].isdisjoint(token_ids)
             and request.num_tokens + len(token_ids) < request.max_total_tokens
-            and not request.params.stop
+            and request not in self._scanners
             and request.constraint is None
         )
 
@@ -101,10 +101,11 @@ class OutputProcessor:
 
     def complete(self, delta: TokenDelta, request: Request) -> None:
         """Add what the ledger knows once it has taken the tokens of `delta`, one at least."""
-        if request.metrics.first_token_s is None:
+        if request.num_output_tokens == len(delta.token_ids):
+            request.num_first_tokens = len(delta.token_ids)
             request.metrics.first_token_s = self._clock() - request.arrival_s
-        if request.params.prompt_logprobs is not None and request.num_output_tokens == len(delta.token_ids):
-            delta.prompt_logprobs = [None, *request.prompt_logprobs]
+            if request.params.prompt_logprobs is not None:
+                delta.prompt_logprobs = [None, *request.prompt_logprobs]
         if delta.finish_reason is not None:
             self.end(delta, request, delta.finish_reason)
 
@@ -117,7 +118,7 @@ class OutputProcessor:
         delta.error = error
         delta.seed = request.seed
         delta.metrics = RequestMetrics(**vars(request.metrics))
-        delta.speculate_metrics = speculate_metrics(request.tally)
+        delta.speculate_metrics = speculate_metrics(request.all_steps())
         return delta
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class StatsKeeper:
     """Counts what happens; definitions in docs/glossary.md.
 
-    Steps are counted by each request's own tally; those of requests that have ended are added up here.
+    Tokens and steps are counted by each request; those of requests that have ended are added up here.
     """
 
     def __init__(self) -> None:
@@ -30,18 +30,9 @@ class StatsKeeper:
 
     def finished(self, request: Request, reason: str) -> None:
         """Count an end."""
-        self._ended.add(request.tally)
+        self._stats.num_generated_tokens += request.num_output_tokens
+        self._ended.add(request.all_steps())
         self._stats.num_finished[reason] = self._stats.num_finished.get(reason, 0) + 1
-
-    def emitted(self, request: Request, num_accepted: int, count: int) -> None:
-        """Count one request's part in a step; call before the ledger takes the tokens.
-
-        The token that the prompt's last row emits is no decoding step. Where the text ends at an accepted draft, the
-        drafts behind it count as drafted and not as accepted.
-        """
-        self._stats.num_generated_tokens += count
-        if request.num_output_tokens:
-            request.tally.record(request.draft, min(num_accepted, count), count)
 
     def forbidden(self, num_tokens: int) -> None:
         """Count drafts that a request's constraint cut off before they cost a row."""
@@ -49,10 +40,11 @@ class StatsKeeper:
 
     def snapshot(self, scheduler: BatchScheduler, live: Iterable[Request]) -> EngineStats:
         """Return a copy of the counters with the state of the scheduler and of the live requests filled in."""
-        pool, tally = scheduler.kv.pool, SpeculationTally()
+        pool, tally, num_tokens = scheduler.kv.pool, SpeculationTally(), self._stats.num_generated_tokens
         tally.add(self._ended)
         for request in live:
-            tally.add(request.tally)
+            tally.add(request.all_steps())
+            num_tokens += request.num_output_tokens
         drafted_at, accepted_at = tally.drafted_at(), tally.accepted_at()
         return replace(
             self._stats,
@@ -60,6 +52,7 @@ class StatsKeeper:
             num_waiting=len(scheduler.waiting),
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
+            num_generated_tokens=num_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_prefix_lookup_tokens=scheduler.kv.num_lookup_tokens,
             num_prefix_hit_tokens=scheduler.kv.num_hit_tokens,

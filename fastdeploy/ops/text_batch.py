@@ -6,9 +6,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 IntArray = NDArray[np.int32]
 MAX_TAIL = 16
@@ -45,7 +49,7 @@ class TextBatch:
         self,
         slots: Sequence[int],
         caps: Sequence[int],
-        added: Sequence[IntArray | memoryview],
+        added: Sequence[Buffer],
         tails: Sequence[IntArray] | None = None,
     ) -> None:
         """Describe the next call.
@@ -97,13 +101,14 @@ class TextBatch:
         """[n] int32, 1 where another request's output was followed."""
         return self._is_shared[: len(self)]
 
-    def _add_tokens(self, added: Sequence[IntArray | memoryview]) -> None:
-        num_tokens = sum(map(len, added))
+    def _add_tokens(self, added: Sequence[Buffer]) -> None:
+        texts: list[memoryview] = [memoryview(tokens) for tokens in added]
+        num_tokens = sum(map(len, texts))
         if num_tokens > len(self._tokens):
             self._reserve_tokens(2 * num_tokens)
         cu_tokens, memory, at = self._cu_tokens.data, self._tokens.data, 0
-        for i, tokens in enumerate(added, 1):
-            memory[at : at + len(tokens)] = memoryview(tokens)
+        for i, tokens in enumerate(texts, 1):
+            memory[at : at + len(tokens)] = tokens
             cu_tokens[i] = at = at + len(tokens)
 
     def _add_tails(self, tails: Sequence[IntArray] | None) -> None:

@@ -253,10 +253,12 @@ class ModelRunner:
         """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""
         for segment in go:
             request, result = plan.requests[segment.plan_row], results[segment.plan_row]
+            if not request.wants_logprobs:
+                continue
             if segment.is_prompt:
                 chosen = request.token_ids[segment.position + 1 : segment.position + 1 + segment.count]
                 top_n = request.params.prompt_logprobs or 0
-                result.prompt_logprobs += self._logprobs(segment.at, chosen, top_n)
+                result.prompt_logprobs = [*result.prompt_logprobs, *self._logprobs(segment.at, chosen, top_n)]
             elif request.params.logprobs is not None:
                 chosen = np.array(result.token_ids, np.int32)
                 result.logprobs = self._logprobs(segment.at, chosen, request.params.logprobs)

@@ -126,6 +126,27 @@ def test_row_that_cannot_be_sampled_fails_its_own_request_only() -> None:
     engine.check_integrity()
 
 
+def test_steps_with_and_without_drafts_are_counted_while_requests_live_and_when_they_are_gone() -> None:
+    requests = [generation(name, max_tokens=most) for name, most in (("a", 9), ("b", 20), ("c", 14))]
+    texts = {(r.request_id, 0): plain_text([1, 2, 3], 1, r.params) for r in requests}
+    engine = make_engine(OracleProposer(texts, corruption=0.6), num_speculative_tokens=3)
+    for request in requests:
+        engine.add_request(request)
+    counts: dict[str, list[int]] = {}  # of each request, the tokens of its steps
+    while engine.has_unfinished():
+        for delta in engine.step():
+            counts.setdefault(delta.request_id, []).append(len(delta.token_ids))
+            if delta.speculate_metrics is not None:
+                assert delta.speculate_metrics.num_steps == len(counts[delta.request_id]) - 1
+        stats = engine.stats()
+        assert stats.num_generated_tokens == sum(map(sum, counts.values()))
+        assert stats.num_steps == sum(len(steps) - 1 for steps in counts.values())
+        assert stats.num_emitted_tokens == sum(sum(steps[1:]) for steps in counts.values())
+    emitted = [count for steps in counts.values() for count in steps[1:]]
+    assert min(emitted) == 1 < max(emitted)
+    assert 0 < stats.num_drafts < stats.num_steps
+
+
 def test_tokens_behind_a_stop_are_seen_by_nobody() -> None:
     params = SamplingParams(seed=1, max_tokens=30, ignore_eos=True)
     text = plain_text([1, 2, 3], 1, params)

@@ -101,3 +101,58 @@ def test_rows_without_lists_point_at_nothing_left_by_earlier_ones() -> None:
     rules.write(Request(GenerationRequest("b", [10], SamplingParams()), 0, 0, 50, 0), 0, 1)
     begin_end = batch.int_params.array[0, [IntColumn.BIAS_BEGIN, IntColumn.BIAS_END]]
     assert begin_end[0] == begin_end[1]
+
+
+def make_request(name: str, seed: int, draft: list[int], **params: Any) -> Request:
+    source = GenerationRequest(name, [10, 11], SamplingParams(**params))
+    request = Request(source, 0, seed=seed, max_total_tokens=50, max_drafts=8)
+    request.set_draft(Draft(np.array(draft, np.int32), "test"))
+    return request
+
+
+def test_rows_of_the_step_before_are_never_taken_for_this_ones() -> None:
+    batch = SamplingBatch(16)
+    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    one, other, biased = make_request("one", 1, [30, 31]), make_request("other", 2, []), make_request("biased", 3, [])
+    biased.params.logit_bias[7] = 2.0
+    steps = [[one], [other, one], [biased, other], [one, other, biased], [one, other, biased]]
+    columns = [IntColumn.SEED, IntColumn.POSITION, IntColumn.DRAFT_ID, IntColumn.BIAS_END]
+    rows_of = {
+        one: [[1, 2, 30, 0], [1, 3, 31, 0], [1, 4, -1, 0]],
+        other: [[2, 2, -1, 0]],
+        biased: [[3, 2, -1, 1]],
+    }
+    for number, requests in enumerate(steps):
+        rules.begin()
+        at = 0
+        for request in requests:
+            rules.write(request, at, len(rows_of[request]))
+            at += len(rows_of[request])
+        expected = [row for request in requests for row in rows_of[request]]
+        assert batch.int_params.array[:at, columns].tolist() == expected, f"step {number}"
+
+
+def test_a_row_whose_drafts_are_gone_judges_none() -> None:
+    batch = SamplingBatch(16)
+    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    request = make_request("one", 1, [30, 31])
+    rules.begin()
+    rules.write(request, 0, 3)
+    request.append([30])
+    rules.begin()
+    rules.write(request, 0, 1)
+    assert batch.int_params.array[0, [IntColumn.POSITION, IntColumn.DRAFT_ID]].tolist() == [3, -1]
+
+
+def test_a_history_grows_from_step_to_step() -> None:
+    batch = SamplingBatch(16)
+    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    request = make_request("one", 1, [], repetition_penalty=1.5)
+    histories = []
+    for token in (20, 21):
+        rules.begin()
+        rules.write(request, 0, 1)
+        begin, end = batch.int_params.array[0, [IntColumn.HISTORY_BEGIN, IntColumn.HISTORY_END]]
+        histories.append(batch.history.array[begin:end].tolist())
+        request.append([token])
+    assert histories == [[10, 11], [10, 11, 20]]
