@@ -7,6 +7,7 @@ comparison, so what an unverified draft was worth is known too, as soon as the t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
-MODEL_HURDLE = 1.06  # the same of drafts that a model is asked for: requests then end one by one, in ever smaller steps
-LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
-TRY_SHARE = 0.005  # the same of a model's tries
-REST = 4  # steps without drafts, of which one is timed and at most one considers asking again
+RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
+LOOK_SHARE = 0.002  # of the time: most that looks for drafts may take where they do not pay, matching among them
+TRY_SHARE = 0.004  # the same of a model's tries
+REST = 8  # steps without drafts, of which one is timed and at most one considers asking again
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -282,7 +283,8 @@ class AdaptiveBudget(DraftBudget):
         rooms = [min(room, model.num_steps) for room in rooms]
         products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
         line, call = self._line(num_decoding, sum(rooms), 0), model.cost
-        steps, best_rate = [0] * len(ready), MODEL_HURDLE * num_decoding / line[0]
+        hurdle = HURDLE + RAGGED * math.log2(num_decoding)
+        steps, best_rate = [0] * len(ready), hurdle * num_decoding / line[0]
         if sum(row[0] for row in products) < best_rate * (look_s + call.call_s):
             return steps  # not even for rows that cost nothing
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
