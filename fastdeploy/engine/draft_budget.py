@@ -291,7 +291,7 @@ class AdaptiveBudget(DraftBudget):
         fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
-            lengths, rate = _most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills)
+            lengths, rate = _most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills, call.row_s)
             if rate > best_rate:
                 steps, best_rate = lengths, rate
         return steps
@@ -374,6 +374,7 @@ def _most_profitable(
     line: Sequence[float],
     draft_s: float = 0.0,
     first_s: Sequence[float] | None = None,
+    right_s: float = 0.0,
 ) -> tuple[list[int], float]:
     """Return how many drafts of each request give the most tokens per second, and that rate.
 
@@ -383,6 +384,7 @@ def _most_profitable(
         line: seconds of a step of 0, 1, ... drafts.
         draft_s: seconds that making them takes.
         first_s: of each request, seconds that its first draft adds to that.
+        right_s: seconds that every draft that comes true adds, as whoever made it has to catch up with the text.
     """
     likeliest = sorted([(product, i) for i, row in enumerate(products) for product in row], reverse=True)
     emitted, best = float(num_decoding), 0
@@ -390,6 +392,7 @@ def _most_profitable(
     begun: set[int] = set()
     for count, (product, i) in enumerate(likeliest, 1):
         emitted += product
+        draft_s += right_s * product
         if first_s and i not in begun:
             draft_s += first_s[i]
             begun.add(i)
