@@ -16,11 +16,11 @@ from typing import NamedTuple
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
+from fastdeploy.engine.draft_choice import HURDLE, most_profitable
 from fastdeploy.engine.draft_purse import Price, Purse
 from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
-HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.002  # of the time: most that looks for drafts may take where they do not pay, matching among them
 TRY_SHARE = 0.004  # the same of a model's tries
@@ -241,7 +241,7 @@ class AdaptiveBudget(DraftBudget):
         products = [self._survival.products(request.key, request.draft) for request in drafted]
         num_offered = sum(map(len, products))
         line = self._line(decoding, num_decoding, num_offered, num_prompt_rows)
-        lengths, _ = _most_profitable(products, num_decoding, line)
+        lengths, _ = most_profitable(products, num_decoding, line)
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
         row_s, gains = rows_s / max(1, num_rows), {}
@@ -303,7 +303,7 @@ class AdaptiveBudget(DraftBudget):
         fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
-            lengths, rate = _most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills, call.row_s)
+            lengths, rate = most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills, call.row_s)
             if rate > best_rate:
                 steps, best_rate = lengths, rate
         return steps
@@ -378,39 +378,3 @@ class AdaptiveBudget(DraftBudget):
 def _is_early(request: Request) -> bool:
     """True beside the first token, for which the prompt is read."""
     return request.num_output_tokens <= 1
-
-
-def _most_profitable(
-    products: Sequence[Sequence[float]],
-    num_decoding: int,
-    line: Sequence[float],
-    draft_s: float = 0.0,
-    first_s: Sequence[float] | None = None,
-    right_s: float = 0.0,
-) -> tuple[list[int], float]:
-    """Return how many drafts of each request give the most tokens per second, and that rate.
-
-    Products fall along a draft, so that the likeliest tokens of all are a beginning of each draft.
-
-    Args:
-        line: seconds of a step of 0, 1, ... drafts.
-        draft_s: seconds that making them takes.
-        first_s: of each request, seconds that its first draft adds to that.
-        right_s: seconds that every draft that comes true adds, as whoever made it has to catch up with the text.
-    """
-    likeliest = sorted([(product, i) for i, row in enumerate(products) for product in row], reverse=True)
-    emitted, best = float(num_decoding), 0
-    best_rate = HURDLE * emitted / (line[0] + draft_s)
-    begun: set[int] = set()
-    for count, (product, i) in enumerate(likeliest, 1):
-        emitted += product
-        draft_s += right_s * product
-        if first_s and i not in begun:
-            draft_s += first_s[i]
-            begun.add(i)
-        if emitted > best_rate * (line[count] + draft_s):
-            best, best_rate = count, emitted / (line[count] + draft_s)
-    lengths = [0] * len(products)
-    for _, i in likeliest[:best]:
-        lengths[i] += 1
-    return lengths, best_rate
