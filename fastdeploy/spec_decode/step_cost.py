@@ -13,6 +13,7 @@ RATE = 0.01  # of the running moments
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
 REFRESH = 16  # steps between computations of a line
 MIN_LINE = 16  # rows that one has at least
+MOST_LINES = 256  # kept where no step says anything, as all have prompts
 CALL_RATE = 0.05  # of the running mean of what calls take
 CALL_OUTLIER = 4.0  # times what was expected that a draft counts for at most
 RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
@@ -63,6 +64,8 @@ class StepCost:
             timed = np.array(self._line)[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
             error = self._mean_error + self._tilt * (np.log(rows) - self._mean_rows)
             line = ((timed + self._request_s * num_requests) * np.exp(error)).tolist()
+            if len(self._lines) >= MOST_LINES:
+                self._lines.clear()
             self._lines[num_rows, num_requests] = line
         return line
 
