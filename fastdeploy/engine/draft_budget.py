@@ -22,7 +22,7 @@ from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
-LOOK_SHARE = 0.002  # of the time: most that looks for drafts may take where they do not pay, matching among them
+LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
 TRY_SHARE = 0.004  # the same of a model's tries
 REST = 8  # steps without drafts, of which one is timed and at most one considers asking again
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately

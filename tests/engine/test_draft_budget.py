@@ -155,7 +155,7 @@ def asked_where_nothing_is_found(clock: ManualClock, proposing_s: float) -> list
 def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
     asked = asked_where_nothing_is_found(ManualClock(), 0.11)
     assert asked[:5] == [True] * 5
-    assert sum(asked[100:]) == 5  # one step in 56, of 1 each, for 0.11
+    assert sum(asked[100:]) == 7  # one step in 40, of 1 each, for 0.11
 
 
 class TickingClock(ManualClock):
