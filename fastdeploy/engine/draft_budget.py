@@ -7,6 +7,7 @@ comparison, so what an unverified draft was worth is known too, as soon as the t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,15 @@ from typing import NamedTuple
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
+from fastdeploy.engine.draft_choice import HURDLE, most_profitable
 from fastdeploy.engine.draft_purse import Price, Purse
 from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
-HURDLE = 1.03  # times the tokens per second of no drafts that drafts must promise
-MODEL_HURDLE = 1.06  # the same of drafts that a model is asked for: requests then end one by one, in ever smaller steps
+RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
-TRY_SHARE = 0.005  # the same of a model's tries
-REST = 4  # steps without drafts, of which one is timed and at most one considers asking again
+TRY_SHARE = 0.004  # the same of a model's tries
+REST = 8  # steps without drafts, of which one is timed and at most one considers asking again
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -121,7 +122,7 @@ class AdaptiveBudget(DraftBudget):
         self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
         self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
-        self._began_s = self._decided_s = 0.0
+        self._began_s = self._decided_s = self._handled_s = 0.0
         self._purse = Purse()
         self._match = Price()
         self._match_s = 0.0  # saved for asking for matches where it does not pay
@@ -134,15 +135,16 @@ class AdaptiveBudget(DraftBudget):
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
+        self._handled_s = 0.0
         self._is_timed = bool(drafted or self._asked) or self._num_rounds % REST == 0
         if self._is_timed:
             self._began_s = self._clock()
         if drafted or self._asked:
-            gains = self._cut(drafted, len(decoding), num_prompt_rows) if drafted else {}
+            gains = self._cut(drafted, decoding, num_prompt_rows) if drafted else {}
             for key, track in self._asked.items():
                 track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
             self._asked.clear()
-            self._purse.spend(self._clock() - self._began_s)
+            self._handle(self._clock() - self._began_s)
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
@@ -160,7 +162,8 @@ class AdaptiveBudget(DraftBudget):
             self._late_s += TRY_SHARE * steps_s
             self._num_untimed = 0
             if self._num_rows or self._num_rounds % REST == 0:
-                self._cost.learn(sum(plan.num_scheduled), len(plan.requests), step_s)
+                weight = self._cost.weight(len(plan.requests), sum(plan.num_computed))
+                self._cost.learn(sum(plan.num_scheduled), weight, step_s - self._handled_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
@@ -215,7 +218,7 @@ class AdaptiveBudget(DraftBudget):
             track = self._open.get(request.key)
             if track is not None:
                 self._compare(request.key, track, token_ids)
-        self._purse.spend(self._clock() - began_s)
+        self._handle(self._clock() - began_s)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
@@ -232,12 +235,13 @@ class AdaptiveBudget(DraftBudget):
         """Return counters and the state now."""
         return DraftBudgetStats(self._mean_length, self._num_rows, self._num_zero_choices, self._num_withheld)
 
-    def _cut(self, drafted: Sequence[Request], num_decoding: int, num_prompt_rows: int) -> dict[Key, float]:
+    def _cut(self, drafted: Sequence[Request], decoding: Sequence[Request], num_prompt_rows: int) -> dict[Key, float]:
         """Cut drafts; return the seconds that matches save: the steps that they spare, less the rows that they cost."""
+        num_decoding = len(decoding)
         products = [self._survival.products(request.key, request.draft) for request in drafted]
         num_offered = sum(map(len, products))
-        line = self._line(num_decoding, num_offered, num_prompt_rows)
-        lengths, _ = _most_profitable(products, num_decoding, line)
+        line = self._line(decoding, num_decoding, num_offered, num_prompt_rows)
+        lengths, _ = most_profitable(products, num_decoding, line)
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
         row_s, gains = rows_s / max(1, num_rows), {}
@@ -250,20 +254,29 @@ class AdaptiveBudget(DraftBudget):
         self._num_withheld += num_offered - num_rows
         return gains
 
+    def _handle(self, seconds: float) -> None:
+        """Count time of a step that is part of a look for drafts, and no cost of the step's rows."""
+        self._purse.spend(seconds)
+        self._handled_s += seconds
+
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""
         name = self._model.source if self._model else None
         return draft.sources.count(name) if draft.sources else len(draft) * (draft.source == name)
 
-    def _line(self, num_decoding: int, num_drafts: int, num_prompt_rows: int) -> list[float]:
-        """Return the time that decoding with 0 .. num_drafts drafts is charged.
+    def _line(
+        self, requests: Sequence[Request], num_decoding: int, num_drafts: int, num_prompt_rows: int
+    ) -> list[float]:
+        """Return the time that decoding with 0 .. num_drafts drafts is charged, of `num_decoding` such requests.
 
         Drafts cost what they add to the whole step, prompts their own.
         """
-        line = self._cost.line(num_decoding + num_prompt_rows, num_drafts, num_decoding)
+        num_tokens = sum([request.num_tokens for request in requests]) * num_decoding // len(requests)
+        weight = self._cost.weight(num_decoding, num_tokens)
+        line = self._cost.line(num_decoding + num_prompt_rows, num_drafts, weight)
         if not num_prompt_rows:
             return line
-        own_s = self._cost.seconds(num_decoding, num_decoding)
+        own_s = self._cost.seconds(num_decoding, weight)
         return [own_s + seconds - line[0] for seconds in line]
 
     def _matches(self, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
@@ -281,15 +294,16 @@ class AdaptiveBudget(DraftBudget):
         num_decoding = max(len(ready), self._num_requests)
         rooms = [min(room, model.num_steps) for room in rooms]
         products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
-        line, call = self._line(num_decoding, sum(rooms), 0), model.cost
-        steps, best_rate = [0] * len(ready), MODEL_HURDLE * num_decoding / line[0]
+        line, call = self._line(ready, num_decoding, sum(rooms), 0), model.cost
+        hurdle = HURDLE + RAGGED * math.log2(num_decoding)
+        steps, best_rate = [0] * len(ready), hurdle * num_decoding / line[0]
         if sum(row[0] for row in products) < best_rate * (look_s + call.call_s):
             return steps  # not even for rows that cost nothing
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
         fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
-            lengths, rate = _most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills)
+            lengths, rate = most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills, call.row_s)
             if rate > best_rate:
                 steps, best_rate = lengths, rate
         return steps
@@ -364,36 +378,3 @@ class AdaptiveBudget(DraftBudget):
 def _is_early(request: Request) -> bool:
     """True beside the first token, for which the prompt is read."""
     return request.num_output_tokens <= 1
-
-
-def _most_profitable(
-    products: Sequence[Sequence[float]],
-    num_decoding: int,
-    line: Sequence[float],
-    draft_s: float = 0.0,
-    first_s: Sequence[float] | None = None,
-) -> tuple[list[int], float]:
-    """Return how many drafts of each request give the most tokens per second, and that rate.
-
-    Products fall along a draft, so that the likeliest tokens of all are a beginning of each draft.
-
-    Args:
-        line: seconds of a step of 0, 1, ... drafts.
-        draft_s: seconds that making them takes.
-        first_s: of each request, seconds that its first draft adds to that.
-    """
-    likeliest = sorted([(product, i) for i, row in enumerate(products) for product in row], reverse=True)
-    emitted, best = float(num_decoding), 0
-    best_rate = HURDLE * emitted / (line[0] + draft_s)
-    begun: set[int] = set()
-    for count, (product, i) in enumerate(likeliest, 1):
-        emitted += product
-        if first_s and i not in begun:
-            draft_s += first_s[i]
-            begun.add(i)
-        if emitted > best_rate * (line[count] + draft_s):
-            best, best_rate = count, emitted / (line[count] + draft_s)
-    lengths = [0] * len(products)
-    for _, i in likeliest[:best]:
-        lengths[i] += 1
-    return lengths, best_rate

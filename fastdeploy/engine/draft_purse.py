@@ -50,7 +50,7 @@ class Purse:
 
     @property
     def look_s(self) -> float:
-        """Seconds that a look takes beside what proposers do; 0 before the first ones."""
+        """Seconds that a look takes, a model's calls aside; 0 before the first one."""
         return self._look.seconds
 
     def earn(self, seconds: float) -> None:

@@ -13,6 +13,7 @@ RATE = 0.01  # of the running moments
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
 REFRESH = 16  # steps between computations of a line
 MIN_LINE = 16  # rows that one has at least
+MOST_LINES = 256  # kept where no step says anything, as all have prompts
 CALL_RATE = 0.05  # of the running mean of what calls take
 CALL_OUTLIER = 4.0  # times what was expected that a draft counts for at most
 RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
@@ -27,28 +28,34 @@ class StepCost:
     dear rows is forgotten, tried and learned again.
     """
 
-    def __init__(self, timings: Mapping[int, float], request_s: float = 0.0) -> None:
+    def __init__(self, timings: Mapping[int, float], request_s: float = 0.0, request_tokens: int | None = None) -> None:
         """Start from a line and a slope.
 
         Args:
             timings: rows: seconds without what the requests cost; beyond the last of them the line goes straight on.
             request_s: seconds that each request adds.
+            request_tokens: that a request has for that, others in proportion; None if its length does not matter.
         """
+        self._request_tokens = request_tokens
         rows = sorted(timings)
         seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
         self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
-        self._lines: dict[tuple[int, int], list[float]] = {}  # of which the next few steps make use
+        self._lines: dict[tuple[int, float], list[float]] = {}  # of which the next few steps make use
         self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
         self._request_s = request_s
         self._num_steps = 0
         self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0
 
-    def seconds(self, num_rows: int, num_requests: int) -> float:
+    def weight(self, num_requests: int, num_tokens: int) -> float:
+        """Return as how many requests those count that have so many tokens together: `num_requests` hereafter."""
+        return num_requests if self._request_tokens is None else round(4 * num_tokens / self._request_tokens) / 4
+
+    def seconds(self, num_rows: int, num_requests: float) -> float:
         """Return the expected time of a step whose rows all verify."""
         error = self._mean_error + self._tilt * (math.log(num_rows) - self._mean_rows)
         return self._timed(num_rows, num_requests) * math.exp(error)
 
-    def line(self, num_rows: int, num_more: int, num_requests: int) -> list[float]:
+    def line(self, num_rows: int, num_more: int, num_requests: float) -> list[float]:
         """Return the expected times of steps of num_rows .. num_rows + num_more rows or more, lately computed."""
         line = self._lines.get((num_rows, num_requests), [])
         if len(line) <= num_more:
@@ -57,10 +64,12 @@ class StepCost:
             timed = np.array(self._line)[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
             error = self._mean_error + self._tilt * (np.log(rows) - self._mean_rows)
             line = ((timed + self._request_s * num_requests) * np.exp(error)).tolist()
+            if len(self._lines) >= MOST_LINES:
+                self._lines.clear()
             self._lines[num_rows, num_requests] = line
         return line
 
-    def learn(self, num_rows: int, num_requests: int, seconds: float) -> None:
+    def learn(self, num_rows: int, num_requests: float, seconds: float) -> None:
         """Take in a step that was computed."""
         expected = self.seconds(num_rows, num_requests)
         surprise = max(-OUTLIER, min(OUTLIER, math.log(max(seconds, 1e-9) / expected)))
@@ -79,7 +88,7 @@ class StepCost:
     def _tilt(self) -> float:
         return self._covariance / (self._variance + RIDGE)
 
-    def _timed(self, num_rows: int, num_requests: int) -> float:
+    def _timed(self, num_rows: int, num_requests: float) -> float:
         last = len(self._line) - 1
         beyond_s = self._beyond_s * max(0, num_rows - last)
         return self._line[min(num_rows, last)] + beyond_s + self._request_s * num_requests

@@ -30,8 +30,8 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     The calling thread's own time is taken, the least of several, as whatever else the machine does makes a step only
     longer; the sizes take turns. Too short a time corrects itself: drafts are then verified, and their steps measured.
 
-    The cache must be unused. Requests have blocks of their own as far as it goes: what a request adds to a step is mostly
-    reading its keys and values, which lie in a near cache if they are another one's too.
+    The cache must be unused. Requests have blocks of their own as far as it goes: what a request adds to a step is
+    mostly reading its keys and values, which lie in a near cache if they are another one's too.
     """
     max_drafts = min(max_drafts, num_cache_tokens - 1)
     num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
@@ -48,7 +48,8 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     added_s = (timer.seconds["lone"] - timer.seconds[lone]) / max(1, lone - num_packed)
     request_s = min(max(0.0, added_s), min(timer.seconds.values()) / 2)
     timed = ((rows, seconds) for rows, seconds in timer.seconds.items() if isinstance(rows, int))
-    return StepCost({rows: s - request_s * len(_split(rows, 1 + max_drafts)) for rows, s in timed}, request_s)
+    lines = {rows: seconds - request_s * len(_split(rows, 1 + max_drafts)) for rows, seconds in timed}
+    return StepCost(lines, request_s, num_tokens)
 
 
 def time_calls(drafter: Drafter, num_cache_tokens: int) -> CallCost:

@@ -155,7 +155,7 @@ def asked_where_nothing_is_found(clock: ManualClock, proposing_s: float) -> list
 def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
     asked = asked_where_nothing_is_found(ManualClock(), 0.11)
     assert asked[:5] == [True] * 5
-    assert sum(asked[100:]) == 8  # one step in 40, of 1 each, for 0.11
+    assert sum(asked[100:]) == 7  # one step in 40, of 1 each, for 0.11
 
 
 class TickingClock(ManualClock):
@@ -172,6 +172,23 @@ def test_what_choosing_and_comparing_take_is_paid_for_too() -> None:
     )  # two looks at the clock alone would pay in a step of four
     assert all(asked[:5])
     assert 10 <= sum(asked[100:]) <= 30
+
+
+def test_handling_drafts_is_no_cost_of_rows() -> None:
+    clock, believed = TickingClock(), StepCost({1: 1.0, 8: 1.0})
+    budget, request = AdaptiveBudget(believed, clock=clock), make_request()
+    learned: list[float] = []
+    believed.learn = lambda rows, weight, seconds: learned.append(seconds)  # type: ignore[method-assign]
+    for _ in range(2):
+        request.set_draft(make_draft(TEXT))
+        budget.proposed([request], [Ask(5, 0)])
+        budget.choose([request], 0)
+        clock.now += 1.0
+        budget.observe([request], [TEXT])
+        budget.end_step(decoding_step(request))
+    assert learned == pytest.approx(
+        [1.04] * 2
+    )  # 1.08 from the first look at the clock to the last, 0.04 of them in two looks
 
 
 def ask_in_turn(
@@ -238,7 +255,7 @@ def test_where_a_model_does_not_pay_the_request_that_has_waited_longest_is_tried
     second.append(TEXT)
     tried = []
     for _ in range(3):
-        rest(budget, clock, [first, second], 1800.0)  # of which asking may take nine
+        rest(budget, clock, [first, second], 2250.0)  # of which asking may take nine
         asks = budget.ask([first, second])
         tried.append([ask.num_steps for ask in asks])
         clock.now += 12.0
@@ -254,7 +271,7 @@ def test_a_try_waits_until_what_it_takes_is_saved_the_text_to_be_read_included()
     tried = []
     for _ in range(7):
         tried.append(budget.ask([request]) == [Ask(1, 1)])
-        rest(budget, clock, [request], 198.0)
+        rest(budget, clock, [request], 247.5)
     assert tried == [False] * 6 + [True]  # 0.99 saved each time
 
 
@@ -266,7 +283,7 @@ def test_beside_its_prompt_a_request_is_tried_at_the_prompts_expense() -> None:
     prompt = decoding_step(fresh, old)
     prompt.num_scheduled[0] += 100
     budget.choose([old], 0)
-    clock.now += 200.0
+    clock.now += 250.0
     budget.end_step(prompt)
     assert budget.ask([old]) == [Ask(0, 0)]
     assert budget.ask([fresh, old]) == [Ask(1, 1), Ask(0, 0)]

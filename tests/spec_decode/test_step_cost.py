@@ -24,6 +24,13 @@ def test_requests_cost_beside_their_rows() -> None:
     assert cost.seconds(4, 4) == pytest.approx(6.0)
 
 
+def test_requests_cost_by_their_length() -> None:
+    cost = StepCost({1: 1.0, 4: 4.0}, request_s=0.5, request_tokens=512)
+    assert [cost.weight(4, tokens) for tokens in (0, 512, 2048)] == [0, 1, 4]
+    assert StepCost({1: 1.0}).weight(4, 2048) == 4
+    assert cost.line(4, 0, cost.weight(4, 2048))[0] == pytest.approx(6.0)
+
+
 def test_a_slower_machine_makes_every_row_count_dearer_alike() -> None:
     cost = StepCost({1: 1.0, 2: 1.5, 8: 4.0})
     for _ in range(300):
