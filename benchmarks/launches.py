@@ -2,9 +2,10 @@
 """The operators of a step one by one: what each has to do, what its kernel takes, and what a plain loop takes.
 
 A plain loop (custom_ops/cpu_ops/roofline_lines.h) loads every line of the very memory that the kernel reads, weights
-or keys and values, expands it as the format demands and multiplies it by as many rows, on the same threads. It
-prepares no rows, applies no scales, takes no softmax and writes nothing. For every kind of operator it runs in the
-fastest of several forms (FORMS), found by trial on the machine at hand. Where a kernel takes less time than its loop
+or keys and values, expands it as the format demands and multiplies it by as many rows, on the same threads. What the
+format asks of sums belongs to it: those of a row of two limbs are joined (`wint8`, `wint4`), and a group's sum times
+its scale is added to a total (`wint4`, `w4a8`). It prepares no rows, scales and writes no outputs and takes no softmax.
+For every kind of operator it runs in the fastest of several forms (FORMS), found by trial on the machine at hand. Where a kernel takes less time than its loop
 even so, the kernel's time stands in for it: the sum is never above what the operators themselves take.
 """
 
@@ -27,10 +28,11 @@ TRIALS = 2  # of every form
 class LoopForm(ctypes.Structure):
     """How a loop streams its memory: LoopForm of custom_ops/cpu_ops/roofline_loops.h."""
 
-    _fields_ = (("streams", ctypes.c_int64), ("ahead_bytes", ctypes.c_int64))
+    _fields_ = (("streams", ctypes.c_int64), ("ahead_bytes", ctypes.c_int64), ("in_turns", ctypes.c_int64))
 
 
 FORMS = [LoopForm(streams, ahead) for streams in (1, 2, 4) for ahead in (1 << 12, 1 << 14, 1 << 15)]
+FORMS += [LoopForm(streams=2, ahead_bytes=ahead, in_turns=1) for ahead in (1 << 12, 1 << 14, 1 << 15)]
 
 
 @dataclass(frozen=True)

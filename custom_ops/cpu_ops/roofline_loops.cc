@@ -95,12 +95,17 @@ int64_t linear_loop(const LinearArgs& a, const LoopForm& form) {
 
 int64_t linear_quantized_loop(const QuantizedLinearArgs& a, const LoopForm& form) {
   const int64_t bytes = quantized_panel_bytes(a.quantization, a.k), header = scale_bytes(a.quantization, a.k);
-  const int64_t limbs = row_limbs(a.quantization);
-  QuantizedLinearArgs limb_rows = a;
-  limb_rows.rows *= limbs;
-  return (has_four_bits(a.quantization) ? panels_loop<CodeLines<true>>(limb_rows, bytes, header, form)
-                                        : panels_loop<CodeLines<false>>(limb_rows, bytes, header, form)) /
-         limbs;
+  switch (a.quantization) {
+    case Quantization::kWint8:
+      return panels_loop<QuantizedLines<Quantization::kWint8>>(a, bytes, header, form);
+    case Quantization::kWint4:
+      return panels_loop<QuantizedLines<Quantization::kWint4>>(a, bytes, header, form);
+    case Quantization::kW8a8:
+      return panels_loop<QuantizedLines<Quantization::kW8a8>>(a, bytes, header, form);
+    case Quantization::kW4a8:
+      return panels_loop<QuantizedLines<Quantization::kW4a8>>(a, bytes, header, form);
+  }
+  return 0;
 }
 
 int64_t row_limbs(Quantization quantization) { return has_wide_rows(quantization) ? kWideLimbs : 1; }

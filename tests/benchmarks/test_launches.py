@@ -43,7 +43,7 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
     for form in FORMS:
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 18, ROWS):
             _, found = Replay(recording, num_rows, 0).time_loops([form], on_thread_time=True)
-            assert found == [halves * lines * num_rows], (num_rows, form.streams, form.ahead_bytes)
+            assert found == [halves * lines * num_rows], (num_rows, form.streams, form.ahead_bytes, form.in_turns)
     assert (out == 7.0).all(), "a loop writes nothing"
 
 
@@ -113,12 +113,12 @@ def test_a_group_is_measured_in_the_form_that_was_fastest_in_the_trials(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _loaded, replays = captured(tiny, "w4a8", StepShape(2, 1, 40))
-    used: list[tuple[int, int]] = []
+    used: list[tuple[int, int, int]] = []
 
     def time_loops(self: Replay, forms: list[LoopForm], on_thread_time: bool) -> tuple[list[float], list[int]]:
-        used.extend((form.streams, form.ahead_bytes) for form in forms)
-        seconds = [0.5 if (form.streams, form.ahead_bytes) == (2, 1 << 14) else 1.0 for form in forms]
-        return seconds, [0] * len(forms)
+        tried = [(form.streams, form.ahead_bytes, form.in_turns) for form in forms]
+        used.extend(tried)
+        return [0.5 if form == (2, 1 << 14, 0) else 1.0 for form in tried], [0] * len(forms)
 
     monkeypatch.setattr(Replay, "time_loops", time_loops)
     floors = LaunchFloors()
@@ -126,7 +126,7 @@ def test_a_group_is_measured_in_the_form_that_was_fastest_in_the_trials(
     assert len(set(used)) == len(FORMS)
     used.clear()
     floors.measure(replays)
-    assert set(used) == {(2, 1 << 14)}
+    assert set(used) == {(2, 1 << 14, 0)}
     assert len(floors.loops_s) == len(floors.kernels_s) == 2
     assert floors.loops_s[1]["Attention"] == 0.5 * 2, "two layers"
     assert "RmsNorm" not in floors.work and "Gather" not in floors.work
