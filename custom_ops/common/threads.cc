@@ -74,6 +74,7 @@ class Pool {
 
   bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
   void release() { busy_.store(false, std::memory_order_release); }
+  bool is_busy() const { return busy_.load(std::memory_order_relaxed); }
 
   void run(int64_t num_tiles, void (*tile)(void*, int64_t), void* context) {
     tile_ = tile;
@@ -167,6 +168,8 @@ int num_threads() {
   static const int count = choose_num_threads();
   return count;
 }
+
+int num_free_threads() { return num_threads() == 1 || pool().is_busy() ? 1 : num_threads(); }
 
 void run_tiles(int64_t num_tiles, void (*tile)(void*, int64_t), void* context) {
   if (num_tiles <= 0) return;

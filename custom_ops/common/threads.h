@@ -11,6 +11,9 @@ namespace fd {
 // container's processor quota. Throws std::invalid_argument when FD_NUM_THREADS is not a positive number.
 int num_threads();
 
+// Threads that would share work which is handed out now: 1 inside a tile, or while another thread is using the pool.
+int num_free_threads();
+
 // Calls tile(context, i) once for each i in [0, num_tiles), on any thread and in any order, and returns when all are
 // done. Tiles are handed out one by one, so a thread that the system has paused holds back at most one tile. A call
 // from inside a tile, or while another thread is using the pool, runs on the calling thread alone. Tiles must not

@@ -9,14 +9,14 @@
 #include "common/threads.h"
 #include "cpu_ops/sampling_cuts.h"
 #include "cpu_ops/sampling_kernels.h"
+#include "cpu_ops/sampling_shared.h"
 
 namespace fd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int64_t kParallelCost = 1 << 20;  // in ids read, about 0.2 ms; below it, a second thread does not pay
-constexpr int64_t kSampledCost = 8;         // of an id in a sampled row, against one of a greedy row
-constexpr float kDrawnTopP = 0.25f;         // from here on it is cheaper to draw and ask than to find where top_p ends
+constexpr int64_t kSampledCost = 8;  // of an id in a sampled row, against one of a greedy row
+constexpr float kDrawnTopP = 0.25f;  // from here on it is cheaper to draw and ask than to find where top_p ends
 
 struct Change {
   int32_t id;
@@ -155,7 +155,7 @@ Choice draw_and_ask(const RowParams& params, const Row& row, Cut cut) {
   Prefix prefix(params.f[kTopP], row, cut);
   cut = cut_of_min_p(params, row, cut);
   const bool hopes = draft_survives(params, row, cut);
-  const auto draw = [&](Cut among) { return sampling_kernels().draw(row, among, params.seed(), params.position()); };
+  const auto draw = [&](Cut among) { return shared_draw(row, among, params.seed(), params.position()); };
   int32_t id = draw(cut);
   while (!prefix.holds(id)) id = draw(before(row.logits[id] / row.temperature, id));
   return {id, kRowOk, hopes && prefix.holds(static_cast<int32_t>(params.i[kDraftId]))};
@@ -171,7 +171,7 @@ Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratc
   if (top_p >= kDrawnTopP && top_p < 1.0f && processed == nullptr) return draw_and_ask(params, row, cut);
   if (top_p < 1.0f) cut = cut_top_p(top_p, row, cut, s.cuts);
   cut = cut_of_min_p(params, row, cut);
-  const int32_t id = sampling_kernels().draw(row, cut, params.seed(), params.position());
+  const int32_t id = shared_draw(row, cut, params.seed(), params.position());
   const Choice choice = {id, kRowOk, draft_survives(params, row, cut)};
   if (processed != nullptr) sampling_kernels().write_scaled(row, cut, processed);
   return choice;
@@ -179,7 +179,7 @@ Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratc
 
 Choice choose(float* logits, int64_t vocab_size, const RowParams& params, bool keep_processed, Scratch& s) {
   const int32_t num_ids = num_ids_of(params.i, vocab_size);
-  const float largest = sampling_kernels().block_maxima(logits, num_ids, s.block_max.data());
+  const float largest = shared_block_maxima(logits, num_ids, s.block_max.data());
   if (!(largest < kInfinity)) return {-1, kRowNan, false};
   if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, -kInfinity);
   if (largest == -kInfinity) return {-1, kRowEmpty, false};
@@ -207,6 +207,13 @@ bool worth_sharing(int64_t num_rows, int64_t vocab_size, const SamplingInputs& i
     cost += params.greedy() ? vocab_size : kSampledCost * vocab_size;
   }
   return cost >= kParallelCost;
+}
+
+// The rows that threads take whole. Of few rows, those that would leave most threads without one are taken by all
+// threads together, in parts.
+int64_t rows_by_thread(int64_t num_rows, int64_t vocab_size) {
+  const int64_t threads = num_threads(), left = num_rows % threads;
+  return num_rows < 2 * threads && 2 * left <= threads && vocab_size >= kParallelCost ? num_rows - left : num_rows;
 }
 
 // Which rows nobody will ask for, as far as rows have been chosen. Any thread may ask and tell.
@@ -263,7 +270,7 @@ std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, in
 void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingInputs& in, const SamplingOutputs& out,
             bool keep_processed, bool stop_at_rejections) {
   Rejections rejections(in, num_rows, scratch().rejects);
-  parallel_for(num_rows, worth_sharing(num_rows, vocab_size, in), [&](int64_t row) {
+  const auto sample_row = [&](int64_t row) {
     if (stop_at_rejections && rejections.precede(row)) return;
     Scratch& s = scratch();
     s.fit(vocab_size);
@@ -278,7 +285,10 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
     out.status[row] = choice.status;
     out.draft_survives[row] = choice.draft_survives ? 1 : 0;
     rejections.tell(row, choice.token_id);
-  });
+  };
+  const int64_t whole = rows_by_thread(num_rows, vocab_size);
+  parallel_for(whole, worth_sharing(whole, vocab_size, in), sample_row);
+  for (int64_t row = whole; row < num_rows; ++row) sample_row(row);
   if (!stop_at_rejections) return;
   for (int64_t row = 0; row < num_rows; ++row) {  // another thread may have chosen some of them
     if (!rejections.precede(row)) continue;
@@ -305,7 +315,7 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
   Scratch& s = scratch();
   s.fit(vocab_size);
   const SamplingKernels& kernels = sampling_kernels();
-  const float largest = kernels.block_maxima(logits, vocab_size, s.block_max.data());
+  const float largest = shared_block_maxima(logits, vocab_size, s.block_max.data());
   const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
   const uint64_t total = largest < kInfinity ? kernels.masses(row, kAllFinite, {}).total : 0;
   const float log_total = log_positive<ScalarLanes>(static_cast<float>(static_cast<double>(total) * 0x1p-40));

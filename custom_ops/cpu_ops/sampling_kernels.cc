@@ -211,7 +211,7 @@ struct Best {
     value = Lanes::select(better, candidate, value);
     id = Lanes::select(better, ids, id);
   }
-  FD_RULE int32_t lowest_id() const {
+  FD_RULE Drawn lowest_id() const {
     float values[kWidth];
     uint32_t ids[kWidth];
     Lanes::store(values, value);
@@ -220,7 +220,7 @@ struct Best {
     for (int i = 1; i < kWidth; ++i) {
       if (values[i] > values[best] || (values[i] == values[best] && ids[i] < ids[best])) best = i;
     }
-    return static_cast<int32_t>(ids[best]);
+    return {values[best], static_cast<int32_t>(ids[best])};
   }
 };
 
@@ -237,13 +237,13 @@ FD_RULE bool load_survivors(const float* x, int32_t first_id, const WideCut& wid
   return any != 0;
 }
 
-int32_t draw(const Row& row, Cut cut, uint64_t seed, uint64_t position) {
+Drawn draw(const Row& row, Cut cut, BlockRange blocks, uint64_t seed, uint64_t position) {
   Block storage;
   Best best;
   const WideCut wide(cut);
   const Scale scale(row);
   float to_beat = kMinusInfinity;
-  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) {
+  for (int32_t b = blocks.begin; b < blocks.end; ++b) {
     if (row.block_max[b] < cut.logit || row.block_max[b] + kLargestGumbel < to_beat) continue;
     const float* x = storage.read(row.logits, row.num_ids, b);
     for (int base = 0; base < kBlock; base += kGroup) {

@@ -40,6 +40,17 @@ struct RoughMasses {
   double above, within, below;
 };
 
+// Blocks [begin, end) of a row.
+struct BlockRange {
+  int32_t begin, end;
+};
+
+// The best of some ids, the lowest of equals; -inf and -1 if none of them survives.
+struct Drawn {
+  float value;
+  int32_t id;
+};
+
 struct SamplingKernels {
   // Fills block_max with unscaled maxima and returns the largest logit; NaN if there is one in the row.
   float (*block_maxima)(const float* logits, int32_t num_ids, float* block_max);
@@ -51,8 +62,8 @@ struct SamplingKernels {
   // Writes the order keys of surviving ids with lowest <= scaled logit < end, ids ascending, from every `every`-th
   // block; returns how many there are.
   int32_t (*gather)(const Row& row, Cut cut, float lowest, float end, int32_t every, uint64_t* keys);
-  // Returns argmax(scaled logit + noise) over the survivors, the lowest id of equals; -1 if none survives.
-  int32_t (*draw)(const Row& row, Cut cut, uint64_t seed, uint64_t position);
+  // Returns the best (scaled logit + noise) of the survivors in these blocks.
+  Drawn (*draw)(const Row& row, Cut cut, BlockRange blocks, uint64_t seed, uint64_t position);
   // Writes scaled logits to out, -inf for ids that do not survive; out may be row.logits.
   void (*write_scaled)(const Row& row, Cut cut, float* out);
   // Writes logits to out, -inf for ids whose bit in the mask is 0; out may be logits.
