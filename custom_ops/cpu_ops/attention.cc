@@ -45,8 +45,9 @@ struct TaskRows {
   int64_t count = 0, num_groups = 0;
   int64_t limits[kTaskRows];
   Row<T>* outs[kTaskRows];
-  float* records[kTaskRows];   // where the result of split 0 goes
-  int64_t strides[kTaskRows];  // from split to split: 0 where splits are merged at once
+  float* records[kTaskRows];  // where the result of split 0 goes
+  bool merges = true;         // splits are merged at once
+  int64_t strides[kTaskRows];  // from split to split where they are not
   Element<T>* queries;         // kQuerySteps<T> each
 
   int64_t begin(int64_t group) const { return group * count / num_groups; }
@@ -71,12 +72,16 @@ class Attend {
   Attend(const Problem<T>& problem, const AttentionPlan& plan)
       : p_(problem), plan_(plan), kv_heads_(problem.a.cache.num_kv_heads), record_(record_size(problem.padded_dim)) {
     const size_t count = static_cast<size_t>(plan.num_pieces * kv_heads_);
-    const size_t counters = (count * sizeof(int32_t) + 63) / 64 * 64;
+    const size_t counters = (2 * count * sizeof(int32_t) + 63) / 64 * 64;
     const size_t partials = static_cast<size_t>(plan.num_partials * record_) * sizeof(float);
     char* scratch = static_cast<char*>(thread_scratch(counters + partials));
     pending_ = reinterpret_cast<int32_t*>(scratch);
+    merged_ = pending_ + count;
     partials_ = reinterpret_cast<float*>(scratch + counters);
-    for (size_t i = 0; i < count; ++i) pending_[i] = static_cast<int32_t>(plan.pieces[i / kv_heads_].num_tasks);
+    for (size_t i = 0; i < count; ++i) {
+      pending_[i] = static_cast<int32_t>(plan.pieces[i / kv_heads_].num_tasks);
+      merged_[i] = 0;
+    }
   }
 
   void run(bool parallel) const {
@@ -136,7 +141,10 @@ class Attend {
   }
 
   const Piece& member(int64_t index) const { return plan_.pieces[plan_.members[index]]; }
+  // Of a piece's tasks, how many have not ended.
   int32_t* pending(int64_t piece, int64_t kv_head) const { return pending_ + piece * kv_heads_ + kv_head; }
+  // Of a piece's splits, how many its first record holds. Only the task that begins there adds to it.
+  int32_t* merged(int64_t piece, int64_t kv_head) const { return merged_ + piece * kv_heads_ + kv_head; }
   float* partial(const Piece& piece, int64_t kv_head, int64_t split, int64_t row) const {
     return partials_ + (piece.partials + (kv_head * piece.num_splits + split) * piece.count + row) * record_;
   }
@@ -154,6 +162,8 @@ class Attend {
       const int64_t seq = member(task.begin).seq;
       rotate_queries(p_, p_.a.cu_seqlens_q[seq], p_.a.cu_seqlens_q[seq + 1], kv_head, rotated);
     }
+    for (int64_t m = task.begin; m < task.end; ++m)
+      rows.merges &= __atomic_load_n(merged(plan_.members[m], kv_head), __ATOMIC_ACQUIRE) == task.first_split;
     for (int64_t m = task.begin; m < task.end; ++m) {
       const Piece& piece = member(m);
       const bool whole = piece.num_tasks == 1;
@@ -167,7 +177,7 @@ class Attend {
         if (whole) fetch_head<true>(rows.outs[at], p_.head_dim);
         rows.limits[at] = limit;
         rows.records[at] = whole ? records + at * record_ : partial(piece, kv_head, 0, i);
-        rows.strides[at] = whole ? 0 : piece.count * record_;
+        rows.strides[at] = rows.merges ? 0 : piece.count * record_;
         if (++head < p_.heads_per_kv) continue;
         head = 0;
         ++row, ++limit;
@@ -211,7 +221,7 @@ class Attend {
       group.records[r] = {rows.records[first + r] + split * rows.strides[first + r], p_.padded_dim};
     }
     fetch_ahead(now, next, index, rows.num_groups, first_split, group.ahead);
-    const bool fresh = first_split || rows.strides[first] != 0;
+    const bool fresh = split == 0 || !rows.merges;
     const float scale = p_.a.scale * kLog2E;
     with_rows(group.rows,
               [&](auto count) { attend_group<decltype(count)::value>(group, now, p_.head_dim, scale, fresh); });
@@ -238,13 +248,16 @@ class Attend {
   }
 
   void finish(const Task& task, int64_t kv_head, const TaskRows<T>& rows) const {
-    if (rows.strides[0] == 0) {
+    if (member(task.begin).num_tasks == 1) {
       for (int64_t r = 0; r < rows.count; r += kLanes)
         write_rows(rows, r, r + kLanes < rows.count ? r + kLanes : rows.count);
       return;
     }
     for (int64_t m = task.begin; m < task.end; ++m) {
-      if (__atomic_sub_fetch(pending(plan_.members[m], kv_head), 1, __ATOMIC_ACQ_REL) == 0) merge(member(m), kv_head);
+      const int64_t piece = plan_.members[m];
+      if (rows.merges)
+        __atomic_store_n(merged(piece, kv_head), static_cast<int32_t>(task.last_split), __ATOMIC_RELEASE);
+      if (__atomic_sub_fetch(pending(piece, kv_head), 1, __ATOMIC_ACQ_REL) == 0) merge(piece, kv_head);
     }
   }
 
@@ -258,13 +271,15 @@ class Attend {
     for (int64_t r = first; r < end; ++r) write_out(record(r), shares[r - first], p_.head_dim, rows.outs[r]);
   }
 
-  // Merges all splits that a piece's rows see into the first one, as groups do, and writes them out.
-  void merge(const Piece& piece, int64_t kv_head) const {
+  // Merges the splits of a piece that are not into its first record, as groups do, and writes the rows out.
+  void merge(int64_t index, int64_t kv_head) const {
+    const Piece& piece = plan_.pieces[index];
+    const int64_t split = *merged(index, kv_head);
     for (int64_t first = 0; first < piece.count; first += kLanes)
-      merge_rows(piece, kv_head, first, first + kLanes < piece.count ? first + kLanes : piece.count);
+      merge_rows(piece, kv_head, split, first, first + kLanes < piece.count ? first + kLanes : piece.count);
   }
 
-  void merge_rows(const Piece& piece, int64_t kv_head, int64_t first, int64_t end) const {
+  void merge_rows(const Piece& piece, int64_t kv_head, int64_t next_split, int64_t first, int64_t end) const {
     const auto record = [&](int64_t split, int64_t r) {
       return Record{partial(piece, kv_head, split, first + r), p_.padded_dim};
     };
@@ -277,7 +292,7 @@ class Attend {
       sums[r] = record(0, r).sum();
     }
     F16 top = load(maxima), total = load(sums), kept, taken;
-    for (int64_t split = 1; split <= last[count - 1]; ++split) {
+    for (int64_t split = next_split; split <= last[count - 1]; ++split) {
       for (int64_t r = 0; r < count; ++r) {
         maxima[r] = split <= last[r] ? record(split, r).maximum() : kLowest;
         sums[r] = split <= last[r] ? record(split, r).sum() : 0.0f;
@@ -299,7 +314,7 @@ class Attend {
   const Problem<T>& p_;
   const AttentionPlan& plan_;
   int64_t kv_heads_, record_;
-  int32_t* pending_;
+  int32_t *pending_, *merged_;
   float* partials_;
 };
 
