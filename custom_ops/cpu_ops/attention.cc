@@ -45,9 +45,9 @@ struct TaskRows {
   int64_t count = 0, num_groups = 0;
   int64_t limits[kTaskRows];
   Row<T>* outs[kTaskRows];
-  float* records[kTaskRows];  // where the result of split 0 goes
-  bool merges = true;         // splits are merged at once
-  int64_t strides[kTaskRows];  // from split to split where they are not
+  bool merges = true;          // a split goes to the record of those before it at once
+  float* records[kTaskRows];   // where the result of split 0 goes
+  int64_t strides[kTaskRows];  // to that of the next split; 0 where they are merged
   Element<T>* queries;         // kQuerySteps<T> each
 
   int64_t begin(int64_t group) const { return group * count / num_groups; }
@@ -91,11 +91,12 @@ class Attend {
   }
 
  private:
-  // Of one sequence alone a thread computes all that belongs to a KV head: it merges what it has written itself.
+  // Of one sequence alone a thread does the tasks of a KV head one after the other: what it reads and writes for it
+  // stays in its L2 cache. Several sequences come one by one, as they lie in memory.
   const Task& task_of(int64_t tile) const {
-    return plan_.tasks[plan_.num_pieces == 1 ? tile % plan_.num_tasks : tile / kv_heads_];
+    return plan_.tasks[plan_.has_one_sequence ? tile % plan_.num_tasks : tile / kv_heads_];
   }
-  int64_t head_of(int64_t tile) const { return plan_.num_pieces == 1 ? tile / plan_.num_tasks : tile % kv_heads_; }
+  int64_t head_of(int64_t tile) const { return plan_.has_one_sequence ? tile / plan_.num_tasks : tile % kv_heads_; }
 
   // The first split of a tile.
   Split<T> first_of(int64_t tile) const {

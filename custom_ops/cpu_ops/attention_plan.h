@@ -34,6 +34,7 @@ struct AttentionPlan {
   // No sequence reads what another one writes, and each is one piece: tasks may therefore rotate queries and write the
   // new rows of their splits themselves, right before they read them.
   bool is_apart;
+  bool has_one_sequence;  // with rows
 };
 
 // Plans a call for so many threads. Sequences whose block tables begin alike read the whole splits that they share

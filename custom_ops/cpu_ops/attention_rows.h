@@ -124,7 +124,7 @@ static inline void put_value(const uint16_t* value, const Problem<int8_t>& p, in
 template <class T>
 struct HeadRows {
   const T* from;          // the first row's first head
-  T* to;                  // perhaps the same
+  T* to;                  // where its result goes, perhaps to the same place
   int64_t stride, width;  // elements from row to row of `from` and of `to`
   int64_t count;          // heads of a row
   const T* norm;          // or null
@@ -141,8 +141,8 @@ FD_INLINE void find_factors(const Head<T>* heads, int64_t count, int64_t head_di
 
 // Normalises and rotates up to kLanes heads, of which heads[i] belongs to row places[i] of the call.
 template <class T>
-void rotate_some(const RotaryView& rotary, int64_t head_dim, const T* norm, const Head<T>* heads,
-                 const int64_t* places, int64_t count) {
+void rotate_some(const RotaryView& rotary, int64_t head_dim, const T* norm, const Head<T>* heads, const int64_t* places,
+                 int64_t count) {
   constexpr int64_t size = Neighbours<T>::kSize;
   const bool is_whole = !rotary.interleaved && rotary.rotary_dim % (2 * size) == 0 && head_dim % size == 0;
   float factors[kLanes];
@@ -192,11 +192,15 @@ void rotate_queries(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_
 template <class T>
 void take_strip(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head) {
   const RotaryView& rotary = p.a.rotary;
-  Row<T> keys[kLanes * kMaxHeadDim];
+  alignas(64) Row<T> keys[kLanes * kMaxHeadDim];
+  for (int64_t row = first; row < end; ++row) {
+    fetch_head(p.new_key(row, kv_head), p.head_dim);
+    fetch_head(p.new_value(row, kv_head), p.head_dim);
+  }
   if (rotary.cos_sin != nullptr) {
-    rotate_rows<Row<T>>(rotary, p.head_dim, first, end - first,
-                        {p.new_key(first, kv_head), keys, p.row_size, p.head_dim, 1,
-                         static_cast<const Row<T>*>(rotary.k_norm)});
+    rotate_rows<Row<T>>(
+        rotary, p.head_dim, first, end - first,
+        {p.new_key(first, kv_head), keys, p.row_size, p.head_dim, 1, static_cast<const Row<T>*>(rotary.k_norm)});
   } else {
     for (int64_t row = first; row < end; ++row)
       std::memcpy(keys + (row - first) * p.head_dim, p.new_key(row, kv_head),
@@ -215,8 +219,7 @@ void take_strip(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head
 // The same for any number of rows.
 template <class T>
 void take_rows(const Problem<T>& p, int64_t first, int64_t end, int64_t kv_head) {
-  for (; first < end; first += kLanes)
-    take_strip(p, first, first + kLanes < end ? first + kLanes : end, kv_head);
+  for (; first < end; first += kLanes) take_strip(p, first, first + kLanes < end ? first + kLanes : end, kv_head);
 }
 
 }  // namespace FD_ISA

@@ -61,7 +61,7 @@ FD_INLINE Neighbours<T> operator-(const Neighbours<T>& a, const Neighbours<T>& b
   return a.with(b, [](F16 x, F16 y) { return sub(x, y); });
 }
 
-// A head of a row and where it goes, perhaps to where it is.
+// A head of a row, and where it goes: perhaps to where it is.
 template <class T>
 struct Head {
   const T* from;
@@ -83,9 +83,7 @@ FD_INLINE void rotate_heads(const RotaryView& a, int64_t row, const T* norm, int
   const int64_t half = a.rotary_dim / 2;
   const float* angles = a.cos_sin + a.positions[row] * a.rotary_dim;
   const bool has_norm = norm != nullptr;
-  const auto norm_at = [&](int64_t i) {
-    return has_norm ? Neighbours<T>::load(norm + i) : Neighbours<T>::same(1.0f);
-  };
+  const auto norm_at = [&](int64_t i) { return has_norm ? Neighbours<T>::load(norm + i) : Neighbours<T>::same(1.0f); };
   for (int64_t i = 0; i < half; i += size) {
     const auto cosine = Neighbours<T>::floats(angles + i), sine = Neighbours<T>::floats(angles + half + i);
     const auto first_norm = norm_at(i), second_norm = norm_at(half + i);
@@ -100,8 +98,12 @@ FD_INLINE void rotate_heads(const RotaryView& a, int64_t row, const T* norm, int
   }
   for (int64_t i = a.rotary_dim; i < head_dim; i += size) {
     const auto rest_norm = norm_at(i);
-    for (int64_t h = 0; h < count; ++h)
-      normed(heads[h].from + i, has_norm, factors[h], rest_norm).store(heads[h].to + i);
+    for (int64_t h = 0; h < count; ++h) {
+      if (has_norm)
+        normed(heads[h].from + i, true, factors[h], rest_norm).store(heads[h].to + i);
+      else
+        std::memmove(heads[h].to + i, heads[h].from + i, size * sizeof(T));
+    }
   }
 }
 
