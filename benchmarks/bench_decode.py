@@ -11,11 +11,12 @@ stand under its time, each measured beside it:
              the whole step could read and multiply at once; from readings before and after each group of steps
     in turn  the same of every linear layer, head and attention by itself, added up: they follow one another
     loops    plain loops in their place, after each group: they load the same memory, expand and multiply it by as
-             many rows and do nothing else (benchmarks/launches.py). `by kernel` names what the kernel does faster
+             many rows, do what the format asks of sums (scales of groups, limbs) and nothing else
+             (benchmarks/launches.py). `by kernel` names what the kernel does faster
 
 `over_*` are medians over groups of a step's time over that group's floor; cases take turns. What a step takes over
-`loops` is what the kernels add (rows, scales, softmax, outputs), sampling, engine and Python. `times one` is tokens
-per second over those of one row of the same format and context (of one request: rows verified over one);
+`loops` is what the kernels add (rows, scales of outputs, softmax, outputs), sampling, engine and Python. `times one` is
+tokens per second over those of one row of the same format and context (of one request: rows verified over one);
 `loops_times_one` is what these loops allow.
 
 `--parts` says where that goes: a further step of every group is timed operator by operator, and a second table holds

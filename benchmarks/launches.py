@@ -5,8 +5,9 @@ A plain loop (custom_ops/cpu_ops/roofline_lines.h) loads every line of the very 
 or keys and values, expands it as the format demands and multiplies it by as many rows, on the same threads. What the
 format asks of sums belongs to it: those of a row of two limbs are joined (`wint8`, `wint4`), and a group's sum times
 its scale is added to a total (`wint4`, `w4a8`). It prepares no rows, scales and writes no outputs and takes no softmax.
-For every kind of operator it runs in the fastest of several forms (FORMS), found by trial on the machine at hand. Where a kernel takes less time than its loop
-even so, the kernel's time stands in for it: the sum is never above what the operators themselves take.
+For every kind of operator it runs in the fastest of several forms (FORMS), found by trial on the machine at hand. Where
+a kernel takes less time than its loop even so, the kernel's time stands in for it: the sum is never above what the
+operators themselves take.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import NormRule, rms_norm
 from tests.ops.bits import assert_same_bits, bits
 
-BLOCK, TILE = 24, 384  # kColumnRows of custom_ops/cpu_ops/dot.h; kTileBlocks blocks of linear_tiles.h
-EDGES = [*range(1, 21), *(edge + d for edge in (BLOCK, 2 * BLOCK, TILE, 504, 2040, 2048) for d in (-1, 0, 1))]
+# kColumnRows of custom_ops/cpu_ops/dot.h, kMostInTurns of linear_quant.cc, kTileBlocks blocks of linear_tiles.h
+BLOCK, IN_TURNS, TILE = 24, 40, 384
+EDGES = [*range(1, 21), *(edge + d for edge in (BLOCK, IN_TURNS, 2 * BLOCK, TILE, 504, 2040, 2048) for d in (-1, 0, 1))]
 DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 PLAIN, FUSED, GATED = range(3)  # nothing but the product; bias, residual and norm; the same and the gate
 
