@@ -136,6 +136,10 @@ FD_INLINE void find_factors(const Head<T>* heads, int64_t count, int64_t head_di
   F16 squares[kLanes];
   for (F16& sum : squares) sum = zero();
   for (int64_t i = 0; i < count; ++i) squares[i] = sum_squares(heads[i].from, head_dim);
+  if (count <= kWorthCombining) {  // quotients and roots of single numbers take half the time
+    for (int64_t i = 0; i < count; ++i) factors[i] = norm_factor(sum_lanes(squares[i]), head_dim, eps);
+    return;
+  }
   store(factors, norm_factors(sum_lanes_of_each(squares, static_cast<int>(count)), head_dim, eps));
 }
 
