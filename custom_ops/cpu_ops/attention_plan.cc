@@ -37,7 +37,8 @@ class Planner {
             static_cast<int64_t>(pieces_.size()),
             static_cast<int64_t>(tasks_.size()),
             num_partials_,
-            has_own_blocks_ && tasks_.size() == pieces_.size() && pieces_.size() == num_with_rows_};
+            has_own_blocks_ && pieces_.size() == num_with_rows_,
+            num_with_rows_ == 1};
   }
 
  private:

@@ -31,9 +31,10 @@ struct AttentionPlan {
   const int64_t* members;
   const Task* tasks;  // each is done once per KV head
   int64_t num_pieces, num_tasks, num_partials;
-  // No sequence reads what another one writes, and each has a single task: which may therefore write its new rows
-  // itself, right before it reads them.
+  // No sequence reads what another one writes, and each is one piece: tasks may therefore rotate queries and write the
+  // new rows of their splits themselves, right before they read them.
   bool is_apart;
+  bool has_one_sequence;  // with rows
 };
 
 // Plans a call for so many threads. Sequences whose block tables begin alike read the whole splits that they share

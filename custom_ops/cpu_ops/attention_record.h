@@ -51,17 +51,10 @@ FD_INLINE void merge_sums(F16& maximum, F16& sum, F16 next_maximum, F16 next_sum
 
 FD_INLINE F16 merge_values(F16 values, F16 next, F16 keep, F16 take) { return fma(next, take, mul(values, keep)); }
 
-// total += next, as a group does it that adds the split to its records.
-FD_INLINE void merge_record(const Record& total, const Record& next) {
-  F16 maximum = splat(total.maximum()), sum = splat(total.sum()), keep, take;
-  merge_sums(maximum, sum, splat(next.maximum()), splat(next.sum()), keep, take);
+FD_INLINE void merge_values(const Record& total, const Record& next, float keep, float take) {
   for (int64_t d = 0; d < total.size; d += kLanes)
-    store(total.values() + d, merge_values(load(total.values() + d), load(next.values() + d), keep, take));
-  float lanes[kLanes];
-  store(lanes, maximum);
-  total.maximum() = lanes[0];
-  store(lanes, sum);
-  total.sum() = lanes[0];
+    store(total.values() + d,
+          merge_values(load(total.values() + d), load(next.values() + d), splat(keep), splat(take)));
 }
 
 }  // namespace FD_ISA

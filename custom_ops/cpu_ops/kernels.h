@@ -160,7 +160,7 @@ struct KvCacheView {
 };
 
 struct AttentionArgs {
-  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; queries and keys are rotated in place
+  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; holds anything afterwards
   KvCacheView cache;
   const int32_t* cu_seqlens_q;  // [num_seqs + 1]
   const int32_t* kv_lens;       // [num_seqs], the new rows included

@@ -20,7 +20,10 @@ FD_INLINE F16 sum_squares(const T* x, int64_t size) {
   return fma(v, v, sum);
 }
 
-// Returns 1 / sqrt(mean + eps) of rows whose squares have these sums.
+// Returns 1 / sqrt(mean + eps) of a row whose squares have this sum, or of rows whose squares have these sums.
+FD_INLINE float norm_factor(float sum, int64_t size, float eps) {
+  return 1.0f / __builtin_sqrtf(sum / static_cast<float>(size) + eps);
+}
 FD_INLINE F16 norm_factors(F16 sums, int64_t size, float eps) {
   const F16 mean = div(sums, splat(static_cast<float>(size)));
   return div(splat(1.0f), sqrt(add(mean, splat(eps))));
@@ -44,7 +47,7 @@ FD_INLINE void norm_factors(const T* x, int64_t size, float eps, float (&factors
       const F16 v = load_first(x + r * size + i, static_cast<int>(size - i));
       squares[r] = fma(v, v, squares[r]);
     }
-    factors[r] = 1.0f / __builtin_sqrtf(sum_lanes(squares[r]) / static_cast<float>(size) + eps);
+    factors[r] = norm_factor(sum_lanes(squares[r]), size, eps);
   }
 }
 

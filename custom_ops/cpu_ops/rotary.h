@@ -61,38 +61,49 @@ FD_INLINE Neighbours<T> operator-(const Neighbours<T>& a, const Neighbours<T>& b
   return a.with(b, [](F16 x, F16 y) { return sub(x, y); });
 }
 
-// A head of a row, and what is done to it first: x * factor * norm, where there is a norm.
+// A head of a row, and where it goes: perhaps to where it is.
 template <class T>
 struct Head {
-  T* data;
-  const T* norm;
-  float factor;
-  FD_INLINE Neighbours<T> normed(const Head& head, int64_t i) {
-    const auto x = Neighbours<T>::load(head.data + i);
-    if (head.norm == nullptr) return x;
-    return (x * Neighbours<T>::same(head.factor) * Neighbours<T>::load(head.norm + i)).rounded();
-  }
+  const T* from;
+  T* to;
 };
 
-// Normalises, rounds, rotates and rounds heads of one row in place.
-template <class T, class HeadAt>
-FD_INLINE void rotate_heads(const RotaryView& a, int64_t row, int64_t head_dim, int64_t count, const HeadAt& head_at) {
+// x * factor * norm of neighbours of a head, rounded; x alone where there is no norm.
+template <class T>
+FD_INLINE Neighbours<T> normed(const T* head, bool has_norm, float factor, const Neighbours<T>& norm) {
+  const auto x = Neighbours<T>::load(head);
+  return has_norm ? (x * Neighbours<T>::same(factor) * norm).rounded() : x;
+}
+
+// Normalises, where `norm` is not null, rounds, rotates and rounds heads of one row.
+template <class T>
+FD_INLINE void rotate_heads(const RotaryView& a, int64_t row, const T* norm, int64_t head_dim, int64_t count,
+                            const Head<T>* heads, const float* factors) {
   constexpr int64_t size = Neighbours<T>::kSize;
   const int64_t half = a.rotary_dim / 2;
   const float* angles = a.cos_sin + a.positions[row] * a.rotary_dim;
+  const bool has_norm = norm != nullptr;
+  const auto norm_at = [&](int64_t i) { return has_norm ? Neighbours<T>::load(norm + i) : Neighbours<T>::same(1.0f); };
   for (int64_t i = 0; i < half; i += size) {
     const auto cosine = Neighbours<T>::floats(angles + i), sine = Neighbours<T>::floats(angles + half + i);
+    const auto first_norm = norm_at(i), second_norm = norm_at(half + i);
     for (int64_t h = 0; h < count; ++h) {
-      const Head<T> head = head_at(h);
-      const auto first = Head<T>::normed(head, i), second = Head<T>::normed(head, half + i);
-      (first * cosine - second * sine).store(head.data + i);
-      (second * cosine + first * sine).store(head.data + half + i);
+      const T* from = heads[h].from;
+      T* to = heads[h].to;
+      const auto first = normed(from + i, has_norm, factors[h], first_norm);
+      const auto second = normed(from + half + i, has_norm, factors[h], second_norm);
+      (first * cosine - second * sine).store(to + i);
+      (second * cosine + first * sine).store(to + half + i);
     }
   }
-  for (int64_t h = 0; h < count; ++h) {
-    const Head<T> head = head_at(h);
-    if (head.norm == nullptr) continue;
-    for (int64_t i = a.rotary_dim; i < head_dim; i += size) Head<T>::normed(head, i).store(head.data + i);
+  for (int64_t i = a.rotary_dim; i < head_dim; i += size) {
+    const auto rest_norm = norm_at(i);
+    for (int64_t h = 0; h < count; ++h) {
+      if (has_norm)
+        normed(heads[h].from + i, true, factors[h], rest_norm).store(heads[h].to + i);
+      else
+        std::memmove(heads[h].to + i, heads[h].from + i, size * sizeof(T));
+    }
   }
 }
 
@@ -137,12 +148,16 @@ static inline void rotate_interleaved(T* head, const float* cosine, const float*
 
 // The same as rotate_heads for a head of any size, of pairs in any order.
 template <class T>
-static inline void rotate_any_head(const RotaryView& a, int64_t row, const Head<T>& head, int64_t head_dim) {
+static inline void rotate_any_head(const RotaryView& a, int64_t row, const T* norm, int64_t head_dim,
+                                   const Head<T>& head, float factor) {
   const int64_t half = a.rotary_dim / 2;
   const float* cosine = a.cos_sin + a.positions[row] * a.rotary_dim;
-  if (head.norm != nullptr) scale_row(head.data, head.factor, head.norm, head.data, head_dim);
-  a.interleaved ? rotate_interleaved(head.data, cosine, cosine + half, half)
-                : rotate_pairs(head.data, head.data + half, cosine, cosine + half, half);
+  if (norm != nullptr)
+    scale_row(head.from, factor, norm, head.to, head_dim);
+  else
+    std::memmove(head.to, head.from, static_cast<size_t>(head_dim) * sizeof(T));
+  a.interleaved ? rotate_interleaved(head.to, cosine, cosine + half, half)
+                : rotate_pairs(head.to, head.to + half, cosine, cosine + half, half);
 }
 
 }  // namespace FD_ISA

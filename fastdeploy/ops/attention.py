@@ -93,13 +93,13 @@ def append_attention(
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
 
-    With `rotary`, the queries and keys of the new rows are first prepared as it says, in place. Scores and sums are
-    fp32; weights are rounded to the dtype for their product with the values only where an instruction multiplies pairs
-    of bfloat16. A row's result depends on the values that it sees and on their absolute positions, never on how many
-    rows or sequences share the call.
+    With `rotary`, the queries and keys of the new rows are first prepared as it says. Scores and sums are fp32; weights
+    are rounded to the dtype for their product with the values only where an instruction multiplies pairs of bfloat16. A
+    row's result depends on the values that it sees and on their absolute positions, never on how many rows or sequences
+    share the call.
 
     Args:
-        qkv: [cap, heads.row_size] bfloat16 or float32.
+        qkv: [cap, heads.row_size] bfloat16 or float32. With `rotary` its queries and keys hold anything afterwards.
         cache: of the same dtype, or int8 beside bfloat16; slots that no sequence uses may hold anything, NaN included.
             A key or value that is not finite makes int8 rows that see it NaN.
         batch: the rows of this step. Sequences that share any block share their first one.
@@ -241,7 +241,7 @@ def _example(
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
         lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, hides_first, rotary)
-        outs += [out, qkv]
+        outs += [out, qkv[batch.num_rows :]]
     return outs
 
 
