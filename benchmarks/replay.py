@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from benchmarks.workloads import Session, Turn
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, TokenArray
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
@@ -73,13 +71,13 @@ class LayerRecord:
             EngineConfig(model="demo", max_model_len=max_model_len, speculative=speculative)
         )
         self._answers: dict[str, Sequence[int]] = {}
-        self._drafts: dict[tuple[int, ...], list[TokenArray]] = {}
-        self._now: list[TokenArray] = []  # of the answer that is recorded
+        self._drafts: dict[tuple[int, ...], list[list[int]]] = {}
+        self._now: list[list[int]] = []  # of the answer that is recorded
         self._propose = self._engine.proposer.propose
         replay_answers(self._engine, self._answers)
         self._engine.proposer.propose = self._record  # type: ignore[method-assign]
 
-    def drafts_of(self, prompt: list[int], answer: Sequence[int]) -> list[TokenArray]:
+    def drafts_of(self, prompt: list[int], answer: Sequence[int]) -> list[list[int]]:
         """Return what the layer drafts after each number of the answer's tokens, none after 0."""
         key = (len(prompt), *prompt, *answer)
         if key not in self._drafts:
@@ -98,12 +96,12 @@ class LayerRecord:
         return [NO_DRAFT] * len(requests)
 
 
-def replay_layer(engine: Engine, drafts: Mapping[str, Sequence[TokenArray]]) -> None:
+def replay_layer(engine: Engine, drafts: Mapping[str, Sequence[list[int]]]) -> None:
     """Let the engine's layer, once it has made its drafts, say drafts[request_id][number of output tokens]."""
     runner: Any = engine.runner
     draft = runner.observer.draft
 
-    def draft_and_substitute(requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+    def draft_and_substitute(requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         made = draft(requests, counts)
         return [drafts[r.request_id][r.num_output_tokens][: len(tokens)] for r, tokens in zip(requests, made)]
 
@@ -131,10 +129,10 @@ def replay_drafts(
     while request.num_output_tokens + len(emitted) < len(answer):
         request.append(emitted)
         proposer.observe([request], [emitted])
-        rest = np.array(answer[request.num_output_tokens :])
-        draft = proposer.propose([request], [request.draft_room])[0].token_ids if request.draft_room else rest[:0]
-        num_right = (*(draft == rest[: len(draft)]).tolist(), False).index(False)
-        emitted = rest[: num_right + 1].tolist()
+        rest = answer[request.num_output_tokens :]
+        draft = proposer.propose([request], [request.draft_room])[0].token_ids if request.draft_room else []
+        num_right = (*(drafted == token for drafted, token in zip(draft, rest)), False).index(False)
+        emitted = rest[: num_right + 1]
         tally.steps += 1
         tally.emitted += len(emitted)
         tally.drafted += len(draft)

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-import numpy as np
-
 from benchmarks.roofline import Reading, integer_products
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -95,7 +93,7 @@ class FixedDraft(NaiveProposer):
         self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
     ) -> list[Draft]:
         """Return the same token `length` times, as far as a request has room."""
-        return [Draft(np.full(min(self.length, cap), TOKEN, np.int32), self.name) for cap in caps]
+        return [Draft([TOKEN] * min(self.length, cap), self.name) for cap in caps]
 
 
 class PromptSkipper:

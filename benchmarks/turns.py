@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.replay import LayerRecord, replay_answers, replay_layer
 from benchmarks.workloads import Turn
-from fastdeploy.core.request import GenerationRequest, TokenArray
+from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.worker.model_runner import ModelRunner
@@ -67,7 +67,7 @@ class Timed:
         if replay:
             self.answers = {}
             replay_answers(engine, self.answers)
-        self.record, self.drafts = record, dict[str, list[TokenArray]]()
+        self.record, self.drafts = record, dict[str, list[list[int]]]()
         if record is not None:
             replay_layer(engine, self.drafts)
         for part, name, bucket in (

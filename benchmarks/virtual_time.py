@@ -18,7 +18,7 @@ import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import Draft, Request, TokenArray
+from fastdeploy.core.request import Draft, Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
@@ -142,7 +142,7 @@ class Reciter:
         self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
 
     def _result(self, request: Request) -> RequestResult:
-        first, draft = request.num_output_tokens, request.draft.token_ids.tolist()
+        first, draft = request.num_output_tokens, request.draft.token_ids
         right = list(self.answers[request.request_id][first : first + len(draft) + 1])
         kept = next((i for i, token in enumerate(draft) if token != right[i]), len(draft))
         return RequestResult(right[: kept + 1], kept)
@@ -182,7 +182,7 @@ class SimulatedModel:
         self._answers, self._calls, self._clock = answers, calls, clock
         self._filled: dict[str, int] = {}
 
-    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         """Return recorded tokens, some of them wrong."""
         asked = [request for request, count in zip(requests, counts) if count]
         beside_prompts = [request for request in asked if request.num_output_tokens == 1]
@@ -198,10 +198,10 @@ class SimulatedModel:
     def _num_missing(self, request: Request) -> int:
         return request.num_tokens - self._filled.get(request.request_id, 0) - 1
 
-    def _draft(self, request: Request, count: int) -> TokenArray:
+    def _draft(self, request: Request, count: int) -> list[int]:
         at, answer = request.num_output_tokens, self._answers[request.request_id]
         reliabilities = self.reliabilities[request.request_id]
-        tokens = np.array(answer[at : at + count], np.int32)
+        tokens = list(answer[at : at + count])
         for i in range(len(tokens)):
             reliability = reliabilities[(at + i) // self.PASSAGE % len(reliabilities)]
             if random.Random(f"{answer} {at + i}").random() > reliability:

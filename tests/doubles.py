@@ -104,7 +104,7 @@ class OracleProposer(Proposer):
         if not len(tokens):
             return NO_DRAFT
         wrong = self._random.random(len(tokens)) < self.corruption
-        return Draft(np.where(wrong, np.maximum(tokens - 1, 0), tokens).astype(np.int32), self.name)
+        return Draft(np.where(wrong, np.maximum(tokens - 1, 0), tokens).tolist(), self.name)
 
 
 class FixedCost(StepCost):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,17 +21,17 @@ class TokenConstraint(Protocol):
 
     error: str
 
-    def num_allowed(self, draft: TokenArray) -> int:
+    def num_allowed(self, draft: Sequence[int]) -> int:
         """Return how many of the draft's first tokens may follow what was emitted, one after the other."""
 
-    def forced_tokens(self, limit: int) -> TokenArray:
+    def forced_tokens(self, limit: int) -> list[int]:
         """Return tokens, `limit` at most, that are all but certain to follow; possibly none."""
 
-    def fill_masks(self, draft: TokenArray, masks: TokenArray) -> list[bool]:
+    def fill_masks(self, draft: Sequence[int], masks: TokenArray) -> list[bool]:
         """Write the mask of each row of a verification, row i as if the first i tokens of the draft were emitted.
 
         Args:
-            draft: [K] int32.
+            draft: [K] tokens.
             masks: [1 + K, words] int32, bit v % 32 of word v // 32 is 1 where id v may follow.
 
         Returns:

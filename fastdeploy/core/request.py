@@ -43,13 +43,13 @@ class Draft:
     """Tokens proposed to follow a request's last token.
 
     Attributes:
-        token_ids: [num_drafts] int32, possibly empty.
+        token_ids: possibly empty. A list: arrays are dear behind a step that has emptied the caches.
         source: the proposer that made them, as reported in metrics.
         sources: of each token, where several proposers made one draft; else empty.
         match_len: tokens before them that were found to occur earlier; 0 for a source that does not match.
     """
 
-    token_ids: TokenArray
+    token_ids: list[int]
     source: str = ""
     sources: tuple[str, ...] = ()
     match_len: int = 0
@@ -70,7 +70,7 @@ class Draft:
         return list(self.sources) or [self.source] * len(self)
 
 
-NO_DRAFT = Draft(np.empty(0, np.int32))
+NO_DRAFT = Draft([])
 
 
 class RequestStatus(Enum):
@@ -250,7 +250,8 @@ class Request:
     def set_draft(self, draft: Draft) -> None:
         """Store `draft` behind the last token, where the step reads it."""
         self.draft = draft
-        self._buffer[self.num_tokens : self.num_tokens + len(draft)] = draft.token_ids
+        for at, token_id in enumerate(draft.token_ids, self.num_tokens):
+            self._memory[at] = token_id
 
     def tokens_with_draft(self) -> TokenArray:
         """[num_tokens + len(draft)] int32 view."""

@@ -171,29 +171,29 @@ class OutputConstraint(TokenConstraint):
         self._step = _Step(place)
         self.error = ""
 
-    def num_allowed(self, draft: TokenArray) -> int:
+    def num_allowed(self, draft: Sequence[int]) -> int:
         """Return how many of the draft's first tokens may follow, one after the other."""
         step = self._step
-        for count, token_id in enumerate(draft.tolist()):
+        for count, token_id in enumerate(draft):
             if not step.allows(token_id):
                 return count
             step = step.after(token_id)
         return len(draft)
 
-    def forced_tokens(self, limit: int) -> TokenArray:
+    def forced_tokens(self, limit: int) -> list[int]:
         """Return the text that the grammar forces, or the marker that ends a reasoning whose budget is spent."""
         place = self._step.place
         if place.must_close:
-            return np.array([place.rules.end_id], np.int32)[:limit]
+            return [place.rules.end_id][:limit]
         if place.grammar is None or place.reasoning is not ReasoningState.CLOSED or place.ending is not None:
-            return NO_TOKENS
-        forced = place.grammar.forced_tokens()[:limit]
+            return []
+        forced = place.grammar.forced_tokens()[:limit].tolist()
         return forced[: self.num_allowed(forced)]
 
-    def fill_masks(self, draft: TokenArray, masks: TokenArray) -> list[bool]:
+    def fill_masks(self, draft: Sequence[int], masks: TokenArray) -> list[bool]:
         """Write the mask of each row; return which rows are constrained."""
         step, constrained = self._step, []
-        for row, token_id in enumerate([*draft.tolist(), None]):
+        for row, token_id in enumerate([*draft, None]):
             mask = step.mask()
             constrained.append(mask is not None)
             if mask is not None:

@@ -355,7 +355,7 @@ class AdaptiveBudget(DraftBudget):
             self._model.cost.learn(counts, sum(missing), cost_s)
 
     def _compare(self, key: Key, track: _Track, token_ids: Sequence[int]) -> None:
-        expected, kept = track.draft.token_ids[track.num_right :].tolist(), 0
+        expected, kept = track.draft.token_ids[track.num_right :], 0
         reached = min(len(expected), len(token_ids))
         while kept < reached and expected[kept] == token_ids[kept]:
             kept += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,14 +50,14 @@ class TextBatch:
         slots: Sequence[int],
         caps: Sequence[int],
         added: Sequence[Buffer],
-        tails: Sequence[IntArray] | None = None,
+        tails: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Describe the next call.
 
         Args:
             slots: [n] texts; caps: [n] most drafts wanted of each, 0 and below for none.
             added: [n] int32 arrays of the tokens that each has grown by.
-            tails: [n] arrays of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
+            tails: [n] lists of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
 
         Raises:
             ValueError: lengths differ, or a tail is too long.
@@ -111,7 +111,7 @@ class TextBatch:
             memory[at : at + len(tokens)] = tokens
             cu_tokens[i] = at = at + len(tokens)
 
-    def _add_tails(self, tails: Sequence[IntArray] | None) -> None:
+    def _add_tails(self, tails: Sequence[Sequence[int]] | None) -> None:
         if tails is None:
             self._layout.cu_tails = None
             return
@@ -120,8 +120,9 @@ class TextBatch:
             raise ValueError(f"tails: expected {len(self)} of at most {MAX_TAIL} tokens, got lengths {lengths}")
         ends = list(accumulate(lengths, initial=0))
         self._cu_tails[: len(ends)] = ends
-        if tails:
-            np.concatenate(tails, out=self._tails[: ends[-1]])
+        memory = self._tails.data
+        for at, token_id in enumerate(chain.from_iterable(tails)):
+            memory[at] = token_id
         self._layout.cu_tails = self._cu_tails_address
 
     def _reserve(self, num_texts: int, num_drafts: int) -> None:

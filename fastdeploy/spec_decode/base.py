@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from fastdeploy.core.request import Draft, Request, TokenArray
+from fastdeploy.core.request import Draft, Request
 from fastdeploy.core.stats import SuffixCacheStats
 
 
 class DraftRunner(Protocol):
     """Runs a drafting model for a proposer: see worker.drafter.Drafter."""
 
-    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
-        """Return up to counts[i] tokens, int32, to follow the last one of requests[i]."""
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
+        """Return up to counts[i] tokens to follow the last one of requests[i]."""
 
 
 class Proposer(ABC):

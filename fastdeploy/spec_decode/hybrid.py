@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.spec_decode.base import Proposer
@@ -107,5 +105,5 @@ class HybridProposer(Proposer):
 def _join(first: Draft, extension: Draft) -> Draft:
     if not len(first) or not len(extension):
         return first if len(first) else extension
-    tokens = np.concatenate([first.token_ids, extension.token_ids])
-    return Draft(tokens, first.source, (*first.source_of_each(), *extension.source_of_each()))
+    sources = (*first.source_of_each(), *extension.source_of_each())
+    return Draft(first.token_ids + extension.token_ids, first.source, sources)

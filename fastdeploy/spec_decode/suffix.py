@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
+from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
 from fastdeploy.spec_decode.suffix_snapshot import (
@@ -89,7 +89,7 @@ class SuffixProposer(TextProposer):
         self._cache.finish(slot, request.output_token_ids)
 
     def extend(
-        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[Sequence[int]] | None
     ) -> list[Draft]:
         """Guess what follows each request's text and its tail."""
         drafts = super().extend(requests, caps, tails)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request, TokenArray
+from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.ops.text_batch import TextBatch
 from fastdeploy.spec_decode.base import Proposer
 
@@ -33,7 +33,7 @@ class TextProposer(Proposer):
         self._free_slots: list[int] = []
 
     def extend(
-        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[TokenArray] | None
+        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[Sequence[int]] | None
     ) -> list[Draft]:
         """Guess what follows each request's text and its tail, in one native call."""
         batch, num_read = self._batch, self._num_read
@@ -42,7 +42,7 @@ class TextProposer(Proposer):
         self._store.draft_batch(batch)
         for request, slot in zip(requests, slots):
             num_read[slot] = request.num_tokens
-        found = zip(batch.drafts.copy(), batch.counts.tolist(), batch.match_lens.tolist())
+        found = zip(batch.drafts.tolist(), batch.counts.tolist(), batch.match_lens.tolist())
         return [Draft(row[:n], self.name, match_len=match_len) if n else NO_DRAFT for row, n, match_len in found]
 
     @abstractmethod

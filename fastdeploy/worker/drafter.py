@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 from paddle import Tensor
 
-from fastdeploy.core.request import NO_DRAFT, Request, TokenArray
+from fastdeploy.core.request import NO_DRAFT, Request
 from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
@@ -137,8 +137,8 @@ class Drafter:
         if grown:
             self._fill(grown)
 
-    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[TokenArray]:
-        """Return up to counts[i] tokens, int32, to follow the last one of requests[i].
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
+        """Return up to counts[i] tokens to follow the last one of requests[i].
 
         All tokens of a request but its last are computed.
         """
@@ -158,12 +158,10 @@ class Drafter:
                 self._mark(stage, span.request, span.start + stage, span.end)
         return drafts
 
-    def _read_draft(self, row: int, count: int) -> TokenArray:
-        """Return a copy of a draft, which ends where no token could be drawn."""
-        tokens = self.loop.drafts.array[row, :count].copy()
-        if -1 in (listed := tokens.tolist()):
-            return tokens[: listed.index(-1)]
-        return tokens
+    def _read_draft(self, row: int, count: int) -> list[int]:
+        """Return a draft, which ends where no token could be drawn."""
+        tokens = self.loop.drafts.array[row, :count].tolist()
+        return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
     def _first_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
         """Return the rows of the call of the first drafts; fill first what would not fit into it."""

@@ -149,7 +149,7 @@ class RowRules:
             ints[i, IntColumn.BANNED_BEGIN] = begin
             ints[i, IntColumn.BANNED_END] = begin + len(banned)
 
-    def _write_masks(self, constraint: TokenConstraint, draft: TokenArray, ints: npt.NDArray[np.int64]) -> None:
+    def _write_masks(self, constraint: TokenConstraint, draft: Sequence[int], ints: npt.NDArray[np.int64]) -> None:
         masks = np.empty((len(ints), self._num_mask_words), np.int32)
         constrained = constraint.fill_masks(draft, masks)
         begins = self.batch.append_mask(masks) + np.arange(len(ints)) * self._num_mask_words

@@ -6,8 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
@@ -143,6 +141,6 @@ def _split(num_rows: int, most: int) -> list[int]:
 def _make_request(num_tokens: int, num_drafts: int, num_blocks: int) -> Request:
     source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
     request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
-    request.set_draft(Draft(np.zeros(num_drafts, np.int32)))
+    request.set_draft(Draft([0] * num_drafts))
     request.block_ids = list(range(num_blocks))
     return request

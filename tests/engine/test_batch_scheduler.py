@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.sampling_params import SamplingParams
@@ -71,7 +69,7 @@ def test_draft_is_cut_to_the_budget_and_never_chunked() -> None:
     a = request("a", 3)
     scheduler.add(a)
     finish_step(scheduler, planned(scheduler)[0])
-    a.set_draft(Draft(np.arange(1, 9, dtype=np.int32)))
+    a.set_draft(Draft(list(range(1, 9))))
     plan, counts = planned(scheduler)
     assert counts == {"a": 5}
     assert (plan.num_drafts[0], plan.num_verify_rows[0]) == (4, 5)
@@ -83,7 +81,7 @@ def test_rejected_drafts_are_subtracted_from_the_ledger() -> None:
     scheduler.add(a)
     finish_step(scheduler, planned(scheduler)[0])
     assert (a.num_tokens, a.num_computed) == (4, 3)
-    a.set_draft(Draft(np.array([5, 6, 7], np.int32)))
+    a.set_draft(Draft([5, 6, 7]))
     plan, _ = planned(scheduler)
     finish_step(scheduler, plan, num_accepted=1)
     assert (a.num_tokens, a.num_computed, a.num_pending) == (6, 5, 1)

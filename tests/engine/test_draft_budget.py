@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import pytest
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request
@@ -38,7 +37,7 @@ def decoding_step(*requests: Request) -> StepPlan:
 
 
 def make_draft(tokens: Iterable[int], match_len: int = 0) -> Draft:
-    return Draft(np.array(list(tokens), np.int32), "ngram", match_len=match_len)
+    return Draft(list(tokens), "ngram", match_len=match_len)
 
 
 def make_request(name: str = "a", draft: Iterable[int] = ()) -> Request:

@@ -39,7 +39,7 @@ def say(one: SuffixProposer, index: int, salt: str, output: list[int]) -> None:
 def draft(one: SuffixProposer, salt: str, prompt: list[int]) -> list[int]:
     request = Request(GenerationRequest("b", prompt, SamplingParams(), cache_salt=salt), 0, 0, 100, 8)
     one.start(request)
-    drafted = one.propose([request], [8])[0].token_ids.tolist()
+    drafted = one.propose([request], [8])[0].token_ids
     one.finish(request)
     return [int(token) for token in drafted]
 

@@ -76,7 +76,7 @@ def record_drafts(engine: Engine) -> Drafts:
         proposed = propose(requests, caps, steps)
         for request, draft in zip(requests, proposed):
             seed = 0 if request.params.is_greedy else request.seed
-            drafts[tuple(request.token_ids.tolist()), seed] = tuple(draft.token_ids.tolist())
+            drafts[tuple(request.token_ids.tolist()), seed] = tuple(draft.token_ids)
         return proposed
 
     engine.proposer.propose = recorded  # type: ignore[method-assign]

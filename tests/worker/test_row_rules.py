@@ -20,7 +20,7 @@ def write(draft: list[int], **params: Any) -> tuple[SamplingBatch, np.ndarray, n
     source = GenerationRequest("a", [10, 11, 12, 13], SamplingParams(**params))
     request = Request(source, 0, seed=2**64 - 1, max_total_tokens=50, max_drafts=8)
     request.append([20, 21])
-    request.set_draft(Draft(np.array(draft, np.int32), "test"))
+    request.set_draft(Draft(list(draft), "test"))
     batch = SamplingBatch(16)
     rules = RowRules(batch, [EOS], VOCAB_LIMIT)
     rules.begin()
@@ -106,7 +106,7 @@ def test_rows_without_lists_point_at_nothing_left_by_earlier_ones() -> None:
 def make_request(name: str, seed: int, draft: list[int], **params: Any) -> Request:
     source = GenerationRequest(name, [10, 11], SamplingParams(**params))
     request = Request(source, 0, seed=seed, max_total_tokens=50, max_drafts=8)
-    request.set_draft(Draft(np.array(draft, np.int32), "test"))
+    request.set_draft(Draft(list(draft), "test"))
     return request
 
 
