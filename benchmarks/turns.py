@@ -4,6 +4,9 @@
 A shared machine's speed moves by a third within seconds. Every engine decodes the same answers in stretches of equal
 tokens; in each stretch all of them have their turn, in random order, and an engine whose last step went beyond the
 stretch waits. So a change of the machine meets all engines alike, and equal work is compared with equal work.
+
+Requests of a batch are timed until one of them has ended before the others: where drafts come true unevenly the rest
+decode in ever smaller steps, which a server fills with its next requests.
 """
 
 from __future__ import annotations
@@ -62,6 +65,7 @@ class Timed:
     ) -> None:
         self.engine, self.clock = engine, clock
         self.texts: dict[str, list[int]] = {}
+        self._num_tokens = 1  # of each of them, in the end
         self.answers: dict[str, list[int]] | None = None
         self._spent = Spent()  # of the stretch now
         if replay:
@@ -95,10 +99,16 @@ class Timed:
 
         return call
 
+    @property
+    def is_ragged(self) -> bool:
+        """True once some of the answers are over and others are not."""
+        num_over = sum(len(text) >= self._num_tokens for text in self.texts.values())
+        return 0 < num_over < len(self.texts)
+
     def begin(self, turns: Sequence[Turn], params: SamplingParams, salt: str) -> None:
         """Read the prompts of turns that run side by side, and emit each answer's first token."""
         self._read(turns, salt)
-        self.texts = {}
+        self._num_tokens, self.texts = params.max_tokens or 1, {}
         for turn in turns:
             request_id = f"bench-{next(_ids)}"
             self.texts[request_id] = []
@@ -177,6 +187,7 @@ class Turns:
         end = len(turns)  # the first tokens
         while any(lane.timed.engine.has_unfinished() for lane in self.lanes):
             end += len(turns) * self._steps_per_stretch()
+            is_timed = is_timed and not any(lane.timed.is_ragged for lane in self.lanes)
             for lane in self._dice.sample(self.lanes, len(self.lanes)):
                 lane.advance(end, is_timed)
         for lane in self.lanes:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 from typing import Any
 
 import pytest
 
 from benchmarks.bench_speculation import OneMemory, make_timed
+from benchmarks.replay import replay_answers
 from benchmarks.turns import Lane, Spent, Timed, Turns, speed_up
 from benchmarks.workloads import Turn
 from fastdeploy.core.sampling_params import SamplingParams
@@ -39,10 +41,10 @@ def test_engines_do_the_same_work_in_every_stretch_and_none_runs_ahead(monkeypat
         return spent
 
     monkeypatch.setattr(Timed, "advance", spy)
-    Turns(lanes, params(), stretch_s=0.0).run(PROMPTS, "salt")
-    assert [lane.spent.num_tokens for lane in lanes] == [2 * NUM_TOKENS - 2] * 2  # the first tokens are not timed
+    Turns(lanes, params(), stretch_s=0.0).run(PROMPTS[:1], "salt")
+    assert [lane.spent.num_tokens for lane in lanes] == [NUM_TOKENS - 1] * 2  # the first token is not timed
     assert len(lanes[0].stretches_s) == len(lanes[1].stretches_s) == len(ends) // 2
-    assert all(0 <= reached - end <= 2 * 4 or reached == 2 * NUM_TOKENS for end, reached, _ in ends)
+    assert all(0 <= reached - end <= 4 or reached == NUM_TOKENS for end, reached, _ in ends)
     assert lanes[0].spent.num_steps == NUM_TOKENS - 1 > lanes[1].spent.num_steps == sum(n for *_, n in ends) - 39
 
 
@@ -85,3 +87,15 @@ def test_the_error_is_what_stretches_differ_by(
 ) -> None:
     base, own = (Lane("", None, stretches_s=stretches) for stretches in (base_s, own_s))  # type: ignore[arg-type]
     assert speed_up(base, own) == pytest.approx(expected)
+
+
+def test_what_is_left_of_a_batch_whose_answers_end_one_by_one_is_not_timed() -> None:
+    lanes = make_lanes()
+    answers = [[5, 6, 7] * NUM_TOKENS, [random.Random(0).randrange(9, 99) for _ in range(2 * NUM_TOKENS)]]
+    turns = [Turn(turn.prompt, answer) for turn, answer in zip(PROMPTS, answers)]
+    for lane in lanes:
+        lane.timed.answers = {}
+        replay_answers(lane.timed.engine, lane.timed.answers)
+    Turns(lanes, params(), stretch_s=0.0).run(turns, "salt")
+    assert all(0 < lane.spent.num_tokens < 2 * NUM_TOKENS - 2 for lane in lanes)
+    assert not any(lane.timed.engine.has_unfinished() for lane in lanes)
