@@ -63,7 +63,7 @@ def test_replay_gives_a_layer_of_random_weights_the_drafts_of_a_trained_one(
 def test_replay_of_the_models_own_answers_has_the_acceptance_of_the_model_itself(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ["--workload", "plain", "--method", "mtp-fixed"]
+    flags = ["--workload", "plain", "--method", "mtp-fixed", "--batch", "1"]  # of more, it depends on time what counts
     itself = results(capsys, monkeypatch, *flags)[1]
     replayed = results(capsys, monkeypatch, "--replay", "--shape", "demo", *flags)[1]
     text = results(capsys, monkeypatch, "--replay", "--shape", "demo", *flags, "--own-answers")[1]
