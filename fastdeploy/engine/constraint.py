@@ -26,7 +26,6 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.grammar import GrammarCompiler, GrammarState, num_mask_words
 
 MAX_CACHED_GRAMMARS = 64
-NO_TOKENS: TokenArray = np.empty(0, np.int32)
 COMPILER_STACK_BYTES = 256 << 20  # a chain of references takes 3 kB a link, and the longest has about 10,000
 
 
