@@ -96,7 +96,10 @@ constexpr int kValuePanels = kMaxRows / MR;
 template <class T>
 constexpr int64_t kRowSteps = kSplit / Step<T>::kSize;
 
-static_assert(kMaxRows <= kLanes, "sums of rows are merged as the lanes of one vector");
+// Vectors that hold a number for each row, lane by lane, and how many lanes of vector v that takes.
+template <int MR>
+constexpr int kRowVectors = (MR + kLanes - 1) / kLanes;
+constexpr int lanes_of(int rows, int v) { return rows - v * kLanes < kLanes ? rows - v * kLanes : kLanes; }
 
 // What a group makes of a split on the way.
 template <int MR, class T>
@@ -104,13 +107,14 @@ struct Work {
   alignas(64) float scores[MR][kSplit];
   alignas(64) Element<T> weights[MR * kRowSteps<T>];
   bool touched[MR];  // whether the row sees anything of the split
-  float maximum[kLanes], sum[kLanes], keep[kLanes], take[kLanes];
+  static constexpr int kSums = kRowVectors<MR> * kLanes;
+  float maximum[kSums], sum[kSums], keep[kSums], take[kSums];
 };
 
 // Loops over sums are unrolled everywhere, or the sums would live in memory.
 template <int MR, int NV>
 FD_INLINE void clear(F16 (&acc)[MR][NV]) {
-#pragma GCC unroll 16
+#pragma GCC unroll 18
   for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
@@ -128,12 +132,12 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
     ahead[v] = g.ahead[packet + v];
   }
   clear(acc);
-  dot_block<MR, NV, true>(acc, g.queries, kQuerySteps<T>, 1, panels, kStepSize<T>, head_dim / size, ahead);
+  dot_block<MR, NV>(acc, g.queries, kQuerySteps<T>, 1, panels, kStepSize<T>, head_dim / size, ahead);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) {
     F16 factor = splat(scale);
     if constexpr (kHasScales<T>) factor = mul(factor, load_scales(panels[v], head_dim));
-#pragma GCC unroll 16
+#pragma GCC unroll 18
     for (int r = 0; r < MR; ++r) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], factor));
   }
 }
@@ -196,8 +200,9 @@ FD_INLINE F16 weigh_row(const float* scores, float maximum, int64_t visible, con
 template <int MR, class T>
 void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
   int64_t visible[MR];
-  F16 rows[kLanes];
-  for (F16& row : rows) row = zero();
+  F16 rows[kRowVectors<MR>][kLanes];
+  for (auto& vector : rows)
+    for (F16& row : vector) row = zero();
   for (int r = 0; r < MR; ++r) {
     const int64_t left = g.limits[r] + 1 - s.start;
     visible[r] = left < 0 ? 0 : left < kSplit ? left : kSplit;
@@ -205,32 +210,37 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
     if (left <= 0) continue;
     const int64_t hidden = (g.hides_first < g.limits[r] ? g.hides_first : g.limits[r]) - s.start;
     for (int64_t i = 0; i < hidden; ++i) work.scores[r][i] = kLowest;
-    rows[r] = largest(work.scores[r], visible[r]);
+    rows[r / kLanes][r % kLanes] = largest(work.scores[r], visible[r]);
   }
-  store(work.maximum, max_lane_of_each(rows, MR));
+  for (int v = 0; v < kRowVectors<MR>; ++v)
+    store(work.maximum + v * kLanes, max_lane_of_each(rows[v], lanes_of(MR, v)));
   for (int r = 0; r < MR; ++r) {
     const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
     Element<T>* weights = work.weights + r * kRowSteps<T>;
-    rows[r] = weigh_row(work.scores[r], work.maximum[r], visible[r], s, g.records[0].size, weights, ahead);
+    rows[r / kLanes][r % kLanes] =
+        weigh_row(work.scores[r], work.maximum[r], visible[r], s, g.records[0].size, weights, ahead);
   }
-  store(work.sum, sum_lanes_of_each(rows, MR));
+  for (int v = 0; v < kRowVectors<MR>; ++v)
+    store(work.sum + v * kLanes, sum_lanes_of_each(rows[v], lanes_of(MR, v)));
 }
 
 // Sets the maxima and sums of fresh records, or merges into those of records that hold earlier splits.
 template <int MR, class T>
 void keep_sums(const Group<T>& g, bool fresh, Work<MR, T>& work) {
   if (!fresh) {
-    float maximum[kLanes] = {}, sum[kLanes] = {};
+    float maximum[Work<MR, T>::kSums] = {}, sum[Work<MR, T>::kSums] = {};
     for (int r = 0; r < MR; ++r) {
       maximum[r] = g.records[r].maximum();
       sum[r] = g.records[r].sum();
     }
-    F16 top = load(maximum), total = load(sum), keep, take;
-    merge_sums(top, total, load(work.maximum), load(work.sum), keep, take);
-    store(work.maximum, top);
-    store(work.sum, total);
-    store(work.keep, keep);
-    store(work.take, take);
+    for (int first = 0; first < MR; first += kLanes) {
+      F16 top = load(maximum + first), total = load(sum + first), keep, take;
+      merge_sums(top, total, load(work.maximum + first), load(work.sum + first), keep, take);
+      store(work.maximum + first, top);
+      store(work.sum + first, total);
+      store(work.keep + first, keep);
+      store(work.take + first, take);
+    }
   }
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[r]) continue;
@@ -250,7 +260,7 @@ FD_INLINE void add_steps(const Element<T>* weights, const T* values, const T* ah
       if (v % kLineSteps<T> == 0) __builtin_prefetch(ahead + v * kStepSize<T>, 0, 2);
       panel[v] = Step<T>::load_panel(values + v * kStepSize<T>);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 18
     for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], weights[r * kRowSteps<T>], panel[v]);
@@ -288,7 +298,7 @@ void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& w
   F16 acc[MR][NV];
   clear(acc);
   add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kRowSteps<T>, padded_dim, column, acc);
-#pragma GCC unroll 16
+#pragma GCC unroll 18
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[first + r]) continue;
     float* values = g.records[first + r].values() + column;

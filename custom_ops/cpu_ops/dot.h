@@ -18,7 +18,7 @@ constexpr bool kFetchesStreams = false;  // the processors of this path foresee 
 constexpr bool kFetchesStreams = true;
 #endif
 #if defined(FD_ISA_AVX512)
-constexpr int kColumnRows = 24, kMaxRows = 16, kMaxPanels = 4;
+constexpr int kColumnRows = 24, kMaxRows = 18, kMaxPanels = 4;
 #elif defined(FD_ISA_AVX2)
 constexpr int kColumnRows = 4, kMaxRows = 4, kMaxPanels = 1;
 #else
@@ -64,9 +64,8 @@ template <class T>
 constexpr int64_t kLineSteps = kLine<T> / kStepSize<T>;
 
 // acc[r][v] += a(r, k) * panels[v](k) over `num_steps` steps. Row r's element lies at a[r * a_row + step * a_step], a
-// panel's at panels[v][step * panel_stride]. With kFetch the L2 cache is asked for ahead[v], line by line at the same
-// stride.
-template <int MR, int NV, bool kFetch, class T>
+// panel's at panels[v][step * panel_stride]. The L2 cache is asked for ahead[v], line by line at the same stride.
+template <int MR, int NV, class T>
 FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row, int64_t a_step,
                          const T* const (&panels)[NV], int64_t panel_stride, int64_t num_steps,
                          const T* const (&ahead)[NV]) {
@@ -74,7 +73,7 @@ FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row,
     typename Step<T>::Panel panel[NV];
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
-      if (kFetch && step % kLineSteps<T> == 0) __builtin_prefetch(ahead[v] + step * panel_stride, 0, 2);
+      if (step % kLineSteps<T> == 0) __builtin_prefetch(ahead[v] + step * panel_stride, 0, 2);
       panel[v] = Step<T>::load_panel(panels[v] + step * panel_stride);
     }
 #pragma GCC unroll 32
