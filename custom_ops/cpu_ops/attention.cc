@@ -184,7 +184,7 @@ class Attend {
         ++row, ++limit;
       }
     }
-    rows.num_groups = (rows.count + kMaxRows - 1) / kMaxRows;
+    rows.num_groups = (rows.count + kColumnRows - 1) / kColumnRows;
     rows.queries = reinterpret_cast<Element<T>*>(scratch);
     for (int64_t row = 0; row < rows.count; ++row)
       prepare_query<T>(queries[row], p_.head_dim, rows.queries + row * kQuerySteps<T>);

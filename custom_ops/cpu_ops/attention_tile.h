@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of attention: up to kMaxRows rows over one split. Scores, their maximum, weights relative to it, their
-// sum and the weighted values; then one merge into what the row has so far. Which rows share the registers never shows.
+// The arithmetic of attention: up to kColumnRows rows over one split. Scores, their maximum, weights relative to it,
+// their sum and the weighted values; then one merge into what the row has so far. Which rows share the registers never
+// shows.
 #pragma once
 
 #include <cstring>
@@ -68,10 +69,10 @@ constexpr int64_t kQuerySteps = kMaxHeadDim / Step<T>::kSize;
 template <class T>
 struct Group {
   int64_t rows;
-  int64_t hides_first;        // so many positions, the first ones, are seen by their own rows only
-  const Element<T>* queries;  // kQuerySteps<T> each
-  int64_t limits[kMaxRows];   // the last position that a row sees
-  Record records[kMaxRows];
+  int64_t hides_first;          // so many positions, the first ones, are seen by their own rows only
+  const Element<T>* queries;    // kQuerySteps<T> each
+  int64_t limits[kColumnRows];  // the last position that a row sees
+  Record records[kColumnRows];
   const T* ahead[2 * kPackets];  // what is fetched while the packets of the stream are read
 };
 
@@ -87,9 +88,9 @@ template <int MR>
 constexpr int kValuePanels = MR <= 3 ? 8 : kKeyPanels<MR>;
 #else
 template <int MR>
-constexpr int kKeyPanels = kMaxRows / MR;
+constexpr int kKeyPanels = kColumnRows / MR;
 template <int MR>
-constexpr int kValuePanels = kMaxRows / MR;
+constexpr int kValuePanels = kColumnRows / MR;
 #endif
 
 // Elements of a row's weights of one split.
@@ -114,7 +115,7 @@ struct Work {
 // Loops over sums are unrolled everywhere, or the sums would live in memory.
 template <int MR, int NV>
 FD_INLINE void clear(F16 (&acc)[MR][NV]) {
-#pragma GCC unroll 18
+#pragma GCC unroll 24
   for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) acc[r][v] = zero();
@@ -137,7 +138,7 @@ FD_INLINE void score_packets(const Group<T>& g, const Split<T>& s, int64_t packe
   for (int v = 0; v < NV; ++v) {
     F16 factor = splat(scale);
     if constexpr (kHasScales<T>) factor = mul(factor, load_scales(panels[v], head_dim));
-#pragma GCC unroll 18
+#pragma GCC unroll 24
     for (int r = 0; r < MR; ++r) store(work.scores[r] + (packet + v) * kLanes, mul(acc[r][v], factor));
   }
 }
@@ -220,8 +221,7 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
     rows[r / kLanes][r % kLanes] =
         weigh_row(work.scores[r], work.maximum[r], visible[r], s, g.records[0].size, weights, ahead);
   }
-  for (int v = 0; v < kRowVectors<MR>; ++v)
-    store(work.sum + v * kLanes, sum_lanes_of_each(rows[v], lanes_of(MR, v)));
+  for (int v = 0; v < kRowVectors<MR>; ++v) store(work.sum + v * kLanes, sum_lanes_of_each(rows[v], lanes_of(MR, v)));
 }
 
 // Sets the maxima and sums of fresh records, or merges into those of records that hold earlier splits.
@@ -260,7 +260,7 @@ FD_INLINE void add_steps(const Element<T>* weights, const T* values, const T* ah
       if (v % kLineSteps<T> == 0) __builtin_prefetch(ahead + v * kStepSize<T>, 0, 2);
       panel[v] = Step<T>::load_panel(values + v * kStepSize<T>);
     }
-#pragma GCC unroll 18
+#pragma GCC unroll 24
     for (int r = 0; r < MR; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) acc[r][v] = Step<T>::dot(acc[r][v], weights[r * kRowSteps<T>], panel[v]);
@@ -298,7 +298,7 @@ void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& w
   F16 acc[MR][NV];
   clear(acc);
   add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kRowSteps<T>, padded_dim, column, acc);
-#pragma GCC unroll 18
+#pragma GCC unroll 24
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[first + r]) continue;
     float* values = g.records[first + r].values() + column;

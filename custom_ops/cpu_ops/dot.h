@@ -10,19 +10,18 @@
 namespace fd {
 namespace FD_ISA {
 
-// What the registers hold: kColumnRows by one panel, or few rows by up to kMaxPanels (linear); up to kMaxRows rows by
-// as many panels as there is room for (attention).
+// What the registers hold: kColumnRows by one panel, or fewer rows by up to kMaxPanels.
 #if defined(FD_ISA_AVX512_BF16)
 constexpr bool kFetchesStreams = false;  // the processors of this path foresee several streams better by themselves
 #else
 constexpr bool kFetchesStreams = true;
 #endif
 #if defined(FD_ISA_AVX512)
-constexpr int kColumnRows = 24, kMaxRows = 18, kMaxPanels = 4;
+constexpr int kColumnRows = 24, kMaxPanels = 4;
 #elif defined(FD_ISA_AVX2)
-constexpr int kColumnRows = 4, kMaxRows = 4, kMaxPanels = 1;
+constexpr int kColumnRows = 4, kMaxPanels = 1;
 #else
-constexpr int kColumnRows = 2, kMaxRows = 2, kMaxPanels = 1;
+constexpr int kColumnRows = 2, kMaxPanels = 1;
 #endif
 
 template <class T>
@@ -84,7 +83,7 @@ FD_INLINE void dot_block(F16 (&acc)[MR][NV], const Element<T>* a, int64_t a_row,
   }
 }
 
-// Calls body(rows) with the count, 1..kMaxRows, as a constant: body is a generic callable that takes an
+// Calls body(rows) with the count, 1..kColumnRows, as a constant: body is a generic callable that takes an
 // integral_constant-like value.
 template <int kRows>
 struct Rows {
@@ -94,7 +93,7 @@ struct Rows {
 template <int kRows = 1, class Body>
 FD_INLINE void with_rows(int64_t rows, Body&& body) {
   if (rows == kRows) return body(Rows<kRows>());
-  if constexpr (kRows < kMaxRows) with_rows<kRows + 1>(rows, body);
+  if constexpr (kRows < kColumnRows) with_rows<kRows + 1>(rows, body);
 }
 
 }  // namespace FD_ISA
