@@ -68,6 +68,7 @@ struct LinearArgs {
   bool gated;
   float eps;  // of the norm
   DType dtype, out_dtype;
+  float* block_maxima;  // of fp32 outputs without a gate, for SamplingInputs, or null
 };
 
 // Weights held as integers of eight or four bits, times rows quantized to sixteen bits (wint8, wint4) or eight (w8a8,

@@ -8,6 +8,7 @@
 #include "cpu_ops/dot.h"
 #include "cpu_ops/kernels.h"
 #include "cpu_ops/norm.h"
+#include "cpu_ops/sampling_kernels.h"
 #include "cpu_ops/swiglu.h"
 
 namespace fd {
@@ -62,18 +63,31 @@ inline int64_t panels_of_tile(int64_t num_panels, int64_t together) {
   return (groups < 1 ? 1 : groups < most ? groups : most) * kGroupPanels;
 }
 
+// Fills a tile's part of `block_maxima` while its outputs lie in a near cache.
+static inline void write_block_maxima(const LinearArgs& a, const Blocks& blocks, const Tile& tile) {
+  const int64_t first = tile.panel * kPanel, end = tile.last * kPanel < a.n ? tile.last * kPanel : a.n;
+  for (int64_t row = blocks.begin(tile.block); row < blocks.begin(tile.end); ++row) {
+    const float* outputs = static_cast<const float*>(a.out) + row * a.n + first;
+    float* maxima = a.block_maxima + row * num_blocks(a.n) + first / kBlock;
+    kSamplingKernels.block_maxima(outputs, static_cast<int32_t>(end - first), maxima);
+  }
+}
+
 // Calls body(tile) for tiles that together cover all panels and blocks, on all threads if that is worth it.
 template <class Body>
 static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
   const int64_t num_panels = fd::num_panels(a.n, a.gated);
-  const int64_t tile_panels = panels_of_tile(num_panels, a.gated ? 2 : 1);
+  const int64_t together = a.block_maxima != nullptr ? kBlock / kPanel : a.gated ? 2 : 1;
+  const int64_t tile_panels = panels_of_tile(num_panels, together);
   const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
   const int64_t tiles = (num_panels + tile_panels - 1) / tile_panels * row_tiles;
   for_each_in_stretches(tiles, a.rows * num_panels * kPanel * a.k >= kMinParallelWork, [&](int64_t index) {
     const int64_t panel = index / row_tiles * tile_panels, block = index % row_tiles * kTileBlocks;
     const int64_t last = panel + tile_panels < num_panels ? panel + tile_panels : num_panels;
     const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;
-    body(Tile{panel, last, block, end});
+    const Tile tile = {panel, last, block, end};
+    body(tile);
+    if (a.block_maxima != nullptr) write_block_maxima(a, blocks, tile);
   });
 }
 

@@ -30,6 +30,7 @@ constexpr paddle::DataType kInt64 = paddle::DataType::INT64;
 struct Drafting {
   std::vector<const fd::Recording*> stages;
   std::vector<const fd::Recording*> heads;  // of a stage by `vocab_sizes`: `chosen_rows` of `output` to `logits`
+  std::vector<const float*> block_maxima;   // that each head tells of its logits, or null
   std::vector<int64_t> vocab_sizes;         // first ids that a draft is drawn from
   fd::StepShape shape;
   fd::StepIndex index;
@@ -97,8 +98,10 @@ void choose(const Drafting& d, int64_t stage, int64_t step, int64_t size) {
   for (int64_t first = 0; first < d.shape.num_seqs; first += d.max_chosen) {
     const int64_t count = std::min(d.max_chosen, d.shape.num_seqs - first);
     for (int64_t i = 0; i < count; ++i) d.chosen_rows[i] = d.index.cu_seqlens_q[first + i + 1] - 1;
-    fd::replay(*d.heads[stage * num_sizes + size], count, 0);
-    const fd::SamplingInputs in = rules_of(d, first);
+    const int64_t head = stage * num_sizes + size;
+    fd::replay(*d.heads[head], count, 0);
+    fd::SamplingInputs in = rules_of(d, first);
+    in.block_maxima = d.block_maxima[head];
     if (const std::string wrong = fd::check_sampling_inputs(in, count, vocab_size); !wrong.empty())
       PADDLE_THROW(common::errors::InvalidArgument("%s: %s", kOp, wrong.c_str()));
     fd::sample(d.logits, count, vocab_size, in, {d.chosen + first, d.status + first, d.survives + first}, false, false);
@@ -167,6 +170,15 @@ void draft(Tensor&, int64_t drafting, int64_t num_seqs, int64_t size) {
   }
 }
 
+std::vector<const float*> told_by_heads(const std::vector<int64_t>& heads, const Tensor& logits,
+                                        const std::vector<int64_t>& vocab_sizes) {
+  std::vector<const float*> told;
+  for (size_t i = 0; i < heads.size(); ++i)
+    told.push_back(fd::tell_block_maxima(*reinterpret_cast<fd::Recording*>(heads[i]), logits.data<float>(),
+                                         vocab_sizes[i % vocab_sizes.size()]));
+  return told;
+}
+
 std::vector<const fd::Recording*> recordings(const std::vector<int64_t>& handles) {
   std::vector<const fd::Recording*> found;
   for (int64_t handle : handles) found.push_back(reinterpret_cast<const fd::Recording*>(handle));
@@ -203,6 +215,7 @@ void bind(const Tensor& num_scheduled, const Tensor& num_computed, const Tensor&
   auto d = std::make_unique<Drafting>();
   d->stages = recordings(stages);
   d->heads = recordings(heads);
+  d->block_maxima = told_by_heads(heads, logits, vocab_sizes);
   d->vocab_sizes = vocab_sizes;
   d->max_seqs = max_seqs;
   d->max_drafts = drafts.dims()[1];

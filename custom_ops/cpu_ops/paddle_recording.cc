@@ -11,6 +11,7 @@
 
 #include "cpu_ops/checks.h"
 #include "cpu_ops/recording.h"
+#include "cpu_ops/sampling_kernels.h"
 
 namespace fd {
 namespace {
@@ -145,7 +146,8 @@ constexpr bool has_weight = false;
 template <class Args>
 constexpr bool has_weight<Args, std::void_t<decltype(Args::n), decltype(Args::k)>> = true;
 
-// Returns what kind of launch this is, with the size of its weight if it has one: "Linear [3072, 1024]".
+// Returns what kind of launch this is, with the size of its weight if it has one: "Linear [3072, 1024]", or "Linear
+// with block maxima [3072, 1024]".
 template <class Args>
 std::string describe(const Args& args) {
   const std::unique_ptr<char, decltype(&std::free)> type(
@@ -153,7 +155,10 @@ std::string describe(const Args& args) {
   std::string name = type.get();  // fd::LinearArgs
   name = name.substr(name.rfind(':') + 1);
   name = name.substr(0, name.rfind("Args"));
-  if constexpr (has_weight<Args>) name += " [" + std::to_string(args.n) + ", " + std::to_string(args.k) + "]";
+  if constexpr (has_weight<Args>) {
+    if (args.block_maxima != nullptr) name += " with block maxima";
+    name += " [" + std::to_string(args.n) + ", " + std::to_string(args.k) + "]";
+  }
   return name;
 }
 
@@ -176,9 +181,25 @@ void perform(const Launch& launch) {
   ++num_launches;
 }
 
+const float* tell_block_maxima(Recording& recording, const float* logits, int64_t vocab_size) {
+  const auto tell = [&](auto& args) -> const float* {
+    if constexpr (has_weight<std::decay_t<decltype(args)>>) {
+      const bool writes_them = args.out == logits && args.out_dtype == DType::kFloat32 && args.n == vocab_size;
+      if (!writes_them || args.gated) return nullptr;
+      recording.block_maxima.push_back(std::make_unique<float[]>(static_cast<size_t>(args.rows * num_blocks(args.n))));
+      return args.block_maxima = recording.block_maxima.back().get();
+    }
+    return nullptr;
+  };
+  return recording.launches.empty() ? nullptr : std::visit(tell, recording.launches.back());
+}
+
 void launch(const Launch& launch) {
   if (current == nullptr) return perform(launch);
-  current->launches.push_back(launch);
+  Launch kept = launch;
+  if (auto* args = std::get_if<SampleArgs>(&kept))
+    args->in.block_maxima = tell_block_maxima(*current, args->logits, args->vocab_size);
+  current->launches.push_back(kept);
 }
 
 void replay(const Recording& recording, int64_t num_rows, int64_t num_seqs) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <variant>
 #include <vector>
 
@@ -64,7 +65,13 @@ using Launch = std::variant<LinearArgs, QuantizedLinearArgs, RmsNormArgs, Gather
 // Every launch is recorded with the most rows and sequences that a replay may ask for.
 struct Recording {
   std::vector<Launch> launches;
+  std::vector<std::unique_ptr<float[]>> block_maxima;  // of linear layers that tell them
 };
+
+// Lets the last launch, if it is a linear layer that writes these logits [rows, vocab_size], tell the largest of each
+// block as it does so: sampling that follows at once does not read all logits again. Returns where (SamplingInputs), or
+// null if it is not.
+const float* tell_block_maxima(Recording& recording, const float* logits, int64_t vocab_size);
 
 void perform(const Launch& launch);
 

@@ -25,7 +25,7 @@ struct Change {
 
 // Working memory of one thread, kept between calls.
 struct Scratch {
-  std::vector<float> block_max;
+  std::vector<float> block_max, group_max;  // of blocks, of blocks of blocks
   CutScratch cuts;
   std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if seen at all); all zero between rows
   std::vector<int32_t> seen;
@@ -35,7 +35,8 @@ struct Scratch {
 
   void fit(int64_t vocab_size) {
     if (static_cast<int64_t>(counts.size()) >= vocab_size) return;
-    block_max.resize((vocab_size + kBlock - 1) / kBlock);
+    block_max.resize(num_blocks(vocab_size));
+    group_max.resize(num_blocks(num_blocks(vocab_size)));
     cuts.fit(vocab_size);
     counts.resize(vocab_size);
   }
@@ -52,6 +53,9 @@ struct RowParams {
   const int64_t* i;
   bool greedy() const { return !(f[kTemperature] >= kGreedyTemperature); }
   bool penalised() const { return f[kRepetition] != 1.0f || f[kPresence] != 0.0f || f[kFrequency] != 0.0f; }
+  bool edits() const {
+    return penalised() || i[kBiasBegin] < i[kBiasEnd] || i[kBannedBegin] < i[kBannedEnd] || i[kMaskBegin] != kNoMask;
+  }
   uint64_t seed() const { return static_cast<uint64_t>(i[kSeed]); }
   uint64_t position() const { return static_cast<uint64_t>(i[kPosition]); }
 };
@@ -165,7 +169,7 @@ Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratc
   row.temperature = params.f[kTemperature];
   row.largest /= row.temperature;
   if (row.largest == kInfinity) return {-1, kRowNan, false};
-  for (int32_t b = 0; b < (row.num_ids + kBlock - 1) / kBlock; ++b) s.block_max[b] /= row.temperature;
+  for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) s.block_max[b] /= row.temperature;
   Cut cut = cut_of_top_k(params, row, s);
   const float top_p = params.f[kTopP];
   if (top_p >= kDrawnTopP && top_p < 1.0f && processed == nullptr) return draw_and_ask(params, row, cut);
@@ -177,9 +181,22 @@ Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratc
   return choice;
 }
 
-Choice choose(float* logits, int64_t vocab_size, const RowParams& params, bool keep_processed, Scratch& s) {
+// As shared_block_maxima of a row whose blocks' maxima are `told`: only ids of a last block that is cut are looked at.
+float told_block_maxima(const float* told, const float* logits, int32_t num_ids, Scratch& s) {
+  const int32_t whole = num_ids / kBlock, rest = num_ids % kBlock;
+  std::copy_n(told, whole, s.block_max.begin());
+  if (rest > 0) {
+    float& last = s.block_max[whole];
+    last = sampling_kernels().block_maxima(logits + num_ids - rest, rest, s.group_max.data());
+  }
+  return sampling_kernels().block_maxima(s.block_max.data(), num_blocks(num_ids), s.group_max.data());
+}
+
+Choice choose(float* logits, int64_t vocab_size, const RowParams& params, const float* told, bool keep_processed,
+              Scratch& s) {
   const int32_t num_ids = num_ids_of(params.i, vocab_size);
-  const float largest = shared_block_maxima(logits, num_ids, s.block_max.data());
+  const float largest = told != nullptr ? told_block_maxima(told, logits, num_ids, s)
+                                        : shared_block_maxima(logits, num_ids, s.block_max.data());
   if (!(largest < kInfinity)) return {-1, kRowNan, false};
   if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, -kInfinity);
   if (largest == -kInfinity) return {-1, kRowEmpty, false};
@@ -199,12 +216,18 @@ float* masked_row(float* logits, int64_t vocab_size, const RowParams& params, co
   return out;
 }
 
+// What is known of the blocks of a row that nothing changes before it is filtered, or null.
+const float* told_of(const SamplingInputs& in, int64_t row, int64_t vocab_size, const RowParams& params) {
+  return in.block_maxima == nullptr || params.edits() ? nullptr : in.block_maxima + row * num_blocks(vocab_size);
+}
+
 // True if the rows are worth more than one thread.
 bool worth_sharing(int64_t num_rows, int64_t vocab_size, const SamplingInputs& in) {
   int64_t cost = 0;
   for (int64_t row = 0; row < num_rows; ++row) {
     const RowParams params = {in.float_params + row * kNumFloatParams, in.int_params + row * kNumIntParams};
-    cost += params.greedy() ? vocab_size : kSampledCost * vocab_size;
+    const int64_t read = told_of(in, row, vocab_size, params) != nullptr ? num_blocks(vocab_size) : vocab_size;
+    cost += params.greedy() ? read : kSampledCost * vocab_size;
   }
   return cost >= kParallelCost;
 }
@@ -279,7 +302,7 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
     RowEditor editor(x, vocab_size, s);
     editor.apply(params, in);
     x = masked_row(x, vocab_size, params, in, keep_processed, s);
-    const Choice choice = choose(x, vocab_size, params, keep_processed, s);
+    const Choice choice = choose(x, vocab_size, params, told_of(in, row, vocab_size, params), keep_processed, s);
     if (!keep_processed) editor.undo();
     out.token_ids[row] = choice.token_id;
     out.status[row] = choice.status;

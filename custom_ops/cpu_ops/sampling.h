@@ -20,6 +20,9 @@ struct SamplingInputs {
   const int32_t* banned_ids;  // [num_banned]
   const int32_t* mask_words;  // [num_mask_words] masks of 32 ids a word, lowest bit first: 1 for ids that may survive
   int64_t num_history, num_bias, num_banned, num_mask_words;
+  // [num_rows, num_blocks(vocab_size)] the largest logit of each block, NaN where there is one, as whoever wrote the
+  // logits has seen them; or null.
+  const float* block_maxima = nullptr;
 };
 
 struct SamplingOutputs {

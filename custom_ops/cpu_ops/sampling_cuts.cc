@@ -125,17 +125,17 @@ Edges guess_end(float top_p, const Row& row, Cut cut, CutScratch& s) {
 }  // namespace
 
 void CutScratch::fit(int64_t vocab_size) {
-  block_order.resize((vocab_size + kBlock - 1) / kBlock);
+  block_order.resize(num_blocks(vocab_size));
   keys.resize(vocab_size + kBlock);  // a padded last block may add ids that do not exist
   masses.resize(keys.size());
   bins.resize(kNumBins);
 }
 
 float reached_by(int64_t k, const Row& row, CutScratch& s) {
-  const int64_t num_blocks = (row.num_ids + kBlock - 1) / kBlock;
-  if (k > num_blocks) return -kInfinity;
-  std::copy_n(row.block_max, num_blocks, s.block_order.begin());
-  std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.begin() + num_blocks,
+  const int64_t blocks = num_blocks(row.num_ids);
+  if (k > blocks) return -kInfinity;
+  std::copy_n(row.block_max, blocks, s.block_order.begin());
+  std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.begin() + blocks,
                    [](float a, float b) { return a > b; });
   return s.block_order[k - 1];
 }

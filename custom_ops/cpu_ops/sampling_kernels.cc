@@ -16,8 +16,6 @@ constexpr int kWidth = Lanes::kWidth;
 constexpr int kGroup = 4 * kWidth;  // ids that one call of the generator serves
 constexpr float kMinusInfinity = -__builtin_inff();
 
-FD_RULE int32_t num_blocks(int32_t num_ids) { return (num_ids + kBlock - 1) / kBlock; }
-
 // One block of the row, padded if it is the last.
 struct Block {
   float padded[kBlock];
@@ -54,19 +52,21 @@ struct Scale {
 float block_maxima(const float* logits, int32_t num_ids, float* block_max) {
   Block storage;
   float largest = kMinusInfinity;
-  uint32_t nan = 0;
+  bool any_nan = false;
   for (int32_t b = 0; b < num_blocks(num_ids); ++b) {
     const float* x = storage.read(logits, num_ids, b);
     F most = Lanes::set(kMinusInfinity);
+    uint32_t nan = 0;
     for (int i = 0; i < kBlock; i += 2 * kWidth) {
       const F one = Lanes::load(x + i), two = Lanes::load(x + i + kWidth);
       nan |= Lanes::mask_bits(Lanes::unordered(one, two));
       most = Lanes::max(most, Lanes::max(one, two));
     }
-    block_max[b] = Lanes::reduce_max(most);
+    block_max[b] = nan != 0 ? __builtin_nanf("") : Lanes::reduce_max(most);
     if (block_max[b] > largest) largest = block_max[b];
+    any_nan |= nan != 0;
   }
-  return nan ? __builtin_nanf("") : largest;
+  return any_nan ? __builtin_nanf("") : largest;
 }
 
 // True if every id of a block with this maximum fails the cut or has no mass.

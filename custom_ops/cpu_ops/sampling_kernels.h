@@ -11,6 +11,8 @@ namespace fd {
 
 constexpr int kBlock = 64;  // ids that one entry of Row::block_max stands for
 
+constexpr int32_t num_blocks(int64_t num_ids) { return static_cast<int32_t>((num_ids + kBlock - 1) / kBlock); }
+
 // A row after biases, penalties and masks. Scaled logits are logits / temperature; they are formed where they are used.
 struct Row {
   const float* logits;     // [num_ids]
@@ -52,7 +54,7 @@ struct Drawn {
 };
 
 struct SamplingKernels {
-  // Fills block_max with unscaled maxima and returns the largest logit; NaN if there is one in the row.
+  // Fills block_max with unscaled maxima and returns the largest logit; NaN for a block or row that has one.
   float (*block_maxima)(const float* logits, int32_t num_ids, float* block_max);
   Masses (*masses)(const Row& row, Cut cut, Edges edges);
   // The masses of all ids by where their logits, not divided by the temperature, lie to [lowest, highest].

@@ -14,7 +14,7 @@ constexpr int32_t kMostParts = 64;
 // parts there are.
 template <class Body>
 int32_t for_each_part(int32_t num_ids, const Body& body) {
-  const int64_t blocks = (num_ids + kBlock - 1) / kBlock;
+  const int64_t blocks = num_blocks(num_ids);
   const int threads = num_ids >= kParallelCost ? num_free_threads() : 1;
   const int64_t parts = threads > 1 ? std::min(2 * threads, kMostParts) : 1;
   parallel_for(parts, true, [&](int64_t part) {

@@ -118,7 +118,11 @@ class DraftLoop:
 
 
 class _Native:
-    """The addresses of a loop's buffers and the recordings of its stages; the loop owns what they refer to."""
+    """The addresses of a loop's buffers and the recordings of its stages and heads; the loop owns what they refer to.
+
+    Attributes:
+        heads: by stage, and of each by the loop's vocab_sizes.
+    """
 
     def __init__(self, loop: DraftLoop) -> None:
         num_rows, max_chosen = loop.output.shape[0], loop.logits.shape[0]
@@ -129,10 +133,10 @@ class _Native:
             stage.compute_logits(loop.chosen_hidden, max_chosen, logits)
 
         self._stages = [Recording(partial(stage.compute, full, num_rows)) for stage in loop.stages]
-        self._heads = [Recording(partial(head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
+        self.heads = [Recording(partial(head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
         self._free = load_library().fd_drafting_free  # kept here: modules may be gone when the last loop goes
         self._free.argtypes = [ctypes.c_void_p]
-        self.handle = _bind(loop, [stage.handle for stage in self._stages], [head.handle for head in self._heads])
+        self.handle = _bind(loop, [stage.handle for stage in self._stages], [head.handle for head in self.heads])
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
@@ -180,7 +184,7 @@ def _draft_cpu(loop: DraftLoop, num_seqs: int) -> None:
     run_native("fd_draft", loop.drafts.tensor, _native(loop), num_seqs, loop.size)
 
 
-_SIZE, _FEW, _VOCAB, _BLOCK = 16, 24, 40, 16
+_SIZE, _FEW, _VOCAB, _BLOCK = 16, 128, 200, 16
 
 
 def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoop:

@@ -66,7 +66,11 @@ class Recording:
             raise ValueError(refusal.decode())
 
     def describe(self) -> list[str]:
-        """Return what every launch is, with the size of its weight if it has one: "Linear [3072, 1024]"."""
+        """Return what every launch is, with the size of its weight if it has one: "Linear [3072, 1024]".
+
+        A layer whose outputs are sampled next is a "Linear with block maxima [151936, 1024]": it tells sampling the
+        largest logit of each block.
+        """
         lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self.handle))
         return lines.decode().splitlines()
 

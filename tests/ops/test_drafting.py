@@ -81,6 +81,13 @@ def test_drafts_do_not_depend_on_who_drafts_beside_in_which_order_how_far_and_in
         assert found == {p: alone[p][:count] for p, count in ((3, 4), (0, 3), (4, 3), (1, 1))}
 
 
+def test_heads_tell_the_largest_logits_of_blocks() -> None:
+    model = Model()
+    model.draft([0], [1])
+    (head,) = model.loop.native.heads
+    assert head.describe() == ["Gather", f"Linear with block maxima [{VOCAB}, {SIZE}]"]
+
+
 def test_a_draft_that_cannot_go_on_ends_alone() -> None:
     model = Model()
     expected = model.draft([0, 1, 2], [3, 3, 3])

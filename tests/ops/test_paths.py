@@ -10,6 +10,7 @@ from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).parent
 SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py", "test_quantized_rows.py"]
+SUITES += ["test_block_maxima.py"]
 DIGEST = """
 import hashlib
 from tests.ops.bits import bits
