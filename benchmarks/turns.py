@@ -3,10 +3,11 @@
 
 A shared machine's speed moves by a third within seconds. Every engine decodes the same answers in stretches of equal
 tokens; in each stretch all of them have their turn, in random order, and an engine whose last step went beyond the
-stretch waits. So a change of the machine meets all engines alike, and equal work is compared with equal work.
+stretch waits. So a change of the machine meets all engines alike. What a step emits beyond the end of a stretch counts,
+as its time does: engines whose steps emit more go beyond it more often.
 
-Requests of a batch are timed until one of them has ended before the others: where drafts come true unevenly the rest
-decode in ever smaller steps, which a server fills with its next requests.
+Requests of a batch are timed up to the stretch in which one of them ends before the others: where drafts come true
+unevenly the rest decode in ever smaller steps, which a server fills with its next requests.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Timed:
     ) -> None:
         self.engine, self.clock = engine, clock
         self.texts: dict[str, list[int]] = {}
-        self._num_tokens = 1  # of each of them, in the end
+        self.is_ragged = False  # some of the answers were over and others not
         self.answers: dict[str, list[int]] | None = None
         self._spent = Spent()  # of the stretch now
         if replay:
@@ -99,16 +100,10 @@ class Timed:
 
         return call
 
-    @property
-    def is_ragged(self) -> bool:
-        """True once some of the answers are over and others are not."""
-        num_over = sum(len(text) >= self._num_tokens for text in self.texts.values())
-        return 0 < num_over < len(self.texts)
-
     def begin(self, turns: Sequence[Turn], params: SamplingParams, salt: str) -> None:
         """Read the prompts of turns that run side by side, and emit each answer's first token."""
         self._read(turns, salt)
-        self._num_tokens, self.texts = params.max_tokens or 1, {}
+        self.texts, self.is_ragged = {}, False
         for turn in turns:
             request_id = f"bench-{next(_ids)}"
             self.texts[request_id] = []
@@ -147,6 +142,8 @@ class Timed:
         deltas = self.engine.step()
         for delta in deltas:
             self.texts[delta.request_id] += delta.token_ids
+        num_over = sum(delta.finish_reason is not None for delta in deltas)
+        self.is_ragged = self.is_ragged or 0 < num_over < len(self.texts)
         return sum(len(delta.token_ids) for delta in deltas)
 
 
@@ -157,14 +154,17 @@ class Lane:
     name: str
     timed: Timed
     spent: Spent = field(default_factory=Spent)
-    stretches_s: list[float] = field(default_factory=list)
+    stretches: list[Spent] = field(default_factory=list)
 
-    def advance(self, num_tokens: int, is_timed: bool) -> None:
-        """Decode to where the stretch ends."""
-        spent = self.timed.advance(num_tokens)
-        if is_timed:
-            self.spent.add(spent)
-            self.stretches_s.append(spent.total_s)
+    def add(self, stretch: Spent) -> None:
+        """Count a stretch."""
+        self.spent.add(stretch)
+        self.stretches.append(stretch)
+
+    def surprises(self) -> list[float]:
+        """Return, for each stretch, its share of all tokens less its share of all time."""
+        spent = self.spent
+        return [each.num_tokens / spent.num_tokens - each.total_s / spent.total_s for each in self.stretches]
 
 
 class Turns:
@@ -187,9 +187,11 @@ class Turns:
         end = len(turns)  # the first tokens
         while any(lane.timed.engine.has_unfinished() for lane in self.lanes):
             end += len(turns) * self._steps_per_stretch()
+            stretches = [(lane, lane.timed.advance(end)) for lane in self._dice.sample(self.lanes, len(self.lanes))]
             is_timed = is_timed and not any(lane.timed.is_ragged for lane in self.lanes)
-            for lane in self._dice.sample(self.lanes, len(self.lanes)):
-                lane.advance(end, is_timed)
+            if is_timed:
+                for lane, stretch in stretches:
+                    lane.add(stretch)
         for lane in self.lanes:
             texts = [list(lane.timed.texts.values()) for lane in (self.lanes[0], lane)]
             assert texts[0] == texts[1], f"{lane.name} changed a text"
@@ -205,7 +207,7 @@ def speed_up(base: Lane, lane: Lane) -> tuple[float, float]:
     The error is that of a ratio of sums: what stretches differ by in other ways than the ratio itself. Where drafts
     pay it holds the difference between passages of text, too.
     """
-    ratio = sum(base.stretches_s) / sum(lane.stretches_s)
-    errors = [a - ratio * b for a, b in zip(base.stretches_s, lane.stretches_s)]
-    scatter_s = math.sqrt(sum(error**2 for error in errors) * len(errors) / max(1, len(errors) - 1))
-    return ratio, scatter_s / sum(lane.stretches_s)
+    ratio = lane.spent.tokens_per_s / base.spent.tokens_per_s
+    errors = [own - other for own, other in zip(lane.surprises(), base.surprises())]
+    scatter = math.sqrt(sum(error**2 for error in errors) * len(errors) / max(1, len(errors) - 1))
+    return ratio, ratio * scatter

@@ -43,7 +43,7 @@ def test_engines_do_the_same_work_in_every_stretch_and_none_runs_ahead(monkeypat
     monkeypatch.setattr(Timed, "advance", spy)
     Turns(lanes, params(), stretch_s=0.0).run(PROMPTS[:1], "salt")
     assert [lane.spent.num_tokens for lane in lanes] == [NUM_TOKENS - 1] * 2  # the first token is not timed
-    assert len(lanes[0].stretches_s) == len(lanes[1].stretches_s) == len(ends) // 2
+    assert len(lanes[0].stretches) == len(lanes[1].stretches) == len(ends) // 2
     assert all(0 <= reached - end <= 4 or reached == NUM_TOKENS for end, reached, _ in ends)
     assert lanes[0].spent.num_steps == NUM_TOKENS - 1 > lanes[1].spent.num_steps == sum(n for *_, n in ends) - 39
 
@@ -57,7 +57,7 @@ def test_no_block_of_the_cache_they_share_belongs_to_two_engines() -> None:
 def test_untimed_turns_leave_no_figures() -> None:
     lanes = make_lanes()
     Turns(lanes, params(), stretch_s=0.1).run(PROMPTS, "salt", is_timed=False)
-    assert [(lane.spent, lane.stretches_s) for lane in lanes] == [(Spent(), [])] * 2
+    assert [(lane.spent, lane.stretches) for lane in lanes] == [(Spent(), [])] * 2
 
 
 def test_a_lane_that_says_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,18 +75,25 @@ def test_a_lane_that_says_something_else_is_an_error(monkeypatch: pytest.MonkeyP
         Turns(lanes, params(), stretch_s=0.1).run(PROMPTS, "salt")
 
 
+def make_lane(stretches: list[tuple[int, float]]) -> Lane:
+    lane = Lane("", None)  # type: ignore[arg-type]
+    for num_tokens, total_s in stretches:
+        lane.add(Spent(num_tokens=num_tokens, total_s=total_s))
+    return lane
+
+
 @pytest.mark.parametrize(
-    ("base_s", "own_s", "expected"),
+    ("base", "own", "expected"),
     [
-        ([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], (2.0, 0.0)),  # however long stretches are, the ratio is the same
-        ([1.0, 3.0], [1.0, 1.0], (2.0, 1.0)),
+        ([(4, 2.0), (8, 4.0)], [(4, 1.0), (8, 2.0)], (2.0, 0.0)),  # however long stretches are, the ratio is the same
+        ([(4, 1.0), (4, 3.0)], [(4, 1.0), (4, 1.0)], (2.0, 1.0)),
+        ([(4, 1.0), (4, 1.0)], [(6, 1.0), (3, 0.5)], (1.5, 0.0)),  # beyond the end of a stretch, and less in the next
     ],
 )
-def test_the_error_is_what_stretches_differ_by(
-    base_s: list[float], own_s: list[float], expected: tuple[float, float]
+def test_speed_counts_what_was_emitted_and_the_error_is_what_stretches_differ_by(
+    base: list[tuple[int, float]], own: list[tuple[int, float]], expected: tuple[float, float]
 ) -> None:
-    base, own = (Lane("", None, stretches_s=stretches) for stretches in (base_s, own_s))  # type: ignore[arg-type]
-    assert speed_up(base, own) == pytest.approx(expected)
+    assert speed_up(make_lane(base), make_lane(own)) == pytest.approx(expected)
 
 
 def test_what_is_left_of_a_batch_whose_answers_end_one_by_one_is_not_timed() -> None:
