@@ -112,7 +112,6 @@ class Attend {
     const int64_t seq = member(task.begin).seq, kv_head = head_of(tile);
     TaskRows<T> rows;
     gather(task, kv_head, rows);
-    if (plan_.is_apart && following != tile) fetch_rows(member(task_of(following).begin).seq, head_of(following));
     Split<T> now = read(seq, kv_head, task.first_split, rows.end_position());
     for (int64_t split = task.first_split; split < task.last_split; ++split) {
       if (plan_.is_apart) take_split(seq, kv_head, split);
@@ -130,15 +129,6 @@ class Attend {
     const int64_t begin = p_.a.cu_seqlens_q[seq], end = p_.a.cu_seqlens_q[seq + 1];
     const int64_t first = begin + split * kSplit - (p_.a.kv_lens[seq] - p_.num_new(seq));
     take_rows(p_, first > begin ? first : begin, first + kSplit < end ? first + kSplit : end, kv_head);
-  }
-
-  // Asks for the new rows of a sequence and KV head: other threads have written some of them.
-  void fetch_rows(int64_t seq, int64_t kv_head) const {
-    for (int64_t row = p_.a.cu_seqlens_q[seq]; row < p_.a.cu_seqlens_q[seq + 1]; ++row) {
-      fetch_head<false, 2>(p_.query_of(row, kv_head), p_.heads_per_kv * p_.head_dim);
-      fetch_head<false, 2>(p_.new_key(row, kv_head), p_.head_dim);
-      fetch_head<false, 2>(p_.new_value(row, kv_head), p_.head_dim);
-    }
   }
 
   const Piece& member(int64_t index) const { return plan_.pieces[plan_.members[index]]; }

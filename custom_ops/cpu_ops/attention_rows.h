@@ -53,12 +53,12 @@ struct Problem {
   }
 };
 
-// Asks for a row of one head that is read or, with kWrite, written soon, or, where kNearness is 2, later: rows lie too
-// far apart for the processor to foresee them.
-template <bool kWrite = false, int kNearness = 3, class T>
+// Asks for a row of one head that is read or, with kWrite, written soon: rows lie too far apart for the processor to
+// foresee them.
+template <bool kWrite = false, class T>
 FD_INLINE void fetch_head(const T* row, int64_t head_dim) {
   constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
-  for (int64_t d = 0; d < head_dim; d += line) __builtin_prefetch(row + d, kWrite, kNearness);
+  for (int64_t d = 0; d < head_dim; d += line) __builtin_prefetch(row + d, kWrite);
 }
 
 // Puts `count` keys, one after the other in memory, into a packet of one kv head from position `lane` on.

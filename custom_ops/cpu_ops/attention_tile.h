@@ -93,9 +93,9 @@ template <int MR>
 constexpr int kValuePanels = kColumnRows / MR;
 #endif
 
-// Elements of a row's weights of one split.
+// Elements from the weights of one row to those of the next: they take the place of its scores.
 template <class T>
-constexpr int64_t kRowSteps = kSplit / Step<T>::kSize;
+constexpr int64_t kRowSteps = kSplit * sizeof(float) / sizeof(Element<T>);
 
 // Vectors that hold a number for each row, lane by lane, and how many lanes of vector v that takes.
 template <int MR>
@@ -106,7 +106,8 @@ constexpr int lanes_of(int rows, int v) { return rows - v * kLanes < kLanes ? ro
 template <int MR, class T>
 struct Work {
   alignas(64) float scores[MR][kSplit];
-  alignas(64) Element<T> weights[MR * kRowSteps<T>];
+  Element<T>* weights() { return reinterpret_cast<Element<T>*>(scores); }
+  const Element<T>* weights() const { return reinterpret_cast<const Element<T>*>(scores); }
   bool touched[MR];  // whether the row sees anything of the split
   static constexpr int kSums = kRowVectors<MR> * kLanes;
   float maximum[kSums], sum[kSums], keep[kSums], take[kSums];
@@ -217,7 +218,7 @@ void weigh(const Group<T>& g, const Split<T>& s, Work<MR, T>& work) {
     store(work.maximum + v * kLanes, max_lane_of_each(rows[v], lanes_of(MR, v)));
   for (int r = 0; r < MR; ++r) {
     const T* ahead = g.ahead[s.num_packets] + r % 4 * kPackets * kLine<T>;
-    Element<T>* weights = work.weights + r * kRowSteps<T>;
+    Element<T>* weights = work.weights() + r * kRowSteps<T>;
     rows[r / kLanes][r % kLanes] =
         weigh_row(work.scores[r], work.maximum[r], visible[r], s, g.records[0].size, weights, ahead);
   }
@@ -297,7 +298,7 @@ void value_columns(const Group<T>& g, const Split<T>& s, const Work<kRows, T>& w
   const int64_t padded_dim = g.records[0].size;
   F16 acc[MR][NV];
   clear(acc);
-  add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights + first * kRowSteps<T>, padded_dim, column, acc);
+  add_values<MR, NV>(s, g.ahead + s.num_packets, work.weights() + first * kRowSteps<T>, padded_dim, column, acc);
 #pragma GCC unroll 24
   for (int r = 0; r < MR; ++r) {
     if (!work.touched[first + r]) continue;
@@ -329,16 +330,17 @@ template <class T>
 bool may_hide_non_finite(const Group<T>& g, const Split<T>& s) {
   constexpr int64_t size = Step<T>::kSize;
   const int64_t padded_dim = g.records[0].size, hidden = g.limits[0] + 1 - s.start;
+  F16 zeros = zero();
   for (int64_t step = (hidden < 0 ? 0 : hidden) / size; step * size < s.visible; ++step) {
     const T* pairs = s.values()[step * size / kLanes] + step * size % kLanes * padded_dim;
-    F16 zeros = zero();
+    F16 own = zero();  // of each step: sums that wait for one another would take most of the time
     for (int64_t at = 0; at < padded_dim * size; at += kLanes) {
       const F16 value = load_as_float(pairs + at);
-      zeros = add(zeros, sub(value, value));
+      own = add(own, sub(value, value));
     }
-    if (!(sum_lanes(zeros) == 0.0f)) return true;
+    zeros = add(zeros, own);
   }
-  return false;
+  return !(sum_lanes(zeros) == 0.0f);
 }
 
 // Codes are finite, and scales of positions that a row does not see never reach its weights.

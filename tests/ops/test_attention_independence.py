@@ -148,6 +148,16 @@ def test_every_row_count_agrees_at_packet_block_and_split_edges(dtype: str, edge
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_drafted_rows_of_any_number_share_the_registers_unseen(dtype: str) -> None:
+    heads, kv_len, most = HeadLayout(4, 2, 32), SPLIT + 20, 26  # 52 rows of two heads, on both sides of a split's end
+    sequence = Sequence1(kv_len, heads, dtype, 16)
+    alone = sequence.run([kv_len - most, *range(kv_len - most + 1, kv_len + 1)])
+    for rows in range(2, most + 1):
+        got = sequence.run([kv_len - rows, kv_len])
+        assert_same_bits(got[-rows:], alone[-rows:], f"{rows} rows")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> None:
     heads, length, others = HeadLayout(4, 2, 32), 5 * SPLIT + 70, 12
     sequence = Sequence1(length, heads, dtype, 16)
