@@ -35,11 +35,12 @@ class TextBatch:
     def __init__(self) -> None:
         self._layout = _Layout()
         self.address = ctypes.addressof(self._layout)
+        self._num_texts = 0
         self._reserve(_FIRST_TEXTS, _FIRST_DRAFTS)
         self._reserve_tokens(_FIRST_TOKENS)
 
     def __len__(self) -> int:
-        return self._layout.num_texts
+        return self._num_texts
 
     def slot(self, index: int) -> int:
         """Return the slot of a text."""
@@ -65,16 +66,26 @@ class TextBatch:
         n = len(slots)
         if len(caps) != n or len(added) != n:
             raise ValueError(f"texts: expected {n} caps and {n} arrays of tokens, got {len(caps)} and {len(added)}")
-        room, stride = self._drafts.shape
         longest = max(caps, default=0)
-        if n > room or longest > stride:
-            self._reserve(max(room, 2 * n), max(stride, longest))
-        self._layout.num_texts = n
-        slots_memory, caps_memory = self._slots.data, self._caps.data
-        for i, (slot, cap) in enumerate(zip(slots, caps)):
-            slots_memory[i], caps_memory[i] = slot, cap
+        if n > self._room or longest > self._stride:
+            self._reserve(max(self._room, 2 * n), max(self._stride, longest))
+        self._num_texts = self._layout.num_texts = n
+        for i in range(n):
+            self._slots[i], self._caps[i] = slots[i], caps[i]
         self._add_tokens(added)
         self._add_tails(tails)
+
+    def proposals(self) -> list[tuple[list[int], int]]:
+        """Return the tokens proposed for each text, and its entry of match_lens."""
+        starts = range(0, self._num_texts * self._stride, self._stride)
+        return [
+            (self._draft_memory[start : start + count].tolist(), match_len)
+            for start, count, match_len in zip(starts, self._count_memory, self._match_len_memory)
+        ]
+
+    def num_shared(self) -> int:
+        """Return how many drafts follow another request's output."""
+        return sum(self._is_shared_memory[: self._num_texts])
 
     @property
     def drafts(self) -> IntArray:
@@ -106,10 +117,10 @@ class TextBatch:
         num_tokens = sum(map(len, texts))
         if num_tokens > len(self._tokens):
             self._reserve_tokens(2 * num_tokens)
-        cu_tokens, memory, at = self._cu_tokens.data, self._tokens.data, 0
+        at = 0
         for i, tokens in enumerate(texts, 1):
-            memory[at : at + len(tokens)] = tokens
-            cu_tokens[i] = at = at + len(tokens)
+            self._tokens[at : at + len(tokens)] = tokens
+            self._cu_tokens[i] = at = at + len(tokens)
 
     def _add_tails(self, tails: Sequence[Sequence[int]] | None) -> None:
         if tails is None:
@@ -118,24 +129,31 @@ class TextBatch:
         lengths = [len(tail) for tail in tails]
         if len(tails) != len(self) or max(lengths, default=0) > MAX_TAIL:
             raise ValueError(f"tails: expected {len(self)} of at most {MAX_TAIL} tokens, got lengths {lengths}")
-        ends = list(accumulate(lengths, initial=0))
-        self._cu_tails[: len(ends)] = ends
-        memory = self._tails.data
+        for i, end in enumerate(accumulate(lengths), 1):
+            self._cu_tails[i] = end
         for at, token_id in enumerate(chain.from_iterable(tails)):
-            memory[at] = token_id
+            self._tails[at] = token_id
         self._layout.cu_tails = self._cu_tails_address
 
     def _reserve(self, num_texts: int, num_drafts: int) -> None:
-        self._slots, self._caps, self._cu_tokens, self._cu_tails = np.zeros((4, num_texts + 1), np.int32)
-        self._tails = np.zeros(num_texts * MAX_TAIL, np.int32)
-        self._cu_tails_address = self._cu_tails.ctypes.data
+        self._room, self._stride = num_texts, num_drafts
+        slots, caps, cu_tokens, cu_tails = np.zeros((4, num_texts + 1), np.int32)
+        tails = np.zeros(num_texts * MAX_TAIL, np.int32)
         self._counts, self._match_lens, self._is_shared = np.zeros((3, num_texts), np.int32)
         self._scores = np.zeros(num_texts, np.float32)
         self._drafts = np.zeros((num_texts, num_drafts), np.int32)
         self._layout.stride = num_drafts
-        for name in ("slots", "caps", "cu_tokens", "tails", "counts", "match_lens", "is_shared", "scores", "drafts"):
+        self._cu_tails_address = cu_tails.ctypes.data
+        for name, array in (("slots", slots), ("caps", caps), ("cu_tokens", cu_tokens), ("tails", tails)):
+            setattr(self._layout, name, array.ctypes.data)
+        for name in ("counts", "match_lens", "is_shared", "scores", "drafts"):
             setattr(self._layout, name, getattr(self, f"_{name}").ctypes.data)
+        # What every step writes and reads, cheaper than NumPy behind a model's weights.
+        self._slots, self._caps, self._cu_tokens, self._cu_tails = slots.data, caps.data, cu_tokens.data, cu_tails.data
+        self._tails, self._draft_memory = tails.data, self._drafts.reshape(-1).data
+        self._count_memory, self._match_len_memory = self._counts.data, self._match_lens.data
+        self._is_shared_memory = self._is_shared.data
 
     def _reserve_tokens(self, num_tokens: int) -> None:
-        self._tokens = np.zeros(num_tokens, np.int32)
-        self._layout.tokens = self._tokens.ctypes.data
+        tokens = np.zeros(num_tokens, np.int32)
+        self._tokens, self._layout.tokens = tokens.data, tokens.ctypes.data

@@ -94,7 +94,7 @@ class SuffixProposer(TextProposer):
         """Guess what follows each request's text and its tail."""
         drafts = super().extend(requests, caps, tails)
         self._num_drafts += sum(draft is not NO_DRAFT for draft in drafts)
-        self._num_shared_drafts += sum(self._batch.is_shared.tolist())
+        self._num_shared_drafts += self._batch.num_shared()
         return drafts
 
     def propose_scored(self, requests: Sequence[Request], caps: Sequence[int]) -> list[tuple[Draft, float]]:

@@ -42,8 +42,8 @@ class TextProposer(Proposer):
         self._store.draft_batch(batch)
         for request, slot in zip(requests, slots):
             num_read[slot] = request.num_tokens
-        found = zip(batch.drafts.tolist(), batch.counts.tolist(), batch.match_lens.tolist())
-        return [Draft(row[:n], self.name, match_len=match_len) if n else NO_DRAFT for row, n, match_len in found]
+        found = batch.proposals()
+        return [Draft(ids, self.name, match_len=match_len) if ids else NO_DRAFT for ids, match_len in found]
 
     @abstractmethod
     def _begin(self, slot: int, request: Request) -> None:

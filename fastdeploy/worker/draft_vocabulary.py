@@ -29,10 +29,10 @@ class DraftVocabulary:
         self._counts = np.zeros(len(vocab_sizes))
         self._counts[-1] = 1.0
 
-    def observe(self, token_ids: TokenArray) -> None:
+    def observe(self, token_ids: TokenArray | memoryview) -> None:
         """Take in a piece of text."""
         if len(self._bounds):
-            kinds = np.searchsorted(self._bounds, token_ids, side="right")
+            kinds = np.searchsorted(self._bounds, np.asarray(token_ids), side="right")
             self._counts *= MEMORY ** len(token_ids)
             self._counts += np.bincount(kinds, minlength=len(self._counts))
 

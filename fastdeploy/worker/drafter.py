@@ -150,7 +150,8 @@ class Drafter:
         spans = self._first_spans([requests[i] for i in order], wanted)
         self._pack(spans)
         self.loop.size = self._vocabulary.choose()
-        self.loop.num_drafts.array[: len(order)] = wanted
+        for row, count in enumerate(wanted):
+            self.loop.num_drafts.memory[row] = count
         self.loop.draft(len(order))
         for row, (i, span) in enumerate(zip(order, spans)):
             drafts[i] = self._read_draft(row, counts[i])
@@ -160,7 +161,7 @@ class Drafter:
 
     def _read_draft(self, row: int, count: int) -> list[int]:
         """Return a draft, which ends where no token could be drawn."""
-        tokens = self.loop.drafts.array[row, :count].tolist()
+        tokens = [self.loop.drafts.memory[row, i] for i in range(count)]
         return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
     def _first_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
@@ -182,16 +183,14 @@ class Drafter:
 
     def _pack(self, spans: Sequence[Span]) -> None:
         """Describe the rows of a call: at most max_rows, of at most max_seqs requests."""
-        tokens, at = self.loop.token_ids.array, 0
+        tokens, buffers, at = self.loop.token_ids.memory, self.loop.batch.buffers, 0
         for row, span in enumerate(spans):
             count = span.end - span.start
-            tokens[at : at + count] = span.request.token_ids[span.start : span.end]
+            tokens[at : at + count] = span.request.tokens_of_rows(span.start, count)
+            buffers.num_scheduled.memory[row], buffers.num_computed.memory[row] = count, span.start
             at += count
             self._show(row, span.request)
         self._vocabulary.observe(tokens[:at])
-        buffers = self.loop.batch.buffers
-        buffers.num_scheduled.array[: len(spans)] = [span.end - span.start for span in spans]
-        buffers.num_computed.array[: len(spans)] = [span.start for span in spans]
 
     def _show(self, row: int, request: Request) -> None:
         """Let a row of the loop's buffers stand for a request; what has not changed since the last call stays."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fastdeploy.ops import host
 from fastdeploy.ops.host import NgramIndex
+from fastdeploy.ops.text_batch import TextBatch
 from fastdeploy.version import __version__
 from tests.ops.anchors import LONG_MATCH, AnchorOracle
 from tests.ops.text_batches import extend_batch, propose_batch
@@ -159,7 +160,19 @@ def test_sequences_do_not_disturb_each_other(seed: int) -> None:
         for i, s in enumerate(slots):
             expected = oracle(live[s], 1, 4, caps[i]) if caps[i] else ([], 0)
             assert (found.drafts[i, : found.counts[i]].tolist(), found.match_lens[i]) == expected
+            assert found.proposals()[i] == expected
     index.check_integrity()
+
+
+def test_a_batch_holds_more_and_longer_drafts_when_asked_and_fewer_after_that() -> None:
+    index, batch, texts = NgramIndex(1, 2), TextBatch(), [[i, 99, *range(100, 140), i] for i in range(50)]
+    for slot, text in enumerate(texts):
+        index.start(slot, text)
+    for count, cap in ((50, 30), (3, 40), (17, 2)):
+        batch.fill(range(count), [cap] * count, [np.empty(0, np.int32)] * count)
+        index.draft_batch(batch)
+        assert len(batch) == count
+        assert batch.proposals() == [(text[1 : cap + 1], 1) for text in texts[:count]]
 
 
 def test_the_longest_match_wins_over_a_more_recent_shorter_one() -> None:

@@ -324,7 +324,10 @@ def test_the_request_s_own_text_wins_a_tie_and_loses_to_a_surer_output() -> None
     cache.start(1, "", [3, 9, 3, 7, 1, 2, 3])
     drafts = propose_batch(cache, [0, 1], [2, 2])
     assert drafts.drafts[:, :2].tolist() == [[9, 9], [8, 8]]
-    assert drafts.is_shared.tolist() == [0, 1]
+    assert (drafts.is_shared.tolist(), drafts.num_shared()) == ([0, 1], 1)
+    drafts.fill([0], [2], [np.empty(0, np.int32)])
+    cache.draft_batch(drafts)
+    assert drafts.num_shared() == 0
 
 
 def test_a_repetition_goes_on_beyond_the_end_of_the_text() -> None:
