@@ -130,11 +130,13 @@ struct Strip {
   int64_t panel, begin, end;
 };
 
-// Returns the strip of kPanels panels that begins at a block: one of few, which are of nearly equal length.
+// Returns the strip of kPanels panels that begins at a block: one of few, which are of nearly equal length. Those of
+// four bits are longer, because every line is multiplied for longer.
 template <int kPanels, Quantization kQuantization>
 FD_INLINE Strip strip_from(const Problem<kQuantization>& p, int64_t panel, int64_t begin) {
   constexpr int64_t group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
-  constexpr int64_t whole = has_four_bits(kQuantization) ? group_blocks : 1, most = kFetchBytes / kBlockBytes / kPanels;
+  constexpr int64_t whole = has_four_bits(kQuantization) ? group_blocks : 1,
+                    most = (has_four_bits(kQuantization) ? 2 : 1) * kFetchBytes / kBlockBytes / kPanels;
   const int64_t wholes = (p.num_blocks + whole - 1) / whole, strips = (p.num_blocks + most - 1) / most;
   const int64_t end = begin + (wholes + strips - 1) / strips * whole,
                 group_end = (begin / group_blocks + 1) * group_blocks;
@@ -143,10 +145,11 @@ FD_INLINE Strip strip_from(const Problem<kQuantization>& p, int64_t panel, int64
 }
 
 // While panel `v` and following of a group's first strip are met: asks for scales of the next group, and for lines that
-// the outputs of some of the rows are written to.
+// the outputs of some of the rows are written to. Those of gated layers are few.
 template <int MR, int NV, int kPanels, Quantization kQuantization>
 FD_INLINE void fetch_ends(const Problem<kQuantization>& p, int64_t panel, int64_t row, int64_t v, Turn turn) {
   if (turn.own == 0) fetch_scales<NV>(p, panel + kPanels + v);
+  if (p.a.gated) return;
   for (int64_t r = v * MR / kPanels; r < (v + NV) * MR / kPanels; ++r) fetch_outputs(p.a, row + r, panel, kPanels);
 }
 
