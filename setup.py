@@ -24,7 +24,7 @@ OPS = ROOT / "custom_ops"
 VERSION = runpy.run_path(str(ROOT / "fastdeploy" / "version.py"))["__version__"]
 COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized"]
 COMMON_FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # a compiler that fuses where it likes would break exactness
-AVX2_FLAGS = ["-mavx2", "-mfma", "-mbmi2"]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mbmi2", "-mprfchw"]
 AVX512_FLAGS = [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")]
 AVX512_FLAGS += ["-Wno-uninitialized"]  # GCC 12 warns of its own header; the other paths compile the same sources
 X86_PATHS = {

@@ -50,8 +50,8 @@ struct Problem {
 };
 
 // The panels that a block of rows meets at a time, by its rows' limbs. A sum is a chain of additions that each wait for
-// the last: few rows need several panels to keep the processor busy, and two streams of weights come in faster than
-// one. As in linear.cc, where processors foresee streams by themselves it stays at eight.
+// the last: few rows need several panels to keep the processor busy, and more rows share the loads of their elements.
+// As in linear.cc, where processors foresee streams by themselves it stays at eight.
 constexpr int panels_at_a_time(int limb_rows) {
 #if defined(FD_ISA_AVX512)
   return limb_rows <= 4 ? 4 : limb_rows <= (kFetchesStreams ? 15 : 8) ? 2 : 1;
@@ -60,30 +60,18 @@ constexpr int panels_at_a_time(int limb_rows) {
 #endif
 }
 
-// Asks for a line of weights that is needed soon: into the L1 cache for four streams, which few rows read; into L2
-// where more rows keep L1 and its fill buffers busy.
+// Panels that are met in a group, a strip of lines after the other, while lines of all their next strips are asked for
+// by turns: weights come in faster in four streams than in one or two, and a strip of elements serves the whole group
+// from L1, where sums wait, too. Not for the blocks of long prompts, which find their weights in the cache and have no
+// load to spare.
+template <int kLimbRows, int NV>
+constexpr int kPanelsOfGroup = kFetchesStreams && kLimbRows <= 18 ? kGroupPanels : NV;
+
+// Asks for a line of weights that is needed soon: into the L1 cache where few rows read it; into L2 where more rows
+// keep L1 and its fill buffers busy.
 template <int NV>
 FD_INLINE void fetch(const uint8_t* line) {
   __builtin_prefetch(line, 0, NV == 4 ? 3 : 2);
-}
-
-// Streams of weights that are fetched while NV panels are met: four come in faster than one or two. Not for the blocks
-// of long prompts, which find their weights in the cache and have no load to spare.
-template <int kLimbRows, int NV>
-constexpr int64_t kStreams = kFetchesStreams && NV < 4 && kLimbRows <= 18 ? 4 : NV;
-
-// The first line that is asked for from `block` of NV panels on. With a stream per panel it lies so far ahead, in these
-// panels or the next ones. With more streams it is one of the next kStreams panels, which all panels before them ask
-// for in turns.
-template <int kLimbRows, int NV, Quantization kQuantization>
-FD_INLINE const uint8_t* fetched_line(const Problem<kQuantization>& p, int64_t panel, int64_t block) {
-  constexpr int64_t streams = kStreams<kLimbRows, NV>, ahead = kFetchBytes / (NV * kBlockBytes);
-  if constexpr (streams > NV) {
-    const int64_t part = panel % streams;
-    return p.codes(panel - part + streams) + (part * p.num_blocks + block * NV) / streams * kBlockBytes;
-  }
-  const int64_t line = block + ahead, beyond = line - p.num_blocks;
-  return beyond < 0 ? p.codes(panel) + line * kBlockBytes : p.codes(panel + NV) + beyond * kBlockBytes;
 }
 
 // Asks for the scales of NV panels, which lie between their codes.
@@ -99,18 +87,18 @@ struct Turn {
   int64_t own, count;
 };
 
-// sum[r][v] += a strip of `count` blocks of weights of NV panels, `stride` bytes apart, times its elements of MR rows;
-// meanwhile lines are asked for, those of one stream after the other, from `fetched` on.
-template <class Lines, int MR, int NV>
-FD_INLINE void dot_strip(I16 (&sum)[MR][NV], const QuadElement* x, const uint8_t* codes, const uint8_t* fetched,
-                         int64_t stride, int64_t count, Turn turn = {0, 1}) {
+// sum[r][v] += `count` blocks of weights of NV panels, `stride` bytes apart, times their elements of MR rows; meanwhile
+// lines of kNum panels are asked for by turns, from `fetched` on.
+template <class Lines, int kNum, int MR, int NV>
+FD_INLINE void dot_blocks(I16 (&sum)[MR][NV], const QuadElement* x, const uint8_t* codes, const uint8_t* fetched,
+                          int64_t stride, int64_t count, Turn turn) {
   int64_t block = 0, others = turn.own;
   do {  // in registers, because every loop over sums is unrolled and none is left out
     const bool fetches = turn.count == 1 || others == 0;
     others = fetches ? turn.count - 1 : others - 1;
     for (int v = 0; fetches && v < NV; ++v) {
       const int64_t line = block * NV + v;
-      fetch<NV>(fetched + line % kStreams<MR, NV> * stride + line / kStreams<MR, NV> * kBlockBytes);
+      fetch<NV>(fetched + line % kNum * stride + line / kNum * kBlockBytes);
     }
 #pragma GCC unroll 4
     for (int u = 0; u < Lines::kUnits; ++u) {
@@ -136,56 +124,115 @@ FD_INLINE F16 add_group(const I16 (*limbs)[NV], int v, F16 scale, F16 total) {
   return fma(joined(limbs[0][v]), scale, total);
 }
 
-// One block of MR rows, the first of which is `row`, times NV panels: into totals [MR][kFinished].
-template <int MR, int NV, Quantization kQuantization>
-void row_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, F16* totals) {
-  constexpr int limbs = kLimbs<kQuantization>;
-  constexpr int64_t strip = 16, group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
-  const uint8_t* codes = p.codes(panel);
+// Blocks [begin, end) of weights of the panels of a group, which begins at `panel`. Of four bits they are whole groups
+// of k, of eight a part of one.
+struct Strip {
+  int64_t panel, begin, end;
+};
+
+// Returns the strip of kPanels panels that begins at a block: one of few, which are of nearly equal length. Those of
+// four bits are longer, because every line is multiplied for longer.
+template <int kPanels, Quantization kQuantization>
+FD_INLINE Strip strip_from(const Problem<kQuantization>& p, int64_t panel, int64_t begin) {
+  constexpr int64_t group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
+  constexpr int64_t whole = has_four_bits(kQuantization) ? group_blocks : 1,
+                    most = (has_four_bits(kQuantization) ? 2 : 1) * kFetchBytes / kBlockBytes / kPanels;
+  const int64_t wholes = (p.num_blocks + whole - 1) / whole, strips = (p.num_blocks + most - 1) / most;
+  const int64_t end = begin + (wholes + strips - 1) / strips * whole,
+                group_end = (begin / group_blocks + 1) * group_blocks;
+  const int64_t last = has_four_bits(kQuantization) || end < group_end ? end : group_end;
+  return {panel, begin, last < p.num_blocks ? last : p.num_blocks};
+}
+
+// While panel `v` and following of a group's first strip are met: asks for scales of the next group, and for lines that
+// the outputs of some of the rows are written to. Those of gated layers are few.
+template <int MR, int NV, int kPanels, Quantization kQuantization>
+FD_INLINE void fetch_ends(const Problem<kQuantization>& p, int64_t panel, int64_t row, int64_t v, Turn turn) {
+  if (turn.own == 0) fetch_scales<NV>(p, panel + kPanels + v);
+  if (p.a.gated) return;
+  for (int64_t r = v * MR / kPanels; r < (v + NV) * MR / kPanels; ++r) fetch_outputs(p.a, row + r, panel, kPanels);
+}
+
+// The block of MR rows whose first is `row` times a strip of NV panels of a group of kPanels, from its panel `v` on.
+// Sums [NV][MR][limbs] wait for the next strip, totals [MR][kFinished] for the next group of k.
+template <int MR, int NV, int kPanels, Quantization kQuantization>
+void strip_block(const Problem<kQuantization>& p, const Strip& strip, int64_t row, int64_t v, Turn turn, I16* sums,
+                 F16* totals) {
+  constexpr int limbs = kLimbs<kQuantization>, units = Lines<kQuantization>::kUnits;
+  constexpr int64_t group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
+  const uint8_t* codes = p.codes(strip.panel + v);
   const QuadElement* x = p.rows.elements + row * limbs * p.row_units();
   const int32_t* starts = p.rows.starts + row * limbs * p.num_groups;
-  fetch_scales<NV>(p, panel + NV);
-  F16 total[MR][NV];
-#pragma GCC unroll 32
-  for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) total[r][v] = zero();
-  I16 sum[MR * limbs][NV];
-  for (int64_t begin = 0, group = 0; begin < p.num_blocks; begin += group_blocks, ++group) {
+  const bool is_last = strip.end == p.num_blocks;
+  const uint8_t* fetched = is_last ? p.codes(strip.panel + kPanels) : p.codes(strip.panel) + strip.end * kBlockBytes;
+  fetched += (strip.end - strip.begin) * v / kPanels * kBlockBytes;
+  if (strip.begin == 0) fetch_ends<MR, NV, kPanels>(p, strip.panel, row, v, turn);
+  int64_t begin = strip.begin;
+  do {
+    const int64_t group = begin / group_blocks, next = (group + 1) * group_blocks;
+    const int64_t end = next < strip.end ? next : strip.end;
+    const bool opens = has_four_bits(kQuantization) || begin == group * group_blocks;
+    const bool closes = has_four_bits(kQuantization) || end == next || is_last;
+    I16 sum[MR * limbs][NV];
 #pragma GCC unroll 32
     for (int r = 0; r < MR * limbs; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) sum[r][v] = splat_int(starts[group * MR * limbs + r]);
-    const int64_t end = begin + group_blocks < p.num_blocks ? begin + group_blocks : p.num_blocks;
-    int64_t block = begin;
-    do {
-      dot_strip<Lines<kQuantization>>(sum, x + block * Lines<kQuantization>::kUnits * MR * limbs,
-                                      codes + block * kBlockBytes, fetched_line<MR * limbs, NV>(p, panel, block),
-                                      p.panel_bytes, end - block < strip ? end - block : strip);
-      block += strip;
-    } while (group_blocks > strip && block < end);
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) {
-      const F16 scale = p.scale(p.panel(panel + v), group);
+      for (int i = 0; i < NV; ++i)
+        sum[r][i] = opens ? splat_int(starts[group * MR * limbs + r]) : sums[i * MR * limbs + r];
+    dot_blocks<Lines<kQuantization>, kPanels>(sum, x + begin * units * MR * limbs, codes + begin * kBlockBytes, fetched,
+                                              p.panel_bytes, end - begin, turn);
+    fetched += (end - begin) * NV / kPanels * kBlockBytes;
+    begin = end;
+    if (!closes) {
 #pragma GCC unroll 32
-      for (int r = 0; r < MR; ++r) total[r][v] = add_group<limbs>(sum + r * limbs, v, scale, total[r][v]);
+      for (int r = 0; r < MR * limbs; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < NV; ++i) sums[i * MR * limbs + r] = sum[r][i];
+      return;
     }
-    if (MR * NV * (limbs + 1) > 24) asm volatile("" : "+m"(total));  // registers are for sums
+#pragma GCC unroll 4
+    for (int i = 0; i < NV; ++i) {
+      const F16 scale = p.scale(p.panel(strip.panel + v + i), group);
+#pragma GCC unroll 32
+      for (int r = 0; r < MR; ++r) {
+        F16& total = totals[r * kFinished + i];
+        total = add_group<limbs>(sum + r * limbs, i, scale, total);
+      }
+    }
+  } while (has_four_bits(kQuantization) && begin < strip.end);
+}
+
+template <int kPanels>
+FD_INLINE void clear_totals(F16* totals, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int v = 0; v < kPanels; ++v) totals[r * kFinished + v] = zero();
+}
+
+// One block of MR rows, the first of which is `row`, times a group of panels, NV at a time: into totals
+// [MR][kFinished].
+template <int MR, int NV, int kPanels, Quantization kQuantization>
+FD_INLINE void group_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, F16* totals) {
+  I16 sums[kPanels * MR * kLimbs<kQuantization>];
+  clear_totals<kPanels>(totals, MR);
+  for (int64_t begin = 0; begin < p.num_blocks;) {
+    const Strip strip = strip_from<kPanels>(p, panel, begin);
+    begin = strip.end;
+    for (int v = 0; v < kPanels; v += NV)
+      strip_block<MR, NV, kPanels>(p, strip, row, v, {0, 1}, sums + v * MR * kLimbs<kQuantization>, totals + v);
   }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) totals[r * kFinished + v] = total[r][v];
 }
 
 // A block of rows times panels [panel, last).
 template <int MR, Quantization kQuantization>
 void tile_block(const Problem<kQuantization>& p, int64_t row, int64_t panel, int64_t last) {
   constexpr int NV = panels_at_a_time(MR * kLimbs<kQuantization>);
+  constexpr int together = kPanelsOfGroup<MR * kLimbs<kQuantization>, NV>;
   F16 totals[MR][kFinished];
   for (int64_t end; panel < last; panel = end) {
     end = panel + kFinished < last ? panel + kFinished : last;
     int64_t at = panel;
-    for (; at + NV <= end; at += NV) row_block<MR, NV>(p, row, at, totals[0] + (at - panel));
-    for (; at < end; ++at) row_block<MR, 1>(p, row, at, totals[0] + (at - panel));
+    for (; at + together <= end; at += together) group_block<MR, NV, together>(p, row, at, totals[0] + (at - panel));
+    for (; at < end; ++at) group_block<MR, 1, 1>(p, row, at, totals[0] + (at - panel));
     finish_sums(p.a, {totals, p.rows.scales + row, row, MR, panel, end - panel});
   }
 }
@@ -208,7 +255,6 @@ constexpr int kTurnRows = kColumnRows, kTurnPanels = 1;
 #endif
 constexpr int64_t kMostInTurns = 40;  // limbs of rows; more of them multiply for longer than memory takes
 constexpr int64_t kMostTurns = (kMostInTurns + kTurnRows - 1) / kTurnRows;
-constexpr int64_t kStripBlocks = 64;  // of weights: 4 KiB of a panel, which stay in L1
 
 // Formats of four bits multiply for longer than memory takes, and end their groups too often for turns.
 template <Quantization kQuantization>
@@ -217,89 +263,51 @@ bool takes_turns(int64_t rows) {
   return !has_four_bits(kQuantization) && limb_rows > kColumnRows && limb_rows <= kMostInTurns;
 }
 
-// Blocks [begin, end) of weights of the panels from `panel` on, in one group, of which they may be the first or last.
-struct Strip {
-  int64_t panel, begin, end, group;
-  bool opens, closes;
-};
-
-// A strip of NV panels times the block of MR rows whose first is `row`. Sums [MR][limbs][NV] wait for the next strip,
-// totals [MR][kFinished] for the next group.
-template <int MR, int NV, Quantization kQuantization>
-void strip_turn(const Problem<kQuantization>& p, const Strip& strip, int64_t row, Turn turn, I16* sums, F16* totals) {
-  constexpr int limbs = kLimbs<kQuantization>, units = Lines<kQuantization>::kUnits;
-  const QuadElement* x = p.rows.elements + (row * p.row_units() + strip.begin * units * MR) * limbs;
-  const int32_t* starts = p.rows.starts + (row * p.num_groups + strip.group * MR) * limbs;
-  I16 sum[MR * limbs][NV];
-#pragma GCC unroll 32
-  for (int r = 0; r < MR * limbs; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) sum[r][v] = strip.opens ? splat_int(starts[r]) : sums[r * NV + v];
-  dot_strip<Lines<kQuantization>>(sum, x, p.codes(strip.panel) + strip.begin * kBlockBytes,
-                                  fetched_line<MR * limbs, NV>(p, strip.panel, strip.begin), p.panel_bytes,
-                                  strip.end - strip.begin, turn);
-#pragma GCC unroll 32
-  for (int r = 0; r < MR * limbs; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) sums[r * NV + v] = sum[r][v];
-  if (!strip.closes) return;
-#pragma GCC unroll 4
-  for (int v = 0; v < NV; ++v) {
-    const F16 scale = p.scale(p.panel(strip.panel + v), strip.group);
-#pragma GCC unroll 32
-    for (int r = 0; r < MR; ++r) {
-      F16& total = totals[r * kFinished + v];
-      total = add_group<limbs>(sum + r * limbs, v, scale, total);
-    }
-  }
-}
-
 // Where there are several blocks, each has at least half of the rows that it may have.
 template <Quantization kQuantization>
 constexpr int kMostTurnRows = kTurnRows / kLimbs<kQuantization>;
 template <Quantization kQuantization>
 constexpr int kLeastTurnRows = kMostTurnRows<kQuantization> / 2;
 
-template <int NV, Quantization kQuantization, int... kMore>
-FD_INLINE void any_strip_turn(std::integer_sequence<int, kMore...>, int64_t height, const Problem<kQuantization>& p,
-                              const Strip& strip, int64_t row, Turn turn, I16* sums, F16* totals) {
-  using StripTurn = void (*)(const Problem<kQuantization>&, const Strip&, int64_t, Turn, I16*, F16*);
-  constexpr StripTurn by_height[] = {strip_turn<kLeastTurnRows<kQuantization> + kMore, NV, kQuantization>...};
-  by_height[height - kLeastTurnRows<kQuantization>](p, strip, row, turn, sums, totals);
+template <int NV, int kPanels, Quantization kQuantization, int... kMore>
+FD_INLINE void any_strip_block(std::integer_sequence<int, kMore...>, int64_t height, const Problem<kQuantization>& p,
+                               const Strip& strip, int64_t row, int64_t v, Turn turn, I16* sums, F16* totals) {
+  using StripBlock = void (*)(const Problem<kQuantization>&, const Strip&, int64_t, int64_t, Turn, I16*, F16*);
+  constexpr StripBlock by_height[] = {
+      strip_block<kLeastTurnRows<kQuantization> + kMore, NV, kPanels, kQuantization>...};
+  by_height[height - kLeastTurnRows<kQuantization>](p, strip, row, v, turn, sums, totals);
 }
 
-// All rows times NV panels: into totals [rows][kFinished].
-template <int NV, Quantization kQuantization>
-void panels_in_turns(const Problem<kQuantization>& p, const Blocks& blocks, int64_t panel, F16* totals) {
-  constexpr int64_t group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
+// All rows times a group of panels, NV at a time: into totals [rows][kFinished].
+template <int NV, int kPanels, Quantization kQuantization>
+void group_in_turns(const Problem<kQuantization>& p, const Blocks& blocks, int64_t panel, F16* totals) {
   constexpr std::make_integer_sequence<int, kMostTurnRows<kQuantization> - kLeastTurnRows<kQuantization> + 1> heights;
-  I16 sums[kMostTurns * kTurnRows * NV];
-  fetch_scales<NV>(p, panel + NV);
-  for (int64_t r = 0; r < blocks.rows; ++r)
-    for (int v = 0; v < NV; ++v) totals[r * kFinished + v] = zero();
-  for (int64_t begin = 0, end; begin < p.num_blocks; begin = end) {
-    const int64_t group = begin / group_blocks, next = (group + 1) * group_blocks;
-    const int64_t last = next < p.num_blocks ? next : p.num_blocks;
-    end = begin + kStripBlocks < last ? begin + kStripBlocks : last;
-    const Strip strip = {panel, begin, end, group, begin == group * group_blocks, end == last};
-    for (int64_t b = 0; b < blocks.count; ++b) {
-      const int64_t row = blocks.begin(b);
-      any_strip_turn<NV>(heights, blocks.begin(b + 1) - row, p, strip, row, {b, blocks.count},
-                         sums + row * kLimbs<kQuantization> * NV, totals + row * kFinished);
-    }
+  I16 sums[kMostTurns * kTurnRows * kPanels];
+  clear_totals<kPanels>(totals, blocks.rows);
+  for (int64_t begin = 0; begin < p.num_blocks;) {
+    const Strip strip = strip_from<kPanels>(p, panel, begin);
+    begin = strip.end;
+    for (int64_t v = 0; v < kPanels; v += NV)
+      for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t row = blocks.begin(b), height = blocks.begin(b + 1) - row;
+        any_strip_block<NV, kPanels>(heights, height, p, strip, row, v, {b, blocks.count},
+                                     sums + (row * kPanels + v * height) * kLimbs<kQuantization>,
+                                     totals + row * kFinished + v);
+      }
   }
 }
 
 // All rows times panels [panel, last).
 template <Quantization kQuantization>
 void tile_in_turns(const Problem<kQuantization>& p, const Blocks& blocks, int64_t panel, int64_t last) {
-  constexpr int NV = kTurnPanels;
+  constexpr int together = kFetchesStreams ? kGroupPanels : kTurnPanels;
   F16 totals[kMostTurns * kMostTurnRows<kQuantization>][kFinished];
   for (int64_t end; panel < last; panel = end) {
     end = panel + kFinished < last ? panel + kFinished : last;
     int64_t at = panel;
-    for (; at + NV <= end; at += NV) panels_in_turns<NV>(p, blocks, at, totals[0] + (at - panel));
-    for (; at < end; ++at) panels_in_turns<1>(p, blocks, at, totals[0] + (at - panel));
+    for (; at + together <= end; at += together)
+      group_in_turns<kTurnPanels, together>(p, blocks, at, totals[0] + (at - panel));
+    for (; at < end; ++at) group_in_turns<1, 1>(p, blocks, at, totals[0] + (at - panel));
     finish_sums(p.a, {totals, p.rows.scales, 0, blocks.rows, panel, end - panel});
   }
 }
@@ -310,7 +318,7 @@ void linear_in(const QuantizedLinearArgs& a) {
   Problem<kQuantization> p(a);
   const bool in_turns = takes_turns<kQuantization>(a.rows);
   const Blocks blocks(a.rows, in_turns ? kMostTurnRows<kQuantization> : kRows<kQuantization>);
-  p.rows = prepare_rows<kQuantization>(a, blocks, p.row_units());
+  p.rows = RowPreparation<kQuantization>(a, blocks, p.row_units()).make();
   for_each_tile(a, blocks, [&](const Tile& tile) {
     if (in_turns) return tile_in_turns(p, blocks, tile.panel, tile.last);
     for (int64_t b = tile.block; b < tile.end; ++b) {

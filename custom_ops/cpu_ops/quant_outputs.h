@@ -18,6 +18,14 @@ struct FinishedSums {
   int64_t row, rows, panel, panels;
 };
 
+// Asks for the lines that the outputs of a row and of some panels of a layer without gate are written to. They come
+// from other caches, and stores that wait for them hold up all that is stored after them.
+FD_INLINE void fetch_outputs(const LinearArgs& a, int64_t row, int64_t panel, int64_t panels) {
+  const int64_t size = a.out_dtype == DType::kFloat32 ? 4 : 2;
+  const char* out = static_cast<const char*>(a.out) + (row * a.n + panel * kPanel) * size;
+  for (int64_t at = 0; at < panels * kPanel * size; at += 64) __builtin_prefetch(out + at, 1);
+}
+
 // The sum of one row and panel, scaled and with the bias of its outputs.
 FD_INLINE F16 biased_sum(const LinearArgs& a, const FinishedSums& s, int64_t r, int64_t v) {
   const F16 sum = mul(s.totals[r][v], splat(s.scales[r]));

@@ -49,11 +49,16 @@ FD_INLINE void write_codes(const uint16_t* x, int64_t k, float factor, Out* code
   }
 }
 
-// Quantizes one row and returns its scale. Eight bits: absmax becomes 127. Sixteen: the scale is a power of two, so
-// that absmax becomes 2^14 .. 2^15 and all bits of bf16 are kept down to absmax / 128. A row with NaN or infinity has
-// the scale NaN, so that its outputs are NaN.
-template <bool kIsWide = false, class Out>
-float quantize_row(const uint16_t* x, int64_t k, Out* codes, int64_t stride = 0) {
+// What a row's elements are multiplied by to become integers, and what an integer stands for.
+struct RowScale {
+  float factor, scale;
+};
+
+// Eight bits: absmax becomes 127. Sixteen: the scale is a power of two, so that absmax becomes 2^14 .. 2^15 and all
+// bits of bf16 are kept down to absmax / 128. A row with NaN or infinity has the scale NaN, so that its outputs are
+// NaN.
+template <bool kIsWide>
+RowScale scale_of_row(const uint16_t* x, int64_t k) {
   uint16_t largest = 0;
   for (int64_t i = 0; i < k; ++i) {
     const uint16_t magnitude = x[i] & 0x7fff;
@@ -61,10 +66,16 @@ float quantize_row(const uint16_t* x, int64_t k, Out* codes, int64_t stride = 0)
   }
   const float absmax = bf16_to_float(largest), power = bf16_to_float(largest & 0x7f80);
   const bool is_finite = largest < 0x7f80, is_scaled = is_finite && absmax >= kLeastScaled;
-  const float factor = kIsWide ? 0x1p14f / power : 127.0f / absmax,
-              scale = kIsWide ? power * 0x1p-14f : absmax / 127.0f;
-  write_codes<kIsWide, kIsWide ? kWideLimbs : 1>(x, k, is_scaled ? factor : 0.0f, codes, stride);
-  return is_scaled ? scale : is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+  if (!is_scaled) return {0.0f, is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN()};
+  return {kIsWide ? 0x1p14f / power : 127.0f / absmax, kIsWide ? power * 0x1p-14f : absmax / 127.0f};
+}
+
+// Quantizes one row to eight bits and returns its scale.
+template <class Out>
+float quantize_row(const uint16_t* x, int64_t k, Out* codes) {
+  const RowScale row = scale_of_row<false>(x, k);
+  write_codes<false, 1>(x, k, row.factor, codes, 0);
+  return row.scale;
 }
 
 static inline int32_t sum_codes(const Code* codes, int64_t count) {
@@ -97,36 +108,110 @@ struct QuantizedRows {
   const float* scales = nullptr;  // [rows]
 };
 
+constexpr int64_t kMinShared = 1 << 13;  // inputs of few blocks that are worth two launches more
+
+// Makes them in two passes: what each row is multiplied by, then elements, a strip of k of a block of rows at a time.
 template <Quantization kQuantization>
-QuantizedRows prepare_rows(const LinearArgs& a, const Blocks& blocks, int64_t row_units) {
-  constexpr int32_t offset = has_four_bits(kQuantization) ? 8 : 128;
-  constexpr int64_t limbs = kLimbs<kQuantization>, group = kIntegerK<kQuantization>;
-  const int64_t padded_k = 4 * row_units, num_groups = (padded_k + group - 1) / group, codes_size = limbs * padded_k;
-  const auto code_bytes = static_cast<int64_t>(sizeof(Code)), unit_bytes = static_cast<int64_t>(sizeof(QuadElement));
-  const int64_t row_bytes = codes_size * code_bytes + limbs * (row_units * unit_bytes + 4 * num_groups) + 4;
-  auto* elements = static_cast<QuadElement*>(thread_scratch(static_cast<size_t>(a.rows * row_bytes)));
-  auto* starts = reinterpret_cast<int32_t*>(elements + a.rows * limbs * row_units);
-  auto* scales = reinterpret_cast<float*>(starts + a.rows * limbs * num_groups);
-  auto* codes = reinterpret_cast<Code*>(scales + a.rows);
-  parallel_for(blocks.count, a.rows * a.k >= kMinParallelPack, [&](int64_t b) {
-    const int64_t first = blocks.begin(b), rows = blocks.begin(b + 1) - first;
-    const uint16_t* x = input_rows<uint16_t>(a, first, rows);
-    Code* block_codes = codes + first * codes_size;
-    for (int64_t r = 0; r < rows; ++r)
-      scales[first + r] =
-          quantize_row<has_wide_rows(kQuantization)>(x + r * a.k, a.k, block_codes + r * codes_size, padded_k);
-    for (int64_t r = 0; r < limbs * rows; ++r) {
-      Code* row = block_codes + r * padded_k;
-      std::memset(row + a.k, 0, static_cast<size_t>(padded_k - a.k) * sizeof(Code));
-      for (int64_t g = 0; g < num_groups; ++g) {
-        const int64_t begin = g * group, count = begin + group < padded_k ? group : padded_k - begin;
-        starts[(first * num_groups + g * rows) * limbs + r] = -offset * sum_codes(row + begin, count);
+class RowPreparation {
+ public:
+  RowPreparation(const LinearArgs& args, const Blocks& row_blocks, int64_t units)
+      : a(args),
+        blocks(row_blocks),
+        row_units(units),
+        num_strips((units + kStripUnits - 1) / kStripUnits),
+        num_groups((num_strips + kStripsOfGroup - 1) / kStripsOfGroup) {
+    const int64_t num_elements = a.rows * kNumLimbs * row_units, num_starts = a.rows * kNumLimbs * num_groups;
+    const auto element_bytes = static_cast<int64_t>(sizeof(QuadElement));
+    const int64_t normed_bytes = a.norm == nullptr ? 0 : 2 * a.rows * a.k;
+    const int64_t bytes = num_elements * element_bytes + 4 * num_starts + 8 * a.rows + normed_bytes;
+    elements = static_cast<QuadElement*>(thread_scratch(static_cast<size_t>(bytes)));
+    starts = reinterpret_cast<int32_t*>(elements + num_elements);
+    scales = reinterpret_cast<float*>(starts + num_starts);
+    factors = scales + a.rows;
+    normed = reinterpret_cast<uint16_t*>(factors + a.rows);
+  }
+
+  QuantizedRows make() {
+    const int64_t threads = num_threads();
+    if (blocks.count < threads && a.rows * a.k >= kMinShared) {
+      share(threads);
+    } else {
+      parallel_for(blocks.count, a.rows * a.k >= kMinParallelPack, [&](int64_t b) {
+        const int64_t first = blocks.begin(b), rows = blocks.begin(b + 1) - first;
+        const uint16_t* x = input_rows<uint16_t>(a, first, rows);
+        find_scales(x, first, rows);
+        write_strips(x, b, 0, num_strips);
+      });
+    }
+    return {elements, starts, scales};
+  }
+
+ private:
+  static constexpr int32_t kOffset = has_four_bits(kQuantization) ? 8 : 128;
+  static constexpr int64_t kNumLimbs = kLimbs<kQuantization>;
+  static constexpr int64_t kStripUnits = (has_four_bits(kQuantization) ? kGroup : 256) / 4;
+  static constexpr int64_t kStripsOfGroup = kIntegerK<kQuantization> / (4 * kStripUnits);
+
+  // Few blocks of rows, on all threads.
+  void share(int64_t threads) {
+    const auto* x = static_cast<const uint16_t*>(a.x);
+    parallel_for(threads, true, [&](int64_t part) {
+      const int64_t first = part * a.rows / threads, rows = (part + 1) * a.rows / threads - first;
+      if (a.norm != nullptr)
+        norm_rows(x + first * a.k, static_cast<const uint16_t*>(a.norm), normed + first * a.k, rows, a.k, a.eps);
+      find_scales((a.norm == nullptr ? x : normed) + first * a.k, first, rows);
+    });
+    if (a.norm != nullptr) x = normed;
+    parallel_for(threads, true, [&](int64_t part) {
+      for (int64_t b = 0; b < blocks.count; ++b)
+        write_strips(x + blocks.begin(b) * a.k, b, part * num_strips / threads, (part + 1) * num_strips / threads);
+    });
+  }
+
+  // Rows from `first` on, which begin at x.
+  void find_scales(const uint16_t* x, int64_t first, int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const RowScale row = scale_of_row<has_wide_rows(kQuantization)>(x + r * a.k, a.k);
+      factors[first + r] = row.factor;
+      scales[first + r] = row.scale;
+    }
+    std::memset(starts + first * kNumLimbs * num_groups, 0, static_cast<size_t>(4 * rows * kNumLimbs * num_groups));
+  }
+
+  // Strips [begin, end) of a block of rows, which begins at x.
+  void write_strips(const uint16_t* x, int64_t block, int64_t begin, int64_t end) {
+    const int64_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first, limb_rows = rows * kNumLimbs;
+    Code codes[kColumnRows * 4 * kStripUnits];
+    int32_t sums[kColumnRows] = {};
+    for (int64_t strip = begin; strip < end; ++strip) {
+      const int64_t unit = strip * kStripUnits, units = unit + kStripUnits < row_units ? kStripUnits : row_units - unit;
+      const int64_t width = 4 * units, count = 4 * unit + width < a.k ? width : a.k - 4 * unit;
+      for (int64_t r = 0; r < rows; ++r)
+        write_codes<has_wide_rows(kQuantization), kNumLimbs>(x + r * a.k + 4 * unit, count, factors[first + r],
+                                                             codes + r * kNumLimbs * width, width);
+      for (int64_t r = 0; r < limb_rows; ++r) {
+        if (count < width) std::memset(codes + r * width + count, 0, static_cast<size_t>(width - count) * sizeof(Code));
+        sums[r] += sum_codes(codes + r * width, width);
+      }
+      interleave_codes(codes, limb_rows, units, elements + (first * row_units + unit * rows) * kNumLimbs);
+      if (strip + 1 < end && (strip + 1) % kStripsOfGroup != 0) continue;
+      int32_t* group = starts + (first * num_groups + strip / kStripsOfGroup * rows) * kNumLimbs;
+      for (int64_t r = 0; r < limb_rows; ++r) {
+        const int32_t start = -kOffset * sums[r];
+        kStripsOfGroup == 1 ? group[r] = start : __atomic_add_fetch(group + r, start, __ATOMIC_RELAXED);
+        sums[r] = 0;
       }
     }
-    interleave_codes(block_codes, limbs * rows, row_units, elements + first * limbs * row_units);
-  });
-  return {elements, starts, scales};
-}
+  }
+
+  const LinearArgs& a;
+  const Blocks& blocks;
+  const int64_t row_units, num_strips, num_groups;
+  QuadElement* elements;
+  int32_t* starts;
+  float *scales, *factors;
+  uint16_t* normed;
+};
 
 }  // namespace FD_ISA
 }  // namespace fd

@@ -64,6 +64,24 @@ def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str, is_
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {quantization} {n}x{k}, {rows} rows")
 
 
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_rows_that_threads_prepare_together_become_what_each_becomes_alone(quantization: str, has_norm: bool) -> None:
+    n, k = 48, 1100  # kMinShared of quant_rows.h is 8192 inputs
+    weight = pack_linear(random_rows(n, k, "bfloat16", 1), None, quantization)
+    x = random_rows(40, k, "bfloat16", 2)
+    norm = NormRule(random_rows(1, k, "bfloat16", 3).reshape([k]), 1e-6) if has_norm else None
+
+    def call(first: int, rows: int) -> paddle.Tensor:
+        out = paddle.zeros([rows, n])
+        linear(x[first : first + rows], weight, out, rows, norm=norm)
+        return out
+
+    alone = one_row_at_a_time(call, 40)
+    for rows in (7, 8, 11, 12, 16, 17, 24, 25, 40):
+        assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {quantization}, {rows} rows")
+
+
 def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
     weight = pack_linear(random_rows(80, 64, "bfloat16", 1))
     x, residual = random_rows(9, 64, "bfloat16", 2), random_rows(9, 80, "bfloat16", 3)
