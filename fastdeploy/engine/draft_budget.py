@@ -124,15 +124,14 @@ class AdaptiveBudget(DraftBudget):
         self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
         self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
-        self._began_s = self._decided_s = self._handled_s = 0.0
+        self._began_s = self._decided_s = 0.0
         self._purse = Purse()
         self._match = Price()
         self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._num_rounds = self._num_requests = self._num_probed = 0
         self._num_untimed = 0  # steps since one without prompts was timed
-        self._num_plain = 0  # steps without drafts in a row
-        self._num_drafted = 0  # steps with drafts since one without them was timed
+        self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._is_resting = self._is_timed = False
 
@@ -140,7 +139,6 @@ class AdaptiveBudget(DraftBudget):
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
-        self._handled_s = 0.0
         has_looked = bool(drafted or self._asked)
         is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
         self._is_timed = has_looked or is_control or self._num_rounds % REST == 0
@@ -151,7 +149,6 @@ class AdaptiveBudget(DraftBudget):
             for key, track in self._asked.items():
                 track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
             self._asked.clear()
-            self._handle(self._clock() - self._began_s)
         self._num_plain = 0 if self._num_rows else self._num_plain + 1
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
@@ -170,7 +167,7 @@ class AdaptiveBudget(DraftBudget):
             self._late_s += TRY_SHARE * steps_s
             self._control_s += CONTROL_SHARE * steps_s
             self._num_untimed = 0
-            self._learn_step(plan, step_s - self._handled_s)
+            self._learn_step(plan, step_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
@@ -220,12 +217,10 @@ class AdaptiveBudget(DraftBudget):
         """Compare the last drafts with the text, whether they were verified or not."""
         if not self._open:
             return
-        began_s = self._clock()
         for request, token_ids in zip(requests, emitted):
             track = self._open.get(request.key)
             if track is not None:
                 self._compare(request.key, track, token_ids)
-        self._handle(self._clock() - began_s)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
@@ -268,12 +263,10 @@ class AdaptiveBudget(DraftBudget):
         num_alike = 1
         if self._num_rows:
             self._num_drafted += 1
-        elif self._num_drafted:
-            if self._num_plain < CONTROL_STEPS:
-                return
-            num_alike, self._num_drafted = self._num_drafted, 0
-        elif self._num_rounds % REST:
+        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST:
             return
+        else:
+            num_alike, self._num_drafted = max(1, self._num_drafted), 0
         weight = self._cost.weight(len(plan.requests), sum(plan.num_computed))
         self._cost.learn(sum(plan.num_scheduled), weight, step_s, num_alike)
 
@@ -283,11 +276,6 @@ class AdaptiveBudget(DraftBudget):
             self._control_s = 0.0
             return False
         return self._num_drafted >= REST and self._control_s >= CONTROL_STEPS * self._gain_s
-
-    def _handle(self, seconds: float) -> None:
-        """Count time of a step that is part of a look for drafts, and no cost of the step's rows."""
-        self._purse.spend(seconds)
-        self._handled_s += seconds
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""

@@ -173,23 +173,6 @@ def test_what_choosing_and_comparing_take_is_paid_for_too() -> None:
     assert 10 <= sum(asked[100:]) <= 30
 
 
-def test_handling_drafts_is_no_cost_of_rows() -> None:
-    clock, believed = TickingClock(), StepCost({1: 1.0, 8: 1.0})
-    budget, request = AdaptiveBudget(believed, clock=clock), make_request()
-    learned: list[float] = []
-    believed.learn = lambda rows, weight, seconds, num_alike: learned.append(seconds)  # type: ignore[method-assign]
-    for _ in range(2):
-        request.set_draft(make_draft(TEXT))
-        budget.proposed([request], [Ask(5, 0)])
-        budget.choose([request], 0)
-        clock.now += 1.0
-        budget.observe([request], [TEXT])
-        budget.end_step(decoding_step(request))
-    assert learned == pytest.approx(
-        [1.04] * 2
-    )  # 1.08 from the first look at the clock to the last, 0.04 of them in two looks
-
-
 def ask_in_turn(
     budget: AdaptiveBudget,
     clock: ManualClock,
