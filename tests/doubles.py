@@ -110,7 +110,7 @@ class OracleProposer(Proposer):
 class FixedCost(StepCost):
     """A step whose time is what it is said to be, whatever a clock says."""
 
-    def learn(self, num_rows: int, num_requests: float, seconds: float) -> None:
+    def learn(self, num_rows: int, num_requests: float, seconds: float, num_alike: int = 1) -> None:
         pass
 
 

@@ -17,7 +17,7 @@ from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.draft_choice import HURDLE, most_profitable
-from fastdeploy.engine.draft_purse import Price, Purse
+from fastdeploy.engine.draft_purse import COST_RATE, Price, Purse
 from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
@@ -25,6 +25,8 @@ RAGGED = 0.015  # more with every doubling of the requests, from a model's draft
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
 TRY_SHARE = 0.004  # the same of a model's tries
 REST = 8  # steps without drafts, of which one is timed and at most one considers asking again
+CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
+CONTROL_STEPS = 2  # in a row, of which the last is timed: what drafting leaves in the caches slows the first
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -122,29 +124,32 @@ class AdaptiveBudget(DraftBudget):
         self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
         self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
-        self._began_s = self._decided_s = self._handled_s = 0.0
+        self._began_s = self._decided_s = 0.0
         self._purse = Purse()
         self._match = Price()
         self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._num_rounds = self._num_requests = self._num_probed = 0
         self._num_untimed = 0  # steps since one without prompts was timed
+        self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
+        self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._is_resting = self._is_timed = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
-        self._handled_s = 0.0
-        self._is_timed = bool(drafted or self._asked) or self._num_rounds % REST == 0
+        has_looked = bool(drafted or self._asked)
+        is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
+        self._is_timed = has_looked or is_control or self._num_rounds % REST == 0
         if self._is_timed:
             self._began_s = self._clock()
-        if drafted or self._asked:
+        if has_looked:
             gains = self._cut(drafted, decoding, num_prompt_rows) if drafted else {}
             for key, track in self._asked.items():
                 track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
             self._asked.clear()
-            self._handle(self._clock() - self._began_s)
+        self._num_plain = 0 if self._num_rows else self._num_plain + 1
         self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
@@ -160,17 +165,16 @@ class AdaptiveBudget(DraftBudget):
         self._early_s += TRY_SHARE * steps_s
         if not has_prompts:
             self._late_s += TRY_SHARE * steps_s
+            self._control_s += CONTROL_SHARE * steps_s
             self._num_untimed = 0
-            if self._num_rows or self._num_rounds % REST == 0:
-                weight = self._cost.weight(len(plan.requests), sum(plan.num_computed))
-                self._cost.learn(sum(plan.num_scheduled), weight, step_s - self._handled_s)
+            self._learn_step(plan, step_s)
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
         self._num_rounds += 1
         is_news = num_requests != self._num_requests
         self._num_requests = num_requests
-        if self._purse.is_empty:
+        if self._purse.is_empty or self._is_control_due():
             return False
         return is_news or not self._is_resting or self._num_rounds % REST == 0
 
@@ -213,12 +217,10 @@ class AdaptiveBudget(DraftBudget):
         """Compare the last drafts with the text, whether they were verified or not."""
         if not self._open:
             return
-        began_s = self._clock()
         for request, token_ids in zip(requests, emitted):
             track = self._open.get(request.key)
             if track is not None:
                 self._compare(request.key, track, token_ids)
-        self._handle(self._clock() - began_s)
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
@@ -245,7 +247,9 @@ class AdaptiveBudget(DraftBudget):
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
         row_s, gains = rows_s / max(1, num_rows), {}
-        self._purse.earn(token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s)
+        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s
+        self._gain_s += COST_RATE * (gain_s - self._gain_s)
+        self._purse.earn(gain_s)
         for request, row, length in zip(drafted, products, lengths):
             first = self._num_model_tokens(request.draft)
             gains[request.key] = token_s * sum(row[first:length]) - row_s * max(0, length - first)
@@ -254,10 +258,24 @@ class AdaptiveBudget(DraftBudget):
         self._num_withheld += num_offered - num_rows
         return gains
 
-    def _handle(self, seconds: float) -> None:
-        """Count time of a step that is part of a look for drafts, and no cost of the step's rows."""
-        self._purse.spend(seconds)
-        self._handled_s += seconds
+    def _learn_step(self, plan: StepPlan, step_s: float) -> None:
+        """Take in a step without prompts; one without drafts stands for all those with drafts before it."""
+        num_alike = 1
+        if self._num_rows:
+            self._num_drafted += 1
+        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST:
+            return
+        else:
+            num_alike, self._num_drafted = max(1, self._num_drafted), 0
+        weight = self._cost.weight(len(plan.requests), sum(plan.num_computed))
+        self._cost.learn(sum(plan.num_scheduled), weight, step_s, num_alike)
+
+    def _is_control_due(self) -> bool:
+        """True where steps without drafts are wanted among those with them, and what they give up has been saved."""
+        if self._num_plain >= CONTROL_STEPS:
+            self._control_s = 0.0
+            return False
+        return self._num_drafted >= REST and self._control_s >= CONTROL_STEPS * self._gain_s
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""

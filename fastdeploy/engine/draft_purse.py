@@ -35,8 +35,8 @@ class Price:
 class Purse:
     """What drafts have brought lately, less what looking for them took: where it is empty, nobody looks.
 
-    A look is more than what a proposer takes: whom to ask is decided, drafts are cut to what pays and compared with
-    the text. All of it is paid for when the next look begins.
+    A look is more than what a proposer takes: whom to ask is decided, too. All of it is paid for when the next look
+    begins.
     """
 
     def __init__(self) -> None:

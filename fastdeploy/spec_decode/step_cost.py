@@ -10,13 +10,14 @@ from itertools import accumulate
 import numpy as np
 
 RATE = 0.01  # of the running moments
+MOST_RATE = 0.2  # with which a step counts that stands for many
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
 REFRESH = 16  # steps between computations of a line
 MIN_LINE = 16  # rows that one has at least
 MOST_LINES = 256  # kept where no step says anything, as all have prompts
 CALL_RATE = 0.05  # of the running mean of what calls take
 CALL_OUTLIER = 4.0  # times what was expected that a draft counts for at most
-RIDGE = 0.05  # variance of log(rows) at which half of a seen tilt is believed
+RIDGE = 0.02  # variance of log(rows) at which half of a seen tilt is believed
 
 
 class StepCost:
@@ -69,13 +70,13 @@ class StepCost:
             self._lines[num_rows, num_requests] = line
         return line
 
-    def learn(self, num_rows: int, num_requests: float, seconds: float) -> None:
-        """Take in a step that was computed."""
+    def learn(self, num_rows: int, num_requests: float, seconds: float, num_alike: int = 1) -> None:
+        """Take in a step that was computed, and stands for `num_alike` steps."""
         expected = self.seconds(num_rows, num_requests)
         surprise = max(-OUTLIER, min(OUTLIER, math.log(max(seconds, 1e-9) / expected)))
         error = surprise + math.log(expected / self._timed(num_rows, num_requests))
         self._num_steps += 1
-        rate = max(RATE, 1 / self._num_steps)
+        rate = max(min(num_alike * RATE, MOST_RATE), 1 / self._num_steps)
         above_rows, above_error = math.log(num_rows) - self._mean_rows, error - self._mean_error
         self._mean_rows += rate * above_rows
         self._mean_error += rate * above_error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.draft_budget import REST, AdaptiveBudget, Ask, DraftBudget, DraftingModel
@@ -173,23 +173,6 @@ def test_what_choosing_and_comparing_take_is_paid_for_too() -> None:
     assert 10 <= sum(asked[100:]) <= 30
 
 
-def test_handling_drafts_is_no_cost_of_rows() -> None:
-    clock, believed = TickingClock(), StepCost({1: 1.0, 8: 1.0})
-    budget, request = AdaptiveBudget(believed, clock=clock), make_request()
-    learned: list[float] = []
-    believed.learn = lambda rows, weight, seconds: learned.append(seconds)  # type: ignore[method-assign]
-    for _ in range(2):
-        request.set_draft(make_draft(TEXT))
-        budget.proposed([request], [Ask(5, 0)])
-        budget.choose([request], 0)
-        clock.now += 1.0
-        budget.observe([request], [TEXT])
-        budget.end_step(decoding_step(request))
-    assert learned == pytest.approx(
-        [1.04] * 2
-    )  # 1.08 from the first look at the clock to the last, 0.04 of them in two looks
-
-
 def ask_in_turn(
     budget: AdaptiveBudget,
     clock: ManualClock,
@@ -352,6 +335,22 @@ def test_text_and_a_model_are_asked_each_for_what_it_is_worth() -> None:
         budget.observe([request], [TEXT])
         clock.now += 1.0
     assert asked == [Ask(5, 0)] * 60
+
+
+def test_a_step_without_drafts_is_taken_now_and_then_to_judge_those_with_drafts_by() -> None:
+    clock = ManualClock()
+    budget, request, plain = AdaptiveBudget(FixedCost({1: 1.0, 2: 1.0}), clock=clock), make_request(), []
+    for _ in range(1900):
+        if cap := ask(budget, request):
+            request.set_draft(make_draft(TEXT[:1]))
+            budget.proposed([request], [Ask(cap, 0)])
+        budget.choose([request], 0)
+        plain.append(request.draft is NO_DRAFT)
+        plan = decoding_step(request)
+        clock.now += 1.0
+        request.append(TEXT[: len(plan.num_scheduled) + plan.num_drafts[0]])
+        budget.end_step(plan)
+    assert sum(plain) == 6  # two in 560 steps: each is expected to give up 0.7 of one, a four-hundredth of all time
 
 
 def test_state_of_a_request_that_ended_is_dropped() -> None:

@@ -67,6 +67,16 @@ def test_one_slow_step_is_not_believed() -> None:
     assert cost.seconds(1, 1) < 1.02
 
 
+def test_a_rare_step_counts_for_those_that_it_stands_for() -> None:
+    cost = StepCost({1: 1.0, 4: 2.0})
+    for _ in range(20):
+        for _ in range(30):
+            cost.learn(4, 1, 2.0)
+        cost.learn(1, 1, 0.8, num_alike=30)
+    assert cost.seconds(1, 1) == pytest.approx(0.8, rel=0.05)
+    assert cost.seconds(4, 1) == pytest.approx(2.0, rel=0.05)
+
+
 def test_a_draft_takes_its_calls_its_requests_and_what_their_caches_lack() -> None:
     cost = CallCost(1.0, 0.1, 0.01)
     assert cost.seconds([2, 0, 3], 40) == pytest.approx(3 * 1.0 + 5 * 0.1 + 40 * 0.01)
