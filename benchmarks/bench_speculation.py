@@ -184,6 +184,10 @@ def compare(
             salt, own = f"{workload}-{round_}-{group}", texts[group * batch : (group + 1) * batch]
             for number, side_by_side in enumerate(zip(*own)):
                 turns.run(side_by_side, salt, is_timed=number >= first_turn)
+        if not lanes[0].spent.num_steps:
+            raise SystemExit(
+                f"--max-tokens: an answer of {args.max_tokens} tokens ends in the first stretch; expected more"
+            )
         if lanes[0].spent.total_s >= args.seconds:
             return [_row(workload, batch, lanes[0], lane) for lane in lanes]
 

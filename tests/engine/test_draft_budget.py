@@ -165,12 +165,39 @@ class TickingClock(ManualClock):
         return self.now
 
 
-def test_what_choosing_and_comparing_take_is_paid_for_too() -> None:
+def test_what_choosing_takes_is_paid_for_too() -> None:
     asked = asked_where_nothing_is_found(
         TickingClock(), 0.0
     )  # two looks at the clock alone would pay in a step of four
     assert all(asked[:5])
     assert 10 <= sum(asked[100:]) <= 30
+
+
+class SlowLine:
+    """Prices drafts as `line` does, in a quarter of a second."""
+
+    def __init__(self, line: Callable[..., list[float]], clock: ManualClock) -> None:
+        self._line, self._clock = line, clock
+
+    def __call__(self, num_rows: int, num_more: int, num_requests: float) -> list[float]:
+        self._clock.now += 0.25
+        return self._line(num_rows, num_more, num_requests)
+
+
+def test_handling_drafts_is_part_of_what_rows_cost() -> None:
+    clock, believed = ManualClock(), StepCost({1: 1.0, 8: 1.0})
+    budget, request = AdaptiveBudget(believed, clock=clock), make_request()
+    learned: list[float] = []
+    believed.learn = lambda rows, weight, seconds, num_alike: learned.append(seconds)  # type: ignore[method-assign]
+    believed.line = SlowLine(believed.line, clock)  # type: ignore[method-assign]
+    for _ in range(2):
+        request.set_draft(make_draft(TEXT))
+        budget.proposed([request], [Ask(5, 0)])
+        budget.choose([request], 0)
+        clock.now += 1.0
+        budget.observe([request], [TEXT])
+        budget.end_step(decoding_step(request))
+    assert learned == pytest.approx([1.25] * 2)
 
 
 def ask_in_turn(
