@@ -130,13 +130,13 @@ struct Strip {
   int64_t panel, begin, end;
 };
 
-// Returns the strip of kPanels panels that begins at a block: one of few, which are of nearly equal length. Those of
-// four bits are longer, because every line is multiplied for longer.
-template <int kPanels, Quantization kQuantization>
+// Returns the strip of kPanels panels, met NV at a time, that begins at a block: one of few, which are of nearly equal
+// length. Those of few rows are short, since what is fetched a strip ahead has to stay in L1 beside what was read.
+template <int NV, int kPanels, Quantization kQuantization>
 FD_INLINE Strip strip_from(const Problem<kQuantization>& p, int64_t panel, int64_t begin) {
   constexpr int64_t group_blocks = kIntegerK<kQuantization> / block_k(kQuantization);
   constexpr int64_t whole = has_four_bits(kQuantization) ? group_blocks : 1,
-                    most = (has_four_bits(kQuantization) ? 2 : 1) * kFetchBytes / kBlockBytes / kPanels;
+                    most = (NV == 4 ? kFetchBytes / 2 : kFetchBytes) / kBlockBytes / kPanels;
   const int64_t wholes = (p.num_blocks + whole - 1) / whole, strips = (p.num_blocks + most - 1) / most;
   const int64_t end = begin + (wholes + strips - 1) / strips * whole,
                 group_end = (begin / group_blocks + 1) * group_blocks;
@@ -215,7 +215,7 @@ FD_INLINE void group_block(const Problem<kQuantization>& p, int64_t row, int64_t
   I16 sums[kPanels * MR * kLimbs<kQuantization>];
   clear_totals<kPanels>(totals, MR);
   for (int64_t begin = 0; begin < p.num_blocks;) {
-    const Strip strip = strip_from<kPanels>(p, panel, begin);
+    const Strip strip = strip_from<NV, kPanels>(p, panel, begin);
     begin = strip.end;
     for (int v = 0; v < kPanels; v += NV)
       strip_block<MR, NV, kPanels>(p, strip, row, v, {0, 1}, sums + v * MR * kLimbs<kQuantization>, totals + v);
@@ -285,7 +285,7 @@ void group_in_turns(const Problem<kQuantization>& p, const Blocks& blocks, int64
   I16 sums[kMostTurns * kTurnRows * kPanels];
   clear_totals<kPanels>(totals, blocks.rows);
   for (int64_t begin = 0; begin < p.num_blocks;) {
-    const Strip strip = strip_from<kPanels>(p, panel, begin);
+    const Strip strip = strip_from<NV, kPanels>(p, panel, begin);
     begin = strip.end;
     for (int64_t v = 0; v < kPanels; v += NV)
       for (int64_t b = 0; b < blocks.count; ++b) {
