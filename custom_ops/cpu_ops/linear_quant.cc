@@ -315,11 +315,17 @@ void tile_in_turns(const Problem<kQuantization>& p, const Blocks& blocks, int64_
 template <Quantization kQuantization>
 void linear_in(const QuantizedLinearArgs& a) {
   if (a.rows == 0) return;
-  Problem<kQuantization> p(a);
+  Problem<kQuantization> problem(a);
   const bool in_turns = takes_turns<kQuantization>(a.rows);
   const Blocks blocks(a.rows, in_turns ? kMostTurnRows<kQuantization> : kRows<kQuantization>);
-  p.rows = RowPreparation<kQuantization>(a, blocks, p.row_units()).make();
-  for_each_tile(a, blocks, [&](const Tile& tile) {
+  const bool is_shared = a.rows * a.k > kMostOwn;
+  if (is_shared) problem.rows = RowPreparation<kQuantization>(a, blocks, problem.row_units()).make_together();
+  const auto problem_of_thread = [&] {
+    Problem<kQuantization> own = problem;
+    if (!is_shared) own.rows = RowPreparation<kQuantization>(a, blocks, own.row_units()).make();
+    return own;
+  };
+  for_each_tile(a, blocks, problem_of_thread, [&](const Problem<kQuantization>& p, const Tile& tile) {
     if (in_turns) return tile_in_turns(p, blocks, tile.panel, tile.last);
     for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);

@@ -35,10 +35,11 @@ struct Tile {
   int64_t panel, last, block, end;
 };
 
-// Calls body(i) for i in [0, count), on all threads if `parallel`. Each thread walks a stretch of neighbours, so that
-// what it fetches ahead is what it needs next; then it takes from the stretches of threads that are late.
-template <class Body>
-static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& body) {
+// Calls body(made, i) for i in [0, count), on all threads if `parallel`, `made` being what make() has returned on the
+// same thread. Each thread walks a stretch of neighbours, so that what it fetches ahead is what it needs next; then it
+// takes from the stretches of threads that are late.
+template <class Make, class Body>
+static inline void for_each_in_stretches(int64_t count, bool parallel, Make&& make, Body&& body) {
   constexpr int64_t most = 64;  // more threads share stretches
   struct alignas(64) Stretch {
     int64_t next, end;
@@ -47,11 +48,17 @@ static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& bo
   Stretch all[most];
   for (int64_t i = 0; i < stretches; ++i) all[i] = {i * count / stretches, (i + 1) * count / stretches};
   parallel_for(stretches, parallel, [&](int64_t own) {
+    const auto made = make();
     for (int64_t i = 0; i < stretches; ++i) {
       Stretch& stretch = all[(own + i) % stretches];
-      for (int64_t at; (at = __atomic_fetch_add(&stretch.next, 1, __ATOMIC_RELAXED)) < stretch.end;) body(at);
+      for (int64_t at; (at = __atomic_fetch_add(&stretch.next, 1, __ATOMIC_RELAXED)) < stretch.end;) body(made, at);
     }
   });
+}
+
+template <class Body>
+static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& body) {
+  for_each_in_stretches(count, parallel, [] { return 0; }, [&](int, int64_t i) { body(i); });
 }
 
 // Whole groups of panels that a thread takes at a time; fewer only where there are not enough for all threads. Panels
@@ -73,22 +80,29 @@ static inline void write_block_maxima(const LinearArgs& a, const Blocks& blocks,
   }
 }
 
-// Calls body(tile) for tiles that together cover all panels and blocks, on all threads if that is worth it.
-template <class Body>
-static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
+// Calls body(made, tile) for tiles that together cover all panels and blocks, on all threads if that is worth it;
+// `made` as above.
+template <class Make, class Body>
+static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Make&& make, Body&& body) {
   const int64_t num_panels = fd::num_panels(a.n, a.gated);
   const int64_t together = a.block_maxima != nullptr ? kBlock / kPanel : a.gated ? 2 : 1;
   const int64_t tile_panels = panels_of_tile(num_panels, together);
   const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
   const int64_t tiles = (num_panels + tile_panels - 1) / tile_panels * row_tiles;
-  for_each_in_stretches(tiles, a.rows * num_panels * kPanel * a.k >= kMinParallelWork, [&](int64_t index) {
+  const bool parallel = a.rows * num_panels * kPanel * a.k >= kMinParallelWork;
+  for_each_in_stretches(tiles, parallel, make, [&](const auto& made, int64_t index) {
     const int64_t panel = index / row_tiles * tile_panels, block = index % row_tiles * kTileBlocks;
     const int64_t last = panel + tile_panels < num_panels ? panel + tile_panels : num_panels;
     const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;
     const Tile tile = {panel, last, block, end};
-    body(tile);
+    body(made, tile);
     if (a.block_maxima != nullptr) write_block_maxima(a, blocks, tile);
   });
+}
+
+template <class Body>
+static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
+  for_each_tile(a, blocks, [] { return 0; }, [&](int, const Tile& tile) { body(tile); });
 }
 
 // Returns `count` rows from `row` on, normalised into this thread's scratch if the layer asks for it.
@@ -101,6 +115,17 @@ const T* input_rows(const LinearArgs& a, int64_t row, int64_t count) {
   return normed;
 }
 
+// As store_rounded, of what arithmetic has made of bf16.
+FD_INLINE void store_result(float* p, F16 x) { store(p, x); }
+FD_INLINE void store_result(uint16_t* p, F16 x) {
+#if defined(FD_ISA_AVX512) && !defined(FD_ISA_AVX512_BF16)
+  const __m256i narrow = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_high(x), 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow);
+#else
+  store_bf16(p, x);
+#endif
+}
+
 template <class Out>
 FD_INLINE void write_as(const LinearArgs& a, F16 value, int64_t row, int64_t column) {
   const int64_t at = row * a.n + column;
@@ -109,7 +134,7 @@ FD_INLINE void write_as(const LinearArgs& a, F16 value, int64_t row, int64_t col
   const int width = static_cast<int>(a.n - column < kPanel ? a.n - column : kPanel);
   if (width == kPanel) {
     if (residual != nullptr) value = add(value, load_as_float(residual + at));
-    store_rounded(out, value);
+    store_result(out, value);
   } else {
     if (residual != nullptr) value = add(value, load_first(residual + at, width));
     store_first(out, value, width);

@@ -108,7 +108,9 @@ struct QuantizedRows {
   const float* scales = nullptr;  // [rows]
 };
 
-constexpr int64_t kMinShared = 1 << 13;  // inputs of few blocks that are worth two launches more
+// Inputs that every thread rather prepares for itself: to wait for others and to read what they have written would take
+// it longer.
+constexpr int64_t kMostOwn = 1 << 14;
 
 // Makes them in two passes: what each row is multiplied by, then elements, a strip of k of a block of rows at a time.
 template <Quantization kQuantization>
@@ -131,18 +133,19 @@ class RowPreparation {
     normed = reinterpret_cast<uint16_t*>(factors + a.rows);
   }
 
+  // On this thread alone.
   QuantizedRows make() {
+    for (int64_t b = 0; b < blocks.count; ++b) write_block(b);
+    return {elements, starts, scales};
+  }
+
+  // On all threads.
+  QuantizedRows make_together() {
     const int64_t threads = num_threads();
-    if (blocks.count < threads && a.rows * a.k >= kMinShared) {
+    if (blocks.count < threads)
       share(threads);
-    } else {
-      parallel_for(blocks.count, a.rows * a.k >= kMinParallelPack, [&](int64_t b) {
-        const int64_t first = blocks.begin(b), rows = blocks.begin(b + 1) - first;
-        const uint16_t* x = input_rows<uint16_t>(a, first, rows);
-        find_scales(x, first, rows);
-        write_strips(x, b, 0, num_strips);
-      });
-    }
+    else
+      parallel_for(blocks.count, true, [&](int64_t b) { write_block(b); });
     return {elements, starts, scales};
   }
 
@@ -151,6 +154,13 @@ class RowPreparation {
   static constexpr int64_t kNumLimbs = kLimbs<kQuantization>;
   static constexpr int64_t kStripUnits = (has_four_bits(kQuantization) ? kGroup : 256) / 4;
   static constexpr int64_t kStripsOfGroup = kIntegerK<kQuantization> / (4 * kStripUnits);
+
+  void write_block(int64_t block) {
+    const int64_t first = blocks.begin(block), rows = blocks.begin(block + 1) - first;
+    const uint16_t* x = input_rows<uint16_t>(a, first, rows);
+    find_scales(x, first, rows);
+    write_strips(x, block, 0, num_strips);
+  }
 
   // Few blocks of rows, on all threads.
   void share(int64_t threads) {
