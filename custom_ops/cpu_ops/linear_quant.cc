@@ -318,7 +318,7 @@ void linear_in(const QuantizedLinearArgs& a) {
   Problem<kQuantization> problem(a);
   const bool in_turns = takes_turns<kQuantization>(a.rows);
   const Blocks blocks(a.rows, in_turns ? kMostTurnRows<kQuantization> : kRows<kQuantization>);
-  const bool is_shared = a.rows * a.k > kMostOwn;
+  const bool is_shared = a.rows * a.k > kMostOwn || a.x == a.out;  // a late thread would find outputs in their place
   if (is_shared) problem.rows = RowPreparation<kQuantization>(a, blocks, problem.row_units()).make_together();
   const auto problem_of_thread = [&] {
     Problem<kQuantization> own = problem;

@@ -101,3 +101,16 @@ def test_sums_of_any_number_of_the_largest_products_are_exact(quantization: str)
     largest = 32639 if quantization == "wint8" else LARGEST
     expected = np.outer([127, largest], [1] * 5 + [-1] * 11)
     assert np.allclose(found, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("quantization", ["wint8", "wint4", "w8a8", "w4a8"])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_outputs_may_take_the_place_of_rows(quantization: str, rows: int) -> None:
+    size = 1024
+    weight = pack_linear(random_rows(size, size, "bfloat16", 1, size**-0.5), None, quantization)
+    for seed in range(20):
+        x = random_rows(rows, size, "bfloat16", seed)
+        out = paddle.zeros_like(x)
+        linear(x, weight, out, rows)
+        linear(x, weight, x, rows)
+        assert bool((x == out).all())
