@@ -213,9 +213,10 @@ class AdaptiveBudget(DraftBudget):
         for i, (request, match, count) in enumerate(zip(requests, matches, steps)):
             if not count:
                 continue
-            hopes = self._survival.hopes(request.key, self._model.source, count)
+            worth = self._survival.hopes(request.key, self._model.source, count)
             promises = self._survival.products(request.key, match) if len(match) else []
-            more_s = self._worth_s(hopes) - self._worth_s(promises) - call.own_s - count * call.request_s
+            worth += [worth[-1] * promise for promise in promises[count:]]  # which go on behind the model's drafts
+            more_s = self._worth_s(worth) - self._worth_s(promises) - call.own_s - count * call.request_s
             if more_s > 0.0:
                 kept[i] = count
                 gain_s += more_s
@@ -420,6 +421,8 @@ class AdaptiveBudget(DraftBudget):
             self._is_resting = False
         if self._num_model_tokens(track.draft):
             track.is_model_right = track.num_right > 0
+        if kept < reached:
+            self._num_left_out = 0
         if kept < reached or track.num_right == len(track.draft):
             del self._open[key]
 
