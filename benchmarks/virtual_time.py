@@ -259,7 +259,7 @@ def make_virtual_engine(
     if speculative.adaptive:
         told = believed or machine
         budget = _adaptive_budget(speculative, StepCost(told.rows_s, told.request_s), calls, clock)
-        if isinstance(proposer, HybridProposer):
+        if isinstance(proposer, HybridProposer) and speculative.extension == "ngram":
             proposer.weigh = budget.weigh
     config = SchedulerConfig(
         max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False

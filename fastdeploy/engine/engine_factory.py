@@ -176,7 +176,7 @@ def _make_draft_budget(
     steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
     model = DraftingModel(proposer.name, steps, time_calls(drafter, min(plan.num_tokens, max_model_len)))
     budget = AdaptiveBudget(cost, model, matches_text=config.speculative.extension is not None)
-    if isinstance(proposer, HybridProposer):
+    if isinstance(proposer, HybridProposer) and config.speculative.extension == "ngram":
         proposer.weigh = budget.weigh
     return budget
 

@@ -21,13 +21,13 @@ Weigh = Callable[[Sequence[Request], Sequence[Draft], Sequence[int]], list[int]]
 class HybridProposer(Proposer):
     """Lets the layer draft, and the matcher go on behind its drafts.
 
-    A match that is worth more takes their place: it costs no pass through the layer. A suffix match is, by default,
-    where it is expected to have more tokens right than the layer's drafts lately had.
+    A match that is worth more takes their place: it costs no pass through the layer. A suffix match is where it is
+    expected to have more tokens right than the layer's drafts lately had. What another one promises is not known here.
 
     Attributes:
-        weigh: decides that for all matches in place of this rule: given requests, their matches and how many passes
-            through the layer each may take, returns how many it is to take beside its match; none, and the match is
-            the draft. A request whose drafts may not go on behind the layer's is not matched then.
+        weigh: decides it for those: given requests, their matches and how many passes through the layer each may take,
+            returns how many it is to take beside its match. A request whose drafts may not go on behind the layer's is
+            not matched then. By default the layer goes first.
     """
 
     name = "mtp"
@@ -56,27 +56,27 @@ class HybridProposer(Proposer):
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Note what the layer's drafts brought; show the matcher the tokens."""
-        if self._is_layers:
-            for request, tokens in zip(requests, emitted):
-                if self._is_layers.pop(request.key, False):
-                    self._learn(request.key, len(tokens) - 1)
+        for request, tokens in zip(requests, emitted) if self._is_layers else ():
+            if self._is_layers.pop(request.key, False):
+                self._learn(request.key, len(tokens) - 1)
         self._matcher.observe(requests, emitted)
 
     def propose(
         self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
     ) -> list[Draft]:
         """Take the matches that are worth it, let the layer draft for the other requests, extend what it drafts."""
-        if self.weigh is None:
-            return self._propose_by_score(requests, caps, steps or caps)
-        drafts, steps = [NO_DRAFT] * len(requests), list(steps or caps)
-        matched = [i for i, (cap, count) in enumerate(zip(caps, steps)) if cap > count]
-        if matched:
-            found = self._matcher.propose([requests[i] for i in matched], [caps[i] for i in matched])
-            for i, draft in zip(matched, found):
+        steps = steps or caps
+        if self.weigh is not None:
+            drafts, steps = self._weighed_matches(self.weigh, requests, caps, steps)
+            rest = [i for i, count in enumerate(steps) if count]
+        else:
+            drafts = self._sure_matches(requests, caps)
+            rest = [i for i, draft in enumerate(drafts) if not len(draft)]
+        if rest:
+            extended = self._extended([requests[i] for i in rest], [caps[i] for i in rest], [steps[i] for i in rest])
+            for i, draft in zip(rest, extended):
                 drafts[i] = draft
-            if any(steps):
-                steps = self.weigh(requests, drafts, steps)
-        self._let_layer_draft([i for i, count in enumerate(steps) if count], requests, caps, steps, drafts)
+                self._is_layers[requests[i].key] = len(draft) > 0 and steps[i] > 0
         return drafts
 
     def finish(self, request: Request) -> None:
@@ -99,14 +99,18 @@ class HybridProposer(Proposer):
         before = self._gains.get(key, self._expected)
         self._gains[key] = before + GAIN_RATE * (num_right - before)
 
-    def _propose_by_score(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]
-    ) -> list[Draft]:
-        drafts = self._sure_matches(requests, caps)
-        rest = [i for i, draft in enumerate(drafts) if not len(draft)]
-        self._let_layer_draft(rest, requests, caps, steps, drafts)
-        self._is_layers.update((requests[i].key, len(drafts[i]) > 0 and steps[i] > 0) for i in rest)
-        return drafts
+    def _weighed_matches(
+        self, weigh: Weigh, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]
+    ) -> tuple[list[Draft], Sequence[int]]:
+        """Return the matches of requests that may be matched, and how many passes each takes beside its match."""
+        drafts = [NO_DRAFT] * len(requests)
+        matched = [i for i, (cap, count) in enumerate(zip(caps, steps)) if cap > count]
+        if not matched:
+            return drafts, steps
+        found = self._matcher.propose([requests[i] for i in matched], [caps[i] for i in matched])
+        for i, draft in zip(matched, found):
+            drafts[i] = draft
+        return drafts, weigh(requests, drafts, steps) if any(steps) else steps
 
     def _sure_matches(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Return the matches that promise more than the layer, NO_DRAFT for requests without one."""
@@ -115,21 +119,6 @@ class HybridProposer(Proposer):
         bars = [self._gains.get(request.key, self._expected) for request in requests]
         found = self._matcher.propose_scored(requests, caps)
         return [draft if score > bar else NO_DRAFT for (draft, score), bar in zip(found, bars)]
-
-    def _let_layer_draft(
-        self,
-        chosen: Sequence[int],
-        requests: Sequence[Request],
-        caps: Sequence[int],
-        steps: Sequence[int],
-        drafts: list[Draft],
-    ) -> None:
-        """Put the layer's drafts for the chosen requests, and what goes on behind them, into `drafts`."""
-        if not chosen:
-            return
-        extended = self._extended([requests[i] for i in chosen], [caps[i] for i in chosen], [steps[i] for i in chosen])
-        for i, draft in zip(chosen, extended):
-            drafts[i] = draft
 
     def _extended(self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]) -> list[Draft]:
         firsts = self._layer.propose(requests, caps, steps)
