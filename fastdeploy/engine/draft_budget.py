@@ -145,8 +145,7 @@ class AdaptiveBudget(DraftBudget):
         has_looked = bool(drafted or self._asked)
         is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
         self._is_timed = has_looked or is_control or self._num_rounds % REST == REST // 2
-        if self._is_timed:
-            self._began_s = self._clock()
+        self._began_s = self._clock()
         if has_looked:
             gains = self._cut(drafted, decoding, num_prompt_rows) if drafted else {}
             for key, track in self._asked.items():
@@ -158,8 +157,8 @@ class AdaptiveBudget(DraftBudget):
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
         has_prompts = len(plan.requests) != self._num_decoding
-        if not self._is_timed:
-            self._num_untimed += not has_prompts
+        if not self._is_timed and not has_prompts:
+            self._num_untimed += 1
             return
         step_s = self._clock() - self._began_s
         steps_s = step_s * (1 if has_prompts else 1 + self._num_untimed)
