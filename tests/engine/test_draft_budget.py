@@ -154,7 +154,7 @@ def asked_where_nothing_is_found(clock: ManualClock, proposing_s: float) -> list
 def test_asking_stops_where_nothing_is_found_but_for_probes() -> None:
     asked = asked_where_nothing_is_found(ManualClock(), 0.11)
     assert asked[:5] == [True] * 5
-    assert sum(asked[100:]) == 7  # one step in 40, of 1 each, for 0.11
+    assert sum(asked[100:]) == 8  # one step in 37, of 1 each, for 0.11
 
 
 class TickingClock(ManualClock):
@@ -188,7 +188,7 @@ def test_handling_drafts_is_part_of_what_rows_cost() -> None:
     clock, believed = ManualClock(), StepCost({1: 1.0, 8: 1.0})
     budget, request = AdaptiveBudget(believed, clock=clock), make_request()
     learned: list[float] = []
-    believed.learn = lambda rows, weight, seconds, num_alike: learned.append(seconds)  # type: ignore[method-assign]
+    believed.learn_drafted = lambda rows, weight, seconds: learned.append(seconds)  # type: ignore[method-assign]
     believed.line = SlowLine(believed.line, clock)  # type: ignore[method-assign]
     for _ in range(2):
         request.set_draft(make_draft(TEXT))
