@@ -24,7 +24,8 @@ from fastdeploy.spec_decode.survival import Key, Survival
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
 TRY_SHARE = 0.004  # the same of a model's tries
-REST = 8  # steps without drafts, of which one is timed and at most another considers asking again
+REST = 8  # steps without drafts, of which at most one considers asking again
+REST_TIMED = 16  # of which one is timed, not the one after such a look
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
 CONTROL_STEPS = 2  # in a row, of which the last is timed: what drafting leaves in the caches slows the first
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
@@ -55,8 +56,12 @@ class DraftingModel:
 class DraftBudget:
     """Decides who is asked for how many drafts and how many a step verifies: here everyone and all."""
 
-    def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
-        """Begin a step: cut the drafts of the requests that decode in it, beside `num_prompt_rows` rows of prompts."""
+    def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
+        """Begin a step: cut the drafts of the requests that decode in it, beside `num_prompt_rows` rows of prompts.
+
+        Args:
+            has_waiting: requests wait that may begin in this step, too.
+        """
 
     def end_step(self, plan: StepPlan) -> None:
         """Learn that the step is computed and its tokens are handed out."""
@@ -138,14 +143,16 @@ class AdaptiveBudget(DraftBudget):
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._is_resting = self._is_timed = False
 
-    def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
+    def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
         has_looked = bool(drafted or self._asked)
         is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
-        self._is_timed = has_looked or is_control or self._num_rounds % REST == REST // 2
-        self._began_s = self._clock()
+        has_prompts = num_prompt_rows > 0 or has_waiting
+        self._is_timed = has_looked or is_control or has_prompts or self._num_rounds % REST_TIMED == REST // 2
+        if self._is_timed:
+            self._began_s = self._clock()
         if has_looked:
             gains = self._cut(drafted, decoding, num_prompt_rows) if drafted else {}
             for key, track in self._asked.items():
@@ -157,7 +164,7 @@ class AdaptiveBudget(DraftBudget):
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
         has_prompts = len(plan.requests) != self._num_decoding
-        if not self._is_timed and not has_prompts:
+        if not self._is_timed:
             self._num_untimed += 1
             return
         step_s = self._clock() - self._began_s
@@ -286,10 +293,10 @@ class AdaptiveBudget(DraftBudget):
 
     def _learn_step(self, plan: StepPlan, step_s: float) -> None:
         """Take in a step without prompts; one without drafts stands for those with drafts before it, or for a rest."""
-        num_alike = self._num_drafted or REST
+        num_alike = self._num_drafted or REST_TIMED
         if self._num_rows:
             self._num_drafted += 1
-        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST != REST // 2:
+        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST_TIMED != REST // 2:
             return
         else:
             self._num_drafted = 0
