@@ -24,8 +24,9 @@ from fastdeploy.spec_decode.survival import Key, Survival
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
 TRY_SHARE = 0.004  # the same of a model's tries
-REST = 8  # steps without drafts, of which at most one considers asking again
+REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
+LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
 CONTROL_STEPS = 2  # in a row, of which the last is timed: what drafting leaves in the caches slows the first
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
@@ -129,11 +130,12 @@ class AdaptiveBudget(DraftBudget):
         self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
         self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
-        self._began_s = self._decided_s = 0.0
+        self._began_s = self._decided_s = self._decoding_s = 0.0  # the last one: of a step without prompts
         self._purse = Purse()
         self._match = Price()
         self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
+        self._try_s = 0.0  # that the cheapest try of the model took when one was last looked for
         self._num_rounds = self._num_requests = self._num_probed = 0
         self._token_s = self._row_s = 0.0  # of the next step: what a token is worth, and what a row costs
         self._weighed: list[int] | None = None  # calls that were left to the model
@@ -168,13 +170,16 @@ class AdaptiveBudget(DraftBudget):
             self._num_untimed += 1
             return
         step_s = self._clock() - self._began_s
-        steps_s = step_s * (1 if has_prompts else 1 + self._num_untimed)
-        self._purse.earn(LOOK_SHARE * steps_s)
-        self._match_s += LOOK_SHARE * steps_s
-        self._early_s += TRY_SHARE * steps_s
+        if has_prompts:
+            decoding_s = min(step_s, self._decoding_s)
+        else:
+            self._decoding_s, decoding_s = step_s, step_s * (1 + self._num_untimed)
+        self._purse.earn(LOOK_SHARE * decoding_s)
+        self._match_s += LOOK_SHARE * decoding_s
+        self._early_s += TRY_SHARE * (step_s if has_prompts else decoding_s)
         if not has_prompts:
-            self._late_s += TRY_SHARE * steps_s
-            self._control_s += CONTROL_SHARE * steps_s
+            self._late_s += TRY_SHARE * decoding_s
+            self._control_s += CONTROL_SHARE * decoding_s
             self._num_untimed = 0
             self._learn_step(plan, step_s)
 
@@ -185,7 +190,9 @@ class AdaptiveBudget(DraftBudget):
         self._num_requests = num_requests
         if self._purse.is_empty or self._is_control_due():
             return False
-        return is_news or not self._is_resting or self._num_rounds % REST == 0
+        if is_news or not self._is_resting or self._num_rounds % LONG_REST == 0:
+            return True
+        return self._num_rounds % REST == 0 and self._can_try()
 
     def ask(self, ready: Sequence[Request]) -> list[Ask]:
         """Ask where it saves more than it costs, and now and then elsewhere."""
@@ -374,6 +381,12 @@ class AdaptiveBudget(DraftBudget):
         """Return how many tokens the model has to catch up with, beside the last one."""
         return request.num_tokens - self._track(request).num_filled - 1
 
+    def _can_try(self) -> bool:
+        """True where what a try takes has been saved, of matching or of the model's drafts."""
+        if self._matches_text and self._match_s >= self._match.seconds * self._num_requests:
+            return True
+        return self._model is not None and self._late_s >= self._try_s
+
     def _try_model(self, model: DraftingModel, ready: Sequence[Request], steps: list[int]) -> None:
         """Let the model make a draft for a request for which none pays, and go on with it while they come true.
 
@@ -385,6 +398,7 @@ class AdaptiveBudget(DraftBudget):
         tried = [i for i in idle if tracks[i].is_model_right and tracks[i].num_tries < MOST_TRIES]
         if idle and not tried and max(self._early_s, self._late_s) >= model.cost.call_s:
             prices = [model.cost.seconds([1], self._num_missing(request)) for request in ready]
+            self._try_s = min(prices[i] for i in idle)
             cheap = [i for i in idle if prices[i] <= (self._early_s if _is_early(ready[i]) else self._late_s)]
             tried = sorted(cheap, key=lambda i: tracks[i].last_model_ask)[:1]
             for i in tried:
