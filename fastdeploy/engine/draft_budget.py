@@ -172,6 +172,7 @@ class AdaptiveBudget(DraftBudget):
         step_s = self._clock() - self._began_s
         if has_prompts:
             decoding_s = min(step_s, self._decoding_s)
+            self._is_resting = False  # someone may decode from now on
         else:
             self._decoding_s, decoding_s = step_s, step_s * (1 + self._num_untimed)
         self._purse.earn(LOOK_SHARE * decoding_s)
