@@ -27,6 +27,7 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.hybrid import HybridProposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 
@@ -258,6 +259,8 @@ def make_virtual_engine(
     if speculative.adaptive:
         told = believed or machine
         budget = _adaptive_budget(speculative, StepCost(told.rows_s, told.request_s), calls, clock)
+        if isinstance(proposer, HybridProposer) and speculative.extension == "ngram":
+            proposer.weigh = budget.weigh
     config = SchedulerConfig(
         max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False
     )

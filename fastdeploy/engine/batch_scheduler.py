@@ -61,7 +61,8 @@ class BatchScheduler:
         plan, budget, preempted = StepPlan(), self.config.max_num_batched_tokens, self.num_preemptions
         decoding = [r for r in self.running if r.num_pending == 1]
         reading = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
-        self.draft_budget.choose(decoding, self._num_prompt_rows(reading) if reading else 0)
+        num_prompt_rows = self._num_prompt_rows(reading) if reading else 0
+        self.draft_budget.choose(decoding, num_prompt_rows, bool(self.waiting))
         budget = self._plan_all(plan, decoding, budget)
         if reading or self.waiting:
             if plan.requests and self.config.enable_chunked_prefill:

@@ -24,9 +24,11 @@ from fastdeploy.spec_decode.survival import Key, Survival
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
 TRY_SHARE = 0.004  # the same of a model's tries
-REST = 8  # steps without drafts, of which one is timed and at most one considers asking again
+REST = 8  # steps without drafts, of which at most one looks for drafts again
+REST_TIMED = 16  # of which one is timed, not the one after such a look
+LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
-CONTROL_STEPS = 2  # in a row, of which the last is timed: what drafting leaves in the caches slows the first
+CONTROL_STEPS = 4  # in a row, of which the last is timed: what drafting leaves in the caches slows the first ones
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -55,8 +57,12 @@ class DraftingModel:
 class DraftBudget:
     """Decides who is asked for how many drafts and how many a step verifies: here everyone and all."""
 
-    def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
-        """Begin a step: cut the drafts of the requests that decode in it, beside `num_prompt_rows` rows of prompts."""
+    def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
+        """Begin a step: cut the drafts of the requests that decode in it, beside `num_prompt_rows` rows of prompts.
+
+        Args:
+            has_waiting: requests wait that may begin in this step, too.
+        """
 
     def end_step(self, plan: StepPlan) -> None:
         """Learn that the step is computed and its tokens are handed out."""
@@ -124,24 +130,29 @@ class AdaptiveBudget(DraftBudget):
         self._asked: dict[Key, _Track] = {}  # for matches, since the last step
         self._mean_length = 0.0
         self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
-        self._began_s = self._decided_s = 0.0
+        self._began_s = self._decided_s = self._decoding_s = 0.0  # the last one: of a step without prompts
         self._purse = Purse()
         self._match = Price()
         self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
+        self._try_s = 0.0  # that the cheapest try of the model took when one was last looked for
         self._num_rounds = self._num_requests = self._num_probed = 0
+        self._token_s = self._row_s = 0.0  # of the next step: what a token is worth, and what a row costs
+        self._weighed: list[int] | None = None  # calls that were left to the model
+        self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._is_resting = self._is_timed = False
 
-    def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
+    def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
         has_looked = bool(drafted or self._asked)
         is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
-        self._is_timed = has_looked or is_control or self._num_rounds % REST == 0
+        has_prompts = num_prompt_rows > 0 or has_waiting
+        self._is_timed = has_looked or is_control or has_prompts or self._num_rounds % REST_TIMED == REST // 2
         if self._is_timed:
             self._began_s = self._clock()
         if has_looked:
@@ -156,16 +167,20 @@ class AdaptiveBudget(DraftBudget):
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
         has_prompts = len(plan.requests) != self._num_decoding
         if not self._is_timed:
-            self._num_untimed += not has_prompts
+            self._num_untimed += 1
             return
         step_s = self._clock() - self._began_s
-        steps_s = step_s * (1 if has_prompts else 1 + self._num_untimed)
-        self._purse.earn(LOOK_SHARE * steps_s)
-        self._match_s += LOOK_SHARE * steps_s
-        self._early_s += TRY_SHARE * steps_s
+        if has_prompts:
+            decoding_s = min(step_s, self._decoding_s)
+            self._is_resting = False  # someone may decode from now on
+        else:
+            self._decoding_s, decoding_s = step_s, step_s * (1 + self._num_untimed)
+        self._purse.earn(LOOK_SHARE * decoding_s)
+        self._match_s += LOOK_SHARE * decoding_s
+        self._early_s += TRY_SHARE * (step_s if has_prompts else decoding_s)
         if not has_prompts:
-            self._late_s += TRY_SHARE * steps_s
-            self._control_s += CONTROL_SHARE * steps_s
+            self._late_s += TRY_SHARE * decoding_s
+            self._control_s += CONTROL_SHARE * decoding_s
             self._num_untimed = 0
             self._learn_step(plan, step_s)
 
@@ -176,7 +191,9 @@ class AdaptiveBudget(DraftBudget):
         self._num_requests = num_requests
         if self._purse.is_empty or self._is_control_due():
             return False
-        return is_news or not self._is_resting or self._num_rounds % REST == 0
+        if is_news or not self._is_resting or self._num_rounds % LONG_REST == 0:
+            return True
+        return self._num_rounds % REST == 0 and self._can_try()
 
     def ask(self, ready: Sequence[Request]) -> list[Ask]:
         """Ask where it saves more than it costs, and now and then elsewhere."""
@@ -186,8 +203,7 @@ class AdaptiveBudget(DraftBudget):
         self._began_s, self._num_probed = self._clock(), 0
         rooms = [request.draft_room for request in ready]
         matches = self._matches(ready, rooms) if self._matches_text else [0] * len(ready)
-        look_s = 0.0 if any(matches) else self._purse.look_s
-        steps = self._steps(self._model, ready, rooms, look_s) if self._model else matches
+        steps = self._steps(self._model, ready, rooms, any(matches)) if self._model else matches
         self._is_resting = not any(matches) and not any(steps)
         if self._matches_text and self._match_s >= self._match.seconds * len(ready):
             self._match_s = 0.0
@@ -199,12 +215,37 @@ class AdaptiveBudget(DraftBudget):
         self._purse.spend(self._decided_s - self._began_s)
         return asks
 
+    def weigh(self, requests: Sequence[Request], matches: Sequence[Draft], steps: Sequence[int]) -> list[int]:
+        """Return how many of its calls the model keeps for each request, now that its match is known.
+
+        It keeps those that bring more than the match, their price included.
+        """
+        if self._num_probed or self._model is None:
+            return list(steps)
+        call, gain_s = self._model.cost, 0.0
+        kept = [0] * len(steps)
+        for i, (request, match, count) in enumerate(zip(requests, matches, steps)):
+            if not count:
+                continue
+            worth = self._survival.hopes(request.key, self._model.source, count)
+            promises = self._survival.products(request.key, match) if len(match) else []
+            worth += [worth[-1] * promise for promise in promises[count:]]  # which go on behind the model's drafts
+            more_s = self._worth_s(worth) - self._worth_s(promises) - call.own_s - count * call.request_s
+            if more_s > 0.0:
+                kept[i] = count
+                gain_s += more_s
+        self._weighed = kept if gain_s > max(kept) * call.call_s else [0] * len(steps)
+        self._num_left_out = 0 if any(self._weighed) else REST - 1
+        return self._weighed
+
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        self._learn_price(asked, asks)
-        for request, ask in zip(asked, asks):
+        counts = self._weighed or [ask.num_steps for ask in asks]
+        self._weighed = None
+        self._learn_price(asked, counts)
+        for request, ask, count in zip(asked, asks, counts):
             track = self._track(request)
-            if ask.num_steps:
+            if count:
                 track.last_model_ask, track.is_model_right = self._num_rounds, False
                 track.num_filled = request.num_tokens
             if ask.num_drafts > ask.num_steps or not self._model:
@@ -259,16 +300,19 @@ class AdaptiveBudget(DraftBudget):
         return gains
 
     def _learn_step(self, plan: StepPlan, step_s: float) -> None:
-        """Take in a step without prompts; one without drafts stands for all those with drafts before it."""
-        num_alike = 1
+        """Take in a step without prompts; one without drafts stands for those with drafts before it, or for a rest."""
+        num_alike = self._num_drafted or REST_TIMED
         if self._num_rows:
             self._num_drafted += 1
-        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST:
+        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST_TIMED != REST // 2:
             return
         else:
-            num_alike, self._num_drafted = max(1, self._num_drafted), 0
-        weight = self._cost.weight(len(plan.requests), sum(plan.num_computed))
-        self._cost.learn(sum(plan.num_scheduled), weight, step_s, num_alike)
+            self._num_drafted = 0
+        num_rows, weight = sum(plan.num_scheduled), self._cost.weight(len(plan.requests), sum(plan.num_computed))
+        if self._num_rows:
+            self._cost.learn_drafted(num_rows, weight, step_s)
+        else:
+            self._cost.learn_plain(num_rows, weight, step_s, num_alike)
 
     def _is_control_due(self) -> bool:
         """True where steps without drafts are wanted among those with them, and what they give up has been saved."""
@@ -304,24 +348,32 @@ class AdaptiveBudget(DraftBudget):
         bar_s = ASK_HURDLE * self._match.seconds
         return [room if self._track(request).gain_s > bar_s else 0 for request, room in zip(ready, rooms)]
 
-    def _steps(self, model: DraftingModel, ready: Sequence[Request], rooms: Sequence[int], look_s: float) -> list[int]:
+    def _steps(
+        self, model: DraftingModel, ready: Sequence[Request], rooms: Sequence[int], has_matches: bool
+    ) -> list[int]:
         """Let the model make as many drafts as pay for its calls, their own rows and the look that they take.
 
-        Of the next step's requests not all are ready: some are about to end, others to begin.
+        Of the next step's requests not all are ready: some are about to end, others to begin. Beside matches that
+        lately were worth more the model rests.
         """
+        if has_matches and self._num_left_out:
+            self._num_left_out -= 1
+            return [0] * len(ready)
+        look_s = 0.0 if has_matches else self._purse.look_s
         num_decoding = max(len(ready), self._num_requests)
         rooms = [min(room, model.num_steps) for room in rooms]
         products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
         line, call = self._line(ready, num_decoding, sum(rooms), 0), model.cost
         hurdle = HURDLE + RAGGED * math.log2(num_decoding)
-        steps, best_rate = [0] * len(ready), hurdle * num_decoding / line[0]
+        self._token_s, self._row_s = line[0] / num_decoding, (line[-1] - line[0]) / (len(line) - 1)
+        steps, best_rate = [0] * len(ready), hurdle / self._token_s
         if sum(row[0] for row in products) < best_rate * (look_s + call.call_s):
             return steps  # not even for rows that cost nothing
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
-        fills = [self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
+        first_s = [call.own_s + self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
         for depth in range(1, max(rooms) + 1):
             few = [row[:depth] for row in products]
-            lengths, rate = most_profitable(few, num_decoding, line, look_s + depth * call.call_s, fills, call.row_s)
+            lengths, rate = most_profitable(few, num_decoding, line, look_s + depth * call.call_s, first_s, call.row_s)
             if rate > best_rate:
                 steps, best_rate = lengths, rate
         return steps
@@ -329,6 +381,12 @@ class AdaptiveBudget(DraftBudget):
     def _num_missing(self, request: Request) -> int:
         """Return how many tokens the model has to catch up with, beside the last one."""
         return request.num_tokens - self._track(request).num_filled - 1
+
+    def _can_try(self) -> bool:
+        """True where what a try takes has been saved, of matching or of the model's drafts."""
+        if self._matches_text and self._match_s >= self._match.seconds * self._num_requests:
+            return True
+        return self._model is not None and self._late_s >= self._try_s
 
     def _try_model(self, model: DraftingModel, ready: Sequence[Request], steps: list[int]) -> None:
         """Let the model make a draft for a request for which none pays, and go on with it while they come true.
@@ -339,8 +397,9 @@ class AdaptiveBudget(DraftBudget):
         idle = [i for i, count in enumerate(steps) if not count]
         tracks = [self._track(request) for request in ready]
         tried = [i for i in idle if tracks[i].is_model_right and tracks[i].num_tries < MOST_TRIES]
-        if idle and not tried:
+        if idle and not tried and max(self._early_s, self._late_s) >= model.cost.call_s:
             prices = [model.cost.seconds([1], self._num_missing(request)) for request in ready]
+            self._try_s = min(prices[i] for i in idle)
             cheap = [i for i in idle if prices[i] <= (self._early_s if _is_early(ready[i]) else self._late_s)]
             tried = sorted(cheap, key=lambda i: tracks[i].last_model_ask)[:1]
             for i in tried:
@@ -350,17 +409,17 @@ class AdaptiveBudget(DraftBudget):
             tracks[i].num_tries += 1
         self._num_probed = len(tried)
 
-    def _learn_price(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
-        """Share the time between matching, whose cost is known where it was asked alone, and the model."""
-        now = self._clock()
-        cost_s, counts = now - self._decided_s, [ask.num_steps for ask in asks]
+    def _worth_s(self, products: Sequence[float]) -> float:
+        """Return the seconds that a draft saves whose tokens come true with these probabilities."""
+        return sum(max(0.0, product * self._token_s - self._row_s) for product in products)
+
+    def _learn_price(self, asked: Sequence[Request], counts: Sequence[int]) -> None:
+        """Take the time for that of matching, or, where `counts` of the model's calls were made, for theirs."""
+        cost_s = self._clock() - self._decided_s
         if self._model is None or not any(counts):
-            self._match.learn((now - self._began_s) / len(asks))
+            self._match.learn(cost_s / len(asked))
             self._purse.spend(cost_s)
             return
-        matches_s = self._match.seconds * len(asks) * self._matches_text
-        self._purse.spend(matches_s)
-        cost_s = max(0.0, cost_s - matches_s)
         missing = [self._num_missing(request) for request, count in zip(asked, counts) if count]
         if self._num_probed:
             price_s = cost_s * self._num_probed / len(missing)
@@ -383,6 +442,8 @@ class AdaptiveBudget(DraftBudget):
             self._is_resting = False
         if self._num_model_tokens(track.draft):
             track.is_model_right = track.num_right > 0
+        if kept < reached:
+            self._num_left_out = 0
         if kept < reached or track.num_right == len(track.draft):
             del self._open[key]
 

@@ -41,6 +41,7 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.hybrid import HybridProposer
 from fastdeploy.spec_decode.registry import make_proposer
 from fastdeploy.worker.drafter import Drafter
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
@@ -174,7 +175,10 @@ def _make_draft_budget(
         return AdaptiveBudget(cost)
     steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
     model = DraftingModel(proposer.name, steps, time_calls(drafter, min(plan.num_tokens, max_model_len)))
-    return AdaptiveBudget(cost, model, matches_text=config.speculative.extension is not None)
+    budget = AdaptiveBudget(cost, model, matches_text=config.speculative.extension is not None)
+    if isinstance(proposer, HybridProposer) and config.speculative.extension == "ngram":
+        proposer.weigh = budget.weigh
+    return budget
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:

@@ -15,11 +15,19 @@ from fastdeploy.spec_decode.text_proposer import TextProposer
 GAIN_RATE = 1 / 8  # weight of the last step in what a request's drafts are known to bring
 
 
+Weigh = Callable[[Sequence[Request], Sequence[Draft], Sequence[int]], list[int]]
+
+
 class HybridProposer(Proposer):
     """Lets the layer draft, and the matcher go on behind its drafts.
 
-    A suffix match that is expected to have more tokens right than the layer's drafts lately had takes their place: it
-    costs no pass through the layer.
+    A match that is worth more takes their place: it costs no pass through the layer. A suffix match is where it is
+    expected to have more tokens right than the layer's drafts lately had. What another one promises is not known here.
+
+    Attributes:
+        weigh: decides it for those: given requests, their matches and how many passes through the layer each may take,
+            returns how many it is to take beside its match. A request whose drafts may not go on behind the layer's is
+            not matched then. By default the layer goes first.
     """
 
     name = "mtp"
@@ -32,6 +40,7 @@ class HybridProposer(Proposer):
         self._expected = float(num_model_steps)  # tokens that the layer's drafts have right, over all requests
         self._gains: dict[tuple[str, int], float] = {}  # the same of each request, once it has drafted
         self._is_layers: dict[tuple[str, int], bool] = {}  # whether the layer made the last draft
+        self.weigh: Weigh | None = None
 
     def open(self, vocab_size: int, read_vocabulary: Callable[[], str]) -> None:
         """Let the matcher take up what it has kept."""
@@ -47,7 +56,7 @@ class HybridProposer(Proposer):
 
     def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
         """Note what the layer's drafts brought; show the matcher the tokens."""
-        for request, tokens in zip(requests, emitted):
+        for request, tokens in zip(requests, emitted) if self._is_layers else ():
             if self._is_layers.pop(request.key, False):
                 self._learn(request.key, len(tokens) - 1)
         self._matcher.observe(requests, emitted)
@@ -55,9 +64,14 @@ class HybridProposer(Proposer):
     def propose(
         self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
     ) -> list[Draft]:
-        """Take the surest matches, let the layer draft for the other requests, extend what it drafts."""
-        drafts, steps = self._sure_matches(requests, caps), steps or caps
-        rest = [i for i, draft in enumerate(drafts) if not len(draft)]
+        """Take the matches that are worth it, let the layer draft for the other requests, extend what it drafts."""
+        steps = steps or caps
+        if self.weigh is not None:
+            drafts, steps = self._weighed_matches(self.weigh, requests, caps, steps)
+            rest = [i for i, count in enumerate(steps) if count]
+        else:
+            drafts = self._sure_matches(requests, caps)
+            rest = [i for i, draft in enumerate(drafts) if not len(draft)]
         if rest:
             extended = self._extended([requests[i] for i in rest], [caps[i] for i in rest], [steps[i] for i in rest])
             for i, draft in zip(rest, extended):
@@ -84,6 +98,19 @@ class HybridProposer(Proposer):
         self._expected += GAIN_RATE * (num_right - self._expected)
         before = self._gains.get(key, self._expected)
         self._gains[key] = before + GAIN_RATE * (num_right - before)
+
+    def _weighed_matches(
+        self, weigh: Weigh, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]
+    ) -> tuple[list[Draft], Sequence[int]]:
+        """Return the matches of requests that may be matched, and how many passes each takes beside its match."""
+        drafts = [NO_DRAFT] * len(requests)
+        matched = [i for i, (cap, count) in enumerate(zip(caps, steps)) if cap > count]
+        if not matched:
+            return drafts, steps
+        found = self._matcher.propose([requests[i] for i in matched], [caps[i] for i in matched])
+        for i, draft in zip(matched, found):
+            drafts[i] = draft
+        return drafts, weigh(requests, drafts, steps) if any(steps) else steps
 
     def _sure_matches(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
         """Return the matches that promise more than the layer, NO_DRAFT for requests without one."""

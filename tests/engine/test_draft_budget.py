@@ -10,7 +10,15 @@ import pytest
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
-from fastdeploy.engine.draft_budget import REST, AdaptiveBudget, Ask, DraftBudget, DraftingModel
+from fastdeploy.engine.draft_budget import (
+    CONTROL_STEPS,
+    LONG_REST,
+    REST_TIMED,
+    AdaptiveBudget,
+    Ask,
+    DraftBudget,
+    DraftingModel,
+)
 from fastdeploy.spec_decode.naive import NaiveProposer
 from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from tests.doubles import FixedCost, ManualClock, OracleProposer, make_engine, plain_text, run
@@ -188,7 +196,7 @@ def test_handling_drafts_is_part_of_what_rows_cost() -> None:
     clock, believed = ManualClock(), StepCost({1: 1.0, 8: 1.0})
     budget, request = AdaptiveBudget(believed, clock=clock), make_request()
     learned: list[float] = []
-    believed.learn = lambda rows, weight, seconds, num_alike: learned.append(seconds)  # type: ignore[method-assign]
+    believed.learn_drafted = lambda rows, weight, seconds: learned.append(seconds)  # type: ignore[method-assign]
     believed.line = SlowLine(believed.line, clock)  # type: ignore[method-assign]
     for _ in range(2):
         request.set_draft(make_draft(TEXT))
@@ -250,9 +258,9 @@ def test_a_slow_first_draft_keeps_nobody_from_the_next_ones() -> None:
 
 def rest(budget: AdaptiveBudget, clock: ManualClock, requests: Sequence[Request], seconds: float) -> None:
     """Let steps without drafts, of which one is timed, take so long together."""
-    for _ in range(REST):
+    for _ in range(REST_TIMED):
         budget.choose(requests, 0)
-        clock.now += seconds / REST
+        clock.now += seconds / REST_TIMED
         budget.end_step(decoding_step(*requests))
         budget.wants_drafts(len(requests))
 
@@ -291,7 +299,7 @@ def test_beside_its_prompt_a_request_is_tried_at_the_prompts_expense() -> None:
     old.append([4, 4])
     prompt = decoding_step(fresh, old)
     prompt.num_scheduled[0] += 100
-    budget.choose([old], 0)
+    budget.choose([old], 0, has_waiting=True)
     clock.now += 250.0
     budget.end_step(prompt)
     assert budget.ask([old]) == [Ask(0, 0)]
@@ -377,7 +385,70 @@ def test_a_step_without_drafts_is_taken_now_and_then_to_judge_those_with_drafts_
         clock.now += 1.0
         request.append(TEXT[: len(plan.num_scheduled) + plan.num_drafts[0]])
         budget.end_step(plan)
-    assert sum(plain) == 6  # two in 560 steps: each is expected to give up 0.7 of one, a four-hundredth of all time
+    found = [i for i, is_plain in enumerate(plain) if is_plain]
+    assert 1110 < found[0] < 1130  # each is expected to give up 0.7 of a step, all four a four-hundredth of the time
+    assert found == list(range(found[0], found[0] + CONTROL_STEPS))
+
+
+def test_a_model_keeps_the_calls_that_bring_more_than_the_matches_do() -> None:
+    clock = ManualClock()
+    model = DraftingModel("mtp", 2, CallCost(0.1, 0.0, 0.0))
+    budget = AdaptiveBudget(FixedCost({1: 1.0, 64: 1.0}), model, clock, matches_text=True)
+    matched, unmatched = make_request("a"), make_request("b")
+    for request in (matched, unmatched):
+        request.set_draft(NO_DRAFT)
+    live_through(budget, matched, TEXT, 30, match_len=9)  # such matches come true
+    steps = [ask.num_steps for ask in budget.ask([matched, unmatched])]
+    assert steps == [2, 2]
+    match, nothing = make_draft(TEXT, match_len=9), NO_DRAFT
+    assert budget.weigh([matched, unmatched], [match, nothing], steps) == [0, 2]
+    assert budget.weigh([matched, unmatched], [match, match], steps) == [0, 0]
+    assert budget.weigh([matched, unmatched], [nothing, nothing], steps) == [2, 2]
+
+
+def test_beside_matches_that_were_worth_more_the_model_is_left_out_until_one_fails() -> None:
+    clock = ManualClock()
+    model = DraftingModel("mtp", 2, CallCost(0.1, 0.0, 0.0))
+    budget = AdaptiveBudget(FixedCost({1: 1.0, 64: 1.0}), model, clock, matches_text=True)
+    request, steps = make_request(), []
+    for draft in [TEXT] * 60 + [WRONG] + [TEXT] * 3:
+        ask = budget.ask([request])[0]
+        steps.append(ask.num_steps)
+        match = make_draft(draft, match_len=9)
+        if any(budget.weigh([request], [match], [ask.num_steps])):
+            match = NO_DRAFT  # the model's drafts, none of which come true
+        request.set_draft(match)
+        budget.proposed([request], [ask])
+        budget.choose([request], 0)
+        request.append(TEXT)
+        budget.observe([request], [TEXT])
+    assert steps[40:61].count(0) >= 16 and steps[61] == 2
+
+
+def test_while_resting_nobody_looks_where_nothing_was_learned_or_saved_until_a_prompt_is_read() -> None:
+    clock = ManualClock()
+    budget, request = make_budget(0.1, clock), make_request()
+    for _ in range(400):  # nothing is ever found
+        if cap := ask(budget, request):
+            clock.now += 0.3
+            budget.proposed([request], [Ask(cap, 0)])
+        budget.choose([request], 0)
+        clock.now += 1.0
+        budget.end_step(decoding_step(request))
+    looks = []
+    for _ in range(2 * LONG_REST):
+        budget.choose([request], 0)
+        clock.now += 1.0
+        budget.end_step(decoding_step(request))
+        looks.append(budget.wants_drafts(1))
+        if looks[-1]:
+            budget.ask([request])
+    prompt = decoding_step(request, make_request("b"))
+    budget.choose([request], 0, has_waiting=True)
+    clock.now += 1.0
+    budget.end_step(prompt)
+    assert sum(looks) <= 4  # two long rests, a try of 0.3 each hundred steps
+    assert budget.wants_drafts(1)
 
 
 def test_state_of_a_request_that_ended_is_dropped() -> None:

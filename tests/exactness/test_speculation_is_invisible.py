@@ -181,7 +181,7 @@ def test_suffix_drafts_from_finished_requests_of_the_same_salt_only(
         accepted.append(engine.stats().num_accepted_tokens)
     first, again, other = np.diff(accepted)
     assert again > 1.5 * first
-    assert other == first
+    assert other == pytest.approx(first, rel=0.05)  # how prompts share steps depends on what those took
 
 
 @pytest.mark.parametrize("strategy", ["topp", "target_match"])

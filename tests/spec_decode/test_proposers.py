@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixRules
 from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.hybrid import HybridProposer
 from fastdeploy.spec_decode.ngram import NgramProposer
 from fastdeploy.spec_decode.registry import PROPOSERS, make_proposer
 from fastdeploy.spec_decode.suffix import SuffixProposer
@@ -130,7 +131,11 @@ def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None
 
 
 def of_text(tokens: list[int]) -> Request:
-    return Request(GenerationRequest("a", tokens, SamplingParams()), 0, seed=0, max_total_tokens=200, max_drafts=16)
+    return numbered(0, tokens)
+
+
+def numbered(index: int, tokens: list[int]) -> Request:
+    return Request(GenerationRequest("a", tokens, SamplingParams()), index, 0, max_total_tokens=200, max_drafts=16)
 
 
 def test_a_match_goes_on_behind_the_drafts_of_the_layer() -> None:
@@ -156,6 +161,25 @@ def test_a_suffix_match_takes_the_place_of_drafts_that_were_lately_wrong() -> No
         emit(proposer, [other], [[50 + i, 1]])
     assert sources[0] == "mtp"
     assert sources[-1] == "suffix"
+
+
+def test_whoever_weighs_matches_decides_who_takes_passes_through_the_layer() -> None:
+    proposer = ALL["with_ngram"]()
+    assert isinstance(proposer, HybridProposer)
+    requests = [numbered(i, [1, 2, 3, 1, 2]) for i in range(3)] + [numbered(3, [30])]
+    for r in requests:
+        proposer.start(r)
+    found: list[list[list[int]]] = []
+
+    def weigh(asked: Sequence[Request], matches: Sequence[Draft], steps: Sequence[int]) -> list[int]:
+        found.append([list(match.token_ids) for match in matches])
+        return [0, 2, 2, 2]
+
+    proposer.weigh = weigh
+    drafts = proposer.propose(requests, [4, 4, 2, 4], [2, 2, 2, 2])
+    assert found == [[[3, 1, 2, 3], [3, 1, 2, 3], [], []]]  # the third may have no more than the layer's
+    assert [draft.token_ids for draft in drafts] == [[3, 1, 2, 3], [3, 4], [3, 4], [31, 32]]
+    assert [draft.source for draft in drafts] == ["ngram", "mtp", "mtp", "mtp"]
 
 
 def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> None:

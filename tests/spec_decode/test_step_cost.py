@@ -34,47 +34,69 @@ def test_requests_cost_by_their_length() -> None:
 def test_a_slower_machine_makes_every_row_count_dearer_alike() -> None:
     cost = StepCost({1: 1.0, 2: 1.5, 8: 4.0})
     for _ in range(300):
-        cost.learn(1, 1, 3.0)
-    assert [cost.seconds(rows, 1) for rows in (1, 2, 8)] == pytest.approx([3.0, 4.5, 12.0], rel=0.01)
+        cost.learn_plain(1, 1, 3.0)
+    line = cost.line(1, 7, 1)
+    assert [line[0], line[1], line[7]] == pytest.approx([3.0, 4.5, 12.0], rel=0.03)
+
+
+def test_steps_without_drafts_are_a_level_of_their_own() -> None:
+    cost = StepCost({1: 1.0, 2: 1.0, 16: 2.4})
+    for rows in (9, 14, 16) * 100:
+        cost.learn_drafted(rows, 1, 1.3 * (1.0 + 0.1 * (rows - 2)))  # handling drafts costs whatever their number
+        cost.learn_plain(1, 1, 0.9)
+    line = cost.line(1, 15, 1)
+    assert line[0] == pytest.approx(0.9, rel=0.02)
+    assert [line[8], line[13], line[15]] == pytest.approx([2.21, 2.86, 3.12], rel=0.05)
 
 
 def test_row_counts_that_are_never_computed_learn_from_those_that_are() -> None:
     cost = StepCost({1: 1.0, 16: 16.0})
     for _ in range(300):
-        cost.learn(1, 1, 1.0)
-        cost.learn(4, 1, 2.0)  # timed at 4
-    assert cost.seconds(4, 1) / cost.seconds(1, 1) == pytest.approx(2.0, rel=0.15)
-    assert cost.seconds(16, 1) / cost.seconds(1, 1) == pytest.approx(4.0, rel=0.25)
+        cost.learn_drafted(2, 1, 1.41)  # timed at 2
+        cost.learn_drafted(4, 1, 2.0)  # timed at 4
+    line = cost.line(1, 15, 1)
+    assert line[3] == pytest.approx(2.0, rel=0.1)
+    assert line[15] == pytest.approx(4.0, rel=0.25)
 
 
 def test_what_was_believed_of_dear_rows_is_forgotten_while_they_are_not_computed() -> None:
     cost = StepCost({1: 1.0, 4: 1.2})
     for _ in range(100):
-        cost.learn(1, 1, 1.0)
-        cost.learn(4, 1, 2.2)
-    believed = cost.seconds(4, 1) / cost.seconds(1, 1)
+        cost.learn_plain(1, 1, 1.0)
+        cost.learn_drafted(4, 1, 2.2)
+    believed = cost.line(1, 3, 1)[3]
     for _ in range(1500):
-        cost.learn(1, 1, 1.0)
+        cost.learn_plain(1, 1, 1.0)
     assert believed > 2.0
-    assert cost.seconds(4, 1) / cost.seconds(1, 1) == pytest.approx(1.2, rel=0.01)
+    assert cost.line(1, 3, 1)[3] == pytest.approx(1.2, rel=0.01)
+
+
+def test_dear_drafts_are_remembered_between_steps_without() -> None:
+    cost = StepCost({1: 1.0, 4: 1.2})
+    for _ in range(1000):
+        cost.learn_plain(1, 1, 1.0)
+        cost.learn_drafted(4, 1, 2.2)
+    assert cost.line(1, 3, 1)[3] == pytest.approx(2.2, rel=0.02)
 
 
 def test_one_slow_step_is_not_believed() -> None:
     cost = StepCost({1: 1.0, 2: 1.5})
     for _ in range(100):
-        cost.learn(1, 1, 1.0)
-    cost.learn(1, 1, 100.0)
-    assert cost.seconds(1, 1) < 1.02
+        cost.learn_plain(1, 1, 1.0)
+        cost.learn_drafted(2, 1, 1.5)
+    cost.learn_plain(1, 1, 100.0)
+    cost.learn_drafted(2, 1, 100.0)
+    assert cost.seconds(1, 1) < 1.02 and cost.line(1, 1, 1)[1] < 1.53
 
 
 def test_a_rare_step_counts_for_those_that_it_stands_for() -> None:
     cost = StepCost({1: 1.0, 4: 2.0})
     for _ in range(20):
         for _ in range(30):
-            cost.learn(4, 1, 2.0)
-        cost.learn(1, 1, 0.8, num_alike=30)
-    assert cost.seconds(1, 1) == pytest.approx(0.8, rel=0.05)
-    assert cost.seconds(4, 1) == pytest.approx(2.0, rel=0.05)
+            cost.learn_drafted(4, 1, 2.0)
+        cost.learn_plain(1, 1, 0.8, num_alike=30)
+    assert cost.seconds(1, 1) == pytest.approx(0.8, rel=0.02)
+    assert cost.line(1, 3, 1)[3] == pytest.approx(2.0, rel=0.02)
 
 
 def test_a_draft_takes_its_calls_its_requests_and_what_their_caches_lack() -> None:
@@ -82,10 +104,11 @@ def test_a_draft_takes_its_calls_its_requests_and_what_their_caches_lack() -> No
     assert cost.seconds([2, 0, 3], 40) == pytest.approx(3 * 1.0 + 5 * 0.1 + 40 * 0.01)
 
 
-def test_calls_that_take_longer_than_timed_are_believed_and_an_outlier_is_not() -> None:
+def test_what_a_request_adds_to_calls_is_believed_and_an_outlier_is_not() -> None:
     steady, disturbed = CallCost(1.0, 0.1, 0.01), CallCost(1.0, 0.1, 0.01)
-    for _ in range(100):
-        steady.learn([1, 1], 0, 2.4)
+    for count in (1, 3) * 100:
+        steady.learn([count, 0, count], 5, count * 1.2 + 0.05 + 2 * 0.4)
     disturbed.learn([1, 1], 0, 1000.0)
-    assert steady.call_s == pytest.approx(2.0, rel=0.02) and steady.row_s == pytest.approx(0.02, rel=0.02)
-    assert disturbed.call_s < 1.2
+    assert steady.own_s == pytest.approx(0.4, rel=0.02)
+    assert steady.seconds([2, 2, 0], 0) == pytest.approx(2.4 + 0.8, rel=0.02)
+    assert disturbed.own_s < 0.5
