@@ -330,14 +330,13 @@ template <class T>
 bool may_hide_non_finite(const Group<T>& g, const Split<T>& s) {
   constexpr int64_t size = Step<T>::kSize;
   const int64_t padded_dim = g.records[0].size, hidden = g.limits[0] + 1 - s.start;
+  const Element<T> none = {};
   F16 zeros = zero();
   for (int64_t step = (hidden < 0 ? 0 : hidden) / size; step * size < s.visible; ++step) {
-    const T* pairs = s.values()[step * size / kLanes] + step * size % kLanes * padded_dim;
+    const T* values = s.values()[step * size / kLanes] + step * size % kLanes * padded_dim;
     F16 own = zero();  // of each step: sums that wait for one another would take most of the time
-    for (int64_t at = 0; at < padded_dim * size; at += kLanes) {
-      const F16 value = load_as_float(pairs + at);
-      own = add(own, sub(value, value));
-    }
+    for (int64_t at = 0; at < padded_dim * size; at += kStepSize<T>)
+      own = Step<T>::dot(own, none, Step<T>::load_panel(values + at));
     zeros = add(zeros, own);
   }
   return !(sum_lanes(zeros) == 0.0f);
