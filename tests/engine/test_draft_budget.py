@@ -386,7 +386,7 @@ def test_a_step_without_drafts_is_taken_now_and_then_to_judge_those_with_drafts_
         request.append(TEXT[: len(plan.num_scheduled) + plan.num_drafts[0]])
         budget.end_step(plan)
     found = [i for i, is_plain in enumerate(plain) if is_plain]
-    assert 950 < found[0] < 980  # each is expected to give up 0.7 - 0.4 of a step, all eight a four-hundredth of the time
+    assert 950 < found[0] < 980  # each is expected to give up 0.7 - 0.4, all eight a four-hundredth of the time
     assert found == list(range(found[0], found[0] + CONTROL_STEPS))
 
 
