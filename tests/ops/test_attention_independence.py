@@ -162,7 +162,7 @@ def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> N
     heads, length, others = HeadLayout(4, 2, 32), 5 * SPLIT + 70, 12
     sequence = Sequence1(length, heads, dtype, 16)
     sequence.rotary = RotaryRule(random_rows(length, 32, "float32", 4), is_interleaved=False)
-    alone = sequence.run([length - 3, length])[-3:]  # several tasks per KV head, whose queries are prepared once
+    alone = sequence.run([length - 3, length])[-3:]  # several tasks per KV head
     cache = poisoned_cache(sequence.num_blocks + others * 2, 16, heads, dtype)
     sequence.run([length - 3], cache)
     tables = np.zeros((others + 1, sequence.num_blocks), np.int64)
