@@ -257,6 +257,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figures", type=Path, help="folder for pictures (SVG; needs the extra `bench`)")
     args = parser.parse_args()
+    draw_speculation: Callable[..., None] | None = None
+    if args.figures is not None:
+        from benchmarks.figures import draw_speculation  # what it needs may be missing: rather now than at the end
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo" if args.replay else args.model))
     lanes = make_lanes(args)
     gc.collect()
@@ -268,9 +271,7 @@ def main() -> None:
         rows += (found := compare(args, tokenizer, workload, batch, lanes))
         print_table(title, list(found[0]), [list(row.values()) for row in found])
     print_slower(rows)
-    if args.figures is not None:
-        from benchmarks.figures import draw_speculation
-
+    if draw_speculation:
         draw_speculation([row for row in rows if row["method"] != NAIVE_AGAIN], title, args.figures)
     options = {key: value for key, value in vars(args).items() if key != "figures"}
     print_json({"benchmark": "speculation", "options": options, "results": rows})
