@@ -119,10 +119,15 @@ class Drafter:
         self._rules = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
         self._tables: list[list[int] | None] = [None] * config.max_seqs  # the blocks that each sequence's row shows
         self._num_shown = [0] * config.max_seqs
+        self._grown: list[tuple[Request, int]] = []  # requests to be filled after the step, and to where
 
-    def observe(self, plan: StepPlan) -> None:
-        """Take in a step of the target: empty the blocks that it began, fill where a backlog has grown."""
-        size, grown = self.config.block_size, []
+    def begin_step(self, plan: StepPlan) -> bool:
+        """Take in a step of the target: empty the blocks that it begins, note whose backlog will have grown too far.
+
+        It is done before the step, while what the plan is made of lies in near caches.
+        """
+        size = self.config.block_size
+        self._grown.clear()
         for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
             end = start + count
             if (start - 1) // size == end // size:
@@ -133,9 +138,12 @@ class Drafter:
             if request.max_drafts and start // size < end // size:
                 known = min(end, request.num_tokens)
                 if known - self._first_missing(request, self._num_stages) >= MAX_BACKLOG:
-                    grown.append((request, known))
-        if grown:
-            self._fill(grown)
+                    self._grown.append((request, known))
+        return bool(self._grown)
+
+    def end_step(self) -> None:
+        """Fill what has grown."""
+        self._fill(self._grown)
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         """Return up to counts[i] tokens to follow the last one of requests[i].

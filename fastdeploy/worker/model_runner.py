@@ -57,8 +57,11 @@ class CausalLM(Protocol):
 class StepObserver(Protocol):
     """Learns of every step: the runner of a drafting model, whose caches have the target's blocks."""
 
-    def observe(self, plan: StepPlan) -> None:
-        """Learn that the plan's rows are computed."""
+    def begin_step(self, plan: StepPlan) -> bool:
+        """Learn what is about to be computed; return whether `end_step` is wanted then."""
+
+    def end_step(self) -> None:
+        """Learn that it is computed."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ class ModelRunner:
             One result per planned request, in the plan's order.
         """
         results = [RequestResult() for _ in plan.requests]
+        is_watched = self.observer is not None and self.observer.begin_step(plan)
         num_rows = self._write_rows(plan)
         num_chosen = 0
         for go in _goes(plan, self.logits_capacity):
@@ -161,8 +165,8 @@ class ModelRunner:
                 self._read_tokens(plan, judged, results)
                 self._read_logprobs(plan, go, results)
             num_chosen += num_wanted
-        if self.observer is not None:
-            self.observer.observe(plan)
+        if self.observer is not None and is_watched:
+            self.observer.end_step()
         return results
 
     def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
