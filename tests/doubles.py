@@ -116,9 +116,6 @@ class FixedCost(StepCost):
     def learn_drafted(self, num_rows: int, num_requests: float, seconds: float) -> None:
         pass
 
-    def knows_plain(self, num_rows: int) -> bool:
-        return True
-
 
 class ManualClock:
     """A clock that moves when told."""

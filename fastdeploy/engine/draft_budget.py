@@ -17,8 +17,8 @@ from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.draft_choice import HURDLE, most_profitable
-from fastdeploy.engine.draft_purse import COST_RATE, Price, Purse, Stake
-from fastdeploy.spec_decode.step_cost import CALL_OUTLIER, CallCost, StepCost
+from fastdeploy.engine.draft_purse import COST_RATE, Price, Purse
+from fastdeploy.spec_decode.step_cost import CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
@@ -28,12 +28,7 @@ REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
 LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
-CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
-CONTROL_TIMED = 3  # of them, the last ones
-GAIN_SHARE = 0.5  # of what drafts bring: most that looks for them may take
-FREE_CONTROL = 0.5  # steps: what drafts bring a step, below which so many requests' first such steps are not paid for
-STAKES = 16
-STAKE = 16.0  # steps of one row: what a source of drafts may lose before it is only tried
+CONTROL_STEPS = 8  # in a row, of which the last is timed: what drafting leaves in the caches slows the first ones
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -106,10 +101,6 @@ class _Track:
     is_model_right: bool = False  # the first token of the model's last draft came true
     num_tries: int = 0  # of the model in a row, without expecting them to pay
     num_filled: int = 0  # tokens that the model has read
-    fill_s: float = 0.0  # what reading them took, less what calls have paid of it
-    share_s: float = 0.0  # that each call pays
-    num_model_rows: int = 0  # of the model's tokens that this step verifies
-    num_match_rows: int = 0  # of others
     draft: Draft = NO_DRAFT  # its last one, uncut, while the text has neither refuted nor passed it
     num_right: int = 0  # tokens of that draft that came true
 
@@ -141,62 +132,50 @@ class AdaptiveBudget(DraftBudget):
         self._num_decoding = self._num_rows = self._num_zero_choices = self._num_withheld = 0
         self._began_s = self._decided_s = self._decoding_s = 0.0  # the last one: of a step without prompts
         self._purse = Purse()
-        stake_s = STAKE * cost.seconds(1, 0.0)
-        self._stakes = [(Stake(stake_s), Stake(stake_s)) for _ in range(STAKES)]  # of matches and the model, by log2 of
-        self._match_stake, self._model_stake = self._stakes[0]  # the requests: what pays for few does not for many
         self._match = Price()
         self._match_s = 0.0  # saved for asking for matches where it does not pay
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._try_s = 0.0  # that the cheapest try of the model took when one was last looked for
         self._num_rounds = self._num_requests = self._num_probed = 0
-        self._calls_s = 0.0  # what the calls took that made the drafts of the next step
-        self._kept_s = 0.0  # what a draft saves that this step keeps
         self._token_s = self._row_s = 0.0  # of the next step: what a token is worth, and what a row costs
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
-        self._is_resting = self._is_timed = self._is_control = False
+        self._is_resting = self._is_timed = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
         has_looked = bool(drafted or self._asked)
-        is_control = self._num_drafted > 0 and self._num_plain >= CONTROL_STEPS - CONTROL_TIMED
+        is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
         has_prompts = num_prompt_rows > 0 or has_waiting
         self._is_timed = has_looked or is_control or has_prompts or self._num_rounds % REST_TIMED == REST // 2
         if self._is_timed:
             self._began_s = self._clock()
         if has_looked:
-            self._take_stakes(len(decoding))
             gains = self._cut(drafted, decoding, num_prompt_rows) if drafted else {}
             for key, track in self._asked.items():
                 track.gain_s += GAIN_RATE * (gains.get(key, 0.0) - track.gain_s)
             self._asked.clear()
-        self._mean_length -= MEAN_RATE * self._mean_length
-        if self._num_rows:
-            self._num_plain = 0
-            self._mean_length += MEAN_RATE * self._num_rows / len(decoding)
-        else:
-            self._num_plain += 1
+        self._num_plain = 0 if self._num_rows else self._num_plain + 1
+        self._mean_length += MEAN_RATE * (self._num_rows / max(1, len(decoding)) - self._mean_length)
 
     def end_step(self, plan: StepPlan) -> None:
         """Take the time of a step in which every row verifies; where there are no drafts, of some steps only."""
+        has_prompts = len(plan.requests) != self._num_decoding
         if not self._is_timed:
             self._num_untimed += 1
             return
         step_s = self._clock() - self._began_s
-        has_prompts = len(plan.requests) != self._num_decoding
         if has_prompts:
             decoding_s = min(step_s, self._decoding_s)
             self._is_resting = False  # someone may decode from now on
         else:
             self._decoding_s, decoding_s = step_s, step_s * (1 + self._num_untimed)
         self._purse.earn(LOOK_SHARE * decoding_s)
-        self._match_stake.add(LOOK_SHARE * decoding_s)
-        self._model_stake.add(LOOK_SHARE * decoding_s)
         self._match_s += LOOK_SHARE * decoding_s
         self._early_s += TRY_SHARE * (step_s if has_prompts else decoding_s)
         if not has_prompts:
@@ -209,19 +188,18 @@ class AdaptiveBudget(DraftBudget):
         """Rest while nobody is worth asking, until a draft comes true, requests come or go, or a few steps are over."""
         self._num_rounds += 1
         is_news = num_requests != self._num_requests
-        if self._is_resting and not is_news and self._num_rounds % REST:
-            return False
         self._num_requests = num_requests
         if self._purse.is_empty or self._is_control_due():
             return False
-        return is_news or not self._is_resting or self._num_rounds % LONG_REST == 0 or self._can_try()
+        if is_news or not self._is_resting or self._num_rounds % LONG_REST == 0:
+            return True
+        return self._num_rounds % REST == 0 and self._can_try()
 
     def ask(self, ready: Sequence[Request]) -> list[Ask]:
         """Ask where it saves more than it costs, and now and then elsewhere."""
         if not ready:
             return []
         self._purse.begin_look()
-        self._take_stakes(len(ready))
         self._began_s, self._num_probed = self._clock(), 0
         rooms = [request.draft_room for request in ready]
         matches = self._matches(ready, rooms) if self._matches_text else [0] * len(ready)
@@ -262,7 +240,7 @@ class AdaptiveBudget(DraftBudget):
 
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        counts = self._weighed or [self._num_calls(request, ask) for request, ask in zip(asked, asks)]
+        counts = self._weighed or [ask.num_steps for ask in asks]
         self._weighed = None
         self._learn_price(asked, counts)
         for request, ask, count in zip(asked, asks, counts):
@@ -287,8 +265,6 @@ class AdaptiveBudget(DraftBudget):
 
     def forget(self, request: Request) -> None:
         """Drop a request; what it taught about its method stays."""
-        if request.key in self._tracks:
-            self._model_stake.add(-self._tracks[request.key].fill_s)
         for state in (self._tracks, self._open, self._asked):
             state.pop(request.key, None)
         self._survival.forget(request.key)
@@ -312,38 +288,25 @@ class AdaptiveBudget(DraftBudget):
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
         row_s, gains = rows_s / max(1, num_rows), {}
-        self._kept_s = token_s
-        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s - self._calls_s
-        self._calls_s = 0.0
-        self._gain_s += (COST_RATE if self._gain_s else 1.0) * (gain_s - self._gain_s)
-        self._purse.earn(min(gain_s, GAIN_SHARE * gain_s))
+        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s
+        self._gain_s += COST_RATE * (gain_s - self._gain_s)
+        self._purse.earn(gain_s)
         for request, row, length in zip(drafted, products, lengths):
             first = self._num_model_tokens(request.draft)
             gains[request.key] = token_s * sum(row[first:length]) - row_s * max(0, length - first)
-            track = self._open.get(request.key)
-            if track is not None:
-                track.num_model_rows, track.num_match_rows = min(first, length), max(0, length - first)
-                self._model_stake.add(-track.num_model_rows * row_s)
-                self._match_stake.add(-track.num_match_rows * row_s)
             request.draft = request.draft.cut(length)
         self._num_zero_choices += not num_rows
         self._num_withheld += num_offered - num_rows
         return gains
-
-    def _take_stakes(self, num_requests: int) -> None:
-        self._match_stake, self._model_stake = self._stakes[min(num_requests.bit_length(), STAKES) - 1]
 
     def _learn_step(self, plan: StepPlan, step_s: float) -> None:
         """Take in a step without prompts; one without drafts stands for those with drafts before it, or for a rest."""
         num_alike = self._num_drafted or REST_TIMED
         if self._num_rows:
             self._num_drafted += 1
-        elif not self._num_drafted:
-            if self._num_rounds % REST_TIMED != REST // 2:
-                return
-        elif self._num_plain <= CONTROL_STEPS - CONTROL_TIMED:
+        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST_TIMED != REST // 2:
             return
-        elif self._num_plain >= CONTROL_STEPS:
+        else:
             self._num_drafted = 0
         num_rows, weight = sum(plan.num_scheduled), self._cost.weight(len(plan.requests), sum(plan.num_computed))
         if self._num_rows:
@@ -354,22 +317,14 @@ class AdaptiveBudget(DraftBudget):
     def _is_control_due(self) -> bool:
         """True where steps without drafts are wanted among those with them, and what they give up has been saved."""
         if self._num_plain >= CONTROL_STEPS:
-            self._control_s, self._is_control = 0.0, False
-        elif not self._is_control and self._num_drafted >= REST:
-            is_cheap = self._gain_s < FREE_CONTROL * self._kept_s * self._num_decoding
-            is_free = is_cheap and not self._cost.knows_plain(self._num_decoding)
-            self._is_control = is_free or self._control_s >= CONTROL_STEPS * self._gain_s
-        return self._is_control
+            self._control_s = 0.0
+            return False
+        return self._num_drafted >= REST and self._control_s >= CONTROL_STEPS * self._gain_s
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""
         name = self._model.source if self._model else None
         return draft.sources.count(name) if draft.sources else len(draft) * (draft.source == name)
-
-    def _num_calls(self, request: Request, ask: Ask) -> int:
-        """Return how many of the calls asked for the model made: none where a match took their place."""
-        is_match = self._matches_text and len(request.draft) and not self._num_model_tokens(request.draft)
-        return 0 if is_match else ask.num_steps
 
     def _line(
         self, requests: Sequence[Request], num_decoding: int, num_drafts: int, num_prompt_rows: int
@@ -378,22 +333,16 @@ class AdaptiveBudget(DraftBudget):
 
         Drafts cost what they add to the whole step, prompts their own.
         """
-        weight = self._weight(requests, num_decoding)
+        num_tokens = sum([request.num_tokens for request in requests]) * num_decoding // len(requests)
+        weight = self._cost.weight(num_decoding, num_tokens)
         line = self._cost.line(num_decoding + num_prompt_rows, num_drafts, weight)
         if not num_prompt_rows:
             return line
         own_s = self._cost.seconds(num_decoding, weight)
         return [own_s + seconds - line[0] for seconds in line]
 
-    def _weight(self, requests: Sequence[Request], num_decoding: int) -> float:
-        """Return as how many requests those count of which these are typical."""
-        num_tokens = sum([request.num_tokens for request in requests])
-        return self._cost.weight(num_decoding, num_tokens * num_decoding // len(requests))
-
     def _matches(self, ready: Sequence[Request], rooms: Sequence[int]) -> list[int]:
         """Ask whoever's matches have lately saved more than asking costs."""
-        if self._match_stake.is_lost:
-            return [0] * len(ready)
         if not self._match.is_known:
             return list(rooms)
         bar_s = ASK_HURDLE * self._match.seconds
@@ -410,19 +359,16 @@ class AdaptiveBudget(DraftBudget):
         if has_matches and self._num_left_out:
             self._num_left_out -= 1
             return [0] * len(ready)
-        if self._model_stake.is_lost:
-            return [0] * len(ready)
         look_s = 0.0 if has_matches else self._purse.look_s
         num_decoding = max(len(ready), self._num_requests)
         rooms = [min(room, model.num_steps) for room in rooms]
         products = [self._survival.hopes(request.key, model.source, room) for request, room in zip(ready, rooms)]
-        call, steps = model.cost, [0] * len(ready)
-        self._token_s = self._cost.seconds(num_decoding, self._weight(ready, num_decoding)) / num_decoding
-        best_rate = (HURDLE + RAGGED * math.log2(num_decoding)) / self._token_s
+        line, call = self._line(ready, num_decoding, sum(rooms), 0), model.cost
+        hurdle = HURDLE + RAGGED * math.log2(num_decoding)
+        self._token_s, self._row_s = line[0] / num_decoding, (line[-1] - line[0]) / (len(line) - 1)
+        steps, best_rate = [0] * len(ready), hurdle / self._token_s
         if sum(row[0] for row in products) < best_rate * (look_s + call.call_s):
             return steps  # not even for rows that cost nothing
-        line = self._line(ready, num_decoding, sum(rooms), 0)
-        self._row_s = (line[-1] - line[0]) / (len(line) - 1)
         line = [seconds + count * call.request_s for count, seconds in enumerate(line)]
         first_s = [call.own_s + self._num_missing(request) * call.row_s / FILL_ASKS for request in ready]
         for depth in range(1, max(rooms) + 1):
@@ -481,23 +427,9 @@ class AdaptiveBudget(DraftBudget):
             self._late_s -= price_s * (not any(_is_early(request) for request in asked))
             return
         self._early_s, self._late_s = min(0.0, self._early_s), min(0.0, self._late_s)
-        spent_s = min(cost_s, CALL_OUTLIER * self._model.cost.seconds(counts, sum(missing)))
-        self._calls_s += self._model.cost.seconds(counts, 0)
-        postponed_s = sum(self._postpone_fill(self._model, request) for request, n in zip(asked, counts) if n)
-        self._model_stake.add(postponed_s - spent_s)
+        self._purse.earn(-self._model.cost.seconds(counts, 0))  # out of what these drafts are about to bring
         if max(missing) <= MOST_MISSING:
             self._model.cost.learn(counts, sum(missing), cost_s)
-
-    def _postpone_fill(self, model: DraftingModel, request: Request) -> float:
-        """Return what a call has taken to catch up with a text, less this call's share of that: each has the same."""
-        track, num_missing = self._track(request), self._num_missing(request)
-        new_s = num_missing * model.cost.row_s if num_missing > MOST_MISSING else 0.0
-        if new_s:
-            track.fill_s += new_s
-            track.share_s = track.fill_s / FILL_ASKS
-        paid_s = min(track.fill_s, track.share_s)
-        track.fill_s -= paid_s
-        return new_s - paid_s
 
     def _compare(self, key: Key, track: _Track, token_ids: Sequence[int]) -> None:
         expected, kept = track.draft.token_ids[track.num_right :], 0
@@ -505,10 +437,6 @@ class AdaptiveBudget(DraftBudget):
         while kept < reached and expected[kept] == token_ids[kept]:
             kept += 1
         self._survival.learn(key, track.draft, track.num_right, kept, kept < reached)
-        num_right = min(kept, track.num_model_rows)
-        self._model_stake.add(num_right * self._kept_s)
-        self._match_stake.add(min(kept - num_right, track.num_match_rows) * self._kept_s)
-        track.num_model_rows = track.num_match_rows = 0
         track.num_right += kept
         if kept:
             self._is_resting = False

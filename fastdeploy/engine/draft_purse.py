@@ -6,7 +6,6 @@ from __future__ import annotations
 FIRST_TIMES = 8  # of which the fastest is believed: the first do what only first ones do
 COST_RATE = 0.05  # of the running mean
 COST_OUTLIER = 4.0  # times that mean that one time counts for at most
-MOST_DEBT = 0.25  # of a stake, beyond it: about what a row of tries that come true brings
 MOST_SAVED = 10.0  # looks: about as many as a new request is asked in
 
 
@@ -69,24 +68,3 @@ class Purse:
             if self._look.is_known:
                 self._saved_s -= min(self._spent_s, COST_OUTLIER * self._look.seconds)
         self._spent_s = 0.0
-
-
-class Stake:
-    """What a source of drafts may lose: it starts with all of it, and what its drafts really bring fills it up again.
-
-    What is expected of drafts may be wrong for a while: where another kind of text begins, where requests end before
-    what was read for them is paid for, where calls take more than was timed. The stake is what that can cost.
-    """
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s = self._left_s = most_s
-        self._least_s = -MOST_DEBT * most_s
-
-    @property
-    def is_lost(self) -> bool:
-        """True until what was lost beyond it has been saved."""
-        return self._left_s < 0.0
-
-    def add(self, seconds: float) -> None:
-        """Take in what was won or saved, or, below 0, lost."""
-        self._left_s = max(self._least_s, min(self._left_s + seconds, self._most_s))

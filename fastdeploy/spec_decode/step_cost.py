@@ -24,9 +24,8 @@ RIDGE = 0.02  # variance of log(rows) at which half of a seen tilt is believed
 class StepCost:
     """Seconds of a decoding step: a line through the timed row counts, a cost per request, and what steps say of both.
 
-    Steps are compared with the timed line, log(seconds / timed seconds), those without drafts by a level of their own,
-    one for each doubling of their rows: it is what drafts are held against, and handling drafts takes time whatever
-    their number. Steps with drafts have a
+    Steps are compared with the timed line, log(seconds / timed seconds), those without drafts by a level of their own:
+    it is what drafts are held against, and handling drafts takes time whatever their number. Steps with drafts have a
     level and a tilt over log(rows), by a regression, so that they correct row counts that are never computed, too.
     While there are only steps without drafts, the other level goes the way of theirs and comes slowly back to it, and
     the tilt fades: whatever a bad moment taught about dear rows is forgotten, tried and learned again.
@@ -44,13 +43,11 @@ class StepCost:
         rows = sorted(timings)
         seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
         self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
-        self._line_s, self._log_rows = np.zeros(0), np.zeros(0)  # the same as an array, and log(rows), as far as needed
         self._lines: dict[tuple[int, float], list[float]] = {}  # of which the next few steps make use
         self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
         self._request_s = request_s
         self._num_plain = self._num_drafted = self._num_plain_in_a_row = 0
-        self._plain_error = 0.0  # of the last size of a step without drafts that was seen
-        self._plain_errors: dict[int, tuple[float, int]] = {}  # by log2 of its rows, and steps seen
+        self._plain_error = 0.0
         self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0  # of steps with drafts
 
     def weight(self, num_requests: int, num_tokens: int) -> float:
@@ -59,22 +56,18 @@ class StepCost:
 
     def seconds(self, num_rows: int, num_requests: float) -> float:
         """Return the expected time of a step without drafts whose rows all verify."""
-        return self._timed(num_rows, num_requests) * math.exp(self._plain_level(num_rows)[0])
-
-    def knows_plain(self, num_rows: int) -> bool:
-        """Return whether steps without drafts of about so many rows have been seen."""
-        return num_rows.bit_length() in self._plain_errors
+        return self._timed(num_rows, num_requests) * math.exp(self._plain_error)
 
     def line(self, num_rows: int, num_more: int, num_requests: float) -> list[float]:
         """Return the expected times of steps of num_rows rows and 0 .. num_more drafts or more, lately computed."""
         line = self._lines.get((num_rows, num_requests), [])
         if len(line) <= num_more:
-            end = num_rows + max(num_more, MIN_LINE) + 1
-            if end > len(self._line_s):
-                self._prolong(2 * end)
-            error = self._tilt * (self._log_rows[num_rows:end] - self._mean_rows) + self._mean_error
-            error[0] = self._plain_level(num_rows)[0]
-            seconds = (self._line_s[num_rows:end] + self._request_s * num_requests) * np.exp(error)
+            rows = np.arange(num_rows, num_rows + max(num_more, MIN_LINE) + 1)
+            last = len(self._line) - 1
+            timed = np.array(self._line)[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
+            error = self._mean_error + self._tilt * (np.log(rows) - self._mean_rows)
+            error[0] = self._plain_error
+            seconds = (timed + self._request_s * num_requests) * np.exp(error)
             line = np.maximum(seconds, seconds[0]).tolist()
             if len(self._lines) >= MOST_LINES:
                 self._lines.clear()
@@ -83,12 +76,10 @@ class StepCost:
 
     def learn_plain(self, num_rows: int, num_requests: float, seconds: float, num_alike: int = 1) -> None:
         """Take in a step without drafts, which stands for `num_alike` steps."""
-        before, num_seen = self._plain_level(num_rows)
-        error = self._error(num_rows, num_requests, seconds, before)
-        rate = max(min(num_alike * RATE, MOST_RATE), 1 / (FIRST_WEIGHT + num_seen))
-        moved = rate * (error - before)
-        self._plain_error = before + moved
-        self._plain_errors[num_rows.bit_length()] = self._plain_error, num_seen + 1
+        error = self._error(num_rows, num_requests, seconds, self._plain_error)
+        rate = max(min(num_alike * RATE, MOST_RATE), 1 / (FIRST_WEIGHT + self._num_plain))
+        moved = rate * (error - self._plain_error)
+        self._plain_error += moved
         self._num_plain += 1
         self._num_plain_in_a_row += 1
         if self._num_plain_in_a_row > 1:
@@ -115,21 +106,10 @@ class StepCost:
     def _tilt(self) -> float:
         return self._covariance / (self._variance + RIDGE)
 
-    def _plain_level(self, num_rows: int) -> tuple[float, int]:
-        """Return the level of steps without drafts of about so many rows, and how many were seen."""
-        return self._plain_errors.get(num_rows.bit_length(), (self._plain_error, 0))
-
     def _error(self, num_rows: int, num_requests: float, seconds: float, believed: float) -> float:
         """Return log(seconds / timed seconds), cut where it is too far from what was believed."""
         error = math.log(max(seconds, 1e-9) / self._timed(num_rows, num_requests))
         return max(believed - OUTLIER, min(believed + OUTLIER, error))
-
-    def _prolong(self, end: int) -> None:
-        rows = np.arange(end)
-        last = len(self._line) - 1
-        beyond_s = self._beyond_s * np.maximum(0, rows - last)
-        self._line_s = np.array(self._line)[np.minimum(rows, last)] + beyond_s
-        self._log_rows = np.log(np.maximum(1, rows))
 
     def _refresh(self) -> None:
         if (self._num_plain + self._num_drafted) % REFRESH == 0:

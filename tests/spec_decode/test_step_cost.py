@@ -49,17 +49,6 @@ def test_steps_without_drafts_are_a_level_of_their_own() -> None:
     assert [line[8], line[13], line[15]] == pytest.approx([2.21, 2.86, 3.12], rel=0.05)
 
 
-def test_steps_without_drafts_have_a_level_for_every_size() -> None:
-    cost = StepCost({1: 1.0, 16: 2.0})
-    for _ in range(400):
-        cost.learn_plain(16, 0.0, 2.0)
-        cost.learn_plain(1, 0.0, 1.5)
-    assert (cost.seconds(1, 0.0), cost.seconds(16, 0.0)) == pytest.approx((1.5, 2.0), rel=0.01)
-    assert cost.line(16, 0, 0.0)[0] == pytest.approx(2.0, rel=0.01)
-    assert cost.seconds(4, 0.0) == pytest.approx(1.5 * 1.2, rel=0.01)  # like the last size seen
-    assert [cost.knows_plain(rows) for rows in (1, 4, 16, 31)] == [True, False, True, True]
-
-
 def test_row_counts_that_are_never_computed_learn_from_those_that_are() -> None:
     cost = StepCost({1: 1.0, 16: 16.0})
     for _ in range(300):
