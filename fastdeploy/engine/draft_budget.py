@@ -240,7 +240,7 @@ class AdaptiveBudget(DraftBudget):
 
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        counts = self._weighed or [ask.num_steps for ask in asks]
+        counts = self._weighed or [self._num_calls(request, ask) for request, ask in zip(asked, asks)]
         self._weighed = None
         self._learn_price(asked, counts)
         for request, ask, count in zip(asked, asks, counts):
@@ -325,6 +325,11 @@ class AdaptiveBudget(DraftBudget):
         """Return how many of a draft's first tokens the model made."""
         name = self._model.source if self._model else None
         return draft.sources.count(name) if draft.sources else len(draft) * (draft.source == name)
+
+    def _num_calls(self, request: Request, ask: Ask) -> int:
+        """Return how many of the calls asked for the model made: none where a match took their place."""
+        is_match = self._matches_text and len(request.draft) and not self._num_model_tokens(request.draft)
+        return 0 if is_match else ask.num_steps
 
     def _line(
         self, requests: Sequence[Request], num_decoding: int, num_drafts: int, num_prompt_rows: int
