@@ -28,7 +28,8 @@ REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
 LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
-CONTROL_STEPS = 8  # in a row, of which the last is timed: what drafting leaves in the caches slows the first ones
+CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
+CONTROL_TIMED = 3  # of them, the last ones
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -141,6 +142,7 @@ class AdaptiveBudget(DraftBudget):
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
+        self._timed_s = 0.0  # mean of the last steps without drafts among those with them
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._is_resting = self._is_timed = False
@@ -150,7 +152,7 @@ class AdaptiveBudget(DraftBudget):
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
         has_looked = bool(drafted or self._asked)
-        is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
+        is_control = self._num_drafted > 0 and self._num_plain >= CONTROL_STEPS - CONTROL_TIMED
         has_prompts = num_prompt_rows > 0 or has_waiting
         self._is_timed = has_looked or is_control or has_prompts or self._num_rounds % REST_TIMED == REST // 2
         if self._is_timed:
@@ -240,7 +242,7 @@ class AdaptiveBudget(DraftBudget):
 
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        counts = self._weighed or [self._num_calls(request, ask) for request, ask in zip(asked, asks)]
+        counts = self._weighed or [ask.num_steps for ask in asks]
         self._weighed = None
         self._learn_price(asked, counts)
         for request, ask, count in zip(asked, asks, counts):
@@ -304,10 +306,16 @@ class AdaptiveBudget(DraftBudget):
         num_alike = self._num_drafted or REST_TIMED
         if self._num_rows:
             self._num_drafted += 1
-        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST_TIMED != REST // 2:
+        elif self._num_drafted:
+            if self._num_plain <= CONTROL_STEPS - CONTROL_TIMED:
+                self._timed_s = 0.0
+                return
+            self._timed_s += step_s / CONTROL_TIMED
+            if self._num_plain < CONTROL_STEPS:
+                return
+            step_s, self._num_drafted = self._timed_s, 0
+        elif self._num_rounds % REST_TIMED != REST // 2:
             return
-        else:
-            self._num_drafted = 0
         num_rows, weight = sum(plan.num_scheduled), self._cost.weight(len(plan.requests), sum(plan.num_computed))
         if self._num_rows:
             self._cost.learn_drafted(num_rows, weight, step_s)
@@ -325,11 +333,6 @@ class AdaptiveBudget(DraftBudget):
         """Return how many of a draft's first tokens the model made."""
         name = self._model.source if self._model else None
         return draft.sources.count(name) if draft.sources else len(draft) * (draft.source == name)
-
-    def _num_calls(self, request: Request, ask: Ask) -> int:
-        """Return how many of the calls asked for the model made: none where a match took their place."""
-        is_match = self._matches_text and len(request.draft) and not self._num_model_tokens(request.draft)
-        return 0 if is_match else ask.num_steps
 
     def _line(
         self, requests: Sequence[Request], num_decoding: int, num_drafts: int, num_prompt_rows: int

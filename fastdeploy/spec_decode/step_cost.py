@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 RATE = 0.01  # of the running moments
-MOST_RATE = 0.2  # with which a step counts that stands for many
+MOST_RATE = 0.4  # with which a step counts that stands for many
 FIRST_WEIGHT = 4.0  # steps that the belief counts for with which steps of a kind begin
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
 REFRESH = 16  # steps between computations of a line
