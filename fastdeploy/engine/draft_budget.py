@@ -28,6 +28,7 @@ REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
 LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
+LEAST_CONTROL = 0.25  # part of that at which such steps are still taken, where drafts bring little: they may bring nothing
 CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
 CONTROL_TIMED = 3  # of them, the last ones
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
@@ -145,6 +146,7 @@ class AdaptiveBudget(DraftBudget):
         self._timed_s = 0.0  # mean of the last steps without drafts among those with them
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
+        self._plain_s = math.inf  # of which it is a part
         self._is_resting = self._is_timed = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
@@ -242,7 +244,7 @@ class AdaptiveBudget(DraftBudget):
 
     def proposed(self, asked: Sequence[Request], asks: Sequence[Ask]) -> None:
         """Take the cost, and remember the drafts before they are cut."""
-        counts = self._weighed or [ask.num_steps for ask in asks]
+        counts = self._weighed or [self._num_calls(request, ask) for request, ask in zip(asked, asks)]
         self._weighed = None
         self._learn_price(asked, counts)
         for request, ask, count in zip(asked, asks, counts):
@@ -289,7 +291,7 @@ class AdaptiveBudget(DraftBudget):
         lengths, _ = most_profitable(products, num_decoding, line)
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
-        row_s, gains = rows_s / max(1, num_rows), {}
+        row_s, gains, self._plain_s = rows_s / max(1, num_rows), {}, line[0]
         gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s
         self._gain_s += COST_RATE * (gain_s - self._gain_s)
         self._purse.earn(gain_s)
@@ -316,23 +318,30 @@ class AdaptiveBudget(DraftBudget):
             step_s, self._num_drafted = self._timed_s, 0
         elif self._num_rounds % REST_TIMED != REST // 2:
             return
-        num_rows, weight = sum(plan.num_scheduled), self._cost.weight(len(plan.requests), sum(plan.num_computed))
+        num_requests = len(plan.requests)
+        weight = self._cost.weight(num_requests, sum(plan.num_computed))
         if self._num_rows:
-            self._cost.learn_drafted(num_rows, weight, step_s)
+            self._cost.learn_drafted(num_requests, self._num_rows, weight, step_s)
         else:
-            self._cost.learn_plain(num_rows, weight, step_s, num_alike)
+            self._cost.learn_plain(num_requests, weight, step_s, num_alike)
 
     def _is_control_due(self) -> bool:
         """True where steps without drafts are wanted among those with them, and what they give up has been saved."""
         if self._num_plain >= CONTROL_STEPS:
             self._control_s = 0.0
             return False
-        return self._num_drafted >= REST and self._control_s >= CONTROL_STEPS * self._gain_s
+        price_s = CONTROL_STEPS * self._gain_s * min(1.0, max(LEAST_CONTROL, self._gain_s / self._plain_s))
+        return self._num_drafted >= REST and self._control_s >= price_s
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""
         name = self._model.source if self._model else None
         return draft.sources.count(name) if draft.sources else len(draft) * (draft.source == name)
+
+    def _num_calls(self, request: Request, ask: Ask) -> int:
+        """Return how many of the calls asked for the model made: none where a match took their place."""
+        is_match = self._matches_text and len(request.draft) and not self._num_model_tokens(request.draft)
+        return 0 if is_match else ask.num_steps
 
     def _line(
         self, requests: Sequence[Request], num_decoding: int, num_drafts: int, num_prompt_rows: int
@@ -343,7 +352,7 @@ class AdaptiveBudget(DraftBudget):
         """
         num_tokens = sum([request.num_tokens for request in requests]) * num_decoding // len(requests)
         weight = self._cost.weight(num_decoding, num_tokens)
-        line = self._cost.line(num_decoding + num_prompt_rows, num_drafts, weight)
+        line = self._cost.line(num_decoding, num_drafts, weight, num_prompt_rows)
         if not num_prompt_rows:
             return line
         own_s = self._cost.seconds(num_decoding, weight)

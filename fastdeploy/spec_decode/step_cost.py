@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
+
+Rows = TypeVar("Rows", float, NDArray[np.float64])
 
 RATE = 0.01  # of the running moments
 MOST_RATE = 0.4  # with which a step counts that stands for many
@@ -24,11 +29,9 @@ RIDGE = 0.02  # variance of log(rows) at which half of a seen tilt is believed
 class StepCost:
     """Seconds of a decoding step: a line through the timed row counts, a cost per request, and what steps say of both.
 
-    Steps are compared with the timed line, log(seconds / timed seconds), those without drafts by a level of their own:
-    it is what drafts are held against, and handling drafts takes time whatever their number. Steps with drafts have a
-    level and a tilt over log(rows), by a regression, so that they correct row counts that are never computed, too.
-    While there are only steps without drafts, the other level goes the way of theirs and comes slowly back to it, and
-    the tilt fades: whatever a bad moment taught about dear rows is forgotten, tried and learned again.
+    Steps are compared with the timed line, log(seconds / timed seconds), and each doubling of the requests has a level
+    of its own for that: what a step takes beside its rows, as Python, is a large part of it for few and a small one for
+    many. Where few of the first kind have been seen, the level is that of the requests before.
     """
 
     def __init__(self, timings: Mapping[int, float], request_s: float = 0.0, request_tokens: int | None = None) -> None:
@@ -42,83 +45,129 @@ class StepCost:
         self._request_tokens = request_tokens
         rows = sorted(timings)
         seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
-        self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
-        self._lines: dict[tuple[int, float], list[float]] = {}  # of which the next few steps make use
+        self._line = np.interp(range(rows[-1] + 1), rows, seconds)
+        self._lines: dict[tuple[int, int, float], list[float]] = {}  # of which the next few steps make use
         self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
         self._request_s = request_s
-        self._num_plain = self._num_drafted = self._num_plain_in_a_row = 0
-        self._plain_error = 0.0
-        self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0  # of steps with drafts
+        self._levels: dict[int, _Level] = {}
+        self._last = _Level()
+        self._num_steps = 0
 
     def weight(self, num_requests: int, num_tokens: int) -> float:
-        """Return as how many requests those count that have so many tokens together: `num_requests` hereafter."""
+        """Return as how many requests those count that have so many tokens together."""
         return num_requests if self._request_tokens is None else round(4 * num_tokens / self._request_tokens) / 4
 
-    def seconds(self, num_rows: int, num_requests: float) -> float:
-        """Return the expected time of a step without drafts whose rows all verify."""
-        return self._timed(num_rows, num_requests) * math.exp(self._plain_error)
+    def seconds(self, num_requests: int, weight: float) -> float:
+        """Return the expected time of a step without drafts."""
+        return self._timed(num_requests, weight) * math.exp(self._level(num_requests).plain)
 
-    def line(self, num_rows: int, num_more: int, num_requests: float) -> list[float]:
-        """Return the expected times of steps of num_rows rows and 0 .. num_more drafts or more, lately computed."""
-        line = self._lines.get((num_rows, num_requests), [])
+    def line(self, num_requests: int, num_more: int, weight: float, num_prompt_rows: int = 0) -> list[float]:
+        """Return the expected times of steps with 0 .. num_more drafts or more, lately computed."""
+        key = num_requests, num_prompt_rows, weight
+        line = self._lines.get(key, [])
         if len(line) <= num_more:
-            rows = np.arange(num_rows, num_rows + max(num_more, MIN_LINE) + 1)
-            last = len(self._line) - 1
-            timed = np.array(self._line)[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
-            error = self._mean_error + self._tilt * (np.log(rows) - self._mean_rows)
-            error[0] = self._plain_error
-            seconds = (timed + self._request_s * num_requests) * np.exp(error)
+            first, last = num_requests + num_prompt_rows, len(self._line) - 1
+            rows, level = np.arange(first, first + max(num_more, MIN_LINE) + 1), self._level(num_requests)
+            timed = self._line[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
+            error = level.drafted(np.log(rows))
+            error[0] = level.plain
+            seconds = (timed + self._request_s * weight) * np.exp(error)
             line = np.maximum(seconds, seconds[0]).tolist()
             if len(self._lines) >= MOST_LINES:
                 self._lines.clear()
-            self._lines[num_rows, num_requests] = line
+            self._lines[key] = line
         return line
 
-    def learn_plain(self, num_rows: int, num_requests: float, seconds: float, num_alike: int = 1) -> None:
+    def learn_plain(self, num_requests: int, weight: float, seconds: float, num_alike: int = 1) -> None:
         """Take in a step without drafts, which stands for `num_alike` steps."""
-        error = self._error(num_rows, num_requests, seconds, self._plain_error)
+        level = self._learning_level(num_requests)
+        level.learn_plain(self._error(num_requests, weight, seconds, level.plain), num_alike)
+
+    def learn_drafted(self, num_requests: int, num_drafts: int, weight: float, seconds: float) -> None:
+        """Take in a step with drafts."""
+        level, num_rows = self._learning_level(num_requests), num_requests + num_drafts
+        log_rows = math.log(num_rows)
+        level.learn_drafted(log_rows, self._error(num_rows, weight, seconds, level.drafted(log_rows)))
+
+    def _level(self, num_requests: int) -> _Level:
+        """Return the level of about so many requests; what another one learned last, where there is none."""
+        return self._levels.get(num_requests.bit_length(), self._last)
+
+    def _learning_level(self, num_requests: int) -> _Level:
+        kind = num_requests.bit_length()
+        if kind not in self._levels:
+            self._levels[kind] = self._last.begin_another() if self._levels else self._last
+        self._last = self._levels[kind]
+        self._num_steps += 1
+        if self._num_steps % REFRESH == 0:
+            self._lines.clear()
+        return self._last
+
+    def _error(self, num_rows: int, weight: float, seconds: float, believed: float) -> float:
+        """Return log(seconds / timed seconds), cut where it is too far from what was believed."""
+        error = math.log(max(seconds, 1e-9) / self._timed(num_rows, weight))
+        return max(believed - OUTLIER, min(believed + OUTLIER, error))
+
+    def _timed(self, num_rows: int, weight: float) -> float:
+        last = len(self._line) - 1
+        beyond_s = self._beyond_s * max(0, num_rows - last)
+        return float(self._line[min(num_rows, last)]) + beyond_s + self._request_s * weight
+
+
+class _Level:
+    """By how much steps take longer than was timed, as a logarithm, with and without drafts.
+
+    Steps without drafts have a level of their own: it is what drafts are held against, and handling drafts takes time
+    whatever their number. Steps with drafts have a level and a tilt over log(rows), by a regression, so that they
+    correct row counts that are never computed, too. While there are only steps without drafts, the other level goes the
+    way of theirs and comes slowly back to it, and the tilt fades: whatever a bad moment taught about dear rows is
+    forgotten, tried and learned again. Before the first step without drafts their level goes the other way, too.
+
+    Attributes:
+        plain: of steps without drafts.
+    """
+
+    def __init__(self) -> None:
+        self.plain = 0.0
+        self._num_plain = self._num_drafted = self._num_plain_in_a_row = 0
+        self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0  # of steps with drafts
+
+    def begin_another(self) -> _Level:
+        """Return one that believes the same until it has steps of its own."""
+        level = copy(self)
+        level._num_plain = level._num_plain_in_a_row = 0
+        level._num_drafted = min(1, self._num_drafted)
+        return level
+
+    def drafted(self, log_rows: Rows) -> Rows:
+        """Return what is believed of steps with drafts."""
+        tilt = self._covariance / (self._variance + RIDGE)
+        return self._mean_error + tilt * (log_rows - self._mean_rows)
+
+    def learn_plain(self, error: float, num_alike: int) -> None:
+        """Take in a step without drafts, which stands for `num_alike` steps."""
         rate = max(min(num_alike * RATE, MOST_RATE), 1 / (FIRST_WEIGHT + self._num_plain))
-        moved = rate * (error - self._plain_error)
-        self._plain_error += moved
+        moved = rate * (error - self.plain)
+        self.plain += moved
         self._num_plain += 1
         self._num_plain_in_a_row += 1
         if self._num_plain_in_a_row > 1:
-            self._mean_error += moved + RATE * (self._plain_error - self._mean_error - moved)
+            self._mean_error += moved + RATE * (self.plain - self._mean_error - moved)
             self._variance *= 1 - RATE
             self._covariance *= 1 - RATE
-        self._refresh()
 
-    def learn_drafted(self, num_rows: int, num_requests: float, seconds: float) -> None:
+    def learn_drafted(self, log_rows: float, error: float) -> None:
         """Take in a step with drafts."""
-        above_rows = math.log(num_rows) - self._mean_rows
-        believed = self._mean_error + self._tilt * above_rows
-        above_error = self._error(num_rows, num_requests, seconds, believed) - self._mean_error
+        above_rows, above_error = log_rows - self._mean_rows, error - self._mean_error
         rate = max(RATE, 1 / (FIRST_WEIGHT + self._num_drafted))
+        if not self._num_plain:
+            self.plain += rate * (error - self.drafted(log_rows))
         self._mean_rows += (rate if self._num_drafted else 1.0) * above_rows
         self._mean_error += rate * above_error
         self._variance = (1 - rate) * (self._variance + rate * above_rows**2)
         self._covariance = (1 - rate) * (self._covariance + rate * above_rows * above_error)
         self._num_drafted += 1
         self._num_plain_in_a_row = 0
-        self._refresh()
-
-    @property
-    def _tilt(self) -> float:
-        return self._covariance / (self._variance + RIDGE)
-
-    def _error(self, num_rows: int, num_requests: float, seconds: float, believed: float) -> float:
-        """Return log(seconds / timed seconds), cut where it is too far from what was believed."""
-        error = math.log(max(seconds, 1e-9) / self._timed(num_rows, num_requests))
-        return max(believed - OUTLIER, min(believed + OUTLIER, error))
-
-    def _refresh(self) -> None:
-        if (self._num_plain + self._num_drafted) % REFRESH == 0:
-            self._lines.clear()
-
-    def _timed(self, num_rows: int, num_requests: float) -> float:
-        last = len(self._line) - 1
-        beyond_s = self._beyond_s * max(0, num_rows - last)
-        return self._line[min(num_rows, last)] + beyond_s + self._request_s * num_requests
 
 
 class CallCost:
