@@ -23,6 +23,7 @@ from fastdeploy.spec_decode.survival import Key, Survival
 
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
+GAIN_SHARE = 0.5  # of what drafts are expected to bring: most that looks for them may take
 TRY_SHARE = 0.004  # the same of a model's tries
 REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
@@ -139,6 +140,7 @@ class AdaptiveBudget(DraftBudget):
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._try_s = 0.0  # that the cheapest try of the model took when one was last looked for
         self._num_rounds = self._num_requests = self._num_probed = 0
+        self._calls_s = 0.0  # what the calls took that made the drafts of the next step
         self._token_s = self._row_s = 0.0  # of the next step: what a token is worth, and what a row costs
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
@@ -292,9 +294,10 @@ class AdaptiveBudget(DraftBudget):
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
         row_s, gains, self._plain_s = rows_s / max(1, num_rows), {}, line[0]
-        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s
+        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s - self._calls_s
+        self._calls_s = 0.0
         self._gain_s += COST_RATE * (gain_s - self._gain_s)
-        self._purse.earn(gain_s)
+        self._purse.earn(min(gain_s, GAIN_SHARE * gain_s))
         for request, row, length in zip(drafted, products, lengths):
             first = self._num_model_tokens(request.draft)
             gains[request.key] = token_s * sum(row[first:length]) - row_s * max(0, length - first)
@@ -444,7 +447,7 @@ class AdaptiveBudget(DraftBudget):
             self._late_s -= price_s * (not any(_is_early(request) for request in asked))
             return
         self._early_s, self._late_s = min(0.0, self._early_s), min(0.0, self._late_s)
-        self._purse.earn(-self._model.cost.seconds(counts, 0))  # out of what these drafts are about to bring
+        self._calls_s += self._model.cost.seconds(counts, 0)
         if max(missing) <= MOST_MISSING:
             self._model.cost.learn(counts, sum(missing), cost_s)
 
