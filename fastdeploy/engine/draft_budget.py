@@ -145,7 +145,7 @@ class AdaptiveBudget(DraftBudget):
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
-        self._timed_s = 0.0  # mean of the last steps without drafts among those with them
+        self._timed_s = 0.0  # by the last steps without drafts among those with them
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._plain_s = math.inf  # of which it is a part
@@ -312,13 +312,10 @@ class AdaptiveBudget(DraftBudget):
         if self._num_rows:
             self._num_drafted += 1
         elif self._num_drafted:
-            if self._num_plain <= CONTROL_STEPS - CONTROL_TIMED:
-                self._timed_s = 0.0
-                return
-            self._timed_s += step_s / CONTROL_TIMED
+            self._timed_s = step_s + (self._timed_s if self._num_plain > CONTROL_STEPS - CONTROL_TIMED + 1 else 0.0)
             if self._num_plain < CONTROL_STEPS:
                 return
-            step_s, self._num_drafted = self._timed_s, 0
+            step_s, self._num_drafted = self._timed_s / CONTROL_TIMED, 0
         elif self._num_rounds % REST_TIMED != REST // 2:
             return
         num_requests = len(plan.requests)
