@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = TypeVar("Rows", float, NDArray[np.float64])
+Times = TypeVar("Times", float, NDArray[np.float64])
 
 RATE = 0.01  # of the running moments
 MOST_RATE = 0.4  # with which a step counts that stands for many
@@ -23,15 +23,15 @@ MIN_LINE = 16  # rows that one has at least
 MOST_LINES = 256  # kept where no step says anything, as all have prompts
 CALL_RATE = 0.05  # of the running mean of what a request adds beyond what was timed
 CALL_OUTLIER = 4.0  # times what was expected that a draft counts for at most
-RIDGE = 0.02  # variance of log(rows) at which half of a seen tilt is believed
+RIDGE = 0.02  # variance of what rows add, in steps, at which half of a seen tilt is believed
 
 
 class StepCost:
     """Seconds of a decoding step: a line through the timed row counts, a cost per request, and what steps say of both.
 
-    Steps are compared with the timed line, log(seconds / timed seconds), and each doubling of the requests has a level
-    of its own for that: what a step takes beside its rows, as Python, is a large part of it for few and a small one for
-    many. Where few of the first kind have been seen, the level is that of the requests before.
+    Steps are compared with the timed line, and each doubling of the requests has a level of its own for that: what a
+    step takes beside its rows, as Python, is a large part of it for few and a small one for many. A level begins as the
+    one of the steps before.
     """
 
     def __init__(self, timings: Mapping[int, float], request_s: float = 0.0, request_tokens: int | None = None) -> None:
@@ -69,10 +69,10 @@ class StepCost:
             first, last = num_requests + num_prompt_rows, len(self._line) - 1
             rows, level = np.arange(first, first + max(num_more, MIN_LINE) + 1), self._level(num_requests)
             timed = self._line[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
-            error = level.drafted(np.log(rows))
-            error[0] = level.plain
-            seconds = (timed + self._request_s * weight) * np.exp(error)
-            line = np.maximum(seconds, seconds[0]).tolist()
+            plain_s = self._timed(first, weight)
+            more = (timed - timed[0]) / plain_s
+            more[1:] += level.surplus(more[1:])
+            line = (plain_s * math.exp(level.plain) * (1.0 + np.maximum(0.0, more))).tolist()
             if len(self._lines) >= MOST_LINES:
                 self._lines.clear()
             self._lines[key] = line
@@ -81,13 +81,13 @@ class StepCost:
     def learn_plain(self, num_requests: int, weight: float, seconds: float, num_alike: int = 1) -> None:
         """Take in a step without drafts, which stands for `num_alike` steps."""
         level = self._learning_level(num_requests)
-        level.learn_plain(self._error(num_requests, weight, seconds, level.plain), num_alike)
+        level.learn_plain(_log_ratio(seconds, self._timed(num_requests, weight), level.plain), num_alike)
 
     def learn_drafted(self, num_requests: int, num_drafts: int, weight: float, seconds: float) -> None:
         """Take in a step with drafts."""
-        level, num_rows = self._learning_level(num_requests), num_requests + num_drafts
-        log_rows = math.log(num_rows)
-        level.learn_drafted(log_rows, self._error(num_rows, weight, seconds, level.drafted(log_rows)))
+        level, plain_s = self._learning_level(num_requests), self._timed(num_requests, weight)
+        more = self._timed(num_requests + num_drafts, weight) / plain_s - 1.0
+        level.learn_drafted(more, seconds / plain_s)
 
     def _level(self, num_requests: int) -> _Level:
         """Return the level of about so many requests; what another one learned last, where there is none."""
@@ -103,11 +103,6 @@ class StepCost:
             self._lines.clear()
         return self._last
 
-    def _error(self, num_rows: int, weight: float, seconds: float, believed: float) -> float:
-        """Return log(seconds / timed seconds), cut where it is too far from what was believed."""
-        error = math.log(max(seconds, 1e-9) / self._timed(num_rows, weight))
-        return max(believed - OUTLIER, min(believed + OUTLIER, error))
-
     def _timed(self, num_rows: int, weight: float) -> float:
         last = len(self._line) - 1
         beyond_s = self._beyond_s * max(0, num_rows - last)
@@ -115,13 +110,14 @@ class StepCost:
 
 
 class _Level:
-    """By how much steps take longer than was timed, as a logarithm, with and without drafts.
+    """What steps take beyond what was timed, with and without drafts.
 
-    Steps without drafts have a level of their own: it is what drafts are held against, and handling drafts takes time
-    whatever their number. Steps with drafts have a level and a tilt over log(rows), by a regression, so that they
-    correct row counts that are never computed, too. While there are only steps without drafts, the other level goes the
-    way of theirs and comes slowly back to it, and the tilt fades: whatever a bad moment taught about dear rows is
-    forgotten, tried and learned again. Before the first step without drafts their level goes the other way, too.
+    Those without are a factor, as a logarithm. It is what drafts are held against, and they are seen beside it: in times
+    of a step without drafts, their rows were timed to take so much more, and take a surplus of that, in part for
+    handling drafts, whatever their number, in part with their rows. A regression parts these, so that row counts are
+    corrected that are never computed. While there are only steps without drafts, the surplus fades: whatever a bad
+    moment taught about dear rows is forgotten, tried and learned again. Before the first step without drafts those with
+    them move the factor.
 
     Attributes:
         plain: of steps without drafts.
@@ -130,7 +126,7 @@ class _Level:
     def __init__(self) -> None:
         self.plain = 0.0
         self._num_plain = self._num_drafted = self._num_plain_in_a_row = 0
-        self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0  # of steps with drafts
+        self._mean_more = self._mean_surplus = self._variance = self._covariance = 0.0
 
     def begin_another(self) -> _Level:
         """Return one that believes the same until it has steps of its own."""
@@ -139,35 +135,42 @@ class _Level:
         level._num_drafted = min(1, self._num_drafted)
         return level
 
-    def drafted(self, log_rows: Rows) -> Rows:
-        """Return what is believed of steps with drafts."""
+    def surplus(self, more: Times) -> Times:
+        """Return what rows take beyond the `more` that they were timed to add, all in steps without drafts."""
         tilt = self._covariance / (self._variance + RIDGE)
-        return self._mean_error + tilt * (log_rows - self._mean_rows)
+        return self._mean_surplus + tilt * (more - self._mean_more)
 
     def learn_plain(self, error: float, num_alike: int) -> None:
-        """Take in a step without drafts, which stands for `num_alike` steps."""
+        """Take in log(seconds / timed seconds) of a step without drafts, which stands for `num_alike` steps."""
         rate = max(min(num_alike * RATE, MOST_RATE), 1 / (FIRST_WEIGHT + self._num_plain))
-        moved = rate * (error - self.plain)
-        self.plain += moved
+        self.plain += rate * (error - self.plain)
         self._num_plain += 1
         self._num_plain_in_a_row += 1
         if self._num_plain_in_a_row > 1:
-            self._mean_error += moved + RATE * (self.plain - self._mean_error - moved)
+            self._mean_surplus *= 1 - RATE
             self._variance *= 1 - RATE
             self._covariance *= 1 - RATE
 
-    def learn_drafted(self, log_rows: float, error: float) -> None:
-        """Take in a step with drafts."""
-        above_rows, above_error = log_rows - self._mean_rows, error - self._mean_error
+    def learn_drafted(self, more: float, ratio: float) -> None:
+        """Take in a step with drafts: `more` as for `surplus`, and its seconds over the timed ones without drafts."""
+        believed = 1.0 + max(0.0, more + self.surplus(more))
+        error = _log_ratio(ratio, believed * math.exp(self.plain), 0.0)
         rate = max(RATE, 1 / (FIRST_WEIGHT + self._num_drafted))
         if not self._num_plain:
-            self.plain += rate * (error - self.drafted(log_rows))
-        self._mean_rows += (rate if self._num_drafted else 1.0) * above_rows
-        self._mean_error += rate * above_error
-        self._variance = (1 - rate) * (self._variance + rate * above_rows**2)
-        self._covariance = (1 - rate) * (self._covariance + rate * above_rows * above_error)
+            self.plain += rate * error
+        above_more = more - self._mean_more
+        above_surplus = believed * math.exp(error) - 1.0 - more - self._mean_surplus
+        self._mean_more += (rate if self._num_drafted else 1.0) * above_more
+        self._mean_surplus += rate * above_surplus
+        self._variance = (1 - rate) * (self._variance + rate * above_more**2)
+        self._covariance = (1 - rate) * (self._covariance + rate * above_more * above_surplus)
         self._num_drafted += 1
         self._num_plain_in_a_row = 0
+
+
+def _log_ratio(seconds: float, timed_s: float, believed: float) -> float:
+    """Return log(seconds / timed seconds), cut where it is too far from what was believed."""
+    return max(believed - OUTLIER, min(believed + OUTLIER, math.log(max(seconds, 1e-9) / timed_s)))
 
 
 class CallCost:
