@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
@@ -29,6 +31,7 @@ REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
 LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
+FREE_CONTROL = 0.5  # steps that drafts bring a step, below which so many requests' first such steps wait for nothing
 LEAST_CONTROL = 0.25  # part of that at which such steps are still taken, where drafts bring little: they may bring nothing
 CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
 CONTROL_TIMED = 3  # of them, the last ones
@@ -145,11 +148,12 @@ class AdaptiveBudget(DraftBudget):
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
-        self._timed_s = 0.0  # by the last steps without drafts among those with them
+        self._control_steps_s: deque[float] = deque(maxlen=CONTROL_TIMED)  # the last ones without drafts after some with
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._plain_s = math.inf  # of which it is a part
-        self._is_resting = self._is_timed = False
+        self._controlled: set[int] = set()  # doublings of the requests in which there were such steps
+        self._is_resting = self._is_timed = self._is_control = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
@@ -311,11 +315,13 @@ class AdaptiveBudget(DraftBudget):
         num_alike = self._num_drafted or REST_TIMED
         if self._num_rows:
             self._num_drafted += 1
+            self._control_steps_s.clear()
         elif self._num_drafted:
-            self._timed_s = step_s + (self._timed_s if self._num_plain > CONTROL_STEPS - CONTROL_TIMED + 1 else 0.0)
+            self._control_steps_s.append(step_s)
             if self._num_plain < CONTROL_STEPS:
                 return
-            step_s, self._num_drafted = self._timed_s / CONTROL_TIMED, 0
+            step_s, self._num_drafted = fmean(self._control_steps_s), 0
+            self._control_steps_s.clear()
         elif self._num_rounds % REST_TIMED != REST // 2:
             return
         num_requests = len(plan.requests)
@@ -326,12 +332,20 @@ class AdaptiveBudget(DraftBudget):
             self._cost.learn_plain(num_requests, weight, step_s, num_alike)
 
     def _is_control_due(self) -> bool:
-        """True where steps without drafts are wanted among those with them, and what they give up has been saved."""
+        """True where steps without drafts are wanted among those with them, and what they give up has been saved.
+
+        Where drafts bring little the first ones of about so many requests wait for nothing.
+        """
         if self._num_plain >= CONTROL_STEPS:
-            self._control_s = 0.0
-            return False
-        price_s = CONTROL_STEPS * self._gain_s * min(1.0, max(LEAST_CONTROL, self._gain_s / self._plain_s))
-        return self._num_drafted >= REST and self._control_s >= price_s
+            self._control_s, self._is_control = 0.0, False
+        elif not self._is_control and self._num_drafted >= REST:
+            gain, size = self._gain_s / self._plain_s, self._num_decoding.bit_length()
+            is_first = gain < FREE_CONTROL and size not in self._controlled
+            price_s = CONTROL_STEPS * self._gain_s * min(1.0, max(LEAST_CONTROL, gain))
+            self._is_control = is_first or self._control_s >= price_s
+            if self._is_control:
+                self._controlled.add(size)
+        return self._is_control
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""

@@ -142,22 +142,25 @@ class _Level:
 
     def learn_plain(self, error: float, num_alike: int) -> None:
         """Take in log(seconds / timed seconds) of a step without drafts, which stands for `num_alike` steps."""
-        rate = max(min(num_alike * RATE, MOST_RATE), 1 / (FIRST_WEIGHT + self._num_plain))
-        self.plain += rate * (error - self.plain)
+        first = 1 / (1 + self._num_plain) if self._num_plain_in_a_row == 0 else 1 / (FIRST_WEIGHT + self._num_plain)
+        moved = max(min(num_alike * RATE, MOST_RATE), first) * (error - self.plain)
+        self.plain += moved
         self._num_plain += 1
         self._num_plain_in_a_row += 1
         if self._num_plain_in_a_row > 1:
             self._mean_surplus *= 1 - RATE
             self._variance *= 1 - RATE
             self._covariance *= 1 - RATE
+        elif self._num_drafted:
+            tilt = self._covariance / (self._variance + RIDGE)
+            self._mean_surplus = (1.0 + self._mean_more + self._mean_surplus) * math.exp(-moved) - 1.0 - self._mean_more
+            self._covariance = ((1.0 + tilt) * math.exp(-moved) - 1.0) * (self._variance + RIDGE)
 
     def learn_drafted(self, more: float, ratio: float) -> None:
         """Take in a step with drafts: `more` as for `surplus`, and its seconds over the timed ones without drafts."""
         believed = 1.0 + max(0.0, more + self.surplus(more))
         error = _log_ratio(ratio, believed * math.exp(self.plain), 0.0)
         rate = max(RATE, 1 / (FIRST_WEIGHT + self._num_drafted))
-        if not self._num_plain:
-            self.plain += rate * error
         above_more = more - self._mean_more
         above_surplus = believed * math.exp(error) - 1.0 - more - self._mean_surplus
         self._mean_more += (rate if self._num_drafted else 1.0) * above_more

@@ -330,7 +330,7 @@ def test_a_model_that_is_tried_goes_on_while_its_drafts_come_true() -> None:
     right = live_with_model(budget, clock, TEXT, 60)
     assert right[-1] >= 4
     found = next(i for i, cap in enumerate(right) if cap)
-    assert all(right[found:])
+    assert right[found:].count(0) == CONTROL_STEPS  # the first ones of one request
 
 
 def test_what_a_try_takes_to_catch_up_is_not_the_price_of_a_call() -> None:
@@ -386,9 +386,10 @@ def test_a_step_without_drafts_is_taken_now_and_then_to_judge_those_with_drafts_
         request.append(TEXT[: len(plan.num_scheduled) + plan.num_drafts[0]])
         budget.end_step(plan)
     found = [i for i, is_plain in enumerate(plain) if is_plain]
-    assert 280 < found[0] < 300  # each is expected to give up 0.7 - 0.4; 0.3 of all eight, a four-hundredth of the time
-    assert found[:CONTROL_STEPS] == list(range(found[0], found[0] + CONTROL_STEPS))
-    assert len(found) == 5 * CONTROL_STEPS
+    first, second = found[0], found[CONTROL_STEPS]
+    assert first < 16  # the first ones wait for nothing
+    assert 280 < second - first < 310  # each gives up 0.7 - 0.4; 0.3 of all eight, a four-hundredth of the time
+    assert found[: 2 * CONTROL_STEPS] == [start + i for start in (first, second) for i in range(CONTROL_STEPS)]
 
 
 def test_a_model_keeps_the_calls_that_bring_more_than_the_matches_do() -> None:
