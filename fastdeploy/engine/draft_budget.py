@@ -31,8 +31,8 @@ REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
 LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
-FREE_CONTROL = 0.5  # steps that drafts bring a step, below which so many requests' first such steps wait for nothing
-LEAST_CONTROL = 0.25  # part of that at which such steps are still taken, where drafts bring little: they may bring nothing
+FREE_CONTROL = 0.5  # steps that drafts bring a step, below which the first such steps of so many requests are free
+LEAST_CONTROL = 0.25  # steps that drafts bring a step, below which such steps come no more often
 CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
 CONTROL_TIMED = 3  # of them, the last ones
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
@@ -148,7 +148,9 @@ class AdaptiveBudget(DraftBudget):
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
-        self._control_steps_s: deque[float] = deque(maxlen=CONTROL_TIMED)  # the last ones without drafts after some with
+        self._control_steps_s: deque[float] = deque(
+            maxlen=CONTROL_TIMED
+        )  # the last ones without drafts after some with
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
         self._plain_s = math.inf  # of which it is a part
@@ -199,6 +201,8 @@ class AdaptiveBudget(DraftBudget):
         self._num_rounds += 1
         is_news = num_requests != self._num_requests
         self._num_requests = num_requests
+        if is_news:
+            self._control_steps_s.clear()
         if self._purse.is_empty or self._is_control_due():
             return False
         if is_news or not self._is_resting or self._num_rounds % LONG_REST == 0:
@@ -334,7 +338,8 @@ class AdaptiveBudget(DraftBudget):
     def _is_control_due(self) -> bool:
         """True where steps without drafts are wanted among those with them, and what they give up has been saved.
 
-        Where drafts bring little the first ones of about so many requests wait for nothing.
+        Where drafts bring little it may be a mistake: less has to be saved, and for the first such steps of about
+        so many requests nothing.
         """
         if self._num_plain >= CONTROL_STEPS:
             self._control_s, self._is_control = 0.0, False

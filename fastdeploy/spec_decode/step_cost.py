@@ -69,10 +69,11 @@ class StepCost:
             first, last = num_requests + num_prompt_rows, len(self._line) - 1
             rows, level = np.arange(first, first + max(num_more, MIN_LINE) + 1), self._level(num_requests)
             timed = self._line[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
-            plain_s = self._timed(first, weight)
+            plain_s = self._timed(num_requests, weight)
             more = (timed - timed[0]) / plain_s
             more[1:] += level.surplus(more[1:])
-            line = (plain_s * math.exp(level.plain) * (1.0 + np.maximum(0.0, more))).tolist()
+            seconds = self._timed(first, weight) + plain_s * np.maximum(0.0, more)
+            line = (math.exp(level.plain) * seconds).tolist()
             if len(self._lines) >= MOST_LINES:
                 self._lines.clear()
             self._lines[key] = line
@@ -112,8 +113,8 @@ class StepCost:
 class _Level:
     """What steps take beyond what was timed, with and without drafts.
 
-    Those without are a factor, as a logarithm. It is what drafts are held against, and they are seen beside it: in times
-    of a step without drafts, their rows were timed to take so much more, and take a surplus of that, in part for
+    Those without are a factor, as a logarithm. It is what drafts are held against, and they are seen beside it: in steps
+    without drafts, their rows were timed to take so much more, and take a surplus of that, in part for
     handling drafts, whatever their number, in part with their rows. A regression parts these, so that row counts are
     corrected that are never computed. While there are only steps without drafts, the surplus fades: whatever a bad
     moment taught about dear rows is forgotten, tried and learned again. Before the first step without drafts those with

@@ -17,6 +17,7 @@ NUM_COMPUTED = 512  # tokens in the cache of each request that is timed, where t
 MIN_SIZES = 4  # timed however long they take: many requests with and without drafts, one row, all drafts of a request
 TIME_LIMIT_S = 0.7  # no size is timed, and none more than twice, that would go beyond it
 REPEATS = 6  # at least, of sizes that can be done without
+MOST_TURNS = 12  # of everything
 CALL_DRAFTS = 2  # of each request, where that many are made
 CALL_FILLS = 3  # requests whose caches are filled, where the cache is as large
 CALL_CROWD = 16  # requests of a call of several
@@ -104,12 +105,12 @@ class _Timer:
         return len(self.seconds) < MIN_SIZES or REPEATS * (elapsed_s + 2 * self._longest_s) < TIME_LIMIT_S
 
     def repeat(self) -> None:
-        """Time everything again and again, in turns from few rows to many and back; slow steps only once.
+        """Time everything again, in turns from few rows to many and back; slow steps only once.
 
         A step finds the caches as one of about as many rows has left them: so steps follow each other in a server.
         """
         turn = sorted(self._plans.items(), key=lambda plan: sum(plan[1].num_scheduled))
-        while True:
+        for _ in range(MOST_TURNS):
             for name, plan in turn:
                 self.seconds[name] = min(self.seconds[name], self._time(plan))
             if time.perf_counter() - self._began_s > TIME_LIMIT_S:

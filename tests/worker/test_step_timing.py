@@ -64,6 +64,21 @@ def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(mo
     assert timed == {(1, 1, 1, 1), (4,), (1,), (9,)}
 
 
+def test_sizes_are_repeated_from_few_rows_to_many_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 1000.0)
+    runner, timed = runner_of(build(adaptive=False)), list[int]()
+    run = runner.run
+
+    def spy(plan: StepPlan) -> Any:
+        timed.append(sum(plan.num_scheduled))
+        return run(plan)
+
+    monkeypatch.setattr(runner, "run", spy)
+    time_steps(runner, 20, 5, num_cache_tokens=64)
+    turn = sorted(timed[1 : (len(timed) - 1) // (1 + step_timing.MOST_TURNS) + 1])
+    assert timed[1 + len(turn) :] == (turn + turn[::-1]) * (step_timing.MOST_TURNS // 2)
+
+
 def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, blocks = runner_of(build(adaptive=False)), dict[int, list[list[int]]]()
     run = runner.run
