@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple
 
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
@@ -25,16 +23,12 @@ from fastdeploy.spec_decode.survival import Key, Survival
 
 RAGGED = 0.015  # more with every doubling of the requests, from a model's drafts: some then end before others
 LOOK_SHARE = 0.003  # of the time: most that looks for drafts may take where they do not pay, matching among them
-GAIN_SHARE = 0.5  # of what drafts are expected to bring: most that looks for them may take
 TRY_SHARE = 0.004  # the same of a model's tries
 REST = 8  # steps without drafts, of which at most one looks for drafts again
 REST_TIMED = 16  # of which one is timed, not the one after such a look
 LONG_REST = 64  # after which it is looked again, though nothing has been learned nor saved for a try
 CONTROL_SHARE = 0.0025  # of the time: most that steps without drafts give up, by which those with them are judged
-FREE_CONTROL = 0.5  # steps that drafts bring a step, below which the first such steps of so many requests are free
-LEAST_CONTROL = 0.25  # steps that drafts bring a step, below which such steps come no more often
-CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
-CONTROL_TIMED = 3  # of them, the last ones
+CONTROL_STEPS = 8  # in a row, of which the last is timed: what drafting leaves in the caches slows the first ones
 ASK_HURDLE = 2.0  # times what asking costs that it must have saved lately
 TRIAL = 5.0  # times the cost of asking that a new request is believed to gain: asked 9 times before it is given up
 GAIN_RATE = 0.1  # of the running mean of what asking for a draft has brought
@@ -143,26 +137,20 @@ class AdaptiveBudget(DraftBudget):
         self._early_s = self._late_s = 0.0  # saved for trying the model beside a request's prompt, and later
         self._try_s = 0.0  # that the cheapest try of the model took when one was last looked for
         self._num_rounds = self._num_requests = self._num_probed = 0
-        self._calls_s = 0.0  # what the calls took that made the drafts of the next step
         self._token_s = self._row_s = 0.0  # of the next step: what a token is worth, and what a row costs
         self._weighed: list[int] | None = None  # calls that were left to the model
         self._num_left_out = 0  # looks with matches in which the model still rests
         self._num_untimed = 0  # steps since one without prompts was timed
-        self._control_steps_s: deque[float] = deque(
-            maxlen=CONTROL_TIMED
-        )  # the last ones without drafts after some with
         self._num_plain = self._num_drafted = 0  # steps without drafts in a row; with them since one without was timed
         self._control_s = self._gain_s = 0.0  # saved for the next such steps; what drafts are expected to bring a step
-        self._plain_s = math.inf  # of which it is a part
-        self._controlled: set[int] = set()  # doublings of the requests in which there were such steps
-        self._is_resting = self._is_timed = self._is_control = False
+        self._is_resting = self._is_timed = False
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int, has_waiting: bool = False) -> None:
         """Cut every draft to the tokens that pay; none is a choice."""
         drafted = [request for request in decoding if request.draft is not NO_DRAFT]
         self._num_decoding, self._num_rows = len(decoding), 0
         has_looked = bool(drafted or self._asked)
-        is_control = self._num_drafted > 0 and self._num_plain >= CONTROL_STEPS - CONTROL_TIMED
+        is_control = self._num_drafted > 0 and self._num_plain + 1 >= CONTROL_STEPS
         has_prompts = num_prompt_rows > 0 or has_waiting
         self._is_timed = has_looked or is_control or has_prompts or self._num_rounds % REST_TIMED == REST // 2
         if self._is_timed:
@@ -201,8 +189,6 @@ class AdaptiveBudget(DraftBudget):
         self._num_rounds += 1
         is_news = num_requests != self._num_requests
         self._num_requests = num_requests
-        if is_news:
-            self._control_steps_s.clear()
         if self._purse.is_empty or self._is_control_due():
             return False
         if is_news or not self._is_resting or self._num_rounds % LONG_REST == 0:
@@ -301,11 +287,10 @@ class AdaptiveBudget(DraftBudget):
         lengths, _ = most_profitable(products, num_decoding, line)
         num_rows = self._num_rows = sum(lengths)
         rows_s, token_s = line[num_rows] - line[0], line[0] / num_decoding
-        row_s, gains, self._plain_s = rows_s / max(1, num_rows), {}, line[0]
-        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s - self._calls_s
-        self._calls_s = 0.0
+        row_s, gains = rows_s / max(1, num_rows), {}
+        gain_s = token_s * sum(sum(row[:length]) for row, length in zip(products, lengths)) - rows_s
         self._gain_s += COST_RATE * (gain_s - self._gain_s)
-        self._purse.earn(min(gain_s, GAIN_SHARE * gain_s))
+        self._purse.earn(gain_s)
         for request, row, length in zip(drafted, products, lengths):
             first = self._num_model_tokens(request.draft)
             gains[request.key] = token_s * sum(row[first:length]) - row_s * max(0, length - first)
@@ -319,38 +304,22 @@ class AdaptiveBudget(DraftBudget):
         num_alike = self._num_drafted or REST_TIMED
         if self._num_rows:
             self._num_drafted += 1
-            self._control_steps_s.clear()
-        elif self._num_drafted:
-            self._control_steps_s.append(step_s)
-            if self._num_plain < CONTROL_STEPS:
-                return
-            step_s, self._num_drafted = fmean(self._control_steps_s), 0
-            self._control_steps_s.clear()
-        elif self._num_rounds % REST_TIMED != REST // 2:
+        elif self._num_plain < CONTROL_STEPS if self._num_drafted else self._num_rounds % REST_TIMED != REST // 2:
             return
-        num_requests = len(plan.requests)
-        weight = self._cost.weight(num_requests, sum(plan.num_computed))
-        if self._num_rows:
-            self._cost.learn_drafted(num_requests, self._num_rows, weight, step_s)
         else:
-            self._cost.learn_plain(num_requests, weight, step_s, num_alike)
+            self._num_drafted = 0
+        num_rows, weight = sum(plan.num_scheduled), self._cost.weight(len(plan.requests), sum(plan.num_computed))
+        if self._num_rows:
+            self._cost.learn_drafted(num_rows, weight, step_s)
+        else:
+            self._cost.learn_plain(num_rows, weight, step_s, num_alike)
 
     def _is_control_due(self) -> bool:
-        """True where steps without drafts are wanted among those with them, and what they give up has been saved.
-
-        Where drafts bring little it may be a mistake: less has to be saved, and for the first such steps of about
-        so many requests nothing.
-        """
+        """True where steps without drafts are wanted among those with them, and what they give up has been saved."""
         if self._num_plain >= CONTROL_STEPS:
-            self._control_s, self._is_control = 0.0, False
-        elif not self._is_control and self._num_drafted >= REST:
-            gain, size = self._gain_s / self._plain_s, self._num_decoding.bit_length()
-            is_first = gain < FREE_CONTROL and size not in self._controlled
-            price_s = CONTROL_STEPS * self._gain_s * min(1.0, max(LEAST_CONTROL, gain))
-            self._is_control = is_first or self._control_s >= price_s
-            if self._is_control:
-                self._controlled.add(size)
-        return self._is_control
+            self._control_s = 0.0
+            return False
+        return self._num_drafted >= REST and self._control_s >= CONTROL_STEPS * self._gain_s
 
     def _num_model_tokens(self, draft: Draft) -> int:
         """Return how many of a draft's first tokens the model made."""
@@ -371,7 +340,7 @@ class AdaptiveBudget(DraftBudget):
         """
         num_tokens = sum([request.num_tokens for request in requests]) * num_decoding // len(requests)
         weight = self._cost.weight(num_decoding, num_tokens)
-        line = self._cost.line(num_decoding, num_drafts, weight, num_prompt_rows)
+        line = self._cost.line(num_decoding + num_prompt_rows, num_drafts, weight)
         if not num_prompt_rows:
             return line
         own_s = self._cost.seconds(num_decoding, weight)
@@ -463,7 +432,7 @@ class AdaptiveBudget(DraftBudget):
             self._late_s -= price_s * (not any(_is_early(request) for request in asked))
             return
         self._early_s, self._late_s = min(0.0, self._early_s), min(0.0, self._late_s)
-        self._calls_s += self._model.cost.seconds(counts, 0)
+        self._purse.earn(-self._model.cost.seconds(counts, 0))  # out of what these drafts are about to bring
         if max(missing) <= MOST_MISSING:
             self._model.cost.learn(counts, sum(missing), cost_s)
 
