@@ -50,46 +50,42 @@ def test_rows_cost_time_and_more_of_them_never_less() -> None:
     assert cost.seconds(20, 4) >= cost.seconds(20, 1)
 
 
-def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
-    runner, timed = runner_of(build(adaptive=False)), set[tuple[int, ...]]()
-    run = runner.run
+def record_plans(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Return a list that gets the plan of each step that the runner takes from now on."""
+    run, plans = runner.run, list[StepPlan]()
 
     def spy(plan: StepPlan) -> Any:
-        timed.add(tuple(plan.num_scheduled))
+        plans.append(plan)
         return run(plan)
 
     monkeypatch.setattr(runner, "run", spy)
+    return plans
+
+
+def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
+    runner = runner_of(build(adaptive=False))
+    plans = record_plans(runner, monkeypatch)
     time_steps(runner, 36, 8, num_cache_tokens=64)
-    assert timed == {(1, 1, 1, 1), (4,), (1,), (9,)}
+    assert {tuple(plan.num_scheduled) for plan in plans} == {(1, 1, 1, 1), (4,), (1,), (9,)}
 
 
 def test_sizes_are_repeated_from_few_rows_to_many_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 1000.0)
-    runner, timed = runner_of(build(adaptive=False)), list[int]()
-    run = runner.run
-
-    def spy(plan: StepPlan) -> Any:
-        timed.append(sum(plan.num_scheduled))
-        return run(plan)
-
-    monkeypatch.setattr(runner, "run", spy)
+    runner = runner_of(build(adaptive=False))
+    plans = record_plans(runner, monkeypatch)
     time_steps(runner, 20, 5, num_cache_tokens=64)
-    turn = sorted(timed[1 : (len(timed) - 1) // (1 + step_timing.MOST_TURNS) + 1])
-    assert timed[1 + len(turn) :] == (turn + turn[::-1]) * (step_timing.MOST_TURNS // 2)
+    timed = [sum(plan.num_scheduled) for plan in plans][1:]  # the first one is not timed
+    turn = sorted(timed[: len(timed) // (1 + step_timing.MOST_TURNS)])
+    assert timed[len(turn) :] == (turn + turn[::-1]) * (step_timing.MOST_TURNS // 2)
 
 
 def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, blocks = runner_of(build(adaptive=False)), dict[int, list[list[int]]]()
-    run = runner.run
-
-    def spy(plan: StepPlan) -> Any:
-        blocks[len(plan.requests)] = [request.block_ids for request in plan.requests]
-        return run(plan)
-
-    monkeypatch.setattr(runner, "run", spy)
+    runner = runner_of(build(adaptive=False))
+    plans = record_plans(runner, monkeypatch)
     time_steps(runner, 4, 8, num_cache_tokens=64)
-    assert blocks[4] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    crowd = next(plan for plan in plans if len(plan.requests) == 4)
+    assert [request.block_ids for request in crowd.requests] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
 @pytest.mark.parametrize("num_cache_tokens", [1, 16, 64])
