@@ -109,7 +109,7 @@ class _Timer:
 
         A step finds the caches as one of about as many rows has left them: so steps follow each other in a server.
         """
-        turn = sorted(self._plans.items(), key=lambda plan: sum(plan[1].num_scheduled))
+        turn = sorted(self._plans.items(), key=lambda named: sum(named[1].num_scheduled))
         for _ in range(MOST_TURNS):
             for name, plan in turn:
                 self.seconds[name] = min(self.seconds[name], self._time(plan))
