@@ -110,10 +110,13 @@ class OracleProposer(Proposer):
 class FixedCost(StepCost):
     """A step whose time is what it is said to be, whatever a clock says."""
 
-    def learn_plain(self, num_rows: int, num_requests: float, seconds: float, num_alike: int = 1) -> None:
+    def is_known(self, num_requests: int, weight: float) -> bool:
+        return True
+
+    def learn_plain(self, num_requests: int, weight: float, seconds: float, num_alike: int = 1) -> None:
         pass
 
-    def learn_drafted(self, num_rows: int, num_requests: float, seconds: float) -> None:
+    def learn_drafted(self, num_requests: int, num_drafts: int, weight: float, seconds: float) -> None:
         pass
 
 

@@ -62,7 +62,7 @@ class BatchScheduler:
         decoding = [r for r in self.running if r.num_pending == 1]
         reading = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
         num_prompt_rows = self._num_prompt_rows(reading) if reading else 0
-        self.draft_budget.choose(decoding, num_prompt_rows, bool(self.waiting))
+        self.draft_budget.choose(decoding, num_prompt_rows)
         budget = self._plan_all(plan, decoding, budget)
         if reading or self.waiting:
             if plan.requests and self.config.enable_chunked_prefill:

@@ -10,6 +10,7 @@ from itertools import accumulate
 import numpy as np
 
 RATE = 0.01  # of the running moments
+KNOWN = 8  # steps of a kind without drafts that are enough to hold drafts against
 MOST_RATE = 0.2  # with which a step counts that stands for many
 FIRST_WEIGHT = 4.0  # steps that the belief counts for with which steps of a kind begin
 OUTLIER = 0.7  # a step counts at most as e^0.7 times the expected time, at least as its inverse
@@ -18,17 +19,18 @@ MIN_LINE = 16  # rows that one has at least
 MOST_LINES = 256  # kept where no step says anything, as all have prompts
 CALL_RATE = 0.05  # of the running mean of what a request adds beyond what was timed
 CALL_OUTLIER = 4.0  # times what was expected that a draft counts for at most
-RIDGE = 0.02  # variance of log(rows) at which half of a seen tilt is believed
+RIDGE = 0.02  # variance of what rows add, in steps, at which half of a seen tilt is believed
 
 
 class StepCost:
     """Seconds of a decoding step: a line through the timed row counts, a cost per request, and what steps say of both.
 
-    Steps are compared with the timed line, log(seconds / timed seconds), those without drafts by a level of their own:
-    it is what drafts are held against, and handling drafts takes time whatever their number. Steps with drafts have a
-    level and a tilt over log(rows), by a regression, so that they correct row counts that are never computed, too.
-    While there are only steps without drafts, the other level goes the way of theirs and comes slowly back to it, and
-    the tilt fades: whatever a bad moment taught about dear rows is forgotten, tried and learned again.
+    Steps without drafts are compared with the timed line, log(seconds / timed seconds), by a level for every doubling
+    of the requests and of their tokens: it is what drafts are held against. Steps with drafts are seen beside those:
+    in steps without, their rows were timed to take so much more, and take a surplus of that, in part for handling
+    drafts, whatever their number, in part with their rows. A regression parts these, so that row counts are corrected
+    that are never computed. While there are only steps without drafts the surplus fades: whatever a bad moment taught
+    about dear rows is forgotten, tried and learned again.
     """
 
     def __init__(self, timings: Mapping[int, float], request_s: float = 0.0, request_tokens: int | None = None) -> None:
@@ -42,62 +44,75 @@ class StepCost:
         self._request_tokens = request_tokens
         rows = sorted(timings)
         seconds = list(accumulate((timings[r] for r in rows), max))  # more rows never cost less
-        self._line: list[float] = np.interp(range(rows[-1] + 1), rows, seconds).tolist()
-        self._lines: dict[tuple[int, float], list[float]] = {}  # of which the next few steps make use
+        self._line = np.interp(range(rows[-1] + 1), rows, seconds)
+        self._lines: dict[tuple[int, int, float], list[float]] = {}  # of which the next few steps make use
         self._beyond_s = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
         self._request_s = request_s
-        self._num_plain = self._num_drafted = self._num_plain_in_a_row = 0
-        self._plain_error = 0.0
-        self._mean_rows = self._mean_error = self._variance = self._covariance = 0.0  # of steps with drafts
+        self._num_steps = self._num_drafted = self._num_plain_in_a_row = 0
+        self._levels: dict[tuple[int, int], tuple[float, int]] = {}  # of steps without drafts: error, number of steps
+        self._last = 0.0, 0  # what begins as the level of another kind of steps
+        self._mean_more = self._mean_surplus = self._variance = self._covariance = 0.0  # of steps with drafts
 
     def weight(self, num_requests: int, num_tokens: int) -> float:
-        """Return as how many requests those count that have so many tokens together: `num_requests` hereafter."""
+        """Return as how many requests those count that have so many tokens together."""
         return num_requests if self._request_tokens is None else round(4 * num_tokens / self._request_tokens) / 4
 
-    def seconds(self, num_rows: int, num_requests: float) -> float:
-        """Return the expected time of a step without drafts whose rows all verify."""
-        return self._timed(num_rows, num_requests) * math.exp(self._plain_error)
+    def seconds(self, num_requests: int, weight: float) -> float:
+        """Return the expected time of a step without drafts."""
+        return self._timed(num_requests, weight) * math.exp(self._level(num_requests, weight))
 
-    def line(self, num_rows: int, num_more: int, num_requests: float) -> list[float]:
-        """Return the expected times of steps of num_rows rows and 0 .. num_more drafts or more, lately computed."""
-        line = self._lines.get((num_rows, num_requests), [])
+    def is_known(self, num_requests: int, weight: float) -> bool:
+        """Return True if enough steps without drafts were seen of about so many requests of about that length."""
+        return self._levels.get(_kind(num_requests, weight), self._last)[1] >= KNOWN
+
+    def line(self, num_requests: int, num_more: int, weight: float, num_prompt_rows: int = 0) -> list[float]:
+        """Return the expected times of steps with 0 .. num_more drafts or more, lately computed."""
+        key = num_requests, num_prompt_rows, weight
+        line = self._lines.get(key, [])
         if len(line) <= num_more:
-            rows = np.arange(num_rows, num_rows + max(num_more, MIN_LINE) + 1)
-            last = len(self._line) - 1
-            timed = np.array(self._line)[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
-            error = self._mean_error + self._tilt * (np.log(rows) - self._mean_rows)
-            error[0] = self._plain_error
-            seconds = (timed + self._request_s * num_requests) * np.exp(error)
-            line = np.maximum(seconds, seconds[0]).tolist()
+            first, last = num_requests + num_prompt_rows, len(self._line) - 1
+            rows = np.arange(first, first + max(num_more, MIN_LINE) + 1)
+            timed = self._line[np.minimum(rows, last)] + self._beyond_s * np.maximum(0, rows - last)
+            plain_s = self._timed(num_requests, weight)
+            more = (timed - timed[0]) / plain_s
+            more[1:] += self._mean_surplus + self._tilt * (more[1:] - self._mean_more)
+            seconds = self._timed(first, weight) + plain_s * np.maximum(0.0, more)
+            line = (math.exp(self._level(num_requests, weight)) * seconds).tolist()
             if len(self._lines) >= MOST_LINES:
                 self._lines.clear()
-            self._lines[num_rows, num_requests] = line
+            self._lines[key] = line
         return line
 
-    def learn_plain(self, num_rows: int, num_requests: float, seconds: float, num_alike: int = 1) -> None:
+    def learn_plain(self, num_requests: int, weight: float, seconds: float, num_alike: int = 1) -> None:
         """Take in a step without drafts, which stands for `num_alike` steps."""
-        error = self._error(num_rows, num_requests, seconds, self._plain_error)
-        rate = max(min(num_alike * RATE, MOST_RATE), 1 / (FIRST_WEIGHT + self._num_plain))
-        moved = rate * (error - self._plain_error)
-        self._plain_error += moved
-        self._num_plain += 1
+        kind = _kind(num_requests, weight)
+        level, count = self._levels.get(kind, self._last)
+        error = math.log(max(seconds, 1e-9) / self._timed(num_requests, weight)) - level
+        rate = max(min(num_alike * RATE, MOST_RATE), 1 / (1 + count))
+        level += rate * max(-OUTLIER, min(OUTLIER, error))
+        self._levels[kind] = level, count + 1
+        self._last = level, 0
         self._num_plain_in_a_row += 1
         if self._num_plain_in_a_row > 1:
-            self._mean_error += moved + RATE * (self._plain_error - self._mean_error - moved)
+            self._mean_surplus *= 1 - RATE
             self._variance *= 1 - RATE
             self._covariance *= 1 - RATE
         self._refresh()
 
-    def learn_drafted(self, num_rows: int, num_requests: float, seconds: float) -> None:
+    def learn_drafted(self, num_requests: int, num_drafts: int, weight: float, seconds: float) -> None:
         """Take in a step with drafts."""
-        above_rows = math.log(num_rows) - self._mean_rows
-        believed = self._mean_error + self._tilt * above_rows
-        above_error = self._error(num_rows, num_requests, seconds, believed) - self._mean_error
+        plain_s = self._timed(num_requests, weight)
+        more = self._timed(num_requests + num_drafts, weight) / plain_s - 1.0
+        above_more = more - self._mean_more
+        believed = 1.0 + max(0.0, more + self._mean_surplus + self._tilt * above_more)
+        error = math.log(max(seconds, 1e-9) / (plain_s * believed)) - self._level(num_requests, weight)
+        taken = believed * math.exp(max(-OUTLIER, min(OUTLIER, error)))
+        above_surplus = taken - 1.0 - more - self._mean_surplus
         rate = max(RATE, 1 / (FIRST_WEIGHT + self._num_drafted))
-        self._mean_rows += (rate if self._num_drafted else 1.0) * above_rows
-        self._mean_error += rate * above_error
-        self._variance = (1 - rate) * (self._variance + rate * above_rows**2)
-        self._covariance = (1 - rate) * (self._covariance + rate * above_rows * above_error)
+        self._mean_more += (rate if self._num_drafted else 1.0) * above_more
+        self._mean_surplus += rate * above_surplus
+        self._variance = (1 - rate) * (self._variance + rate * above_more**2)
+        self._covariance = (1 - rate) * (self._covariance + rate * above_more * above_surplus)
         self._num_drafted += 1
         self._num_plain_in_a_row = 0
         self._refresh()
@@ -106,19 +121,22 @@ class StepCost:
     def _tilt(self) -> float:
         return self._covariance / (self._variance + RIDGE)
 
-    def _error(self, num_rows: int, num_requests: float, seconds: float, believed: float) -> float:
-        """Return log(seconds / timed seconds), cut where it is too far from what was believed."""
-        error = math.log(max(seconds, 1e-9) / self._timed(num_rows, num_requests))
-        return max(believed - OUTLIER, min(believed + OUTLIER, error))
+    def _level(self, num_requests: int, weight: float) -> float:
+        return self._levels.get(_kind(num_requests, weight), self._last)[0]
 
     def _refresh(self) -> None:
-        if (self._num_plain + self._num_drafted) % REFRESH == 0:
+        self._num_steps += 1
+        if self._num_steps % REFRESH == 0:
             self._lines.clear()
 
-    def _timed(self, num_rows: int, num_requests: float) -> float:
+    def _timed(self, num_rows: int, weight: float) -> float:
         last = len(self._line) - 1
         beyond_s = self._beyond_s * max(0, num_rows - last)
-        return self._line[min(num_rows, last)] + beyond_s + self._request_s * num_requests
+        return float(self._line[min(num_rows, last)]) + beyond_s + self._request_s * weight
+
+
+def _kind(num_requests: int, weight: float) -> tuple[int, int]:
+    return num_requests.bit_length(), int(4 * weight).bit_length()
 
 
 class CallCost:

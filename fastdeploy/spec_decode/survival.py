@@ -75,6 +75,11 @@ class Survival:
         """Return the same for `count` tokens that a source has yet to draft, without a match."""
         return self._products(key, self._method(source).misses[:count])
 
+    def mean_hopes(self, source: str, count: int) -> list[float]:
+        """Return the same for a request of which nothing is known."""
+        product = 1.0
+        return [product := product * (1.0 - miss) for miss in self._method(source).misses[:count]]
+
     def learn(self, key: Key, draft: Draft, first: int, num_kept: int, is_refuted: bool) -> None:
         """Take in that tokens first .. first + num_kept - 1 came true, and that the next one did not (`is_refuted`)."""
         own = self._own.get(key)
