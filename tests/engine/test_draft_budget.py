@@ -65,7 +65,6 @@ class Decoding:
         fill_s: that the model's first draft of a request takes more.
         finds: text is found to match.
         asked: of every step so far, what was asked for the first request.
-        lengths: the drafts verified of all.
     """
 
     budget: AdaptiveBudget
@@ -79,7 +78,6 @@ class Decoding:
     finds: bool = True
     num_prompt_rows: int = 0
     asked: list[Ask] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
 
     def run(self, num_steps: int) -> float:
         """Take steps; return how many seconds less they took than the same tokens would have without drafts."""
@@ -98,7 +96,6 @@ class Decoding:
             emitted.append([*right, 1])
             request.append(emitted[-1])
         num_drafts = sum(plan.num_drafts)
-        self.lengths.append(num_drafts)
         self.clock.now += 1.0 + self.row_s * num_drafts + 0.02 * self.num_prompt_rows
         self.budget.observe(self.requests, emitted)
         if self.num_prompt_rows:
@@ -135,21 +132,18 @@ class Decoding:
             self.budget.proposed([request for request, _ in asked], [ask for _, ask in asked])
 
 
-def decode_matches(num_right: int, row_s: float, num_requests: int = 1) -> Decoding:
-    """Let drafts be matches."""
+def decode_matches(num_right: int, row_s: float) -> Decoding:
+    """Let the drafts of a request be matches."""
     clock = ManualClock()
-    requests = [make_request(str(i)) for i in range(num_requests)]
-    return Decoding(make_budget(row_s, clock), clock, requests, num_right, row_s)
+    return Decoding(make_budget(row_s, clock), clock, num_right=num_right, row_s=row_s)
 
 
-def decode_with_model(num_right: int, call_s: float = 0.1, fill_s: float = 0.0, num_requests: int = 1) -> Decoding:
-    """Let drafts be a model's."""
-    clock = ManualClock()
-    requests = [make_request(str(i)) for i in range(num_requests)]
-    for request in requests:
-        request.append([1] * (READ - request.num_tokens))
+def decode_with_model(num_right: int, call_s: float = 0.1, fill_s: float = 0.0) -> Decoding:
+    """Let the drafts of a request be a model's."""
+    clock, request = ManualClock(), make_request()
+    request.append([1] * (READ - request.num_tokens))
     budget = make_model_budget(clock, call_s=call_s)
-    return Decoding(budget, clock, requests, num_right, call_s=call_s, fill_s=fill_s)
+    return Decoding(budget, clock, [request], num_right, call_s=call_s, fill_s=fill_s)
 
 
 @pytest.mark.parametrize(
@@ -362,17 +356,17 @@ def test_calls_that_a_match_took_the_place_of_are_not_paid_for() -> None:
     clock, cost, request = ManualClock(), CallCost(0.1, 0.0, 0.0), make_request()
     model = DraftingModel("mtp", 2, cost)
     budget, learned = AdaptiveBudget(FixedCost({1: 1.0, 64: 1.0}), model, clock, matches_text=True), []
-    for draft in make_draft(TEXT), Draft(TEXT[:2], "mtp"):
+    for draft, asking_s in (make_draft(TEXT), 0.1), (Draft(TEXT[:2], "mtp"), 0.9):
         budget.wants_drafts(1)
         assert budget.ask([request]) == [Ask(5, 2)]
         request.set_draft(draft)
-        clock.now += 0.9
+        clock.now += asking_s
         budget.proposed([request], [Ask(5, 2)])
         budget.choose([request], 0)
         learned.append(cost.own_s)
         clock.now += 0.5
-    assert learned[0] == 0.0 and learned[1] == 0.0  # all of it is believed to be matching's, as it was the first time
-    assert budget._match.seconds == 0.9
+    assert learned[0] == 0.0 < learned[1]
+    assert budget._match.seconds == 0.1
 
 
 def test_a_model_keeps_the_calls_that_bring_more_than_the_matches_do() -> None:
