@@ -6,7 +6,7 @@ from __future__ import annotations
 # Steps without drafts. With few requests luck changes from step to step: divided by their number, the second of each
 # pair is added to the first.
 START, START_ALONE = 1.5, 1.5  # that drafts may lose before they have brought anything
-MOST_SAVED, MOST_SAVED_ALONE = 4.0, 6.0  # the same of what they have brought
+MOST_SAVED, MOST_SAVED_ALONE = 2.0, 8.0  # the same of what they have brought
 SAVED_SHARE = 0.004  # of the time: most that drafts may lose where they do not pay
 STAKE = 2.0  # steps that have been saved when drafts that had lost all are tried again
 TRIAL = 3  # bookings before which all drafts are asked for and nobody chooses; what was tried before has one

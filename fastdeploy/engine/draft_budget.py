@@ -22,7 +22,7 @@ from fastdeploy.spec_decode.survival import Key, Survival
 
 MATCH, MODEL = "match", "model"  # kinds of drafts
 STEP_OUTLIER = 2.0  # a step counts for at most so many times one whose drafts are requests of their own
-REST_TIMED = 16  # steps at rest of which one is timed
+REST_TIMED = 32  # steps at rest of which one is timed
 CONTROL_SHARE = 0.005  # of the time: most that steps without drafts give up, by which those with them are judged
 CONTROL_STEPS = 8  # in a row: what drafting leaves in the caches slows the first ones
 CONTROL_TIMED = 3  # of them, the last ones
@@ -149,6 +149,7 @@ class AdaptiveBudget(DraftBudget):
         self._asked: _Asked | None = None
         self._match = Price()
         self._num_requests = 0
+        self._is_open = True  # the account of a kind of drafts, for so many requests
         self._depth = self._num_weighed = self._num_depth_asks = 0
         self._token_s = self._row_s = 0.0  # of the next step: what a token is worth, and what a row costs
         self._weighed: list[int] | None = None  # calls that were left to the model
@@ -183,10 +184,13 @@ class AdaptiveBudget(DraftBudget):
         self._ended_s = self._clock()
         step_s, count, asked = self._ended_s - self._began_s, self._num_decoding, self._asked
         plain_s = self._plain_s = self._cost.seconds(count, self._weight)
+        self._is_known = self._cost.is_known(count, self._weight)
         has_prompts = len(plan.requests) != count
         if asked:
-            most_s = STEP_OUTLIER * plain_s * (1 + self._num_rows / count)
-            extra_s = self._believed_s(plan) if has_prompts else min(step_s, most_s) - plain_s
+            if has_prompts or not self._is_known:  # there is no step without drafts to hold it against
+                extra_s = self._believed_s(plan)
+            else:
+                extra_s = min(step_s, STEP_OUTLIER * plain_s * (1 + self._num_rows / count)) - plain_s
             self._book(asked, plan, extra_s, plain_s)
             self._num_looked += 1
         if not has_prompts:
@@ -196,9 +200,10 @@ class AdaptiveBudget(DraftBudget):
 
     def wants_drafts(self, num_requests: int) -> bool:
         """Rest while no kind of drafts has anything to lose."""
-        self._num_requests = num_requests
-        is_open = any([self._account(kind, num_requests).is_open for kind in self._kinds])
-        return is_open and not self._is_control_due()
+        if num_requests != self._num_requests:
+            self._num_requests = num_requests
+            self._find_open()
+        return self._is_open and not self._is_control_due()
 
     def ask(self, ready: Sequence[Request]) -> list[Ask]:
         """Ask for the drafts of the kinds that have something to lose."""
@@ -327,7 +332,6 @@ class AdaptiveBudget(DraftBudget):
             self._cost.learn_drafted(count, self._num_rows, self._weight, step_s)
         elif not self._asked:
             self._cost.learn_plain(count, self._weight, step_s, self._num_looked or REST_TIMED)
-        self._is_known = self._cost.is_known(count, self._weight)
         if self._is_known and self._num_rested >= CONTROL_STEPS:
             self._num_looked = 0
 
@@ -338,6 +342,7 @@ class AdaptiveBudget(DraftBudget):
         self._control_s += CONTROL_SHARE * seconds
         for kind in self._kinds:
             self._account(kind, self._num_requests).save(seconds, plain_s)
+        self._find_open()
 
     def _book(self, asked: _Asked, plan: StepPlan, extra_s: float, plain_s: float) -> None:
         """Book what the drafts of a step brought, which took `extra_s` more than it would have without them."""
@@ -360,7 +365,7 @@ class AdaptiveBudget(DraftBudget):
             self._account(MODEL, asked.size).book(own_s, plain_s, self._num_decoding)
 
     def _believed_s(self, plan: StepPlan) -> float:
-        """Return what the drafts of a step are believed to add to it where prompts are read beside them."""
+        """Return what the drafts of a step are believed to add to it, and to the prompts that are read beside them."""
         num_prompt_rows = sum(plan.num_scheduled) - self._num_decoding - self._num_rows
         line = self._line(self._num_decoding, self._num_rows, num_prompt_rows)
         return line[self._num_rows] - line[0]
@@ -399,6 +404,9 @@ class AdaptiveBudget(DraftBudget):
         fill_s = max(0.0, cost_s - call.seconds(counts, 0))
         self._account(MODEL, look.size).owe(fill_s)
         return cost_s - fill_s, fill_s
+
+    def _find_open(self) -> None:
+        self._is_open = any([self._account(kind, self._num_requests).is_open for kind in self._kinds])
 
     def _account(self, kind: str, num_requests: int) -> Account:
         key = kind, num_requests.bit_length()
