@@ -30,6 +30,8 @@ CONTROL_REST = 48  # steps between them at least
 FIRST_LOOKS = 16  # steps with drafts after which they must be known, unless drafts bring more than any error in them
 MOST_MISSING = 16  # tokens: how far behind a cache is that was asked lately; how filled any other is, is not known
 REVIEW = 8  # asks of a model, of which one chooses how deep it drafts
+IDLE_RATE = 0.1  # of the mean of what steps take more for which no draft was found
+IDLE_ERROR = 0.03  # that they are faster than those without, which must then be timed again
 MEAN_RATE = 0.05  # of the mean length in the metrics
 
 
@@ -156,6 +158,7 @@ class AdaptiveBudget(DraftBudget):
         self._num_untimed = 0  # steps since one was timed
         self._num_rested = self._num_looked = 0  # steps in a row before which nobody was asked; others since such a row
         self._control_s = self._gain_s = 0.0  # saved for the next such row; what drafts bring a step
+        self._idle_more = 0.0  # of a step without drafts: what one takes more for which no draft was found
         self._plain_s = 0.0  # that a step without drafts is believed to take
         self._is_known = False  # what steps without drafts take
 
@@ -193,6 +196,8 @@ class AdaptiveBudget(DraftBudget):
                 extra_s = min(step_s, STEP_OUTLIER * plain_s * (1 + self._num_rows / count)) - plain_s
             self._book(asked, plan, extra_s, plain_s)
             self._num_looked += 1
+            if not has_prompts and not self._num_rows:
+                self._idle_more += IDLE_RATE * (step_s / plain_s - 1 - self._idle_more)
         if not has_prompts:
             self._learn_step(step_s)
         self._save(plain_s)
@@ -321,8 +326,10 @@ class AdaptiveBudget(DraftBudget):
         if not self._is_known:
             return self._num_looked >= FIRST_LOOKS and self._gain_s < self._plain_s
         if self._num_rested >= CONTROL_STEPS:
-            self._control_s = 0.0
+            self._control_s = self._idle_more = 0.0
             return False
+        if self._idle_more < -IDLE_ERROR:
+            return True
         return self._num_looked >= CONTROL_REST and self._control_s >= CONTROL_STEPS * self._gain_s
 
     def _learn_step(self, step_s: float) -> None:

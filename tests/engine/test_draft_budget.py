@@ -370,6 +370,16 @@ def test_drafts_are_not_blamed_for_steps_that_were_timed_too_fast() -> None:
     assert rests[0] >= FIRST_LOOKS and len(rests) <= 40
 
 
+def test_steps_without_drafts_are_timed_again_where_those_without_a_match_are_faster() -> None:
+    clock, cost = ManualClock(), StepCost({1: 1.0, 2: 1.1})
+    for _ in range(8):
+        cost.learn_plain(1, 1.0, 1.4)  # they take one second now
+    decoding = Decoding(AdaptiveBudget(cost, clock=clock), clock, match_s=0.1, finds=False)
+    decoding.run(200)
+    assert cost.seconds(1, 1.0) == pytest.approx(1.0, rel=0.1)
+    assert sum(ask.num_drafts > 0 for ask in decoding.asked) <= 100
+
+
 def test_calls_that_a_match_took_the_place_of_are_not_paid_for() -> None:
     clock, cost, request = ManualClock(), CallCost(0.1, 0.0, 0.0), make_request()
     model = DraftingModel("mtp", 2, cost)
