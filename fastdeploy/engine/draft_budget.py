@@ -372,7 +372,7 @@ class AdaptiveBudget(DraftBudget):
             self._account(MODEL, asked.size).book(own_s, plain_s, self._num_decoding)
 
     def _believed_s(self, plan: StepPlan) -> float:
-        """Return what the drafts of a step are believed to add to it, and to the prompts that are read beside them."""
+        """Return what the drafts of a step are believed to add to it, whether prompts are read beside them or not."""
         num_prompt_rows = sum(plan.num_scheduled) - self._num_decoding - self._num_rows
         line = self._line(self._num_decoding, self._num_rows, num_prompt_rows)
         return line[self._num_rows] - line[0]
