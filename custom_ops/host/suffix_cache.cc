@@ -5,22 +5,31 @@ namespace fd {
 namespace {
 
 constexpr int kLog2LiveChunk = 10, kLog2SharedChunk = 12;
-constexpr int64_t kBytesPerHead = 40;      // of the limit: about one hash head per node when it is full
-constexpr int64_t kMaxBytesPerToken = 96;  // two nodes, the token, what chunks and pages leave unused
-constexpr int64_t kBytesPerSalt = 256;     // map entry, strings' headers, root
-constexpr int64_t kWorkPerStart = 512;     // a prompt is read next, which takes longer
-constexpr int64_t kWorkPerToken = 2;       // the one that enters and the one that must leave for it
+constexpr int kLog2Page = 10, kLog2HugePage = 16;  // nodes: 32 KiB and 2 MiB
+constexpr int64_t kHugeLimit = 64 << 20;           // bytes from which on shared outputs have the latter
+constexpr int64_t kBytesPerHead = 40;              // of the limit: about one hash head per node when it is full
+constexpr int64_t kMaxBytesPerToken = 96;          // two nodes, the token, what chunks and pages leave unused
+constexpr int64_t kBytesPerSalt = 256;             // map entry, strings' headers, root
+constexpr int64_t kWorkPerStart = 512;             // a prompt is read next, which takes longer
+constexpr int64_t kWorkPerToken = 2;               // the one that enters and the one that must leave for it
 constexpr int kMinEvidence = 2;
 constexpr int kLastOutput = 2 * kLongMatch;  // tokens that an output counts for which the text may repeat
 
 }  // namespace
 
 LiveText::LiveText(int max_depth)
-    : max_depth_(max_depth), tape_(max_depth, kLog2LiveChunk), forest_(tape_, 0), root_(forest_.add_root()) {}
+    : max_depth_(max_depth),
+      tape_(max_depth, kLog2LiveChunk),
+      forest_(tape_, 0, kLog2Page),
+      root_(forest_.add_root()) {}
 
 void LiveText::extend(const int32_t* tokens, int64_t num_tokens) {
   tape_.append(tokens, num_tokens);
   anchor_.extend(tokens, num_tokens);
+  const auto num_more = static_cast<int64_t>(tape_.end() - num_closed_) - max_depth_ + 1;
+  if (0 < num_more && num_more <= SuffixForest::kRun) {  // a prompt's tree is in near caches by itself
+    forest_.fetch(root_, static_cast<uint32_t>(num_closed_), static_cast<int>(num_more), max_depth_);
+  }
   for (; num_closed_ + max_depth_ <= tape_.end(); ++num_closed_) {
     forest_.insert(root_, static_cast<uint32_t>(num_closed_), max_depth_);
   }
@@ -72,7 +81,7 @@ SharedOutputs::SharedOutputs(int max_depth, int64_t max_outputs, int64_t max_byt
       max_outputs_(max_outputs),
       max_bytes_(max_bytes),
       tape_(max_depth, kLog2SharedChunk),
-      forest_(tape_, max_bytes / kBytesPerHead) {}
+      forest_(tape_, max_bytes / kBytesPerHead, max_bytes < kHugeLimit ? kLog2Page : kLog2HugePage) {}
 
 SaltTree* SharedOutputs::acquire(const std::string& salt) {
   std::unique_ptr<SaltTree>& tree = salts_[salt];

@@ -2,12 +2,16 @@
 #include "host/suffix_forest.h"
 
 #include <map>
+#include <numeric>
 #include <random>
+
+#include "host/huge_pages.h"
 
 namespace fd {
 namespace {
 
 constexpr int64_t kMinHeads = 64;
+constexpr size_t kCacheLine = 64;
 
 // Differs from process to process, so that nobody can send a text whose branchings all fall on one head. No result
 // depends on it.
@@ -19,11 +23,21 @@ uint64_t hash_seed() {
   return seed;
 }
 
+void* checked(void* memory, size_t num_bytes) {
+  if (memory == nullptr) throw std::bad_alloc();
+  advise_huge_pages(memory, num_bytes);
+  return memory;
+}
+
 // Zeroed by the system when first touched: a table for a large limit costs nothing before it is used.
 uint32_t* zeroed(int64_t size) {
-  void* memory = std::calloc(size, sizeof(uint32_t));
-  if (memory == nullptr) throw std::bad_alloc();
-  return static_cast<uint32_t*>(memory);
+  return static_cast<uint32_t*>(checked(std::calloc(size, sizeof(uint32_t)), size * sizeof(uint32_t)));
+}
+
+SuffixNode* allocate_page(size_t size) {
+  const size_t num_bytes = size * sizeof(SuffixNode);
+  const size_t alignment = num_bytes % kHugePage == 0 ? kHugePage : kCacheLine;
+  return static_cast<SuffixNode*>(checked(std::aligned_alloc(alignment, num_bytes), num_bytes));
 }
 
 int common_prefix(const int32_t* a, const int32_t* b, int limit) {
@@ -34,9 +48,11 @@ int common_prefix(const int32_t* a, const int32_t* b, int limit) {
 
 }  // namespace
 
-SuffixForest::SuffixForest(const TokenTape& tape, int64_t num_heads)
+SuffixForest::SuffixForest(const TokenTape& tape, int64_t num_heads, int log2_page)
     : tape_(tape),
       seed_(hash_seed()),
+      log2_page_(log2_page),
+      page_(uint32_t{1} << log2_page),
       fixed_heads_(num_heads > 0),
       num_heads_(std::max(num_heads, kMinHeads)),
       heads_(zeroed(num_heads_), &std::free) {}
@@ -48,7 +64,7 @@ uint32_t SuffixForest::allocate() {
     free_ = at(id).chain;
     return id;
   }
-  if (num_used_ >> kLog2Page == pages_.size()) pages_.emplace_back(new SuffixNode[kPage]);
+  if (num_used_ >> log2_page_ == pages_.size()) pages_.emplace_back(allocate_page(page_), &std::free);
   return num_used_++;
 }
 
@@ -236,6 +252,37 @@ void SuffixForest::insert(uint32_t root, uint32_t pos, int length) {
   if (common < length) add_leaf(last, pos, length);
 }
 
+void SuffixForest::fetch(uint32_t root, uint32_t pos, int num, int length) const {
+  uint32_t ids[kRun];  // how far each path has come
+  int going[kRun], num_going = num;
+  const uint32_t* heads[kRun];
+  std::fill_n(ids, num, root);
+  std::iota(going, going + num, 0);
+  while (num_going > 0) {
+    for (int k = 0; k < num_going; ++k) {
+      const int i = going[k];
+      const SuffixNode& here = node(ids[i]);
+      heads[k] = &head(ids[i], tape_.at(pos + i)[here.depth]);
+      __builtin_prefetch(heads[k]);
+      __builtin_prefetch(&node(here.first_child));  // what a child with one more is held against
+    }
+    for (int k = 0; k < num_going; ++k) __builtin_prefetch(&node(*heads[k]));
+    int num_left = 0;
+    for (int k = 0; k < num_going; ++k) {
+      const int i = going[k];
+      const uint32_t id = child(ids[i], tape_.at(pos + i)[node(ids[i]).depth]);
+      if (id != 0) ids[i] = id;
+      if (id != 0 && static_cast<int>(node(id).depth) < length) {
+        going[num_left++] = i;
+      } else {
+        __builtin_prefetch(tape_.at(node(ids[i]).pos));
+      }
+    }
+    num_going = num_left;
+  }
+  asm volatile("");  // calls of a function that only fetches would be left out
+}
+
 void SuffixForest::remove(uint32_t root, uint32_t pos, int length) {
   const int32_t* text = tape_.at(pos);
   uint32_t path[kMaxDepth + 1];
@@ -283,7 +330,7 @@ uint32_t SuffixForest::find(uint32_t root, const int32_t* tokens, int length) co
 }
 
 int64_t SuffixForest::num_bytes() const {
-  return static_cast<int64_t>(pages_.size() * kPage * sizeof(SuffixNode)) + num_heads_ * int64_t{sizeof(uint32_t)};
+  return static_cast<int64_t>(pages_.size() * page_ * sizeof(SuffixNode)) + num_heads_ * int64_t{sizeof(uint32_t)};
 }
 
 std::string SuffixForest::check_node(uint32_t id, uint32_t expected_count) const {

@@ -47,27 +47,31 @@ static_assert(sizeof(SuffixNode) == 32, "two nodes per cache line");
 
 class SuffixForest {
  public:
-  // `num_heads` fixes the hash table; 0 lets it grow with the nodes.
-  SuffixForest(const TokenTape& tape, int64_t num_heads);
+  // `num_heads` fixes the hash table; 0 lets it grow with the nodes, of which 2^log2_page are allocated at a time.
+  SuffixForest(const TokenTape& tape, int64_t num_heads, int log2_page);
 
   uint32_t add_root();
   void free_root(uint32_t root);  // a root that counts nothing
 
   // Counts the suffix tape[pos .. pos + length).
   void insert(uint32_t root, uint32_t pos, int length);
+  // Asks for what inserts of `num` suffixes at pos, pos + 1, ..., at most kRun, will read, going down all their paths
+  // at once: each by itself waits for one node after the other.
+  void fetch(uint32_t root, uint32_t pos, int num, int length) const;
+  static constexpr int kRun = 32;
   // Takes back an `insert`.
   void remove(uint32_t root, uint32_t pos, int length);
 
   // The node that the string ends in or above, 0 if no inserted suffix begins with the string.
   uint32_t find(uint32_t root, const int32_t* tokens, int length) const;
   uint32_t child(uint32_t parent, int32_t token) const;
-  const SuffixNode& node(uint32_t id) const { return pages_[id >> kLog2Page][id & (kPage - 1)]; }
+  const SuffixNode& node(uint32_t id) const { return pages_[id >> log2_page_][id & (page_ - 1)]; }
   const TokenTape& tape() const { return tape_; }
 
   int64_t num_nodes() const { return num_nodes_; }
   int64_t num_bytes() const;
   // Bytes that the next insert may add.
-  int64_t growth() const { return num_free() >= 2 ? 0 : kPage * static_cast<int64_t>(sizeof(SuffixNode)); }
+  int64_t growth() const { return num_free() >= 2 ? 0 : int64_t{page_} * static_cast<int64_t>(sizeof(SuffixNode)); }
 
   struct Suffix {
     uint32_t root, pos;
@@ -77,11 +81,11 @@ class SuffixForest {
   std::string check_integrity(const std::vector<Suffix>& suffixes, const std::vector<uint32_t>& roots) const;
 
  private:
-  static constexpr int kLog2Page = 10;
-  static constexpr uint32_t kPage = 1 << kLog2Page;
+  template <class T>
+  using Memory = std::unique_ptr<T[], decltype(&std::free)>;
 
-  SuffixNode& at(uint32_t id) { return pages_[id >> kLog2Page][id & (kPage - 1)]; }
-  int64_t num_free() const { return static_cast<int64_t>(pages_.size() * kPage) - 1 - num_nodes_; }
+  SuffixNode& at(uint32_t id) { return pages_[id >> log2_page_][id & (page_ - 1)]; }
+  int64_t num_free() const { return static_cast<int64_t>(pages_.size() * page_) - 1 - num_nodes_; }
   uint32_t allocate();
   void release(uint32_t id);
 
@@ -104,13 +108,15 @@ class SuffixForest {
 
   const TokenTape& tape_;
   const uint64_t seed_;
-  std::vector<std::unique_ptr<SuffixNode[]>> pages_;
+  const int log2_page_;
+  const uint32_t page_;
+  std::vector<Memory<SuffixNode>> pages_;
   uint32_t free_ = 0;  // list through `chain`
   uint32_t num_used_ = 1;
   int64_t num_nodes_ = 0;
   bool fixed_heads_;
   int64_t num_heads_;
-  std::unique_ptr<uint32_t[], decltype(&std::free)> heads_;
+  Memory<uint32_t> heads_;
 };
 
 }  // namespace fd

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks of whole steps run from end to end on a tiny shape; no time is asserted."""
+"""The benchmarks run from end to end, those of whole steps on a tiny shape; no time is asserted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import bench_decode, bench_prefill, profile_step, step_parts
+from benchmarks import bench_decode, bench_prefill, bench_proposing, profile_step, step_parts
 from benchmarks.stacked_bars import stacked_bars
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -114,3 +115,18 @@ def test_memory_is_measured_in_a_process_per_format(tiny: str) -> None:
     for row in (none, wint8):
         assert row["beside_gib"] == pytest.approx(row["resident_gib"] - row["weights_gib"] - row["cache_gib"])
         assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
+
+
+def test_proposing_is_measured_for_each_method_on_new_and_on_known_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--shared-tokens", "40000", "--history", "1000", "--steps", "20", "--batch", "1", "2"]
+    monkeypatch.setattr(sys, "argv", ["bench_proposing", *flags])
+    bench_proposing.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = {(row["method"], row["batch"], row["text"]): row for row in found["results"]}
+    assert list(rows) == list(product(("ngram", "suffix"), (1, 2), ("new", "known")))
+    assert all(row["draft_us"] > 0 and row["live_bytes_per_token"] > 4 for row in rows.values())
+    emitted = {kind: rows["suffix", 2, kind]["emitted_per_step"] for kind in ("new", "known")}
+    assert emitted["known"] > 2 * emitted["new"] >= 2
+    assert found["shared"]["shared_tokens"] > 20_000

@@ -15,6 +15,7 @@ from fastdeploy.ops.text_batch import TextBatch
 from tests.ops.anchors import LONG_MATCH, AnchorOracle
 from tests.ops.text_batches import extend_batch, propose_batch
 
+LARGE_PAGE = 1 << 16  # nodes
 Guess = tuple[list[int], int, float]
 
 
@@ -406,6 +407,27 @@ def test_old_outputs_leave_as_a_whole_when_bytes_run_out() -> None:
     first_kept = len(outputs) - usage.num_outputs
     found = [draft(cache, slot, 8) == output[10:18] for slot, output in enumerate(outputs)]
     assert found == [False] * first_kept + [True] * usage.num_outputs
+    cache.check_integrity()
+
+
+def test_nodes_beyond_a_large_page_are_found_and_removed() -> None:
+    cache, random = SuffixCache(SuffixRules(max_cache_bytes=64 << 20)), np.random.default_rng(0)
+    outputs = [random.integers(0, 5000, 10_000).tolist() for _ in range(8)]
+    for slot, output in enumerate(outputs):
+        share(cache, output)
+        cache.start(100 + slot, "", output[4000:4010])
+
+    def is_drafted() -> list[bool]:
+        return [draft(cache, 100 + slot, 8) == output[4010:4018] for slot, output in enumerate(outputs)]
+
+    cache.settle()
+    assert cache.usage().num_nodes > LARGE_PAGE
+    assert is_drafted() == [True] * 8
+    cache.check_integrity()
+    cache.evict(7)
+    cache.settle()
+    assert cache.usage().num_nodes < LARGE_PAGE
+    assert is_drafted() == [False] * 7 + [True]
     cache.check_integrity()
 
 
