@@ -113,7 +113,9 @@ class FixedCost(StepCost):
     def is_known(self, num_requests: int, weight: float) -> bool:
         return True
 
-    def learn_plain(self, num_requests: int, weight: float, seconds: float, num_alike: int = 1) -> None:
+    def learn_plain(
+        self, num_requests: int, weight: float, seconds: float, num_alike: int = 1, most_rate: float = 1.0
+    ) -> None:
         pass
 
     def learn_drafted(self, num_requests: int, num_drafts: int, weight: float, seconds: float) -> None:

@@ -38,12 +38,16 @@ class Account:
         """Take in what is paid for little by little, or at once when the account closes."""
         self._owed_s += seconds
 
-    def book(self, gain_s: float, step_s: float, num_requests: int) -> None:
-        """Take in what drafts brought, which may be less than nothing.
+    def book(self, gain_s: float, step_s: float, num_requests: int, may_close: bool = True) -> bool:
+        """Take in what drafts brought, which may be less than nothing; without a balance the account closes.
 
         Args:
             step_s: seconds of a step without drafts.
             num_requests: of that step.
+            may_close: otherwise it is left to the caller to `close` or `renew` it.
+
+        Returns:
+            False if nothing is left.
         """
         if not self._num_booked:
             self._balance_s = max(self._balance_s, (START + START_ALONE / num_requests) * step_s)
@@ -52,10 +56,20 @@ class Account:
         self._owed_s -= paid_s
         most_s = (MOST_SAVED + MOST_SAVED_ALONE / num_requests) * step_s
         self._balance_s = min(self._balance_s + gain_s - paid_s, most_s)
-        if self._balance_s < 0.0:
-            self.is_open = False
-            self._balance_s -= self._owed_s
-            self._owed_s = 0.0
+        has_any = self._balance_s >= 0.0
+        if not has_any and may_close:
+            self.close()
+        return has_any
+
+    def close(self) -> None:
+        """Let the drafts rest; what is owed comes first when they save for a trial."""
+        self.is_open = False
+        self._balance_s -= self._owed_s
+        self._owed_s = 0.0
+
+    def renew(self, step_s: float, num_requests: int) -> None:
+        """Begin again as at first: what drafts brought was held against something wrong."""
+        self._balance_s = (START + START_ALONE / num_requests) * step_s
 
     def save(self, seconds: float, step_s: float) -> None:
         """Take in the time of steps; a closed account puts its share aside and opens for a trial when it has enough."""

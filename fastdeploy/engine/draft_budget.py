@@ -17,7 +17,7 @@ from fastdeploy.core.stats import DraftBudgetStats
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.draft_account import COST_RATE, Account, Price
 from fastdeploy.engine.draft_choice import most_profitable
-from fastdeploy.spec_decode.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.step_cost import MOST_RATE, CallCost, StepCost
 from fastdeploy.spec_decode.survival import Key, Survival
 
 MATCH, MODEL = "match", "model"  # kinds of drafts
@@ -32,6 +32,8 @@ MOST_MISSING = 16  # tokens: how far behind a cache is that was asked lately; ho
 REVIEW = 8  # asks of a model, of which one chooses how deep it drafts
 IDLE_RATE = 0.1  # of the mean of what steps take more for which no draft was found
 IDLE_ERROR = 0.03  # that they are faster than those without, which must then be timed again
+DOUBT_ERROR = 0.2  # that steps without drafts must take more than believed for drafts that lost all to go on
+DOUBT_RATE = 0.5  # with which such a step counts then
 MEAN_RATE = 0.05  # of the mean length in the metrics
 
 
@@ -114,6 +116,15 @@ class _Asked:
     replaced_s: float = 0.0
 
 
+class _Doubt(NamedTuple):
+    """An account with nothing left by steps without drafts that were timed long ago, and what those took."""
+
+    account: Account
+    num_requests: int
+    weight: float
+    plain_s: float
+
+
 class AdaptiveBudget(DraftBudget):
     """Asks for drafts while they pay.
 
@@ -160,6 +171,7 @@ class AdaptiveBudget(DraftBudget):
         self._control_s = self._gain_s = 0.0  # saved for the next such row; what drafts bring a step
         self._idle_more = 0.0  # of a step without drafts: what one takes more for which no draft was found
         self._plain_s = 0.0  # that a step without drafts is believed to take
+        self._doubts: list[_Doubt] = []
         self._is_known = False  # what steps without drafts take
 
     def choose(self, decoding: Sequence[Request], num_prompt_rows: int) -> None:
@@ -208,7 +220,9 @@ class AdaptiveBudget(DraftBudget):
         if num_requests != self._num_requests:
             self._num_requests = num_requests
             self._find_open()
-        return self._is_open and not self._is_control_due()
+        if not self._is_open or self._is_control_due():
+            return False
+        return self._is_open  # which the end of a control may have changed
 
     def ask(self, ready: Sequence[Request]) -> list[Ask]:
         """Ask for the drafts of the kinds that have something to lose."""
@@ -327,10 +341,23 @@ class AdaptiveBudget(DraftBudget):
             return self._num_looked >= FIRST_LOOKS and self._gain_s < self._plain_s
         if self._num_rested >= CONTROL_STEPS:
             self._control_s = self._idle_more = 0.0
+            self._settle_doubts()
             return False
-        if self._idle_more < -IDLE_ERROR:
+        if self._doubts or self._idle_more < -IDLE_ERROR:
             return True
         return self._num_looked >= CONTROL_REST and self._control_s >= CONTROL_STEPS * self._gain_s
+
+    def _settle_doubts(self) -> None:
+        """Shut the accounts in doubt, unless steps without drafts take longer than what they were held against."""
+        for account, num_requests, weight, plain_s in self._doubts:
+            now_s = self._cost.seconds(num_requests, weight)
+            if now_s > (1 + DOUBT_ERROR) * plain_s:
+                account.renew(now_s, num_requests)
+            else:
+                account.close()
+        if self._doubts:
+            self._doubts.clear()
+            self._find_open()
 
     def _learn_step(self, step_s: float) -> None:
         """Take in a step without prompts; one without drafts stands for those before it that are not timed."""
@@ -338,7 +365,8 @@ class AdaptiveBudget(DraftBudget):
         if self._num_rows:
             self._cost.learn_drafted(count, self._num_rows, self._weight, step_s)
         elif not self._asked:
-            self._cost.learn_plain(count, self._weight, step_s, self._num_looked or REST_TIMED)
+            most_rate = DOUBT_RATE if self._doubts else MOST_RATE
+            self._cost.learn_plain(count, self._weight, step_s, self._num_looked or REST_TIMED, most_rate)
         if self._is_known and self._num_rested >= CONTROL_STEPS:
             self._num_looked = 0
 
@@ -365,11 +393,17 @@ class AdaptiveBudget(DraftBudget):
         share = own_rows / self._num_rows if self._num_rows else 0.0 if asked.has_matches else 1.0
         if asked.has_matches:
             gain_s = (kept - own_kept) * token_s - (1 - share) * extra_s - asked.other_s + asked.replaced_s
-            self._account(MATCH, asked.size).book(gain_s, plain_s, self._num_decoding)
+            self._enter(self._account(MATCH, asked.size), gain_s, plain_s)
             asked.other_s = 0.0
         if asked.counts:
             own_s = own_kept * token_s - share * extra_s - asked.call_s - asked.other_s - asked.replaced_s
-            self._account(MODEL, asked.size).book(own_s, plain_s, self._num_decoding)
+            self._enter(self._account(MODEL, asked.size), own_s, plain_s)
+
+    def _enter(self, account: Account, gain_s: float, plain_s: float) -> None:
+        """Book a gain; where nothing is left, that is doubted if steps without drafts were not timed lately."""
+        is_sure = not self._is_known or self._num_looked < FIRST_LOOKS
+        if not account.book(gain_s, plain_s, self._num_decoding, may_close=is_sure) and not is_sure:
+            self._doubts.append(_Doubt(account, self._num_decoding, self._weight, plain_s))
 
     def _believed_s(self, plan: StepPlan) -> float:
         """Return what the drafts of a step are believed to add to it, whether prompts are read beside them or not."""

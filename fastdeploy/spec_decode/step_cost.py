@@ -83,12 +83,14 @@ class StepCost:
             self._lines[key] = line
         return line
 
-    def learn_plain(self, num_requests: int, weight: float, seconds: float, num_alike: int = 1) -> None:
-        """Take in a step without drafts, which stands for `num_alike` steps."""
+    def learn_plain(
+        self, num_requests: int, weight: float, seconds: float, num_alike: int = 1, most_rate: float = MOST_RATE
+    ) -> None:
+        """Take in a step without drafts, which stands for `num_alike` steps, with a rate of `most_rate` at most."""
         kind = _kind(num_requests, weight)
         level, count = self._levels.get(kind, self._last)
         error = math.log(max(seconds, 1e-9) / self._timed(num_requests, weight)) - level
-        rate = max(min(num_alike * RATE, MOST_RATE), 1 / (1 + count))
+        rate = max(min(num_alike * RATE, most_rate), 1 / (1 + count))
         level += rate * max(-OUTLIER, min(OUTLIER, error))
         self._levels[kind] = level, count + 1
         self._last = level, 0

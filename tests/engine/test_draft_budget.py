@@ -71,6 +71,7 @@ class Decoding:
         num_right: drafts of each that come true.
         row_s, match_s, call_s: seconds that a draft's row, matching a request and a call of the model really take.
         fill_s: that the model's first draft of a request takes more.
+        slowness: of the machine, that all of these, and a step's one second, are multiplied by.
         finds: text is found to match.
         asked: of every step so far, what was asked for the first request.
     """
@@ -83,6 +84,7 @@ class Decoding:
     match_s: float = 0.01
     call_s: float = 0.1
     fill_s: float = 0.0
+    slowness: float = 1.0
     finds: bool = True
     num_prompt_rows: int = 0
     asked: list[Ask] = field(default_factory=list)
@@ -104,12 +106,12 @@ class Decoding:
             emitted.append([*right, 1])
             request.append(emitted[-1])
         num_drafts = sum(plan.num_drafts)
-        self.clock.now += 1.0 + self.row_s * num_drafts + 0.02 * self.num_prompt_rows
+        self.clock.now += self.slowness * (1.0 + self.row_s * num_drafts + 0.02 * self.num_prompt_rows)
         self.budget.observe(self.requests, emitted)
         if self.num_prompt_rows:
             self._add_prompt(plan)
         self.budget.end_step(plan)
-        return sum(map(len, emitted)) / len(self.requests) + 0.02 * self.num_prompt_rows
+        return self.slowness * (sum(map(len, emitted)) / len(self.requests) + 0.02 * self.num_prompt_rows)
 
     def _add_prompt(self, plan: StepPlan) -> None:
         plan.requests.append(make_request("prompt"))
@@ -130,9 +132,9 @@ class Decoding:
             is_match = self.finds and ask.num_drafts > ask.num_steps
             count = ask.num_drafts if is_match else ask.num_steps
             if ask.num_drafts > ask.num_steps:
-                self.clock.now += self.match_s
+                self.clock.now += self.slowness * self.match_s
             if not is_match and count:
-                self.clock.now += self.call_s * count + self.fill_s * (request.num_tokens == READ)
+                self.clock.now += self.slowness * (self.call_s * count + self.fill_s * (request.num_tokens == READ))
             if count:
                 tokens = [1] * min(self.num_right, count) + [9] * (count - self.num_right)
                 request.set_draft(Draft(tokens, "ngram" if is_match else "mtp", match_len=4 if is_match else 0))
@@ -379,6 +381,16 @@ def test_steps_without_drafts_are_timed_again_where_those_without_a_match_are_fa
     decoding.run(200)
     assert cost.seconds(1, 1.0) == pytest.approx(1.0, rel=0.1)
     assert sum(ask.num_drafts > 0 for ask in decoding.asked) <= 100
+
+
+def test_a_machine_that_slows_down_shuts_no_account_of_drafts_that_pay() -> None:
+    clock = ManualClock()
+    budget = AdaptiveBudget(StepCost({1: 1.0, 2: 1.1}), DraftingModel("mtp", 1, CallCost(0.1, 0.0, 0.0)), clock)
+    decoding = Decoding(budget, clock, num_right=1)
+    decoding.run(40)  # steps without drafts were timed lately
+    decoding.slowness = 2.0  # steps of one second would still be what theirs are held against
+    gained_s = decoding.run(200)
+    assert gained_s >= 0.8 * 200 * 2.0 * (1 - 0.1 - 0.1)
 
 
 def test_calls_that_a_match_took_the_place_of_are_not_paid_for() -> None:
