@@ -12,7 +12,7 @@ namespace FD_ISA {
 
 // What the registers hold: kColumnRows by one panel, or fewer rows by up to kMaxPanels.
 #if defined(FD_ISA_AVX512_BF16)
-constexpr bool kFetchesStreams = false;  // the processors of this path foresee several streams better by themselves
+constexpr bool kFetchesStreams = false;  // to the processors of this path one stream comes in faster than several
 #else
 constexpr bool kFetchesStreams = true;
 #endif

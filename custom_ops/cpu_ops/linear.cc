@@ -33,8 +33,9 @@ constexpr int panels_at_a_time(int rows) {
 
 // Weights come in faster in four streams than in one. So neighbouring panels are met in groups, a strip of k after the
 // other, while lines of all their next strips are asked for by turns: into L1, where a strip's elements and the sums
-// wait too. Where processors foresee streams by themselves, panels are met whole, and only a single one is fetched; so
-// they are by the blocks of long prompts, which find their weights in the cache and have no load to spare.
+// wait too. Where one stream comes in faster than several (not kFetchesStreams), panels are met whole, and only a
+// single one is fetched; so they are by the blocks of long prompts, which find their weights in the cache and have no
+// load to spare.
 constexpr int64_t kStripSteps = 64;
 constexpr int kMostGroupRows = 20;
 template <int64_t kPanels>
@@ -56,7 +57,7 @@ FD_INLINE void dot_strip(F16* sums, const Element<T>* x, const T* weights, const
     for (int v = 0; v < NV; ++v) {
       if constexpr (kNum > 0) {
         const int64_t line = step * NV + v, at = line % kNum * panel_size + line / kNum * kStepSize<T>;
-        __builtin_prefetch(fetched + at, 0, kNum == 1 ? 2 : 3);
+        __builtin_prefetch(fetched + at, 0, kNum == 1 && kFetchesStreams ? 2 : 3);
       }
       panel[v] = Step<T>::load_panel(weights + v * panel_size + step * kStepSize<T>);
     }
@@ -128,8 +129,15 @@ void linear_typed(const LinearArgs& a) {
   if (a.rows == 0) return;
   const Problem<T> p(a);
   const Blocks blocks(a.rows);
-  const Element<T>* x = packed_rows(p, blocks);
-  for_each_tile(a, blocks, [&](const Tile& tile) {
+  // Every thread for itself as in linear_quant.cc, but not tried where several streams are fetched.
+  const bool is_shared = kFetchesStreams || a.rows * a.k > kMostOwn || a.x == a.out;
+  const Element<T>* shared = is_shared ? packed_rows(p, blocks) : nullptr;
+  const auto rows_of_thread = [&](int64_t first_panel) {
+    if (is_shared) return shared;
+    fetch_first(p.packed + first_panel * p.panel_size());
+    return packed_rows(p, blocks);
+  };
+  for_each_tile(a, blocks, rows_of_thread, [&](const Element<T>* x, const Tile& tile) {
     for (int64_t b = tile.block; b < tile.end; ++b) {
       const int64_t row = blocks.begin(b);
       any_tile_block(std::make_integer_sequence<int, kColumnRows>(), blocks.begin(b + 1) - row, p, x + row * p.steps,

@@ -51,10 +51,10 @@ struct Problem {
 
 // The panels that a block of rows meets at a time, by its rows' limbs. A sum is a chain of additions that each wait for
 // the last: few rows need several panels to keep the processor busy, and more rows share the loads of their elements.
-// As in linear.cc, where processors foresee streams by themselves it stays at eight.
+// Where one stream comes in faster than several (not kFetchesStreams), that decides.
 constexpr int panels_at_a_time(int limb_rows) {
 #if defined(FD_ISA_AVX512)
-  return limb_rows <= 4 ? 4 : limb_rows <= (kFetchesStreams ? 15 : 8) ? 2 : 1;
+  return !kFetchesStreams ? 1 : limb_rows <= 4 ? 4 : limb_rows <= 15 ? 2 : 1;
 #else
   return limb_rows == 1 ? 2 : 1;
 #endif
@@ -67,11 +67,11 @@ constexpr int panels_at_a_time(int limb_rows) {
 template <int kLimbRows, int NV>
 constexpr int kPanelsOfGroup = kFetchesStreams && kLimbRows <= 18 ? kGroupPanels : NV;
 
-// Asks for a line of weights that is needed soon: into the L1 cache where few rows read it; into L2 where more rows
-// keep L1 and its fill buffers busy.
+// Asks for a line of weights that is needed soon: into the L1 cache where a single stream is read, or where few rows
+// read several; into L2 where more rows keep L1 and its fill buffers busy.
 template <int NV>
 FD_INLINE void fetch(const uint8_t* line) {
-  __builtin_prefetch(line, 0, NV == 4 ? 3 : 2);
+  __builtin_prefetch(line, 0, NV == 4 || !kFetchesStreams ? 3 : 2);
 }
 
 // Asks for the scales of NV panels, which lie between their codes.
@@ -105,10 +105,7 @@ FD_INLINE void dot_blocks(I16 (&sum)[MR][NV], const QuadElement* x, const uint8_
       QuadUnit units[NV];
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) units[v] = Lines::unit(codes + v * stride + block * kBlockBytes, u);
-#pragma GCC unroll 32
-      for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sum[r][v] = dot_unit(sum[r][v], x[(block * Lines::kUnits + u) * MR + r], units[v]);
+      dot_units(sum, x + (block * Lines::kUnits + u) * MR, units);
     }
   } while (++block < count);
 }
@@ -320,8 +317,9 @@ void linear_in(const QuantizedLinearArgs& a) {
   const Blocks blocks(a.rows, in_turns ? kMostTurnRows<kQuantization> : kRows<kQuantization>);
   const bool is_shared = a.rows * a.k > kMostOwn || a.x == a.out;  // a late thread would find outputs in their place
   if (is_shared) problem.rows = RowPreparation<kQuantization>(a, blocks, problem.row_units()).make_together();
-  const auto problem_of_thread = [&] {
+  const auto problem_of_thread = [&](int64_t first_panel) {
     Problem<kQuantization> own = problem;
+    fetch_first(own.panel(first_panel));
     if (!is_shared) own.rows = RowPreparation<kQuantization>(a, blocks, own.row_units()).make();
     return own;
   };

@@ -22,6 +22,16 @@ constexpr int64_t kMinParallelWork = 1 << 17;  // multiply-adds below which waki
 constexpr int64_t kMinParallelPack = 1 << 16;  // the same in inputs to pack
 constexpr int64_t kFetchBytes = 1 << 14;       // how far ahead weights are fetched, all streams together
 
+// Inputs that every thread rather prepares for itself: to wait for others and to read what they have written would take
+// it longer. Where its first weights come in meanwhile (fetch_first), that holds for more of them.
+constexpr int64_t kMostOwn = kFetchesStreams ? 1 << 14 : 1 << 15;
+
+// Where one stream of weights is read, asks for what a thread reads first, before it prepares its rows.
+FD_INLINE void fetch_first(const void* weights) {
+  if (kFetchesStreams) return;
+  for (int64_t at = 0; at < kFetchBytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(weights) + at, 0, 2);
+}
+
 // The rows, cut into blocks of nearly equal height. The rows of a block share each load of a weight, so that the
 // weights of up to `most` rows are read once.
 struct Blocks {
@@ -35,9 +45,9 @@ struct Tile {
   int64_t panel, last, block, end;
 };
 
-// Calls body(made, i) for i in [0, count), on all threads if `parallel`, `made` being what make() has returned on the
-// same thread. Each thread walks a stretch of neighbours, so that what it fetches ahead is what it needs next; then it
-// takes from the stretches of threads that are late.
+// Calls body(made, i) for i in [0, count), on all threads if `parallel`, `made` being what make(first) has returned on
+// the same thread. Each thread walks a stretch of neighbours from `first` on, so that what it fetches ahead is what it
+// needs next; then it takes from the stretches of threads that are late.
 template <class Make, class Body>
 static inline void for_each_in_stretches(int64_t count, bool parallel, Make&& make, Body&& body) {
   constexpr int64_t most = 64;  // more threads share stretches
@@ -48,7 +58,7 @@ static inline void for_each_in_stretches(int64_t count, bool parallel, Make&& ma
   Stretch all[most];
   for (int64_t i = 0; i < stretches; ++i) all[i] = {i * count / stretches, (i + 1) * count / stretches};
   parallel_for(stretches, parallel, [&](int64_t own) {
-    const auto made = make();
+    const auto made = make(own * count / stretches);
     for (int64_t i = 0; i < stretches; ++i) {
       Stretch& stretch = all[(own + i) % stretches];
       for (int64_t at; (at = __atomic_fetch_add(&stretch.next, 1, __ATOMIC_RELAXED)) < stretch.end;) body(made, at);
@@ -58,7 +68,7 @@ static inline void for_each_in_stretches(int64_t count, bool parallel, Make&& ma
 
 template <class Body>
 static inline void for_each_in_stretches(int64_t count, bool parallel, Body&& body) {
-  for_each_in_stretches(count, parallel, [] { return 0; }, [&](int, int64_t i) { body(i); });
+  for_each_in_stretches(count, parallel, [](int64_t) { return 0; }, [&](int, int64_t i) { body(i); });
 }
 
 // Whole groups of panels that a thread takes at a time; fewer only where there are not enough for all threads. Panels
@@ -81,7 +91,7 @@ static inline void write_block_maxima(const LinearArgs& a, const Blocks& blocks,
 }
 
 // Calls body(made, tile) for tiles that together cover all panels and blocks, on all threads if that is worth it;
-// `made` as above.
+// `made` as above, of make(the first panel).
 template <class Make, class Body>
 static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Make&& make, Body&& body) {
   const int64_t num_panels = fd::num_panels(a.n, a.gated);
@@ -90,7 +100,8 @@ static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Make
   const int64_t row_tiles = (blocks.count + kTileBlocks - 1) / kTileBlocks;
   const int64_t tiles = (num_panels + tile_panels - 1) / tile_panels * row_tiles;
   const bool parallel = a.rows * num_panels * kPanel * a.k >= kMinParallelWork;
-  for_each_in_stretches(tiles, parallel, make, [&](const auto& made, int64_t index) {
+  const auto make_for_tile = [&](int64_t index) { return make(index / row_tiles * tile_panels); };
+  for_each_in_stretches(tiles, parallel, make_for_tile, [&](const auto& made, int64_t index) {
     const int64_t panel = index / row_tiles * tile_panels, block = index % row_tiles * kTileBlocks;
     const int64_t last = panel + tile_panels < num_panels ? panel + tile_panels : num_panels;
     const int64_t end = block + kTileBlocks < blocks.count ? block + kTileBlocks : blocks.count;
@@ -102,7 +113,7 @@ static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Make
 
 template <class Body>
 static inline void for_each_tile(const LinearArgs& a, const Blocks& blocks, Body&& body) {
-  for_each_tile(a, blocks, [] { return 0; }, [&](int, const Tile& tile) { body(tile); });
+  for_each_tile(a, blocks, [](int64_t) { return 0; }, [&](int, const Tile& tile) { body(tile); });
 }
 
 // Returns `count` rows from `row` on, normalised into this thread's scratch if the layer asks for it.

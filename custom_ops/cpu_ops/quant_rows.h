@@ -108,10 +108,6 @@ struct QuantizedRows {
   const float* scales = nullptr;  // [rows]
 };
 
-// Inputs that every thread rather prepares for itself: to wait for others and to read what they have written would take
-// it longer.
-constexpr int64_t kMostOwn = 1 << 14;
-
 // Makes them in two passes: what each row is multiplied by, then elements, a strip of k of a block of rows at a time.
 template <Quantization kQuantization>
 class RowPreparation {

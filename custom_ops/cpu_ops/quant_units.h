@@ -34,9 +34,13 @@ FD_INLINE QuadElement quad_element(const Code* x) {
   return element;
 }
 using QuadUnit = __m512i;  // four unsigned bytes per lane
+// GCC 12 moves sums to memory and back around the intrinsic.
 FD_INLINE I16 dot_unit(I16 acc, const QuadElement& x, QuadUnit w) {
-  // GCC 12 moves sums to memory and back around the intrinsic.
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(x.bits));
+  return acc;
+}
+FD_INLINE I16 dot_unit(I16 acc, __m512i x, QuadUnit w) {  // x: an element in every lane
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
   return acc;
 }
 
@@ -178,6 +182,54 @@ struct CodeLines {
   static constexpr int kUnits = kFourBits ? 2 : 1;
   FD_INLINE Unit unit(const uint8_t* line, int u) { return kFourBits ? nibble_unit(line, u) : byte_unit(line); }
 };
+
+// sums[r][v] += element r times units[v], for all rows and panels.
+#if defined(FD_ISA_AVX512_BF16)
+// The processors of this path load twice and multiply twice in a cycle. Elements that are loaded for each product leave
+// no load for weights and for what is asked for meanwhile. So several panels share an element in a register; and of a
+// single panel, where there are rows enough, four elements come in one load, spread by shuffles, which other ports do.
+// In one piece: given the parts, GCC 12 finds no register for the four.
+FD_INLINE void dot_four(I16 (&sums)[4], const QuadElement (&x)[4], QuadUnit w) {
+  __m512i four, spread;
+  asm("vbroadcasti32x4 %[x], %[four]\n\t"
+      "vpshufd $0x00, %[four], %[spread]\n\t"
+      "vpdpbusd %[spread], %[w], %[a]\n\t"
+      "vpshufd $0x55, %[four], %[spread]\n\t"
+      "vpdpbusd %[spread], %[w], %[b]\n\t"
+      "vpshufd $0xaa, %[four], %[spread]\n\t"
+      "vpdpbusd %[spread], %[w], %[c]\n\t"
+      "vpshufd $0xff, %[four], %[spread]\n\t"
+      "vpdpbusd %[spread], %[w], %[d]"
+      : [a] "+v"(sums[0]), [b] "+v"(sums[1]), [c] "+v"(sums[2]), [d] "+v"(sums[3]), [four] "=&v"(four),
+        [spread] "=&v"(spread)
+      : [w] "v"(w), [x] "m"(x));
+}
+template <int MR, int NV>
+FD_INLINE void dot_units(I16 (&sums)[MR][NV], const QuadElement* x, const QuadUnit (&units)[NV]) {
+  constexpr int shuffled = NV == 1 && MR > 8 ? 4 : 0;
+  if constexpr (shuffled > 0) {
+    dot_four(reinterpret_cast<I16(&)[4]>(sums), reinterpret_cast<const QuadElement(&)[4]>(*x), units[0]);
+  }
+#pragma GCC unroll 32
+  for (int r = shuffled; r < MR; ++r) {
+    if constexpr (NV == 1) {
+      sums[r][0] = dot_unit(sums[r][0], x[r], units[0]);
+    } else {
+      const __m512i spread = _mm512_set1_epi32(static_cast<int>(x[r].bits));
+#pragma GCC unroll 4
+      for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], spread, units[v]);
+    }
+  }
+}
+#else
+template <int MR, int NV>
+FD_INLINE void dot_units(I16 (&sums)[MR][NV], const QuadElement* x, const QuadUnit (&units)[NV]) {
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], x[r], units[v]);
+}
+#endif
 
 template <Quantization kQuantization>
 constexpr int kLimbs = has_wide_rows(kQuantization) ? kWideLimbs : 1;

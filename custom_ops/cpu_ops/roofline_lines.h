@@ -49,6 +49,14 @@ struct QuantizedLines : CodeLines<has_four_bits(kQuantization)> {
 FD_INLINE void clear_sum(F16& x) { x = zero(); }
 FD_INLINE void clear_sum(I16& x) { x = splat_int(0); }
 
+template <class Element, class Unit, int MR, int NV>
+FD_INLINE void dot_units(F16 (&sums)[MR][NV], const Element* x, const Unit (&units)[NV]) {
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], x[r], units[v]);
+}
+
 FD_INLINE void set_element(float& element) { element = 0.5f; }
 FD_INLINE void set_element(PairElement& element) { element = pair_element(0x3f00, 0xbf00); }
 FD_INLINE void set_element(QuadElement& element) {
@@ -133,17 +141,14 @@ __attribute__((noinline)) int64_t multiply_lines(const LineStreams<NV>& streams,
     for (int64_t line = 0; line < count; ++line) {
       const bool fetches = others == 0;
       others = fetches ? turn.count - 1 : others - 1;
-      for (int v = 0; fetches && v < NV; ++v) __builtin_prefetch(ahead[v] + 64 * line, 0, MR <= 4 ? 3 : 2);
+      for (int v = 0; fetches && v < NV; ++v)
+        __builtin_prefetch(ahead[v] + 64 * line, 0, MR <= 4 || !kFetchesStreams ? 3 : 2);
 #pragma GCC unroll 4
       for (int u = 0; u < Lines::kUnits; ++u) {
         typename Lines::Unit units[NV];
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) units[v] = Lines::unit(lines[v] + 64 * line, u);
-        const auto* elements = x + (line * Lines::kUnits + u) * MR;
-#pragma GCC unroll 32
-        for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-          for (int v = 0; v < NV; ++v) acc[r][v] = dot_unit(acc[r][v], elements[r], units[v]);
+        dot_units(acc, x + (line * Lines::kUnits + u) * MR, units);
       }
     }
     if constexpr (Lines::kIsGrouped) {
