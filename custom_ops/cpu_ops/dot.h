@@ -24,6 +24,17 @@ constexpr int kColumnRows = 4, kMaxPanels = 1;
 constexpr int kColumnRows = 2, kMaxPanels = 1;
 #endif
 
+FD_INLINE F16 dot_unit(F16 acc, float x, const F16& w) { return fma(splat(x), w, acc); }
+
+// sums[r][v] += element r times units[v], for all rows and panels.
+template <class Sum, class Element, class Unit, int MR, int NV>
+FD_INLINE void dot_units(Sum (&sums)[MR][NV], const Element* x, const Unit (&units)[NV]) {
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], x[r], units[v]);
+}
+
 template <class T>
 struct Step;
 
@@ -35,7 +46,7 @@ struct Step<float> {
   FD_INLINE Element element(const float* x) { return *x; }
   FD_INLINE Element first_only(const float* x) { return *x; }
   FD_INLINE F16 load_panel(const float* p) { return load(p); }
-  FD_INLINE F16 dot(F16 acc, Element x, F16 w) { return fma(splat(x), w, acc); }
+  FD_INLINE F16 dot(F16 acc, Element x, const F16& w) { return dot_unit(acc, x, w); }
 };
 
 template <>

@@ -10,7 +10,7 @@
 // sixteen bits is two of signed bytes, its limbs: 256 * high + low.
 #pragma once
 
-#include "common/vec.h"
+#include "cpu_ops/dot.h"
 #include "cpu_ops/kernels.h"
 
 namespace fd {
@@ -183,12 +183,11 @@ struct CodeLines {
   FD_INLINE Unit unit(const uint8_t* line, int u) { return kFourBits ? nibble_unit(line, u) : byte_unit(line); }
 };
 
-// sums[r][v] += element r times units[v], for all rows and panels.
 #if defined(FD_ISA_AVX512_BF16)
-// The processors of this path load twice and multiply twice in a cycle. Elements that are loaded for each product leave
-// no load for weights and for what is asked for meanwhile. So several panels share an element in a register; and of a
-// single panel, where there are rows enough, four elements come in one load, spread by shuffles, which other ports do.
-// In one piece: given the parts, GCC 12 finds no register for the four.
+// As dot_units in dot.h. The processors of this path load twice and multiply twice in a cycle. Elements that are loaded
+// for each product leave no load for weights and for what is asked for meanwhile. So several panels share an element in
+// a register; and of a single panel, where there are rows enough, four elements come in one load, spread by shuffles,
+// which other ports do. In one piece: given the parts, GCC 12 finds no register for the four.
 FD_INLINE void dot_four(I16 (&sums)[4], const QuadElement (&x)[4], QuadUnit w) {
   __m512i four, spread;
   asm("vbroadcasti32x4 %[x], %[four]\n\t"
@@ -220,14 +219,6 @@ FD_INLINE void dot_units(I16 (&sums)[MR][NV], const QuadElement* x, const QuadUn
       for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], spread, units[v]);
     }
   }
-}
-#else
-template <int MR, int NV>
-FD_INLINE void dot_units(I16 (&sums)[MR][NV], const QuadElement* x, const QuadUnit (&units)[NV]) {
-#pragma GCC unroll 32
-  for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], x[r], units[v]);
 }
 #endif
 

@@ -24,7 +24,6 @@ struct Fp32Lines : PlainLines {
   static constexpr int kUnits = 1;
   FD_INLINE Unit unit(const uint8_t* line, int) { return load(reinterpret_cast<const float*>(line)); }
 };
-FD_INLINE F16 dot_unit(F16 acc, float x, const F16& w) { return fma(splat(x), w, acc); }
 
 struct PairLines : PlainLines {
   using Element = PairElement;
@@ -48,14 +47,6 @@ struct QuantizedLines : CodeLines<has_four_bits(kQuantization)> {
 
 FD_INLINE void clear_sum(F16& x) { x = zero(); }
 FD_INLINE void clear_sum(I16& x) { x = splat_int(0); }
-
-template <class Element, class Unit, int MR, int NV>
-FD_INLINE void dot_units(F16 (&sums)[MR][NV], const Element* x, const Unit (&units)[NV]) {
-#pragma GCC unroll 32
-  for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NV; ++v) sums[r][v] = dot_unit(sums[r][v], x[r], units[v]);
-}
 
 FD_INLINE void set_element(float& element) { element = 0.5f; }
 FD_INLINE void set_element(PairElement& element) { element = pair_element(0x3f00, 0xbf00); }
