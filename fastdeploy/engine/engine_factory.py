@@ -313,7 +313,9 @@ def _describe(
 def _describe_speculation(speculative: SpeculativeConfig) -> dict[str, Any]:
     return {
         "method": speculative.method,
+        "extension": speculative.extension,
         "num_speculative_tokens": speculative.num_speculative_tokens,
+        "num_model_steps": speculative.num_model_steps,
         "verify_strategy": speculative.verify_strategy,
         "accept_policy": speculative.accept_policy,
         "adaptive": speculative.adaptive,

@@ -109,6 +109,24 @@ def engine_config_of(model: str) -> EngineConfig:
     return EngineConfig(model=model, max_model_len=32, speculative=speculative)
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"suffix_decoding_max_tree_depth": 64}, "mtp with suffix ("),
+        ({"mtp_strategy": "with_ngram", "num_model_steps": 2}, "mtp with ngram ("),
+        ({}, "mtp ("),
+    ],
+    ids=str,
+)
+def test_summary_says_who_drafts_behind_the_layer(given: dict[str, Any], shown: str) -> None:
+    speculative = SpeculativeConfig.from_mapping({"method": "mtp", "num_speculative_tokens": 4, **given})
+    engine = make_engine(EngineConfig(model="demo", max_model_len=32, speculative=speculative))
+    [line] = [line for line in summary_lines(engine.describe(), ()) if "speculation" in line]
+    of_layer = f", {given.get('num_model_steps', 1)} of the layer" if given else ""
+    assert shown in line
+    assert f"up to 4 drafts{of_layer}, verify topp" in line
+
+
 def test_keys_of_suffix_decoding_draft_alone_where_there_is_no_layer(caplog: pytest.LogCaptureFixture) -> None:
     given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 64}
     config = EngineConfig(

@@ -83,8 +83,11 @@ def _speculation(speculation: Mapping[str, Any]) -> str:
     elif layers:
         head = f"head {layers['head']} {_bytes(layers['heads_bytes'])}" if layers["heads_bytes"] else "the model's head"
         size = f" ({_bytes(layers['weights_bytes'])}, {head})"
+    extension, own = speculation.get("extension"), ""
+    if extension:
+        size, own = f" with {extension}{size}", f", {speculation['num_model_steps']} of the layer"
     text = (
-        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts, "
+        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts{own}, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
     )
     return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")
