@@ -18,7 +18,7 @@ from benchmarks.workloads import WORKLOADS, sessions
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.spec_decode.registry import make_proposer
+from fastdeploy.spec_decode.proposers.registry import make_proposer
 
 NUM_SESSIONS, NUM_TURNS = 24, 6
 

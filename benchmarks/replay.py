@@ -18,7 +18,7 @@ from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
-from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.worker.model_runner import ModelRunner
 
 Answers = Mapping[str, Sequence[int]]

@@ -23,7 +23,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine, Runner
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.spec_decode.naive import NaiveProposer
+from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 
 SHAPE = "benchmarks/shapes/qwen3-0.6b"
 TOKEN = 7  # any token will do

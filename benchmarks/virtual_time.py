@@ -22,14 +22,14 @@ from fastdeploy.core.request import Draft, Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.base import Proposer
-from fastdeploy.spec_decode.hybrid import HybridProposer
-from fastdeploy.spec_decode.registry import make_proposer
-from fastdeploy.spec_decode.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
+from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.proposers.base import Proposer
+from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
+from fastdeploy.spec_decode.proposers.registry import make_proposer
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 1 << 17

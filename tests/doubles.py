@@ -15,12 +15,12 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
-from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.base import Proposer
-from fastdeploy.spec_decode.step_cost import StepCost
+from fastdeploy.spec_decode.adaptive.draft_budget import DraftBudget
+from fastdeploy.spec_decode.adaptive.step_cost import StepCost
+from fastdeploy.spec_decode.proposers.base import Proposer
 
 EOS = 0
 VOCAB = 7

@@ -15,7 +15,7 @@ from fastdeploy.config.rope_config import SUPPORTED_ROPE_KINDS
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer_files import SENTENCEPIECE_FILES
-from fastdeploy.spec_decode.registry import PROPOSERS
+from fastdeploy.spec_decode.proposers.registry import PROPOSERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 MODELS, LIMITS = ((DOCS / name).read_text() for name in ("models.md", "limits.md"))

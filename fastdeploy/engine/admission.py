@@ -13,7 +13,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
-from fastdeploy.engine.constraint import ConstraintFactory, OutputConstraint, asking_field
+from fastdeploy.structured_output.constraint import ConstraintFactory, OutputConstraint, asking_field
 
 
 class Admission:

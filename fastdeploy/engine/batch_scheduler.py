@@ -13,8 +13,8 @@ from collections import deque
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.engine.draft_budget import DraftBudget
 from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.spec_decode.adaptive.draft_budget import DraftBudget
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
 MAX_PAUSE_S = 0.05  # of those that decode, for more prompt rows than that; as long as streams wait for a chunk

@@ -21,7 +21,7 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.engine.statistics import StatsKeeper
-from fastdeploy.spec_decode.base import Proposer
+from fastdeploy.spec_decode.proposers.base import Proposer
 
 FORCED = "grammar"  # source of drafts that a constraint forces
 

@@ -25,25 +25,25 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
-from fastdeploy.engine.constraint import ConstraintFactory
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
-from fastdeploy.engine.drafting import (
-    Drafting,
-    describe_draft_model,
-    find_drafting,
-    load_drafting_model,
-    make_draft_runner,
-)
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.spec_decode.base import Proposer
-from fastdeploy.spec_decode.hybrid import HybridProposer
-from fastdeploy.spec_decode.registry import make_proposer
-from fastdeploy.worker.drafter import Drafter
+from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
+from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.spec_decode.drafting.factory import (
+    Drafting,
+    describe_draft_model,
+    find_drafting,
+    load_drafting_model,
+    make_draft_runner,
+)
+from fastdeploy.spec_decode.proposers.base import Proposer
+from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
+from fastdeploy.spec_decode.proposers.registry import make_proposer
+from fastdeploy.structured_output.constraint import ConstraintFactory
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.step_timing import time_calls, time_steps
 

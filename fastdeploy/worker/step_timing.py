@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
-from fastdeploy.spec_decode.step_cost import CallCost, StepCost
-from fastdeploy.worker.drafter import Drafter
-from fastdeploy.worker.model_runner import ModelRunner
+from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 NUM_COMPUTED = 512  # tokens in the cache of each request that is timed, where the cache holds twice as many
 MIN_SIZES = 4  # timed however long they take: many requests with and without drafts, one row, all drafts of a request
@@ -21,6 +21,14 @@ MOST_TURNS = 12  # of everything
 CALL_DRAFTS = 2  # of each request, where that many are made
 CALL_FILLS = 3  # requests whose caches are filled, where the cache is as large
 CALL_CROWD = 16  # requests of a call of several
+
+
+class DraftRunner(Protocol):
+    """A runner of a drafting model, as `spec_decode.drafting` has them."""
+
+    config: RunnerConfig
+
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]: ...
 
 
 def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int) -> StepCost:
@@ -51,7 +59,7 @@ def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_to
     return StepCost(lines, request_s, num_tokens)
 
 
-def time_calls(drafter: Drafter, num_cache_tokens: int) -> CallCost:
+def time_calls(drafter: DraftRunner, num_cache_tokens: int) -> CallCost:
     """Time calls of a drafting model as `time_steps` does steps: of one request, of several, and with a cache to fill.
 
     All requests have the first blocks of the cache, which must be unused.

@@ -15,7 +15,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
-from fastdeploy.spec_decode.registry import make_proposer
+from fastdeploy.spec_decode.proposers.registry import make_proposer
 
 K, NUM_TOKENS = 6, 64
 

@@ -13,7 +13,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.spec_decode.naive import NaiveProposer
+from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 from tests.doubles import EOS, VOCAB, ManualClock, OracleProposer, SlotModelRunner, make_engine, plain_text, run
 
 

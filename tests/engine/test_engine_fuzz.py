@@ -13,14 +13,14 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.suffix_cache import SuffixRules
-from fastdeploy.spec_decode.base import Proposer
-from fastdeploy.spec_decode.naive import NaiveProposer
-from fastdeploy.spec_decode.ngram import NgramProposer
-from fastdeploy.spec_decode.step_cost import CallCost, StepCost
-from fastdeploy.spec_decode.suffix import SuffixProposer
+from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftingModel
+from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.proposers.base import Proposer
+from fastdeploy.spec_decode.proposers.naive import NaiveProposer
+from fastdeploy.spec_decode.proposers.ngram import NgramProposer
+from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 from tests.doubles import VOCAB, OracleProposer, make_engine, plain_text
 
 MAX_LEN = 48

@@ -21,12 +21,12 @@ from fastdeploy.config.speculative_config import EXTENSIONS, SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftingModel
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.ops.sampling import RowStatus
-from fastdeploy.spec_decode.base import Proposer
-from fastdeploy.spec_decode.step_cost import CallCost
+from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftingModel
+from fastdeploy.spec_decode.adaptive.step_cost import CallCost
+from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.worker.model_runner import ModelRunner
 from tests.doubles import FixedCost, OracleProposer
 from tests.exactness.requests import Text, make_requests, run_all, run_alone

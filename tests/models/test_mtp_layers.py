@@ -14,10 +14,10 @@ from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.draft_budget import Ask
+from fastdeploy.spec_decode.adaptive.draft_budget import Ask
 from tests.exactness.requests import HEADS, run_all
 from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
-from tests.worker.drafting import Drafts, record_drafts
+from tests.spec_decode.drafting.engines import Drafts, record_drafts
 
 STEPS = 4  # of two layers: the second one makes the last three drafts
 

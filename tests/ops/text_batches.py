@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy.ops.text_batch import IntArray, TextBatch
-from fastdeploy.spec_decode.text_proposer import TextStore
+from fastdeploy.spec_decode.proposers.text_proposer import TextStore
 
 Tokens = Sequence[int] | IntArray
 

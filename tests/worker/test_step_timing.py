@@ -12,11 +12,11 @@ from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
-from fastdeploy.engine.draft_budget import AdaptiveBudget, DraftBudget
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.worker import step_timing
-from fastdeploy.worker.drafter import Drafter
 from fastdeploy.worker.model_runner import ModelRunner
 from fastdeploy.worker.step_timing import time_calls, time_steps
 from tests.doubles import run

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain decoding on the speculative path: no drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.spec_decode.proposers.base import Proposer
+
+
+class NaiveProposer(Proposer):
+    """Proposes nothing and remembers nothing: the baseline of every comparison."""
+
+    name = "naive"
+
+    def start(self, request: Request) -> None:
+        """Need nothing of the request."""
+
+    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
+        """Need nothing of the tokens."""
+
+    def propose(
+        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
+    ) -> list[Draft]:
+        """Return an empty draft per request."""
+        return [NO_DRAFT] * len(requests)
+
+    def finish(self, request: Request) -> None:
+        """Have nothing to forget."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a configuration to its proposer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.spec_decode.proposers.base import DraftRunner, Proposer
+
+if TYPE_CHECKING:
+    from fastdeploy.spec_decode.proposers.ngram import NgramProposer
+    from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
+
+
+def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+    from fastdeploy.spec_decode.proposers.naive import NaiveProposer
+
+    return NaiveProposer()
+
+
+def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> NgramProposer:
+    from fastdeploy.spec_decode.proposers.ngram import NgramProposer
+
+    return NgramProposer(config.max_ngram_size, config.min_ngram_size)
+
+
+def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProposer:
+    from fastdeploy.ops.suffix_cache import SuffixRules
+    from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
+
+    return SuffixProposer(
+        SuffixRules(
+            max_tree_depth=config.suffix_decoding_max_tree_depth,
+            max_drafts=config.num_speculative_tokens,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+            max_cached_requests=config.suffix_decoding_max_cached_requests,
+            max_cache_bytes=config.suffix_decoding_max_cache_bytes,
+        ),
+        config.suffix_decoding_snapshot_path,
+    )
+
+
+def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+    from fastdeploy.spec_decode.proposers.mtp import MTPProposer
+
+    layer = MTPProposer(_present(config, runner), config.num_model_steps)
+    if config.extension is None:
+        return layer
+    from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
+
+    matcher = _suffix(config, None) if config.extension == "suffix" else _ngram(config, None)
+    return HybridProposer(layer, matcher, config.num_model_steps)
+
+
+def _draft_model(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+    from fastdeploy.spec_decode.proposers.draft_model import DraftModelProposer
+
+    return DraftModelProposer(_present(config, runner), config.num_speculative_tokens)
+
+
+def _present(config: SpeculativeConfig, runner: DraftRunner | None) -> DraftRunner:
+    if runner is None:
+        raise ValueError(f"method {config.method} needs a runner of its model")
+    return runner
+
+
+Maker = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]
+PROPOSERS: dict[str, Maker] = {
+    "naive": _naive,
+    "ngram": _ngram,
+    "suffix": _suffix,
+    "mtp": _mtp,
+    "draft_model": _draft_model,
+}
+
+
+def make_proposer(config: SpeculativeConfig, runner: DraftRunner | None = None) -> Proposer:
+    """Return the proposer that `config.method` names.
+
+    Args:
+        runner: runs the drafting model, for methods that have one.
+
+    Raises:
+        ValueError: the method has a model and there is no runner.
+    """
+    return PROPOSERS[config.method](config, runner)

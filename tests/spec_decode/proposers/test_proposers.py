@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every proposer must do, whatever its method; registered ones are found by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
+from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.ops.suffix_cache import SuffixRules
+from fastdeploy.spec_decode.proposers.base import Proposer
+from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
+from fastdeploy.spec_decode.proposers.ngram import NgramProposer
+from fastdeploy.spec_decode.proposers.registry import PROPOSERS, make_proposer
+from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
+from tests.doubles import OracleProposer
+
+PERIOD = [5, 6, 7, 8]
+Maker = Callable[[], Proposer]
+
+
+class CountingRunner:
+    """A drafting model that counts on from the last token."""
+
+    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
+        return [[int(r.token_ids[-1]) + i for i in range(1, count + 1)] for r, count in zip(requests, counts)]
+
+
+def registered(method: str) -> Maker:
+    model = "demo/draft" if method == "draft_model" else None
+    config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4, model=model)
+    return lambda: make_proposer(config, CountingRunner())
+
+
+def hybrid(strategy: str) -> Maker:
+    config = SpeculativeConfig(method="mtp", num_speculative_tokens=4, num_model_steps=2, mtp_strategy=strategy)
+    return lambda: make_proposer(config, CountingRunner())
+
+
+def oracle() -> Proposer:
+    return OracleProposer({("a", i): (PERIOD * 20) for i in range(100)}, corruption=0.5)
+
+
+ALL: dict[str, Maker] = {
+    **{method: registered(method) for method in PROPOSERS},
+    **{strategy: hybrid(strategy) for strategy in ("with_ngram", "with_suffix")},
+    "oracle": oracle,
+}
+
+
+def request(index: int = 0, repeats: int = 3) -> Request:
+    source = GenerationRequest("a", PERIOD * repeats, SamplingParams())
+    return Request(source, index, seed=0, max_total_tokens=200, max_drafts=16)
+
+
+def emit(proposer: Proposer, requests: list[Request], tokens: list[list[int]]) -> None:
+    for r, emitted in zip(requests, tokens):
+        r.append(emitted)
+    proposer.observe(requests, tokens)
+
+
+def test_every_configurable_method_has_a_proposer() -> None:
+    assert set(PROPOSERS) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_drafts_never_exceed_their_caps(name: str) -> None:
+    proposer = ALL[name]()
+    requests = [request(i) for i in range(5)]
+    for r in requests:
+        proposer.start(r)
+    emit(proposer, requests, [[5, 6]] * 5)
+    caps = [1, 2, 3, 7, 16]
+    drafts = proposer.propose(requests, caps)
+    assert len(drafts) == 5
+    for draft, cap in zip(drafts, caps):
+        assert len(draft) <= cap
+        assert len(draft.source_of_each()) == len(draft)
+        assert len(draft) == 0 or draft.source in (proposer.name, "ngram", "suffix")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_proposing_changes_nothing(name: str) -> None:
+    proposer = ALL[name]()
+    r = request()
+    proposer.start(r)
+    emit(proposer, [r], [[5, 6]])
+    before = r.token_ids.tolist()
+    first = proposer.propose([r], [4])[0]
+    second = proposer.propose([r], [4])[0]
+    assert r.token_ids.tolist() == before
+    if name != "oracle":  # it draws its corruption anew
+        assert first.token_ids == second.token_ids
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_drafts_do_not_depend_on_neighbours(name: str) -> None:
+    if name == "oracle":
+        pytest.skip("its corruption is drawn in order")
+    alone, together = ALL[name](), ALL[name]()
+    r = request()
+    alone.start(r)
+    neighbours = [request(i, repeats=1 + i) for i in range(1, 4)]
+    for other in [*neighbours, r]:
+        together.start(other)
+    emit(alone, [r], [[5]])
+    r_twin_tokens = [[5], [9, 9], [1], [5, 6, 7]]
+    for other, tokens in zip(neighbours, r_twin_tokens[1:]):
+        other.append(tokens)
+    together.observe([r, *neighbours], r_twin_tokens)
+    expected = alone.propose([r], [6])[0].token_ids
+    assert together.propose([*neighbours, r], [6] * 4)[3].token_ids == expected
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None:
+    proposer = ALL[name]()
+    for round_ in range(20):
+        requests = [request(i) for i in range(1 + round_ % 4)]
+        for r in requests:
+            proposer.start(r)
+        proposer.check_integrity(requests)
+        emit(proposer, requests, [[5, 6]] * len(requests))
+        proposer.propose(requests, [4] * len(requests))
+        for r in requests[::-1]:
+            proposer.finish(r)
+        proposer.check_integrity([])
+
+
+def of_text(tokens: list[int]) -> Request:
+    return numbered(0, tokens)
+
+
+def numbered(index: int, tokens: list[int]) -> Request:
+    return Request(GenerationRequest("a", tokens, SamplingParams()), index, 0, max_total_tokens=200, max_drafts=16)
+
+
+def test_a_match_goes_on_behind_the_drafts_of_the_layer() -> None:
+    proposer, r = ALL["with_ngram"](), of_text([7, 8, 9, 1, 2, 3, 7])
+    proposer.start(r)
+    draft = proposer.propose([r], [4])[0]  # the layer says 8 9, which 1 2 followed
+    assert draft.token_ids == [8, 9, 1, 2]
+    assert draft.source_of_each() == ["mtp", "mtp", "ngram", "ngram"]
+    assert draft.cut(3).source_of_each() == ["mtp", "mtp", "ngram"]
+    assert proposer.propose([r], [2])[0].source_of_each() == ["mtp", "mtp"]
+
+
+def test_a_suffix_match_takes_the_place_of_drafts_that_were_lately_wrong() -> None:
+    proposer, r = ALL["with_suffix"](), of_text([7, 9, 3] * 6)
+    proposer.start(r)
+    assert proposer.propose([r], [4])[0].source_of_each() == ["suffix"] * 4  # four are sure, the layer drafts two
+    other, proposer = of_text([1, 2, 40, 1]), ALL["with_suffix"]()
+    proposer.start(other)
+    sources = []
+    for i in range(8):  # one token is sure to follow 1; of the layer's two, none comes true
+        sources.append(proposer.propose([other], [4])[0].source)
+        emit(proposer, [other], [[2]])
+        emit(proposer, [other], [[50 + i, 1]])
+    assert sources[0] == "mtp"
+    assert sources[-1] == "suffix"
+
+
+def test_whoever_weighs_matches_decides_who_takes_passes_through_the_layer() -> None:
+    proposer = ALL["with_ngram"]()
+    assert isinstance(proposer, HybridProposer)
+    requests = [numbered(i, [1, 2, 3, 1, 2]) for i in range(3)] + [numbered(3, [30])]
+    for r in requests:
+        proposer.start(r)
+    found: list[list[list[int]]] = []
+
+    def weigh(asked: Sequence[Request], matches: Sequence[Draft], steps: Sequence[int]) -> list[int]:
+        found.append([list(match.token_ids) for match in matches])
+        return [0, 2, 2, 2]
+
+    proposer.weigh = weigh
+    drafts = proposer.propose(requests, [4, 4, 2, 4], [2, 2, 2, 2])
+    assert found == [[[3, 1, 2, 3], [3, 1, 2, 3], [], []]]  # the third may have no more than the layer's
+    assert [draft.token_ids for draft in drafts] == [[3, 1, 2, 3], [3, 4], [3, 4], [31, 32]]
+    assert [draft.source for draft in drafts] == ["ngram", "mtp", "mtp", "mtp"]
+
+
+def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> None:
+    proposer = NgramProposer(3, 2)
+    source = GenerationRequest("a", [1, 2, 3, 4, 1, 2], SamplingParams())
+    r = Request(source, 0, seed=0, max_total_tokens=100, max_drafts=8)
+    proposer.start(r)
+    emit(proposer, [r], [[9, 8]])  # now 1 2 is followed by 9 8 most recently
+    assert len(proposer.propose([r], [4])[0]) == 0
+    emit(proposer, [r], [[1, 2]])
+    assert proposer.propose([r], [4])[0].token_ids == [9, 8, 1, 2]
+    emit(proposer, [r], [[3]])  # 1 2 3 is longer than any suffix that ends in 9
+    assert proposer.propose([r], [3])[0].token_ids == [4, 1, 2]
+
+
+def salted(index: int, salt: str, prompt: list[int]) -> Request:
+    source = GenerationRequest("a", prompt, SamplingParams(), cache_salt=salt)
+    return Request(source, index, seed=0, max_total_tokens=100, max_drafts=8)
+
+
+@pytest.mark.parametrize("observed", [True, False], ids=["ended in a step", "aborted between steps"])
+def test_suffix_shares_all_that_a_request_said_with_its_salt_only(observed: bool) -> None:
+    proposer = SuffixProposer(SuffixRules())
+    first = salted(0, "mine", [50])
+    proposer.start(first)
+    emit(proposer, [first], [[1, 2, 3, 4]])
+    first.append([5, 6])  # a step that ends a request finishes it before it is observed
+    if observed:
+        proposer.observe([first], [[5, 6]])
+    proposer.finish(first)
+    drafts = {}
+    for index, salt in enumerate(["mine", "theirs"]):
+        later = salted(index, salt, [7, 1, 2, 3])
+        proposer.start(later)
+        drafts[salt] = proposer.propose([later], [8])[0].token_ids
+    assert drafts == {"mine": [4, 5, 6], "theirs": []}
+
+
+def test_suffix_does_not_share_prompts() -> None:
+    proposer = SuffixProposer(SuffixRules())
+    first = salted(0, "mine", [1, 2, 3, 4, 5, 6])
+    proposer.start(first)
+    emit(proposer, [first], [[9]])
+    proposer.finish(first)
+    later = salted(1, "mine", [7, 1, 2, 3])
+    proposer.start(later)
+    assert len(proposer.propose([later], [8])[0]) == 0
+
+
+def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None:
+    config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
+    proposer = make_proposer(config, CountingRunner())
+    assert (proposer.is_model, proposer.needs_hidden_states) == (True, True)
+    drafts = proposer.propose([request(), request(1)], [5, 1])
+    assert [draft.token_ids for draft in drafts] == [[9, 10], [9]]
+    assert {draft.source for draft in drafts} == {"mtp"}
+
+
+def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
+    config = SpeculativeConfig.from_mapping({"model": "demo/draft", "num_speculative_tokens": 3})
+    proposer = make_proposer(config, CountingRunner())
+    assert (proposer.is_model, proposer.needs_hidden_states) == (True, False)
+    drafts = proposer.propose([request(), request(1)], [3, 1])
+    assert [draft.token_ids for draft in drafts] == [[9, 10, 11], [9]]
+    assert {draft.source for draft in drafts} == {"draft_model"}
+
+
+@pytest.mark.parametrize("method", ["mtp", "draft_model"])
+def test_a_model_without_a_runner_is_refused(method: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": method, "model": "demo/draft"})
+    with pytest.raises(ValueError, match=f"method {method} needs a runner"):
+        make_proposer(config)
