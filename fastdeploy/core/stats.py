@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class DraftBudgetStats:
-    """What the choice of the draft length does (docs/speculation.md); all zero where it is off.
+    """What the choice of the draft length does (docs/guide/speculation.md); all zero where it is off.
 
     Attributes:
         mean_length: running mean of the drafts verified per decoding request and step.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether drafts are asked for, how many, and which a step verifies: docs/speculation.md, "Adaptive length".
+"""Whether drafts are asked for, how many, and which a step verifies: docs/guide/speculation.md, "Adaptive length".
 
 What drafts bring is measured, not believed: the time of every step with drafts, and of asking for them, is held against
 that of steps without. Beliefs only choose how many drafts of those that pay.
