@@ -88,7 +88,7 @@ def append_attention(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
-    hides_first: int = 0,
+    num_masked_prefix: int = 0,
     rotary: RotaryRule | None = None,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
@@ -106,15 +106,15 @@ def append_attention(
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
-        hides_first: so many positions, the first ones, at most 16, hold nothing; each is seen by its own row only, so
-            that every row sees something. What stands there must be finite.
+        num_masked_prefix: number of leading positions, 0 to 16, that are masked for every row but their own, so that
+            each row attends to at least one position. Their keys and values must be finite.
         rotary: norm and rotation of queries and keys; None leaves them as they are.
 
     Raises:
         ValueError: a slot or block outside the cache, a position outside rotary.cos_sin, or a shape or dtype that does
             not fit.
     """
-    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, hides_first, rotary)
+    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, num_masked_prefix, rotary)
 
 
 def copy_block(cache: KVCache, src: int, dst: int) -> None:
@@ -145,7 +145,7 @@ def _cpu(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
-    hides_first: int,
+    num_masked_prefix: int,
     rotary: RotaryRule | None = None,
 ) -> None:
     tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)
@@ -166,7 +166,7 @@ def _cpu(
         batch.num_seqs,
         heads.num_heads,
         scale,
-        hides_first,
+        num_masked_prefix,
         is_interleaved,
         eps,
     )
@@ -220,7 +220,7 @@ def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, ha
 def _example(
     dtype: str,
     cache_dtype: str,
-    hides_first: int,
+    num_masked_prefix: int,
     heads: HeadLayout,
     rotary_dim: int,
     is_interleaved: bool,
@@ -240,7 +240,7 @@ def _example(
         batch = plain_index(num_new, kv_lens, tables, block_size)
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
-        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, hides_first, rotary)
+        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, num_masked_prefix, rotary)
         outs += [out, qkv[batch.num_rows :]]
     return outs
 
@@ -254,9 +254,9 @@ _APPEND_ATTENTION = register(
         {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
         [
-            partial(_example, dtype, cache_dtype, hides_first, *args)
+            partial(_example, dtype, cache_dtype, num_masked_prefix, *args)
             for dtype, cache_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"))
-            for hides_first in (0, 3)
+            for num_masked_prefix in (0, 3)
             for args in _EXAMPLES
         ],
     )
