@@ -125,7 +125,7 @@ class CausalLM:
         self.num_streamed_bytes = weights.num_streamed_bytes
         self._buffers = StepBuffers(config, max_rows)
         self.output: Tensor = self._buffers.normed
-        cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len), place=paddle.CPUPlace())
+        cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len))
         self._layers = tuple(
             DecoderLayer(config, traits, layer, self.heads, cos_sin, self._buffers) for layer in weights.layers
         )

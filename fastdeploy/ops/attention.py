@@ -15,12 +15,9 @@ import numpy as np
 import paddle
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.reference import attention as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
-
-SCALE_BYTES = 4  # of an fp32 scale: KvCacheView::scale_width of custom_ops/cpu_ops/kernels.h
 
 
 @dataclass(frozen=True)
@@ -117,65 +114,6 @@ def append_attention(
     _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, num_masked_prefix, rotary)
 
 
-def copy_block(cache: KVCache, src: int, dst: int) -> None:
-    """Copy block `src` to block `dst`. Raises ValueError for a block outside the cache or src == dst."""
-    _COPY_BLOCK.run(cache, src, dst)
-
-
-def _allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
-    if block_size <= 0 or block_size % 16:
-        raise ValueError(f"allocate_kv_cache: block_size: expected a multiple of 16, got {block_size}")
-    if head_dim <= 0 or head_dim % 2 or head_dim > 256:
-        raise ValueError(f"allocate_kv_cache: head_dim: expected an even number up to 256, got {head_dim}")
-    if dtype not in ("bfloat16", "float32", "int8"):
-        raise ValueError(f"allocate_kv_cache: dtype: expected bfloat16, float32 or int8, got {dtype}")
-    is_int8 = dtype == "int8"
-    key_width, value_width = (width + SCALE_BYTES * is_int8 for width in (head_dim, (head_dim + 15) // 16 * 16))
-    key, value = (
-        allocate_streamed([num_blocks, num_kv_heads, block_size, width], dtype).zero_()
-        for width in (key_width, value_width)
-    )
-    return KVCache(key, value, block_size, is_int8)
-
-
-def _cpu(
-    qkv: paddle.Tensor,
-    cache: KVCache,
-    batch: RowIndex,
-    out: paddle.Tensor,
-    heads: HeadLayout,
-    scale: float,
-    num_masked_prefix: int,
-    rotary: RotaryRule | None = None,
-) -> None:
-    tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)
-    is_interleaved, eps = (False, 0.0) if rotary is None else (rotary.is_interleaved, rotary.eps)
-    run_native(
-        "fd_append_attention",
-        qkv,
-        cache.key,
-        cache.value,
-        batch.cu_seqlens_q,
-        batch.kv_lens,
-        batch.block_tables,
-        batch.slot_mapping,
-        batch.positions,
-        *tables,
-        out,
-        batch.num_rows,
-        batch.num_seqs,
-        heads.num_heads,
-        scale,
-        num_masked_prefix,
-        is_interleaved,
-        eps,
-    )
-
-
-def _copy_block_cpu(cache: KVCache, src: int, dst: int) -> None:
-    run_native("fd_copy_block", cache.key, cache.value, src, dst)
-
-
 @dataclass
 class PlainIndex:
     """A RowIndex made of plain tensors, for examples and tests."""
@@ -195,7 +133,7 @@ def plain_index(num_new: Sequence[int], kv_lens: Sequence[int], tables: np.ndarr
     rows = [(b, t) for b, (new, end) in enumerate(zip(num_new, kv_lens, strict=True)) for t in range(end - new, end)]
     slots = [tables[b, t // block_size] * block_size + t % block_size for b, t in rows]
     arrays = cu, kv_lens, tables, slots, [t for _, t in rows]
-    tensors = [paddle.to_tensor(np.asarray(a, np.int32), place=paddle.CPUPlace()) for a in arrays]
+    tensors = [paddle.to_tensor(np.asarray(a, np.int32)) for a in arrays]
     return PlainIndex(int(cu[-1]), len(num_new), *tensors)
 
 
@@ -213,7 +151,7 @@ def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, ha
     angles = np.random.default_rng(11).uniform(0, 6.28, (1100, rotary_dim // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     q_norm, k_norm = (random_rows(1, heads.head_dim, dtype, seed).reshape([-1]) for seed in (12, 13))
-    cos_sin = paddle.to_tensor(table, place=paddle.CPUPlace())
+    cos_sin = paddle.to_tensor(table)
     return RotaryRule(cos_sin, is_interleaved, q_norm if has_norm else None, k_norm if has_norm else None)
 
 
@@ -245,13 +183,11 @@ def _example(
     return outs
 
 
-_ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache, {"cpu": _allocate_cpu}))
-_COPY_BLOCK = register(OpEntry("copy_block", reference.copy_block, {"cpu": _copy_block_cpu}))
+_ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache))
 _APPEND_ATTENTION = register(
     OpEntry(
         "append_attention",
         reference.append_attention,
-        {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
         [
             partial(_example, dtype, cache_dtype, num_masked_prefix, *args)

@@ -20,12 +20,6 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
     return KVCache(paddle.zeros(shape, stored), paddle.zeros(shape, stored), block_size, dtype == "int8")
 
 
-def copy_block(cache: "KVCache", src: int, dst: int) -> None:
-    """As fastdeploy.ops.attention.copy_block."""
-    cache.key[dst] = cache.key[src]
-    cache.value[dst] = cache.value[src]
-
-
 def append_attention(
     qkv: paddle.Tensor,
     cache: "KVCache",
