@@ -41,7 +41,7 @@ ALLOWED = {  # by the longest prefix of a file's path; every package may import 
         *("structured_output", "engine", "detokenize", "ipc", "metrics", "scheduler"),
     },
 }
-DEVICE_NAMES = {"CPUPlace", "OpGraph", "load_op_meta_info_and_register_op", "run_native", "_run_custom_op", "avx2"}
+DEVICE_NAMES = {"CPUPlace", "OpGraph", "load_op_meta_info_and_register_op", "run_native", "_run_custom_op"}
 WITHOUT_PADDLE = ("core", "config", "detokenize", "ipc", "metrics", "entrypoints/openai", "entrypoints/cli")
 
 
