@@ -8,13 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastdeploy import ops
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
@@ -31,6 +28,7 @@ from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.registry import OperatorLibraryError, is_exact, select_backend, selected_backend
 from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.factory import (
@@ -88,8 +86,8 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         ConfigError: naming the flag or file at fault.
     """
     try:
-        ops.select_backend(config.device)
-    except ops.OperatorLibraryError as error:
+        select_backend(config.device)
+    except OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(
@@ -138,7 +136,6 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         constraints=constraints,
     )
     proposer = proposer or make_proposer(config.speculative, drafter)
-    proposer.open(vocab_limit, partial(_vocabulary_digest, tokenizer, vocab_limit))
     return Engine(
         admission,
         BatchScheduler(
@@ -208,7 +205,11 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Take the blocks asked for, else what all sequences' full contexts need, at most half of the free memory."""
     block_size = config.cache.block_size
-    block_bytes, extra_bytes = model_config.kv_bytes_per_token * block_size, 0
+    backend = selected_backend()
+    layer_bytes = backend.kv_bytes_per_token(
+        model_config.num_kv_heads, model_config.head_dim, model_config.kv_cache_dtype
+    )
+    block_bytes, extra_bytes = model_config.num_layers * layer_bytes * block_size, 0
     if drafting is not None:
         block_bytes += drafting.block_bytes
         extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
@@ -218,7 +219,9 @@ def _plan_memory(
     elif config.cache.kv_cache_memory is not None:
         num_blocks = (config.cache.kv_cache_memory - extra_bytes) // block_bytes
     else:
-        num_blocks = min(config.scheduler.max_num_seqs * blocks_per_seq, available_memory_bytes() // 2 // block_bytes)
+        num_blocks = min(
+            config.scheduler.max_num_seqs * blocks_per_seq, backend.free_memory_bytes() // 2 // block_bytes
+        )
     if num_blocks < 1:
         raise ConfigError("kv_cache_memory", f"too little for one block of {block_bytes} bytes")
     return MemoryPlan(num_blocks, block_size, block_bytes, extra_bytes)
@@ -265,10 +268,9 @@ def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, A
         "kv_cache_dtype": model_config.kv_cache_dtype,
         "quantization": str(config.quantization),
         "backend": config.device,
-        "isa": ops.isa(),
+        **selected_backend().describe(),
         "tensor_parallel_size": 1,
-        "operator_library": f"{ops.library_version()}+{ops.library_hash()}",
-        "exact": ops.is_exact() and not config.speculative.is_lossy,
+        "exact": is_exact() and not config.speculative.is_lossy,
     }
 
 
@@ -282,12 +284,6 @@ def _checkpoint_digest(model_config: ModelConfig, load_choices: str) -> str:
             stream.seek(-min(1 << 16, file.stat().st_size), 2)
             digest.update(stream.read(1 << 16))
     return digest.hexdigest()
-
-
-def _vocabulary_digest(tokenizer: Tokenizer | None, vocab_limit: int) -> str:
-    """Digest what the token ids stand for: models that agree here can follow each other's outputs."""
-    names = sorted(tokenizer.vocabulary().items()) if tokenizer else []
-    return hashlib.blake2b(f"{vocab_limit}\0{names!r}".encode(), digest_size=16).hexdigest()
 
 
 def _describe(

@@ -42,14 +42,6 @@ class HybridProposer(Proposer):
         self._is_layers: dict[tuple[str, int], bool] = {}  # whether the layer made the last draft
         self.weigh: Weigh | None = None
 
-    def open(self, vocab_size: int, read_vocabulary: Callable[[], str]) -> None:
-        """Let the matcher take up what it has kept."""
-        self._matcher.open(vocab_size, read_vocabulary)
-
-    def close(self) -> None:
-        """Let the matcher keep what a later run can use."""
-        self._matcher.close()
-
     def start(self, request: Request) -> None:
         """Show the matcher the prompt."""
         self._matcher.start(request)
