@@ -76,18 +76,18 @@ was trained on {device}.
    (rate 0.02), AdamW for the embedding and norms (0.003); rate constant, then linear to zero from half of the *time*
    budget on. Rows of 256, then 512, then (last 8 % of the time) 2,048 tokens, each begun with `<s>`.
    Continue it: `train --minutes MORE` with the work folder's `trunk_trunk.pt` renamed to `trunk.pt`.
-2. MTP layer, main model frozen: {mtp_tokens_m:.1f} M tokens, {mtp_minutes:.0f} minutes. One layer run for three draft passes
-   on its own states (FastMTP, arXiv 2509.18362), pass weights 1 / 0.7 / 0.5, cross-entropy against the main model's own
-   distribution (half of the weight on its most probable token). Two thirds of the rows are the main model's greedy
-   continuations of training text, the others are training text.
+2. MTP layer, main model frozen: {mtp_tokens_m:.1f} M tokens, {mtp_minutes:.0f} minutes. One layer run for three draft
+   passes on its own states (FastMTP, arXiv 2509.18362), pass weights 1 / 0.7 / 0.5, cross-entropy against the main
+   model's own distribution (half of the weight on its most probable token). Two thirds of the rows are the main model's
+   greedy continuations of training text, the others are training text.
 3. Draft model: the same target and rows, {draft_tokens_m:.1f} M tokens, {draft_minutes:.1f} minutes.
 
 ## MTP layer
 
-At position t + 1 it reads `mtp_linear_proj([mtp_emb_norm(embed(x_t+1)) ; mtp_hidden_norm(h_t)])`, embedding first, where
-h_t is the main model's state after its final norm. One decoder layer (`mtp_block`) follows, at rotary position t + 1;
-the main model's final norm and head turn its output into the prediction of x_t+2. For the next draft pass that normed
-output takes the place of h. Keys and values of earlier positions come from the main model's states.
+At position t + 1 it reads `mtp_linear_proj([mtp_emb_norm(embed(x_t+1)) ; mtp_hidden_norm(h_t)])`, embedding first,
+where h_t is the main model's state after its final norm. One decoder layer (`mtp_block`) follows, at rotary position
+t + 1; the main model's final norm and head turn its output into the prediction of x_t+2. For the next draft pass
+that normed output takes the place of h. Keys and values of earlier positions come from the main model's states.
 
 ## Use
 
