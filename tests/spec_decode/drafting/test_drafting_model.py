@@ -19,7 +19,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.entrypoints.openai.summary import summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from tests.exactness.requests import run_all
 
 DRAFT = Path(resolve_model_path("demo/draft"))

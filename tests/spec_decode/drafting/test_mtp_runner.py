@@ -14,7 +14,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.entrypoints.openai.summary import summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting import drafting_model
 from tests.exactness.requests import run_all
