@@ -18,18 +18,18 @@ from fastdeploy.config.env import Env, read_env
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError
-from fastdeploy.entrypoints.openai.hosting import (
+from fastdeploy.entrypoints.openai.lifecycle import (
     LAST_ANSWERS_S,
     drain,
+    freeze_gc,
     make_server,
     raise_file_limit,
     serving,
-    settle,
     stop_signal,
     wait_empty,
 )
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.entrypoints.openai.summary import ProgressBar, summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
@@ -77,11 +77,11 @@ async def _live(server: ApiServer, client: EngineClient, args: ServeArgs, addres
             return 0
     except EngineDeadError:
         return report_death(client)
-    settle()
+    freeze_gc()
     announce(server.description(), args, server.defaults, address)
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
     if not dying.done():
-        print(f"Shutting down: {server.gate.num_inside} requests are running", flush=True)
+        print(f"Shutting down: {server.limiter.num_inside} requests are running", flush=True)
         await drain(server, dying)
     if dying.done():
         await wait_empty(server, LAST_ANSWERS_S)

@@ -17,12 +17,12 @@ import msgspec
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.core.child_command import child_command
-from fastdeploy.entrypoints.openai.hosting import LAST_ANSWERS_S
-from fastdeploy.entrypoints.openai.worker import READY_LINE, WorkerOrder
+from fastdeploy.entrypoints.openai.api_worker import READY_LINE, WorkerOrder
+from fastdeploy.entrypoints.openai.lifecycle import LAST_ANSWERS_S
 from fastdeploy.ipc.client import EngineClient
 from fastdeploy.metrics.server_metrics import FOLDER_VARIABLE, ServerMetrics, forget_process
 
-MODULE = "fastdeploy.entrypoints.openai.worker"
+MODULE = "fastdeploy.entrypoints.openai.api_worker"
 MAX_FAILED_STARTS = 3
 PATIENCE_S = 5.0  # beyond the graceful time, for a worker to end before it is killed
 

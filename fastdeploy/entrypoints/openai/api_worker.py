@@ -17,12 +17,12 @@ import uvloop
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import read_env
-from fastdeploy.entrypoints.openai.hosting import (
+from fastdeploy.entrypoints.openai.lifecycle import (
     LAST_ANSWERS_S,
     drain,
+    freeze_gc,
     make_server,
     serving,
-    settle,
     stop_signal,
     wait_empty,
 )
@@ -75,7 +75,7 @@ async def _live(server: ApiServer, connection: EngineConnection, lines: asyncio.
     starting = asyncio.create_task(connection.start())
     await asyncio.wait({starting, stopping, orders}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done() and starting.exception() is None:
-        settle()
+        freeze_gc()
         sys.stdout.buffer.write(READY_LINE)
         sys.stdout.flush()
         await asyncio.wait({stopping, dying, orders}, return_when=asyncio.FIRST_COMPLETED)
