@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from fastdeploy.core.stats import EngineStats
@@ -81,11 +81,6 @@ class HttpMetrics:
         """Take an answer that has ended; `path` must be one of few."""
         self._answers.labels(method, path, str(status)).inc()
         self._seconds.labels(method, path).observe(seconds)
-
-
-def forget_process(pid: int, folder: str) -> None:
-    """Drop what an API process that has ended says of its present; its totals stay."""
-    mark_process_dead(pid, folder)
 
 
 class _Merged(Collector):
