@@ -72,7 +72,7 @@ def test_text_lines_of_the_engine_are_logged_and_its_warnings_shown(capsys: pyte
     assert engine_line("WARNING of a library", is_json=False) == ("WARNING of a library", False)
 
 
-def test_json_lines_of_the_engine_are_logged_and_output_of_libraries_becomes_json(
+def test_json_lines_of_the_engine_are_logged_and_other_output_becomes_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     set_up_engine_logging(Env(log_format="json"))

@@ -191,5 +191,5 @@ def test_json_log_lines_are_documents(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_log_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="FD_LOG_DIR: cannot make"):
+    with pytest.raises(ConfigError, match="FD_LOG_DIR: cannot create"):
         set_up_logging(Env(log_dir=str(tmp_path / "file" / "logs")))
