@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fastdeploy.models.decoder import CausalLM
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
@@ -25,8 +25,8 @@ class DraftModelRunner(Drafter):
         self.model = model
         buffers = DraftBuffers(config)
 
-        def compute(batch: RowIndex, num_rows: int) -> None:
-            model.forward(buffers.token_ids.tensor, batch, kv_caches)
+        def compute(metadata: AttentionMetadata) -> None:
+            model.forward(buffers.token_ids.tensor, metadata, kv_caches)
 
         stage = DraftStage(compute, model.compute_logits)
         super().__init__(buffers.loop([stage], model.output), num_blocks, config)

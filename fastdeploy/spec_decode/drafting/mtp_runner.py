@@ -20,7 +20,7 @@ from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.mtp import MTPLayer
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.spec_decode.drafting.draft_vocabulary import draft_vocab_sizes
 from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
@@ -56,8 +56,8 @@ class MTPRunner(Drafter):
         target.keep_states(self._states)
 
         def stage(layer: MTPLayer, cache: KVCache) -> DraftStage:
-            def compute(batch: RowIndex, num_rows: int) -> None:
-                layer.call_operators(buffers.token_ids.tensor, batch, cache, num_rows)
+            def compute(metadata: AttentionMetadata) -> None:
+                layer.forward(buffers.token_ids.tensor, metadata, cache)
 
             return DraftStage(compute, layer.compute_logits)
 

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.ops.suffix_cache import SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixConfig
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 from fastdeploy.spec_decode.proposers.ngram import NgramProposer
@@ -202,7 +202,7 @@ def salted(index: int, salt: str, prompt: list[int]) -> Request:
 
 @pytest.mark.parametrize("observed", [True, False], ids=["ended in a step", "aborted between steps"])
 def test_suffix_shares_all_that_a_request_said_with_its_salt_only(observed: bool) -> None:
-    proposer = SuffixProposer(SuffixRules())
+    proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [50])
     proposer.start(first)
     emit(proposer, [first], [[1, 2, 3, 4]])
@@ -219,7 +219,7 @@ def test_suffix_shares_all_that_a_request_said_with_its_salt_only(observed: bool
 
 
 def test_suffix_does_not_share_prompts() -> None:
-    proposer = SuffixProposer(SuffixRules())
+    proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [1, 2, 3, 4, 5, 6])
     proposer.start(first)
     emit(proposer, [first], [[9]])
