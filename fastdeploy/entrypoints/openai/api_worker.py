@@ -70,7 +70,7 @@ async def _work() -> int:
 
 
 async def _live(server: ApiServer, connection: EngineConnection, lines: asyncio.StreamReader) -> int:
-    stopping, dying = stop_signal(), asyncio.create_task(connection.wait_dead())
+    stopping, dying = stop_signal(), asyncio.create_task(connection.wait_until_dead())
     orders = asyncio.create_task(_read_orders(connection, lines))
     starting = asyncio.create_task(connection.start())
     await asyncio.wait({starting, stopping, orders}, return_when=asyncio.FIRST_COMPLETED)
@@ -81,7 +81,7 @@ async def _live(server: ApiServer, connection: EngineConnection, lines: asyncio.
         await asyncio.wait({stopping, dying, orders}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done() and not dying.done():
         await drain(server, dying)
-    if connection.death is not None:
+    if connection.dead_error is not None:
         await wait_empty(server, LAST_ANSWERS_S)
         return 1
     return 0
@@ -90,7 +90,7 @@ async def _live(server: ApiServer, connection: EngineConnection, lines: asyncio.
 async def _read_orders(connection: EngineConnection, lines: asyncio.StreamReader) -> None:
     """Return at the end of the input."""
     while line := await lines.readline():
-        connection.die(msgspec.json.decode(line, type=str))
+        connection.mark_dead(msgspec.json.decode(line, type=str))
 
 
 if __name__ == "__main__":

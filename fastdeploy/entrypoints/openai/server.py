@@ -108,7 +108,7 @@ class ApiServer:
     @property
     def status(self) -> str:
         """One of ready, starting, draining, dead."""
-        if self.client.death is not None:
+        if self.client.dead_error is not None:
             return "dead"
         if self.is_draining:
             return "draining"
