@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,6 +72,20 @@ class Draft:
 
 
 NO_DRAFT = Draft([])
+
+
+class DraftQuota(NamedTuple):
+    """What may be proposed for a request.
+
+    Attributes:
+        max_drafts: draft tokens, at least 1.
+        max_draft_passes: passes of a drafting model for this request.
+        min_match_len: only longer matches, or matches of this length, may take the place of draft passes.
+    """
+
+    max_drafts: int
+    max_draft_passes: int
+    min_match_len: int = 1
 
 
 class RequestStatus(Enum):

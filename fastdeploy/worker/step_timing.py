@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times decoding steps of a runner, and calls of a drafting model, before they serve."""
+"""Measures the times of decoding steps and of draft passes at start-up, before anything is served."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
-from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
-NUM_COMPUTED = 512  # tokens in the cache of each request that is timed, where the cache holds twice as many
-MIN_SIZES = 4  # timed however long they take: many requests with and without drafts, one row, all drafts of a request
-TIME_LIMIT_S = 0.7  # no size is timed, and none more than twice, that would go beyond it
-REPEATS = 6  # at least, of sizes that can be done without
-MOST_TURNS = 12  # of everything
-CALL_DRAFTS = 2  # of each request, where that many are made
-CALL_FILLS = 3  # requests whose caches are filled, where the cache is as large
-CALL_CROWD = 16  # requests of a call of several
+TIME_LIMIT_S = 0.7  # of all measurements of a kind; each is made at least twice
+CONTEXT_TOKENS = 512  # of each request, where the cache holds twice as many
 
 
 class DraftRunner(Protocol):
@@ -31,130 +25,81 @@ class DraftRunner(Protocol):
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]: ...
 
 
-def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int) -> StepCost:
-    """Time about a dozen row counts from 1 to `max_rows`, fewer where steps are slow, and what a request adds.
+def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int) -> StepTimes:
+    """Measure steps of about a dozen row counts from 1 to `max_rows`, fewer where steps are slow.
 
-    The calling thread's own time is taken, the least of several, as whatever else the machine does makes a step only
-    longer; the sizes take turns. Too short a time corrects itself: drafts are then verified, and their steps measured.
-
-    The cache must be unused. Requests have blocks of their own as far as it goes: what a request adds to a step is
-    mostly reading its keys and values, which lie in a near cache if they are another one's too.
+    The processor time of the calling thread is taken, the least of several measurements. The KV cache must be unused;
+    requests have blocks of their own as far as it goes, because a step mostly waits for their keys and values.
     """
     max_drafts = min(max_drafts, num_cache_tokens - 1)
-    num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
-    max_rows = min(max_rows, runner.config.max_seqs * (1 + max_drafts))
-    timer = _Timer(runner, num_tokens, max_drafts)
-    sizes = _row_counts(max_rows, 1 + max_drafts)
-    lone = min(runner.config.max_seqs, max_rows, 16)  # requests without drafts
-    timer.add("lone", [1] * lone)
-    for num_rows in (lone, *(size for size in sizes if size != lone)):
-        if timer.has_time():
-            timer.add(num_rows, _split(num_rows, 1 + max_drafts))
-    timer.repeat()
-    num_packed = len(_split(lone, 1 + max_drafts))
-    added_s = (timer.seconds["lone"] - timer.seconds[lone]) / max(1, lone - num_packed)
-    request_s = min(max(0.0, added_s), min(timer.seconds.values()) / 2)
-    timed = ((rows, seconds) for rows, seconds in timer.seconds.items() if isinstance(rows, int))
-    lines = {rows: seconds - request_s * len(_split(rows, 1 + max_drafts)) for rows, seconds in timed}
-    return StepCost(lines, request_s, num_tokens)
+    num_tokens = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
+    per_request, max_seqs = 1 + max_drafts, runner.config.max_seqs
+    max_rows = min(max_rows, max_seqs * per_request)
+    num_plain = min(max_seqs, max_rows, 16)
+    counts = [num_plain, 1, per_request, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
+    shapes = {"plain": [1] * num_plain} | {str(n): _split(n, per_request) for n in counts if n <= max_rows}
+    steps = {name: _step(runner, rows, num_tokens, max_drafts) for name, rows in shapes.items()}
+    seconds = _least_seconds(steps)
+    num_packed = len(shapes[str(num_plain)])
+    added_s = (seconds.pop("plain") - seconds[str(num_plain)]) / max(1, num_plain - num_packed)
+    request_s = min(max(0.0, added_s), min(seconds.values()) / 2)
+    rows_s = {int(name): taken - request_s * len(shapes[name]) for name, taken in seconds.items()}
+    return StepTimes(rows_s, request_s, num_tokens)
 
 
-def time_calls(drafter: DraftRunner, num_cache_tokens: int) -> CallCost:
-    """Time calls of a drafting model as `time_steps` does steps: of one request, of several, and with a cache to fill.
+def time_draft_passes(source: str, max_passes: int, drafter: DraftRunner, num_cache_tokens: int) -> DraftPasses:
+    """Measure draft passes of one request and of several, with the first blocks of the unused KV cache."""
+    num_tokens = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 4))
+    num_blocks = -(-num_tokens // drafter.config.block_size)
+    num_passes = min(2, drafter.config.max_drafts)
+    sizes = 1, min(drafter.config.max_seqs, 16)
+    batches = {str(n): [_request(num_tokens, num_passes, range(num_blocks)) for _ in range(n)] for n in sizes}
 
-    All requests have the first blocks of the cache, which must be unused.
-    """
-    size, drafts = drafter.config.block_size, min(CALL_DRAFTS, drafter.config.max_drafts)
-    num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 4))
-    num_blocks = -(-num_tokens // size)
-    groups = max(1, min(CALL_FILLS, num_cache_tokens // size // num_blocks))
+    def draft(requests: list[Request]) -> Callable[[], object]:
+        return lambda: drafter.draft(requests, [num_passes] * len(requests))
 
-    def make_requests(first_block: int, count: int) -> list[Request]:
-        requests = [_make_request(num_tokens, drafts, num_blocks) for _ in range(count)]
-        for request in requests:
-            request.block_ids = [first_block + block for block in request.block_ids]
-        return requests
-
-    def seconds(requests: Sequence[Request]) -> float:
-        began_s = time.thread_time()
-        drafter.draft(requests, [drafts] * len(requests))
-        return (time.thread_time() - began_s) / drafts
-
-    filling_s = min(seconds(make_requests(group * num_blocks, 1)) for group in range(groups)) * drafts
-    lone, crowd = make_requests(0, 1), make_requests(0, min(drafter.config.max_seqs, CALL_CROWD))
-    one_s = min(seconds(lone) for _ in range(REPEATS))
-    many_s = min(seconds(crowd) for _ in range(REPEATS))
-    request_s = min(max(0.0, many_s - one_s) / max(1, len(crowd) - 1), one_s / 2)
-    row_s = max(0.0, filling_s - drafts * one_s) / max(1, num_tokens - 1)
-    return CallCost(one_s - request_s, request_s, row_s)
+    seconds = _least_seconds({name: draft(requests) for name, requests in batches.items()})
+    one_s, many_s = (seconds[str(n)] / num_passes for n in sizes)
+    request_s = min(max(0.0, many_s - one_s) / max(1, sizes[1] - 1), one_s / 2)
+    return DraftPasses(source, max_passes, one_s - request_s, request_s)
 
 
-class _Timer:
-    """The least time of each plan."""
-
-    def __init__(self, runner: ModelRunner, num_tokens: int, max_drafts: int) -> None:
-        self.seconds: dict[int | str, float] = {}
-        self._runner, self._num_tokens, self._max_drafts = runner, num_tokens, max_drafts
-        self._plans: dict[int | str, StepPlan] = {}
-        self._time(self._make_plan([1]))  # what only the first step does
-        self._began_s = time.perf_counter()
-        self._longest_s = 0.0
-
-    def add(self, name: int | str, num_rows: list[int]) -> None:
-        """Time a step of requests with so many rows each."""
-        began_s = time.perf_counter()
-        self._plans[name] = self._make_plan(num_rows)
-        self.seconds[name] = self._time(self._plans[name])
-        self._longest_s = max(self._longest_s, time.perf_counter() - began_s)
-
-    def has_time(self) -> bool:
-        """True while repeats of what was timed so far, and of something twice as long, end in time."""
-        elapsed_s = time.perf_counter() - self._began_s
-        return len(self.seconds) < MIN_SIZES or REPEATS * (elapsed_s + 2 * self._longest_s) < TIME_LIMIT_S
-
-    def repeat(self) -> None:
-        """Time everything again, in turns from few rows to many and back; slow steps only once.
-
-        A step finds the caches as one of about as many rows has left them: so steps follow each other in a server.
-        """
-        turn = sorted(self._plans.items(), key=lambda named: sum(named[1].num_scheduled))
-        for _ in range(MOST_TURNS):
-            for name, plan in turn:
-                self.seconds[name] = min(self.seconds[name], self._time(plan))
-            if time.perf_counter() - self._began_s > TIME_LIMIT_S:
-                return
-            turn.reverse()
-
-    def _time(self, plan: StepPlan) -> float:
-        began_s = time.thread_time()
-        self._runner.run(plan)
-        return time.thread_time() - began_s
-
-    def _make_plan(self, num_rows: list[int]) -> StepPlan:
-        num_blocks = -(-(self._num_tokens + self._max_drafts) // self._runner.config.block_size)
-        requests = [_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows]
-        num_apart = max(1, self._runner.kv_caches[0].key.shape[0] // num_blocks)
-        for i, request in enumerate(requests):
-            request.block_ids = [i % num_apart * num_blocks + block for block in request.block_ids]
-        computed = [self._num_tokens - 1] * len(num_rows)
-        return StepPlan(requests, num_rows, computed, [n - 1 for n in num_rows], num_rows, [0] * len(num_rows))
+def _least_seconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the least time of each call, in rounds that go up and down; slow calls at the end are left out."""
+    names, seconds, began_s = list(calls), dict[str, float](), time.perf_counter()
+    for call_round in range(16):
+        for name in names:
+            call_s = time.thread_time()
+            calls[name]()
+            call_s = time.thread_time() - call_s
+            seconds[name] = min(seconds.get(name, call_s), call_s)
+            if not call_round and len(seconds) >= 4 and time.perf_counter() - began_s > TIME_LIMIT_S / 2:
+                break
+        if call_round and time.perf_counter() - began_s > TIME_LIMIT_S:
+            break
+        names = sorted(seconds, key=seconds.__getitem__, reverse=call_round % 2 == 1)
+    return seconds
 
 
-def _row_counts(max_rows: int, most: int) -> list[int]:
-    """Return 1, the `most` rows of a request, 2, 4, 8, ... , then 3, 6, 12, ... between them, up to `max_rows`."""
-    counts = [1, most, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
-    return [n for n in dict.fromkeys(counts) if n <= max_rows]
+def _step(runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts: int) -> Callable[[], object]:
+    num_blocks = -(-(num_tokens + max_drafts) // runner.config.block_size)
+    num_apart = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
+    firsts = (i % num_apart * num_blocks for i in range(len(rows)))
+    requests = [_request(num_tokens, n - 1, range(first, first + num_blocks)) for n, first in zip(rows, firsts)]
+    computed = [num_tokens - 1] * len(rows)
+    plan = StepPlan(requests, rows, computed, [n - 1 for n in rows], rows, [0] * len(rows))
+    return lambda: runner.run(plan)
 
 
-def _split(num_rows: int, most: int) -> list[int]:
+def _split(num_rows: int, per_request: int) -> list[int]:
     """Share rows among as few requests as can have them."""
-    full, rest = divmod(num_rows, most)
-    return [most] * full + [rest] * (rest > 0)
+    full, rest = divmod(num_rows, per_request)
+    return [per_request] * full + [rest] * (rest > 0)
 
 
-def _make_request(num_tokens: int, num_drafts: int, num_blocks: int) -> Request:
+def _request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> Request:
     source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
     request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
     request.set_draft(Draft([0] * num_drafts))
-    request.block_ids = list(range(num_blocks))
+    request.block_ids = list(block_ids)
     return request
