@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a step's time goes, by operator, as a table and as stacked bars.
 
-    python -m benchmarks.profile_step [--quantization none] [--rounds 7] [--svg docs/profile.svg]
+    python -m benchmarks.profile_step [--quantization none] [--rounds 7] [--svg docs/images/profile.svg]
 
 The operators of a recorded step are timed one launch at a time by the library, those outside of it around their call;
 what is left of the step is `engine and Python`. Of every single call the least of the rounds counts, in which cases

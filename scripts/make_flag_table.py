@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/flags.md from `fastdeploy.config`: python scripts/make_flag_table.py"""
+"""Writes the tables of docs/guide/flags.md from `fastdeploy.config`: python scripts/make_flag_table.py"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from fastdeploy.config.env import VARIABLES
 from fastdeploy.config.flags import FLAGS, Flag, FlagClass
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guide" / "flags.md"
 BEGIN, END = "<!-- flags: made by scripts/make_flag_table.py -->", "<!-- end of flags -->"
 TITLES = {
     FlagClass.HONOURED: ("Honoured", "what it does"),

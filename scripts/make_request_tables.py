@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the fields in docs/serving.md and the errors in docs/errors.md: python -m scripts.make_request_tables"""
+"""Writes the tables of docs/guide/request-fields.md and errors.md: python -m scripts.make_request_tables"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastdeploy.entrypoints.openai.protocol import (
 from fastdeploy.entrypoints.openai.routes import ABSENT
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 MARKS = ("<!-- {}: made by scripts/make_request_tables.py -->", "<!-- end of {} -->")
 TITLES = {
     GenerationFields: "Both endpoints",
@@ -74,9 +74,9 @@ def with_tables(name: str, page: str, tables: str) -> str:
 
 def fresh_pages() -> dict[Path, str]:
     """Return the pages as they should be."""
-    serving, errors = DOCS / "serving.md", DOCS / "errors.md"
+    fields, errors = GUIDE / "request-fields.md", GUIDE / "errors.md"
     return {
-        serving: with_tables("fields", serving.read_text(), field_tables()),
+        fields: with_tables("fields", fields.read_text(), field_tables()),
         errors: with_tables("errors", errors.read_text(), error_tables()),
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/models.md and docs/limits.md say what the code does."""
+"""docs/guide/models.md and docs/guide/limits.md say what the code does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer_files import SENTENCEPIECE_FILES
 from fastdeploy.spec_decode.proposers.registry import PROPOSERS
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "guide"
 MODELS, LIMITS = ((DOCS / name).read_text() for name in ("models.md", "limits.md"))
 WITHOUT_EFFECT = {"tensor_parallel_size", "trust_remote_code"}
 

@@ -130,7 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Serve a model over the OpenAI API. Underscores in flags may stand for hyphens.",
-        epilog="docs/flags.md lists, too, what is accepted without effect or refused, and why.",
+        epilog="docs/guide/flags.md lists, too, what is accepted without effect or refused, and why.",
     )
     parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument(

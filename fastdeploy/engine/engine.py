@@ -184,11 +184,11 @@ class Engine:
             for request, draft in zip(ready, self.proposer.propose(ready, quotas)):
                 if len(draft):
                     request.set_draft(draft)
-        constrained = [request for request in ready if request.constraint is not None]
-        for request in constrained:
-            draft = self._permitted(request, request.constraint)
-            request.set_draft(draft if len(draft) else NO_DRAFT)
-        if quotas or constrained:
+        for request in ready:
+            if request.constraint is not None:
+                draft = self._permitted(request, request.constraint)
+                request.set_draft(draft if len(draft) else NO_DRAFT)
+        if ready:
             self.length_policy.on_drafts_proposed(ready)
 
     def _permitted(self, request: Request, constraint: TokenConstraint) -> Draft:

@@ -31,7 +31,7 @@ from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
+from fastdeploy.spec_decode.adaptive.length_policy import AdaptiveLengthPolicy, LengthPolicy
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.factory import (
     Drafting,
@@ -41,11 +41,10 @@ from fastdeploy.spec_decode.drafting.factory import (
     make_draft_runner,
 )
 from fastdeploy.spec_decode.proposers.base import Proposer
-from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 from fastdeploy.structured_output.constraint import ConstraintFactory
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.step_timing import time_calls, time_steps
+from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -142,7 +141,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     return Engine(
         admission,
         BatchScheduler(
-            config.scheduler, kv, _make_draft_budget(config, runner, drafter, proposer, plan, max_model_len)
+            config.scheduler, kv, _make_length_policy(config, runner, drafter, proposer, plan, max_model_len)
         ),
         runner,
         proposer,
@@ -157,28 +156,26 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     )
 
 
-def _make_draft_budget(
+def _make_length_policy(
     config: EngineConfig,
     runner: ModelRunner,
     drafter: Drafter | None,
     proposer: Proposer,
     plan: MemoryPlan,
     max_model_len: int,
-) -> DraftBudget:
-    """Return the choice of draft lengths that the configuration asks for; the adaptive one times the models first."""
-    if not config.speculative.adaptive:
-        return DraftBudget()
-    num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
+) -> LengthPolicy:
+    """Return the policy that the configuration asks for; the adaptive one measures step times first."""
+    speculative, scheduler = config.speculative, config.scheduler
+    if not speculative.adaptive:
+        return LengthPolicy()
+    num_drafts, num_tokens = speculative.num_speculative_tokens, min(plan.num_tokens, max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
-    cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
+    times = time_steps(runner, max_rows, num_drafts, num_tokens)
     if drafter is None or not proposer.is_model:
-        return AdaptiveBudget(cost)
-    steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
-    model = DraftingModel(proposer.name, steps, time_calls(drafter, min(plan.num_tokens, max_model_len)))
-    budget = AdaptiveBudget(cost, model, matches_text=config.speculative.extension is not None)
-    if isinstance(proposer, HybridProposer) and config.speculative.extension == "ngram":
-        proposer.weigh = budget.weigh
-    return budget
+        return AdaptiveLengthPolicy(times, None, proposer.name, time.thread_time)
+    max_passes = num_drafts if proposer.name == "draft_model" else speculative.num_model_steps
+    passes = time_draft_passes(proposer.name, max_passes, drafter, num_tokens)
+    return AdaptiveLengthPolicy(times, passes, speculative.extension, time.thread_time)
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:

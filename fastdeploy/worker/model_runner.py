@@ -76,7 +76,7 @@ class RunnerConfig:
         hidden_size, vocab_size: of the model.
         vocab_limit: ids from here on are never chosen (the tokenizer does not know them).
         eos_token_ids: end tokens, masked before a request's min_tokens.
-        verify_strategy, accept_policy: docs/speculation.md.
+        verify_strategy, accept_policy: docs/guide/speculation.md.
         processed_logprobs: report log-probabilities after processing instead of before.
     """
 

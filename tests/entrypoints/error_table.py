@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a request, and what its client is told; docs/errors.md shows these rows, a test sends each."""
+"""Wrong requests and the answers that they get; docs/guide/errors.md shows these cases and a test sends each."""
 
 from __future__ import annotations
 

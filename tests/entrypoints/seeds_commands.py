@@ -3,7 +3,7 @@
 """Commands and snippets as the documents that users bring give them, word for word, and what each comes to here.
 
 `${...}` are the documents' own placeholders. An outcome is empty where the command runs, else the beginning of the line
-on stderr, which docs/serving.md promises.
+on stderr, which docs/guide/serving.md promises.
 """
 
 from __future__ import annotations

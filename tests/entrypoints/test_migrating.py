@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/migrating.md names flags, commands, fields and metrics that exist, and says of each what becomes of it."""
+"""docs/guide/migrating.md names flags, commands, fields and metrics that exist, and says of each what becomes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdeploy.config.env import VARIABLES
 from fastdeploy.config.flags import FLAG_BY_NAME, FlagClass
 from fastdeploy.entrypoints.cli.main import COMMANDS
 
-DOCS = Path(fastdeploy.__file__).parents[1] / "docs"
+DOCS = Path(fastdeploy.__file__).parents[1] / "docs" / "guide"
 PAGE = (DOCS / "migrating.md").read_text()
 OF_COMMANDS = (
     "url",

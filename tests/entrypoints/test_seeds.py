@@ -31,7 +31,7 @@ SERVERS = {
 NGRAM_ON_CPU = "benchmarks/yaml/demo-cpu.yaml"
 PROMPT = "for name in names:\n    print(name)\nfor name in"
 WHOLE_MODELS = {"facebook/opt-6.7b": "demo", "facebook/opt-125m": "demo/draft"}
-PAGE = (ROOT / "docs" / "serving.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "serving.md").read_text()
 
 
 def by_name(item: Command | Snippet) -> str:
@@ -88,7 +88,7 @@ def test_every_line_that_a_command_ends_with_stands_in_the_documentation() -> No
     outcomes += [outcome for _, outcome in SPECULATIVE_OPTIONS if outcome]
     for outcome in outcomes:
         reason = outcome.partition(": ")[2].partition(" (")[0].partition(";")[0]
-        assert reason in promised, f"docs/serving.md does not promise {reason!r}"
+        assert reason in promised, f"docs/guide/serving.md does not promise {reason!r}"
 
 
 def test_every_promised_line_comes_of_its_flag() -> None:

@@ -28,7 +28,7 @@ def test_every_name_has_a_format_and_every_format_a_name() -> None:
 
 
 def test_docs_name_every_format() -> None:
-    text = (ROOT / "docs" / "serving.md").read_text()
+    text = (ROOT / "docs" / "guide" / "serving.md").read_text()
     assert [name for name in (*TOOL_CALL_FORMATS, *REASONING_FORMATS) if f"`{name}`" not in text] == []
 
 

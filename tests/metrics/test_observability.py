@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def documented() -> dict[str, str]:
-    text = (ROOT / "docs/observability.md").read_text()
+    text = (ROOT / "docs/guide/observability.md").read_text()
     table = text.split("<!-- metrics", 1)[1].split("<!-- end of metrics -->", 1)[0]
     return dict(re.findall(r"^\| `(\S+)` \| (\w+) \|", table, re.MULTILINE))
 

@@ -13,7 +13,7 @@ from fastdeploy.config.args import hyphenate
 from fastdeploy.core.errors import ConfigError
 
 ENGINE_FLAGS = (
-    "Beside these, the flags of the engine (docs/flags.md): --model, --max-model-len, --speculative-config, ..."
+    "Beside these, the flags of the engine (docs/guide/flags.md): --model, --max-model-len, --speculative-config, ..."
 )
 
 

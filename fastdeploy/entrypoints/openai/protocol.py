@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request bodies: every field is honoured, without effect, or refused by name (table: docs/serving.md)."""
+"""Request bodies: every field is honoured, without effect, or refused by name (table: docs/guide/request-fields.md)."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ ABSENT = {
     "/check_redundant": _EXPERTS,
     "/controller/scheduler": "there is no controller port; see /load",
     "/controller/reset_scheduler": "there is no controller port; see /load",
-    "/docs": "see docs/serving.md",
-    "/openapi.json": "see docs/serving.md",
+    "/docs": "see docs/guide/serving.md",
+    "/openapi.json": "see docs/guide/serving.md",
 }
 """Routes of FastDeploy, vLLM and OpenAI that this server has not, and what to know about each."""
 

@@ -121,13 +121,14 @@ class AdaptiveLengthPolicy(LengthPolicy):
         times: StepTimes,
         passes: DraftPasses | None = None,
         match_source: str | None = None,
-        clock: Callable[[], float] = time.thread_time,  # so that time taken by other processes does not count
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start without experience.
 
         Args:
             passes: the drafting model, if there is one.
             match_source: name of the drafts that are found by matching text, if any are.
+            clock: seconds. Best is processor time of the calling thread, which leaves out that of other processes.
         """
         self._times, self._passes, self._match_source, self._clock = times, passes, match_source, clock
         self._acceptance = AcceptanceModel()
