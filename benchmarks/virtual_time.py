@@ -18,17 +18,16 @@ import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import Draft, Request
+from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
-from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.adaptive.length_policy import AdaptiveLengthPolicy, LengthPolicy
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
-from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 
 BLOCK_SIZE = 16
@@ -158,14 +157,12 @@ class Charged:
         self._machine, self._clock = machine, clock
         proposer.propose = self.propose  # type: ignore[method-assign]
 
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Charge, and let the proposer do it."""
         ask_s = self._machine.ask_s + self._machine.ask_request_s * len(requests)
         self.busy_s += ask_s
         self._clock.now += ask_s
-        return self._propose(requests, caps, steps)
+        return self._propose(requests, quotas)
 
 
 class SimulatedModel:
@@ -255,29 +252,23 @@ def make_virtual_engine(
         speculative=speculative,
         server_seed=0,
     )
-    budget = DraftBudget()
-    if speculative.adaptive:
-        told = believed or machine
-        budget = _adaptive_budget(speculative, StepCost(told.rows_s, told.request_s), calls, clock)
-        if isinstance(proposer, HybridProposer) and speculative.extension == "ngram":
-            proposer.weigh = budget.weigh
+    policy = _length_policy(speculative, believed or machine, clock) if speculative.adaptive else LengthPolicy()
     config = SchedulerConfig(
         max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False
     )
-    scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), budget)
+    scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), policy)
     engine = Engine(admission, scheduler, reciter, proposer, OutputProcessor([], _no_scanner, clock), clock)
     return VirtualEngine(engine, reciter, drafting)
 
 
-def _adaptive_budget(
-    speculative: SpeculativeConfig, cost: StepCost, calls: Calls | None, clock: Clock
-) -> AdaptiveBudget:
+def _length_policy(speculative: SpeculativeConfig, believed: Machine, clock: Clock) -> AdaptiveLengthPolicy:
+    times, calls = StepTimes(believed.rows_s, believed.request_s), believed.calls.get(speculative.method)
     if calls is None:
-        return AdaptiveBudget(cost, clock=clock)
+        return AdaptiveLengthPolicy(times, None, speculative.method, clock)
     is_layer = speculative.method == "mtp"
-    steps = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
-    model = DraftingModel(speculative.method, steps, CallCost(*calls))
-    return AdaptiveBudget(cost, model, clock, speculative.extension is not None)
+    max_passes = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
+    passes = DraftPasses(speculative.method, max_passes, calls.call_s, calls.request_s)
+    return AdaptiveLengthPolicy(times, passes, speculative.extension, clock)
 
 
 def _no_scanner(request: Request) -> object:
