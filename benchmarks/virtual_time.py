@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose model says recorded answers in no time but that of a table, so that policies are judged exactly.
+"""An engine in virtual time: its model emits recorded answers, and a table says how long steps and drafting take.
 
-Scheduler, proposers and the choice of draft lengths are the real ones. Time is a number: a step adds what the table
-says of its rows and requests, a proposer what its asking is said to cost.
+Scheduler, proposers and adaptive length are the real ones, so that policies are compared exactly on any machine.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ BLOCK_SIZE = 16
 VOCAB_SIZE = 1 << 17
 
 
-class Calls(NamedTuple):
-    """Seconds of a call of a drafting model, of each request in it, and of each row that it must catch up with."""
+class Passes(NamedTuple):
+    """Seconds of a draft pass, of each request in it, and of each token that the drafting model has missed."""
 
-    call_s: float
+    pass_s: float
     request_s: float
     row_s: float
 
@@ -49,15 +48,15 @@ class Machine:
     Attributes:
         rows_s: rows: seconds without what the requests cost; joined by lines.
         request_s: that each request adds.
-        ask_s, ask_request_s: of asking a proposer that matches text, and of each request asked.
-        calls: method: what the calls of its drafting model take.
+        match_s, match_request_s: of a proposer that matches text, and of each of its requests.
+        passes: method: what draft passes take.
     """
 
     rows_s: Mapping[int, float]
     request_s: float
-    ask_s: float
-    ask_request_s: float
-    calls: Mapping[str, Calls]
+    match_s: float
+    match_request_s: float
+    passes: Mapping[str, Passes]
 
     def step_s(self, num_rows: int, num_requests: int) -> float:
         """Return the time of a step."""
@@ -69,11 +68,11 @@ class Machine:
         return num_rows * seconds / rows
 
 
-def _machine(step_s: float, rows: Mapping[int, float], request: float, **calls: tuple[float, float, float]) -> Machine:
+def _machine(step_s: float, rows: Mapping[int, float], request: float, **passes: tuple[float, float, float]) -> Machine:
     """Make one of parts of the time of a step of one row."""
     rows_s = {count: step_s * share for count, share in rows.items()}
-    calls_s = {method: Calls(*(step_s * share for share in shares)) for method, shares in calls.items()}
-    return Machine(rows_s, step_s * request, 25e-6, 5e-6, calls_s)
+    passes_s = {method: Passes(*(step_s * share for share in shares)) for method, shares in passes.items()}
+    return Machine(rows_s, step_s * request, 25e-6, 5e-6, passes_s)
 
 
 MACHINES = {  # about what two cores of an Intel Xeon without AVX-512 BF16 take, at 400 tokens of context
@@ -102,10 +101,20 @@ MACHINES = {  # about what two cores of an Intel Xeon without AVX-512 BF16 take,
 
 
 class Clock:
-    """Virtual seconds."""
+    """Virtual seconds.
+
+    Attributes:
+        slowdown: factor by which everything takes longer than the machine's table says.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.slowdown = 1.0
+
+    def spend(self, seconds: float) -> float:
+        """Let time pass; return how much it was with the slowdown."""
+        self.now += self.slowdown * seconds
+        return self.slowdown * seconds
 
     def __call__(self) -> float:
         return self.now
@@ -119,7 +128,7 @@ class BusyClock(Clock):
 
 
 class Reciter:
-    """Says what is recorded; a step takes the machine's time, times a seeded noise."""
+    """Emits what is recorded; a step takes the time of the machine, times a seeded noise."""
 
     def __init__(self, machine: Machine, clock: Clock, noise: float = 0.0) -> None:
         self.answers: dict[str, Sequence[int]] = {}
@@ -137,9 +146,9 @@ class Reciter:
         """Let the time of the step go by; what prompts take passes too, but is not counted."""
         num_rows = sum(plan.num_verify_rows)
         step_s = self._machine.step_s(num_rows, len(plan.requests))
-        self._clock.now += self._machine.prompt_s(sum(plan.num_scheduled) - num_rows)
-        self.busy_s += step_s
-        self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
+        self._clock.spend(self._machine.prompt_s(sum(plan.num_scheduled) - num_rows))
+        noise = math.exp(self._noise * self._dice.gauss(0, 1))
+        self.busy_s += self._clock.spend(step_s * noise) / noise
 
     def _result(self, request: Request) -> RequestResult:
         first, draft = request.num_output_tokens, request.draft.token_ids
@@ -149,7 +158,7 @@ class Reciter:
 
 
 class Charged:
-    """A proposer that matches text, for a price."""
+    """A proposer that matches text, and takes time for it."""
 
     def __init__(self, proposer: Proposer, machine: Machine, clock: Clock) -> None:
         self.busy_s = 0.0
@@ -158,10 +167,9 @@ class Charged:
         proposer.propose = self.propose  # type: ignore[method-assign]
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Charge, and let the proposer do it."""
-        ask_s = self._machine.ask_s + self._machine.ask_request_s * len(requests)
-        self.busy_s += ask_s
-        self._clock.now += ask_s
+        """Let the time pass, and the proposer propose."""
+        seconds = self._machine.match_s + self._machine.match_request_s * len(requests)
+        self.busy_s += self._clock.spend(seconds)
         return self._propose(requests, quotas)
 
 
@@ -174,10 +182,10 @@ class SimulatedModel:
 
     PASSAGE = 48
 
-    def __init__(self, answers: dict[str, Sequence[int]], calls: Calls, clock: Clock) -> None:
+    def __init__(self, answers: dict[str, Sequence[int]], passes: Passes, clock: Clock) -> None:
         self.busy_s = 0.0
         self.reliabilities: dict[str, Sequence[float]] = {}
-        self._answers, self._calls, self._clock = answers, calls, clock
+        self._answers, self._passes, self._clock = answers, passes, clock
         self._filled: dict[str, int] = {}
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
@@ -186,10 +194,10 @@ class SimulatedModel:
         beside_prompts = [request for request in asked if request.num_output_tokens == 1]
         num_missing = sum(map(self._num_missing, asked))
         num_hidden = sum(map(self._num_missing, beside_prompts))
-        call_s, request_s, row_s = self._calls
-        drafting_s = max(counts) * call_s + sum(counts) * request_s
-        self.busy_s += drafting_s + (num_missing - num_hidden) * row_s
-        self._clock.now += drafting_s + num_missing * row_s
+        pass_s, request_s, row_s = self._passes
+        drafting_s = max(counts) * pass_s + sum(counts) * request_s
+        self.busy_s += self._clock.spend(drafting_s + (num_missing - num_hidden) * row_s)
+        self._clock.spend(num_hidden * row_s)
         self._filled.update((request.request_id, request.num_tokens) for request in asked)
         return [self._draft(request, count) for request, count in zip(requests, counts)]
 
@@ -214,9 +222,10 @@ class VirtualEngine:
     engine: Engine
     reciter: Reciter
     drafting: Charged | SimulatedModel
+    clock: Clock
 
     def busy_s(self) -> float:
-        """Seconds of all steps and of all asking."""
+        """Seconds of all steps and of all drafting."""
         return self.reciter.busy_s + self.drafting.busy_s
 
 
@@ -238,8 +247,8 @@ def make_virtual_engine(
     """
     clock = clock or Clock()
     reciter = Reciter(machine, clock, noise)
-    calls = machine.calls.get(speculative.method)
-    model = SimulatedModel(reciter.answers, calls, clock) if calls else None
+    passes = machine.passes.get(speculative.method)
+    model = SimulatedModel(reciter.answers, passes, clock) if passes else None
     proposer = make_proposer(speculative, model)
     drafting = model or Charged(proposer, machine, clock)
     num_blocks = max_seqs * -(-max_model_len // BLOCK_SIZE) + 1
@@ -258,17 +267,17 @@ def make_virtual_engine(
     )
     scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), policy)
     engine = Engine(admission, scheduler, reciter, proposer, OutputProcessor([], _no_scanner, clock), clock)
-    return VirtualEngine(engine, reciter, drafting)
+    return VirtualEngine(engine, reciter, drafting, clock)
 
 
 def _length_policy(speculative: SpeculativeConfig, believed: Machine, clock: Clock) -> AdaptiveLengthPolicy:
-    times, calls = StepTimes(believed.rows_s, believed.request_s), believed.calls.get(speculative.method)
-    if calls is None:
+    times, passes = StepTimes(believed.rows_s, believed.request_s), believed.passes.get(speculative.method)
+    if passes is None:
         return AdaptiveLengthPolicy(times, None, speculative.method, clock)
     is_layer = speculative.method == "mtp"
     max_passes = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
-    passes = DraftPasses(speculative.method, max_passes, calls.call_s, calls.request_s)
-    return AdaptiveLengthPolicy(times, passes, speculative.extension, clock)
+    draft_passes = DraftPasses(speculative.method, max_passes, passes.pass_s, passes.request_s)
+    return AdaptiveLengthPolicy(times, draft_passes, speculative.extension, clock)
 
 
 def _no_scanner(request: Request) -> object:

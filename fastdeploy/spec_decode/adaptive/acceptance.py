@@ -70,6 +70,11 @@ class AcceptanceModel:
         for source in touched:
             self._sources[source].refresh()
 
+    def reset(self) -> None:
+        """Start again from the first guess, so that drafts that have become better are soon recognized."""
+        self._sources.clear()
+        self._requests.clear()
+
     def finish_request(self, key: tuple[str, int]) -> None:
         """Drop what is known of one request."""
         self._requests.pop(key, None)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request, RequestStatus
 from fastdeploy.core.stats import DraftLengthStats
 from fastdeploy.core.step import StepPlan
 from fastdeploy.spec_decode.adaptive.acceptance import MAX_DEPTH, AcceptanceModel
@@ -91,15 +91,21 @@ class _Bucket:
             cost = TRIAL_BUDGET + PLAIN_STEPS * max(0.0, self._mean_gain)
             self._steps_to_timing = self._distance = min(2 * self._distance, int(cost / LOSS_SHARE))
 
-    def advance_pause(self) -> None:
-        """Take in a step of a pause, which ends early if plain steps are slower than was believed when it began."""
+    def advance_pause(self) -> bool:
+        """Take in a step of a pause, which ends early if plain steps are slower than was believed when it began.
+
+        Returns:
+            True if drafts are now tried again.
+        """
         self.pause_left -= 1
         self._num_paused += 1
         if self._num_paused == PLAIN_STEPS and self.slowdown > 1.1 * self._slowdown_before:
             self.pause_left = 0
+        is_trial = not self.pause_left and not self.is_timing
         if not self.pause_left:
             self.is_timing = False
             self.budget = max(self.budget, TRIAL_BUDGET)
+        return is_trial
 
     def _pause(self, num_steps: int, is_timing: bool) -> None:
         self.pause_left, self.is_timing = num_steps, is_timing
@@ -227,16 +233,19 @@ class AdaptiveLengthPolicy(LengthPolicy):
         if not num_drafts and not is_mixed and self._is_plain:  # the first one after drafts finds other cache contents
             bucket.time_plain_step(step_s, predicted_s)
         self._is_plain = not num_drafts
-        if bucket.pause_left and not self._is_drafting:
-            bucket.advance_pause()
+        if bucket.pause_left and not self._is_drafting and bucket.advance_pause():
+            self._acceptance.reset()
 
     def _learn_acceptance(self) -> int:
         """Compare the last proposals with what was emitted; return the number of accepted drafts."""
         if not self._proposed:
             return 0
         outcomes = [(r.key, draft, r.tokens_since(num_tokens)) for r, draft, num_tokens in self._proposed]
-        self._proposed.clear()
         self._acceptance.update(outcomes)
+        for request, _, _ in self._proposed:
+            if request.status is RequestStatus.FINISHED:
+                self._acceptance.finish_request(request.key)
+        self._proposed.clear()
         return sum([max(0, len(emitted) - 1) for _, _, emitted in outcomes])
 
     def _choose_passes(self, passes: DraftPasses, count: int, max_drafts: int) -> None:

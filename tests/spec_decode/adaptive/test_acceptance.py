@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance is estimated per source and depth, and scaled per request."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy.core.request import Draft
+from fastdeploy.spec_decode.adaptive.acceptance import FIRST_GUESS, MAX_DEPTH, AcceptanceModel
+
+A, B = ("a", 0), ("b", 0)
+TEXT, WRONG = [1, 2, 3, 4, 5], [9, 9, 9, 9, 9]
+
+
+def draft(tokens: list[int], match_len: int = 0, source: str = "ngram") -> Draft:
+    return Draft(tokens, source, match_len=match_len)
+
+
+def test_an_unknown_source_gets_the_first_guess_at_every_depth() -> None:
+    assert AcceptanceModel().acceptance(A, draft([1, 2])) == pytest.approx([FIRST_GUESS, FIRST_GUESS**2])
+    assert AcceptanceModel().expected_accepted("mtp", 2) == pytest.approx([FIRST_GUESS, FIRST_GUESS + FIRST_GUESS**2])
+
+
+def test_accepted_and_rejected_drafts_move_the_estimate_of_their_source_only() -> None:
+    model = AcceptanceModel()
+    for _ in range(50):
+        model.update([(A, draft(TEXT), TEXT), (B, draft(WRONG, source="mtp"), TEXT)])
+    assert model.expected_accepted("ngram", 1)[0] > 0.9
+    assert model.expected_accepted("mtp", 1)[0] < 0.1
+    assert model.expected_accepted("suffix", 1) == pytest.approx([FIRST_GUESS])
+
+
+def test_long_matches_are_distinguished_from_short_ones() -> None:
+    model = AcceptanceModel()
+    for _ in range(50):
+        model.update([(A, draft(TEXT, match_len=12), TEXT), (A, draft(WRONG, match_len=1), TEXT)])
+    assert model.expected_accepted("ngram", 1, match_len=12)[0] > 0.85
+    assert model.expected_accepted("ngram", 1, match_len=1)[0] < 0.2
+    assert model.expected_accepted("ngram", 1, MAX_DEPTH) == model.expected_accepted("ngram", 1, 10 * MAX_DEPTH)
+
+
+def test_depths_that_were_never_seen_follow_the_depth_before_them() -> None:
+    model = AcceptanceModel()
+    for _ in range(50):
+        model.update([(A, draft([9]), TEXT)])
+    assert model.expected_accepted("ngram", 5)[-1] < 0.2
+
+
+def test_a_draft_is_compared_only_as_far_as_tokens_were_emitted() -> None:
+    model = AcceptanceModel()
+    model.update([(A, draft([1, 9, 9]), [1]), (A, draft([1, 2]), [])])
+    first, second = model.acceptance(B, draft([1, 2]))
+    assert second / first == pytest.approx(first) and first > FIRST_GUESS  # the prior of the next depth
+
+
+def test_the_drafts_of_a_worse_request_count_for_less() -> None:
+    model = AcceptanceModel()
+    for _ in range(20):
+        model.update([(A, draft(TEXT), TEXT), (B, draft(WRONG), TEXT)])
+    assert model.acceptance(A, draft([1]))[0] > 1.3 * model.acceptance(B, draft([1]))[0]
+    model.finish_request(B)
+    assert model.keys() == {A}
+
+
+def test_tokens_of_a_joined_draft_count_for_their_own_sources() -> None:
+    model = AcceptanceModel()
+    joined = Draft([1, 9], "mtp", ("mtp", "ngram"))
+    for _ in range(50):
+        model.update([(A, joined, TEXT)])
+    assert model.expected_accepted("mtp", 1)[0] > 0.9
+    assert model.expected_accepted("ngram", 1, match_len=1)[0] < 0.2
