@@ -26,9 +26,9 @@ from benchmarks.roofline import Roofline, add_clock_flag, integer_products, make
 from fastdeploy.ops import num_threads
 from fastdeploy.ops.attention import SCALE_BYTES, allocate_kv_cache, append_attention, plain_index
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
-from fastdeploy.ops.recording import Recording
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
@@ -42,7 +42,7 @@ class Case:
     num_operations: float
     products: int = 0  # of integers, per product that is computed; 0: in bf16
     one_row: str = ""  # the case of the same weights with one row
-    keeps_alive: tuple[object, ...] = ()  # what a recording refers to
+    keeps_alive: tuple[object, ...] = ()  # what a graph refers to
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class Case:
 def linear_cases(rows: tuple[int, ...], source: paddle.Tensor, copies: int, quantization: str) -> list[Case]:
     """Time each number of rows through `copies` of a weight, together too large for a cache when copies > 1.
 
-    The calls are recorded and replayed, as those of a model's step are.
+    The calls are captured and replayed, as those of a model's step are.
     """
     weights = [pack_linear(source, None, quantization) for _ in range(copies)]
     return [linear_case(weights, count) for count in rows]
@@ -72,12 +72,12 @@ def linear_case(weights: list[PackedLinear], rows: int, out_dtype: str = "bfloat
         for weight in weights:
             linear(x, weight, out, rows)
 
-    recording = Recording(through_all)
+    graph = OpGraph(through_all)
     kind = "bf16" if first.quantization == NO_QUANTIZATION else first.quantization
     name = f"{kind} {copies} of [{n}, {k}]"
     return Case(
         f"{name} x {rows}",
-        lambda: recording.replay(rows, 0),
+        lambda: graph.replay(rows, 0),
         float(copies * first.num_bytes),
         2.0 * copies * rows * n * k,
         products=integer_products(first.quantization),
@@ -115,11 +115,11 @@ def attention_case(
         for each in caches:
             append_attention(qkv, each, batch, out, heads, heads.head_dim**-0.5, rotary=rotary)
 
-    recording = Recording(through_all)
+    graph = OpGraph(through_all)
     name = f"attention {cache_dtype} {num_seqs} x {rows} rows, {kv_len} positions"
     return Case(
         name + f", {shared} shared" * bool(shared) + f", {layers} layers" * (layers > 1),
-        lambda: recording.replay(batch.num_rows, num_seqs),
+        lambda: graph.replay(batch.num_rows, num_seqs),
         2.0 * layers * held * heads.num_kv_heads * head_bytes,
         4.0 * layers * seen * heads.num_heads * heads.head_dim,
         keeps_alive=(*caches, qkv, batch, rotary),

@@ -24,7 +24,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ipc.messages import encode, split_deltas
 from fastdeploy.ops import num_threads, registry
-from fastdeploy.ops.recording import Recording
+from fastdeploy.ops.graph import OpGraph
 
 WARM_STEPS = 8  # prompts, and the first steps of a batch
 
@@ -40,7 +40,7 @@ class OperatorClock:
         """Time every registered operator and every replay from now on."""
         for entry in registry.entries().values():
             entry.run = self._timed(entry.run)
-        Recording.replay = self._timed(Recording.replay)  # type: ignore[method-assign]
+        OpGraph.replay = self._timed(OpGraph.replay)  # type: ignore[method-assign]
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from benchmarks.roofline import Reading
 from fastdeploy.ops import registry
-from fastdeploy.ops.recording import Recording
+from fastdeploy.ops.graph import OpGraph
 
 TRIALS = 2  # of every form
 
@@ -59,15 +59,15 @@ class LaunchWork:
 
 @dataclass(frozen=True)
 class Replay:
-    """A recording with the rows and sequences of one step, which its tensors, the engine's, hold until the next."""
+    """A graph with the rows and sequences of one step, which its tensors, the engine's, hold until the next."""
 
-    recording: Recording
+    graph: OpGraph
     num_rows: int
     num_seqs: int
 
     def count_work(self) -> list[LaunchWork]:
         """Return the work of each launch."""
-        work = (ctypes.c_double * (3 * len(self.recording)))()
+        work = (ctypes.c_double * (3 * len(self.graph)))()
         registry.load_library().fd_count_work(*self._arguments(), work)
         return [LaunchWork(*one) for one in zip(work[0::3], work[1::3], work[2::3], strict=True)]
 
@@ -81,27 +81,27 @@ class Replay:
         return self._time((LoopForm * len(forms))(*forms), on_thread_time)
 
     def _time(self, forms: ctypes.Array[LoopForm] | None, on_thread_time: bool) -> tuple[list[float], list[int]]:
-        count = len(self.recording)
+        count = len(self.graph)
         seconds, lines = (ctypes.c_double * count)(), (ctypes.c_int64 * count)()
         clock = ctypes.c_bool(on_thread_time)
         registry.load_library().fd_time_launches(*self._arguments(), forms, clock, seconds, lines)
         return list(seconds), list(lines)
 
     def _arguments(self) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]:
-        handle = ctypes.c_void_p(self.recording.handle)
+        handle = ctypes.c_void_p(self.graph.handle)
         return handle, ctypes.c_int64(self.num_rows), ctypes.c_int64(self.num_seqs)
 
 
 def capture_replays(step: Callable[[], object]) -> list[Replay]:
     """Run a step, not the engine's first, and return what it replayed."""
     captured: list[Replay] = []
-    replay = Recording.replay
+    replay = OpGraph.replay
 
-    def noted_replay(self: Recording, num_rows: int, num_seqs: int) -> None:
+    def noted_replay(self: OpGraph, num_rows: int, num_seqs: int) -> None:
         captured.append(Replay(self, num_rows, num_seqs))
         replay(self, num_rows, num_seqs)
 
-    with patch.object(Recording, "replay", noted_replay):
+    with patch.object(OpGraph, "replay", noted_replay):
         step()
     return captured
 
@@ -110,7 +110,7 @@ def _by_kind(replays: Sequence[Replay], values: Sequence[Sequence[float]]) -> di
     """Add up the launches' values by what they are."""
     sums: dict[str, float] = defaultdict(float)
     for replay, of_launches in zip(replays, values, strict=True):
-        for kind, value in zip(replay.recording.describe(), of_launches, strict=True):
+        for kind, value in zip(replay.graph.describe(), of_launches, strict=True):
             sums[kind] += value
     return sums
 
@@ -157,12 +157,12 @@ class LaunchFloors:
     def _count(self, replays: Sequence[Replay]) -> None:
         self.work = {}
         for replay in replays:
-            for kind, work in zip(replay.recording.describe(), replay.count_work(), strict=True):
+            for kind, work in zip(replay.graph.describe(), replay.count_work(), strict=True):
                 if work.num_bytes:  # gathers and norms are no part of the floor
                     self.work[kind] = self.work[kind] + work if kind in self.work else work
 
     def _find_forms(self, replays: Sequence[Replay]) -> None:
-        kinds = {kind for replay in replays for kind in replay.recording.describe()}
+        kinds = {kind for replay in replays for kind in replay.graph.describe()}
         trials = [
             (form, self._time_loops(replays, dict.fromkeys(kinds, form))) for _ in range(TRIALS) for form in FORMS
         ]
@@ -170,7 +170,7 @@ class LaunchFloors:
             self.forms[kind] = min(trials, key=lambda trial: trial[1][kind])[0]
 
     def _time_loops(self, replays: Sequence[Replay], forms: Mapping[str, LoopForm]) -> dict[str, float]:
-        of_launches = [[forms[kind] for kind in replay.recording.describe()] for replay in replays]
+        of_launches = [[forms[kind] for kind in replay.graph.describe()] for replay in replays]
         times = [replay.time_loops(own, self.on_thread_time)[0] for replay, own in zip(replays, of_launches)]
         return _by_kind(replays, times)
 

@@ -3,7 +3,7 @@
 
     python -m benchmarks.profile_step [--quantization none] [--rounds 7] [--svg docs/images/profile.svg]
 
-The operators of a recorded step are timed one launch at a time by the library, those outside of it around their call;
+The operators of a captured step are timed one launch at a time by the library, those outside of it around their call;
 what is left of the step is `engine and Python`. Of every single call the least of the rounds counts, in which cases
 take turns: what a busy machine adds is nobody's share. Every case is shown as shares of its own step. Operators go by
 the names that the library has for them, linear layers by the part that has their shape. `unprofiled` is the same step

@@ -14,8 +14,8 @@ from unittest.mock import patch
 from benchmarks.launches import Replay
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.ops import registry
+from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import PackedLinear
-from fastdeploy.ops.recording import Recording
 
 REST = "engine and Python"
 TIMING = "timing itself"  # what telling launches apart takes, which no other step does
@@ -25,10 +25,10 @@ Profile = dict[str, float]  # seconds by part
 
 @contextmanager
 def timed_operators(calls: Calls, on_thread_time: bool = False) -> Iterator[None]:
-    """Add every operator that runs meanwhile to `calls`, launches of recordings one by one."""
+    """Add every operator that runs meanwhile to `calls`, launches of graphs one by one."""
     clock = time.thread_time if on_thread_time else time.perf_counter
 
-    def replay(self: Recording, num_rows: int, num_seqs: int) -> None:
+    def replay(self: OpGraph, num_rows: int, num_seqs: int) -> None:
         begin = clock()
         seconds = Replay(self, num_rows, num_seqs).time_kernels(on_thread_time)
         calls.extend(zip(_labels(self), seconds, strict=True))
@@ -48,7 +48,7 @@ def timed_operators(calls: Calls, on_thread_time: bool = False) -> Iterator[None
     for entry in entries:
         entry.run = timed(entry.name, entry.run)
     try:
-        with patch.object(Recording, "replay", replay):
+        with patch.object(OpGraph, "replay", replay):
             yield
     finally:
         for entry, run in zip(entries, runs):
@@ -56,8 +56,8 @@ def timed_operators(calls: Calls, on_thread_time: bool = False) -> Iterator[None
 
 
 @lru_cache(maxsize=8)
-def _labels(recording: Recording) -> list[str]:
-    return recording.describe()
+def _labels(graph: OpGraph) -> list[str]:
+    return graph.describe()
 
 
 def _label(name: str, args: tuple[Any, ...]) -> str:

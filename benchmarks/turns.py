@@ -82,9 +82,9 @@ class Timed:
         ):
             setattr(part, name, self._timed(getattr(part, name), bucket))
         assert isinstance(engine.runner, ModelRunner)
-        for routine in (engine.runner._forward, engine.runner._choose):
-            run: Any = self._timed(routine.run, "model_s", "verify_s")
-            routine.run = run  # type: ignore[method-assign]
+        for graph in (engine.runner._forward, engine.runner._choose):
+            run: Any = self._timed(graph.run, "model_s", "verify_s")
+            graph.run = run  # type: ignore[method-assign]
 
     def _timed(self, function: Callable[..., Any], bucket: str, within: str | None = None) -> Callable[..., Any]:
         """Return the function, its time counted in one bucket and not in that of the function that it is part of."""

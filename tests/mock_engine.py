@@ -106,9 +106,6 @@ class MockEngine:
             "fingerprint": {"dtype": "float32", "isa": "mock", "exact": True},
         }
 
-    def close(self) -> None:
-        pass
-
     def _choices(self, request_id: str) -> list[_Choice]:
         return list(self._live.get(request_id, ()))
 

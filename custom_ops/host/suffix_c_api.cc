@@ -58,30 +58,6 @@ FD_API int64_t fd_suffix_finish(void* cache, int64_t slot, const int32_t* output
   return cache_of(cache)->finish(slot, output, num_tokens) ? 0 : 1;
 }
 
-// Shares an output as if a request of this salt had ended with it. Returns 0 or -1; without sharing nothing happens.
-FD_API int64_t fd_suffix_restore(void* cache, const char* salt, int64_t salt_size, const int32_t* tokens,
-                                 int64_t num_tokens) {
-  if (!in_range(tokens, num_tokens)) return -1;
-  if (cache_of(cache)->is_sharing())
-    cache_of(cache)->shared().restore(std::string(salt, salt_size), tokens, num_tokens);
-  return 0;
-}
-
-// Returns the index of the oldest output that can be read.
-FD_API int64_t fd_suffix_first_output(void* cache) { return cache_of(cache)->shared().first_whole(); }
-
-// Writes an output and its salt, cut to the buffer; returns the output's tokens.
-FD_API int64_t fd_suffix_read_output(void* cache, int64_t index, int32_t* tokens, char* salt, int64_t salt_size) {
-  const fd::SharedOutputs& shared = cache_of(cache)->shared();
-  std::string name;
-  shared.read(index, &name, tokens);
-  std::strncpy(salt, name.c_str(), salt_size - 1);
-  salt[salt_size - 1] = '\0';
-  return shared.num_tokens_of(index);
-}
-
-FD_API void fd_suffix_evict(void* cache, int64_t num_outputs) { cache_of(cache)->shared().evict(num_outputs); }
-
 FD_API int64_t fd_suffix_work(void* cache, int64_t num_suffixes) {
   return cache_of(cache)->shared().work(num_suffixes);
 }

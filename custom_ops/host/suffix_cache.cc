@@ -110,27 +110,9 @@ void SharedOutputs::add(SaltTree* tree, const int32_t* tokens, int64_t num_token
   ++tree->num_users;
 }
 
-void SharedOutputs::restore(const std::string& salt, const int32_t* tokens, int64_t num_tokens) {
-  SaltTree* tree = acquire(salt);
-  add(tree, tokens, num_tokens);
-  release(tree);
-}
-
-void SharedOutputs::read(int64_t index, std::string* salt, int32_t* tokens) const {
-  const Output& output = outputs_[index];
-  *salt = output.tree->salt;
-  for (uint64_t pos = output.begin; pos < output.end; ++pos) *tokens++ = *tape_.at(static_cast<uint32_t>(pos));
-}
-
-int64_t SharedOutputs::first_whole() const {
-  const bool is_leaving = !outputs_.empty() && evicted_ > outputs_.front().begin;
-  const int64_t num_surplus = max_outputs_ < 0 ? 0 : num_outputs() - max_outputs_;
-  return std::max<int64_t>({num_unwanted_, is_leaving, num_surplus});
-}
-
 bool SharedOutputs::must_evict() const {
   if (outputs_.empty()) return false;
-  if (evicted_ > outputs_.front().begin || num_unwanted_ > 0) return true;
+  if (evicted_ > outputs_.front().begin) return true;
   if (max_outputs_ >= 0 && num_outputs() > max_outputs_) return true;
   return num_bytes() + (num_waiting() > 0 ? forest_.growth() : 0) > max_bytes_;
 }
@@ -152,7 +134,6 @@ void SharedOutputs::evict_one() {
   outputs_.pop_front();
   ++num_evicted_;
   --inserting_;
-  num_unwanted_ = outputs_.empty() ? 0 : std::max<int64_t>(0, num_unwanted_ - 1);
   release(front.tree);
   tape_.drop_before(evicted_);
 }

@@ -70,17 +70,6 @@ class SharedOutputs {
 
   // Queues an output; one that could not fit beside nothing else is left out.
   void add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens);
-  // Queues an output that no request has just said.
-  void restore(const std::string& salt, const int32_t* tokens, int64_t num_tokens);
-  // Writes the salt and the tokens of the output that is `index` after the oldest.
-  void read(int64_t index, std::string* salt, int32_t* tokens) const;
-  int64_t num_tokens_of(int64_t index) const {
-    return static_cast<int64_t>(outputs_[index].end - outputs_[index].begin);
-  }
-  // The oldest output that is wholly there and wanted.
-  int64_t first_whole() const;
-  // Marks the oldest as unwanted.
-  void evict(int64_t num) { num_unwanted_ = std::min(num_unwanted_ + num, num_outputs()); }
   // Removes and inserts up to this many suffixes; returns how many.
   int64_t work(int64_t num_suffixes);
   // Lets the anchor stand where a match was found.
@@ -113,7 +102,7 @@ class SharedOutputs {
   void evict_one();
 
   int max_depth_;
-  int64_t max_outputs_, max_bytes_, num_unwanted_ = 0;  // max_outputs_ below 0: bounded by bytes only
+  int64_t max_outputs_, max_bytes_;  // max_outputs_ below 0: bounded by bytes only
   TokenTape tape_;
   SuffixForest forest_;
   std::deque<Output> outputs_;
@@ -136,7 +125,6 @@ class SuffixCache {
   void extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);  // a live one, as the next
   void propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared);
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
-  bool is_sharing() const { return is_sharing_; }
   SharedOutputs& shared() { return shared_; }
   int64_t num_live_bytes() const;
   std::string check_integrity() const;

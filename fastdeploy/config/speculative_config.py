@@ -31,7 +31,6 @@ KEYS = (
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
     "suffix_decoding_max_cache_bytes",
-    "suffix_decoding_snapshot_path",
     "num_model_steps",
     "mtp_strategy",
     "model",
@@ -40,6 +39,9 @@ KEYS = (
     "draft_tensor_parallel_size",
 )
 KEYS_WITHOUT_EFFECT = ("disable_padded_drafter_batch", "enforce_eager", "max_candidate_len", "verify_window")
+REMOVED_KEYS = {
+    "suffix_decoding_snapshot_path": "was removed: suffix decoding keeps its outputs in memory only; remove the key"
+}
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_SPECULATIVE_TOKENS = dict.fromkeys(("ngram", "suffix"), MAX_SPECULATIVE_TOKENS)  # only those that pay; else 1
 MAX_MODEL_STEPS = 8
@@ -78,7 +80,6 @@ class SpeculativeConfig:
         suffix_decoding_max_spec_factor: a match of m tokens drafts at most m * factor.
         suffix_decoding_min_token_prob: a draft ends where its probability, by past counts, falls below.
         suffix_decoding_max_cache_bytes: memory of the finished outputs.
-        suffix_decoding_snapshot_path: file that keeps the finished outputs from one run to the next; None keeps none.
         num_model_steps: drafts that mtp's layer makes per step.
         mtp_strategy: default: the layer alone drafts; with_ngram, with_suffix: that method goes on behind its drafts.
         needs_layer: False where mtp without a layer means suffix.
@@ -100,7 +101,6 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_max_cache_bytes: int = 256 << 20
-    suffix_decoding_snapshot_path: str | None = None
     num_model_steps: int = 1
     mtp_strategy: str = "default"
     model: str | None = None
@@ -119,7 +119,6 @@ class SpeculativeConfig:
         _check_number("suffix_decoding_max_spec_factor", self.suffix_decoding_max_spec_factor, 0, 64)
         _check_number("suffix_decoding_min_token_prob", self.suffix_decoding_min_token_prob, 0, 1)
         _check_int("suffix_decoding_max_cache_bytes", self.suffix_decoding_max_cache_bytes, 1 << 20, 1 << 34)
-        _check_snapshot_path(self.suffix_decoding_snapshot_path, self.suffix_decoding_max_cached_requests)
         _check_steps(self.num_model_steps, self.num_speculative_tokens if self.method == "mtp" else MAX_MODEL_STEPS)
         _check_choice("mtp_strategy", self.mtp_strategy, tuple(EXTENSIONS))
         if self.model is not None and not isinstance(self.model, str):
@@ -208,6 +207,8 @@ def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
         name = KEY_ALIASES.get(key, key)
         if name in KEYS_WITHOUT_EFFECT or value is None:
             continue
+        if name in REMOVED_KEYS:
+            raise ConfigError(f"{FIELD}.{key}", REMOVED_KEYS[name])
         if name not in KEYS:
             known = difflib.get_close_matches(key, (*KEYS, *KEY_ALIASES), n=1)
             hint = f"; did you mean {known[0]!r}?" if known else f"; known keys: {', '.join(KEYS)}"
@@ -283,14 +284,6 @@ def _check_quantization(value: Any) -> None:
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ConfigError(f"{FIELD}.{name}", f"expected a number in [{low}, {high}], got {value!r}")
-
-
-def _check_snapshot_path(value: Any, max_cached_requests: int) -> None:
-    name = f"{FIELD}.suffix_decoding_snapshot_path"
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigError(name, f"expected the path of a file, got {value!r}")
-    if value is not None and max_cached_requests == 0:
-        raise ConfigError(name, "there is nothing to keep with suffix_decoding_max_cached_requests 0")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:

@@ -127,10 +127,6 @@ class Engine:
         """Return what the engine runs: model, numerics, memory plan, speculation."""
         return self._description
 
-    def close(self) -> None:
-        """Keep what a later run can use; the last call."""
-        self.proposer.close()
-
     @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""

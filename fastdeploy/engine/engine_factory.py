@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,6 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         constraints=constraints,
     )
     proposer = proposer or make_proposer(config.speculative, drafter)
-    proposer.open(vocab_limit, partial(_vocabulary_digest, tokenizer, vocab_limit))
     return Engine(
         admission,
         BatchScheduler(
@@ -279,12 +277,6 @@ def _checkpoint_digest(model_config: ModelConfig, load_choices: str) -> str:
             stream.seek(-min(1 << 16, file.stat().st_size), 2)
             digest.update(stream.read(1 << 16))
     return digest.hexdigest()
-
-
-def _vocabulary_digest(tokenizer: Tokenizer | None, vocab_limit: int) -> str:
-    """Digest what the token ids stand for: models that agree here can follow each other's outputs."""
-    names = sorted(tokenizer.vocabulary().items()) if tokenizer else []
-    return hashlib.blake2b(f"{vocab_limit}\0{names!r}".encode(), digest_size=16).hexdigest()
 
 
 def _describe(

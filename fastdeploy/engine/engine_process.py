@@ -56,7 +56,6 @@ class EngineLike(Protocol):
     def has_unfinished(self) -> bool: ...
     def stats(self) -> EngineStats: ...
     def describe(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -258,7 +257,6 @@ def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], client
         return 2
     settle()
     EngineServer(engine, socket, clients).run()
-    engine.close()
     return 0
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -59,19 +58,11 @@ class LLM:
         tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
         self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
         self.engine = Engine.from_config(config)
-        self._finalizer = weakref.finalize(self, self.engine.close)
         self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
         self._defaults = _generation_defaults(folder, config.generation_config)
         self._chat_template = chat_template
         self._reasoning = REASONING_FORMATS.get(config.reasoning_parser)
         self._ids = count()
-
-    def close(self) -> None:
-        """Keep what a later run can use (speculation's `suffix_decoding_snapshot_path`); without it, Python's end does.
-
-        Requests come before it.
-        """
-        self._finalizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters that generation_config.json proposes; they apply where `generate` is given none."""

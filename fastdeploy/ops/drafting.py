@@ -24,7 +24,7 @@ from fastdeploy.ops.batch_index import BatchIndex, full_step
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.gather import gather_rows
-from fastdeploy.ops.recording import Recording
+from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.reference import drafting as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, load_library, register, run_native
 from fastdeploy.ops.sampling import SamplingBatch
@@ -132,8 +132,8 @@ class _Native:
             gather_rows(loop.output, loop.chosen_rows.tensor, loop.chosen_hidden, max_chosen)
             stage.compute_logits(loop.chosen_hidden, max_chosen, logits)
 
-        self._stages = [Recording(partial(stage.compute, full, num_rows)) for stage in loop.stages]
-        self.heads = [Recording(partial(head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
+        self._stages = [OpGraph(partial(stage.compute, full, num_rows)) for stage in loop.stages]
+        self.heads = [OpGraph(partial(head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
         self._free = load_library().fd_drafting_free  # kept here: modules may be gone when the last loop goes
         self._free.argtypes = [ctypes.c_void_p]
         self.handle = _bind(loop, [stage.handle for stage in self._stages], [head.handle for head in self.heads])

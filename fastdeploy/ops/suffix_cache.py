@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,30 +123,8 @@ class SuffixCache:
         wrong = self._library.fd_suffix_finish(self._cache, slot, values.ctypes.data, len(values))
         _check("finish", wrong, f"slot: expected a live slot, got {slot}")
 
-    def outputs(self) -> Iterator[tuple[str, IntArray]]:
-        """Yield salt and tokens of every shared output, oldest first; salts of more than 255 bytes come cut."""
-        usage = self.usage()
-        tokens, salt = np.empty(usage.num_tokens, np.int32), ctypes.create_string_buffer(_MESSAGE_BYTES)
-        for index in range(self._library.fd_suffix_first_output(self._cache), usage.num_outputs):
-            count = self._library.fd_suffix_read_output(self._cache, index, tokens.ctypes.data, salt, _MESSAGE_BYTES)
-            yield salt.value.decode(), tokens[:count].copy()
-
-    def restore(self, salt: str, output: IntArray) -> None:
-        """Share an output as if a request of this salt had just ended with it.
-
-        Raises:
-            ValueError: a token is outside [0, 2**24).
-        """
-        values, name = _int32_array(output), salt.encode()
-        wrong = self._library.fd_suffix_restore(self._cache, name, len(name), values.ctypes.data, len(values))
-        _check("restore", wrong, "")
-
-    def evict(self, num_outputs: int) -> None:
-        """Mark the oldest outputs as unwanted; later calls remove them."""
-        self._library.fd_suffix_evict(self._cache, num_outputs)
-
-    def settle(self) -> None:
-        """Do now what is left to insert and to remove."""
+    def flush(self) -> None:
+        """Finish all pending insertions and evictions now."""
         self._library.fd_suffix_work(self._cache, _ALL)
 
     def usage(self) -> SuffixUsage:

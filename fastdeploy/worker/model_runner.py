@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a step: forward over packed rows, then sampling and verification of the rows whose next token is wanted.
 
-All that the operators of a step read is written before the first of them; where they can be recorded, a step is then
+All that the operators of a step read is written before the first of them; where they can be captured, a step is then
 two native calls in a row, its rows' hidden states and their tokens. Between them nothing is left to do that would have
 to come back into the caches which the model's weights have just gone through.
 
@@ -28,7 +28,7 @@ from fastdeploy.ops.attention import KVCache, RowIndex
 from fastdeploy.ops.batch_index import BatchIndex, step_view, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
-from fastdeploy.ops.recording import Routine
+from fastdeploy.ops.graph import CapturedGraph
 from fastdeploy.ops.sampling import LogprobBuffers, RowStatus, SamplingBatch, logprobs, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 from fastdeploy.worker.row_rules import RowRules
@@ -141,8 +141,8 @@ class ModelRunner:
         # Only where a draft is accepted for being the row's token are the rows behind another token nobody's.
         self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
         self._hidden: Tensor | None = None
-        self._forward = Routine(self._forward_rows, config.max_rows, config.max_seqs)
-        self._choose = Routine(self._choose_tokens, self.logits_capacity, self.logits_capacity)
+        self._forward = CapturedGraph(self._forward_rows, config.max_rows, config.max_seqs)
+        self._choose = CapturedGraph(self._choose_tokens, self.logits_capacity, self.logits_capacity)
 
     def run(self, plan: StepPlan) -> list[RequestResult]:
         """Compute the plan's rows; choose the target's token of every row that wants one; accept drafts that equal it.
@@ -198,7 +198,7 @@ class ModelRunner:
     def sample_all_rows(self) -> None:
         """From now on also choose tokens for rows behind a rejected draft, which nobody reads."""
         self.stop_at_rejections = False
-        self._choose.forget()
+        self._choose.invalidate()
 
     def _write_rows(self, plan: StepPlan) -> int:
         """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
@@ -234,7 +234,7 @@ class ModelRunner:
             at += segment.count
         self.verification.fill([segment.at for segment in judged], [segment.count for segment in judged])
         if rules.has_lists and self.sampling.has_moved():
-            self._choose.forget()
+            self._choose.invalidate()
         return at, judged
 
     def _read_tokens(self, plan: StepPlan, judged: list[_Segment], results: list[RequestResult]) -> None:

@@ -13,8 +13,8 @@ from benchmarks.roofline import Reading
 from benchmarks.shape_engine import ShapeEngine, StepShape
 from fastdeploy.ops import registry
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import linear, pack_linear
-from fastdeploy.ops.recording import Recording
 from tests.ops.isa_paths import PATHS, run, supported
 
 ROWS = 40  # more than any path multiplies at a time
@@ -39,10 +39,10 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
     halves = 2 if is_gated else 1
     weight = pack_linear(random_rows(80 * halves, 256, dtype, 1), None, kind, is_gated)
     x, out = random_rows(ROWS, 256, dtype, 2), paddle.full([ROWS, 80], 7.0, dtype)
-    recording = Recording(lambda: linear(x, weight, out, ROWS))
+    graph = OpGraph(lambda: linear(x, weight, out, ROWS))
     for form in FORMS:
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 18, ROWS):
-            _, found = Replay(recording, num_rows, 0).time_loops([form], on_thread_time=True)
+            _, found = Replay(graph, num_rows, 0).time_loops([form], on_thread_time=True)
             assert found == [halves * lines * num_rows], (num_rows, form.streams, form.ahead_bytes, form.in_turns)
     assert (out == 7.0).all(), "a loop writes nothing"
 
@@ -61,9 +61,9 @@ def test_a_loop_multiplies_what_every_sequence_sees_by_the_rows_of_its_group(
     tiny: str, step: StepShape, dtype: str, lines: int
 ) -> None:
     _loaded, replays = captured(tiny, "none", step, dtype)
-    forms = [FORMS[0]] * len(replays[0].recording)
+    forms = [FORMS[0]] * len(replays[0].graph)
     found = replays[0].time_loops(forms, on_thread_time=False)[1]
-    kinds = replays[0].recording.describe()
+    kinds = replays[0].graph.describe()
     assert sum(count for count, kind in zip(found, kinds, strict=True) if kind == "Attention") == lines
 
 
@@ -92,7 +92,7 @@ def test_capturing_a_step_changes_nothing_and_is_over_with_it(tiny: str) -> None
     loaded, replays = captured(tiny, "none", StepShape(2, 1, 40))
     assert [(replay.num_rows, replay.num_seqs) for replay in replays] == [(2, 2), (2, 2)]
     head = "Linear with block maxima [4096, 64]"
-    assert replays[1].recording.describe() == ["Gather", head, "Sample", "VerifyDrafts"]
+    assert replays[1].graph.describe() == ["Gather", head, "Sample", "VerifyDrafts"]
     deltas = loaded.engine.step()
     assert len(deltas) == 2 and len(replays) == 2
 

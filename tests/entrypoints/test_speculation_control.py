@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask of speculation, what it is told of it, and what suffix decoding keeps between runs."""
+"""Per-request control of speculation, what answers report about it, and outputs shared by suffix decoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,11 +134,6 @@ def test_verbose_chat_shows_the_answer_once(drafting: ServerProcess) -> None:
     assert text + "\n" == plain and figures.startswith("(20 tokens: ")
 
 
-def suffix_flags(snapshot: Path) -> list[str]:
-    config = f'{{"method": "suffix", "adaptive": false, "suffix_decoding_snapshot_path": "{snapshot}"}}'
-    return ["--max-model-len", "256", "--api-key", "alice", "--api-key", "bob", "--speculative-config", config]
-
-
 def complete(server: ServerProcess, key: str) -> dict[str, Any]:
     """Return a choice whose text repeats nothing of its prompt, so that only shared outputs can be followed much."""
     body = {"prompt": "def parse(", "max_tokens": 60, "temperature": 1, "seed": 3, "ignore_eos": True}
@@ -149,29 +143,14 @@ def complete(server: ServerProcess, key: str) -> dict[str, Any]:
     return choice
 
 
-def test_outputs_survive_a_restart_within_their_api_key(tmp_path: Path) -> None:
-    flags = suffix_flags(tmp_path / "outputs")
-    with real_server("demo", *flags) as server:
-        first = complete(server, "alice")
-        server.terminate()
-        assert server.wait_end() == 0
-    with real_server("demo", *flags) as server:
-        assert metric(server, "suffix_cache_num_outputs") == 1
-        assert metric(server, "suffix_cache_num_tokens") == 60
-        stranger, again = complete(server, "bob"), complete(server, "alice")
+def test_outputs_are_followed_within_their_api_key_only() -> None:
+    flags = ["--api-key", "alice", "--api-key", "bob", "--max-model-len", "256"]
+    with real_server("demo", *flags, "--speculative-config", '{"method": "suffix", "adaptive": false}') as server:
+        first, stranger, again = (complete(server, key) for key in ("alice", "bob", "alice"))
         assert metric(server, "suffix_cache_num_outputs") == 3
+        assert metric(server, "suffix_cache_num_tokens") == 180
         assert metric(server, 'suffix_cache_drafts_total{text="shared"}') > 0
         assert metric(server, "suffix_cache_bytes") > 0
     assert first["text"] == stranger["text"] == again["text"]
     accepted = [choice["speculate_metrics"]["accepted_tokens"] for choice in (first, stranger, again)]
     assert accepted[0] == accepted[1] < accepted[2] - 20
-
-
-def test_offline_run_keeps_its_outputs_when_it_is_closed(tmp_path: Path) -> None:
-    config = {"method": "suffix", "adaptive": False, "suffix_decoding_snapshot_path": str(tmp_path / "outputs")}
-    first = LLM("demo", max_model_len=256, speculative_config=config)
-    accepted = ask(first, None).speculate_metrics
-    first.close()
-    later = ask(LLM("demo", max_model_len=256, speculative_config=config), None).speculate_metrics
-    assert accepted is not None and later is not None
-    assert later.num_steps < accepted.num_steps

@@ -19,7 +19,7 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex, step_view, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
-from fastdeploy.ops.recording import Routine
+from fastdeploy.ops.graph import CapturedGraph
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 GOLDEN_NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
@@ -54,12 +54,12 @@ class Request:
 
 
 class Driver:
-    """Steps a model over paged caches whose blocks are dealt out in a shuffled order, recorded as the runner does."""
+    """Steps a model over paged caches whose blocks are dealt out in a shuffled order, captured as the runner does."""
 
-    def __init__(self, model: CausalLM, num_blocks: int = 64, max_seqs: int = 16, records: bool = True) -> None:
+    def __init__(self, model: CausalLM, num_blocks: int = 64, max_seqs: int = 16, captures: bool = True) -> None:
         self.model = model
-        self.records = records
-        self.forward = Routine(self._forward_rows, model.max_rows, max_seqs)
+        self.captures = captures
+        self.forward = CapturedGraph(self._forward_rows, model.max_rows, max_seqs)
         self.hidden: Tensor | None = None
         heads = model.heads
         self.caches = [
@@ -89,7 +89,7 @@ class Driver:
         self.batch.describe(counts, computed, counts, tables)
         num_rows = int(counts.sum())
         self.token_ids.array[:num_rows] = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in work])
-        (self.forward.run if self.records else self._forward_rows)(num_rows, len(work))
+        (self.forward.run if self.captures else self._forward_rows)(num_rows, len(work))
         assert self.hidden is not None
         self.model.compute_logits(self.hidden, num_rows, self.logits)
         rows = self.logits.numpy()[:num_rows]

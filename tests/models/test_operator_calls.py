@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from fastdeploy.ops.graph import num_launches
 from fastdeploy.ops.linear import QUANTIZATIONS
-from fastdeploy.ops.recording import num_launches
 from tests.models.model_driver import GOLDEN_NAMES, Driver, load_golden
 
 MODELS = [*((name, "float32", "none") for name in GOLDEN_NAMES), *(("qwen3", "bfloat16", q) for q in QUANTIZATIONS)]

@@ -56,9 +56,9 @@ def test_a_mixed_batch_is_its_requests_alone(quantization: str) -> None:
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_a_recorded_step_is_its_operators_called_one_by_one(quantization: str) -> None:
     model, tokens = load_golden("ernie4_5", "bfloat16", quantization), tokens_of(7)
-    called, recorded = Driver(model, records=False), Driver(model)
-    assert_same_bits(recorded.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
-    assert recorded.forward._recording is not None and called.forward._recording is None
+    called, captured = Driver(model, captures=False), Driver(model)
+    assert_same_bits(captured.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
+    assert captured.forward._graph is not None and called.forward._graph is None
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)

@@ -107,9 +107,9 @@ def test_num_rows_bounds_what_is_written() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_step_is_its_operators_called_one_by_one(name: str) -> None:
     model, tokens = load_golden(name), tokens_of(7)
-    called, recorded = Driver(model, records=False), Driver(model)
-    assert_same_bits(recorded.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
-    assert recorded.forward._recording is not None and called.forward._recording is None
+    called, captured = Driver(model, captures=False), Driver(model)
+    assert_same_bits(captured.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
+    assert captured.forward._graph is not None and called.forward._graph is None
 
 
 def test_a_model_may_be_stepped_over_several_caches_in_turn() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling behind a recorded layer chooses by the largest logits of blocks as it does by all logits."""
+"""Sampling behind a captured layer chooses by the largest logits of blocks as it does by all logits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
-from fastdeploy.ops.recording import Recording
 from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from tests.ops.sampling_rows import RowRule, batch_of, logits_of, random_logits, random_rule, results_of
 
@@ -22,7 +22,7 @@ Results = tuple[list[int], list[int], list[int]]
 
 
 class Layer:
-    """A recorded layer whose outputs are given logits, and the sampling of them."""
+    """A captured layer whose outputs are given logits, and the sampling of them."""
 
     def __init__(
         self, values: NDArray | list, rules: Sequence[RowRule], keep: bool = False, stop: bool = False
@@ -36,11 +36,11 @@ class Layer:
             linear(self.x, self.weight, self.out, rows, self.values.tensor)
             sample(self.out, self.batch, rows, keep, stop)
 
-        self.recording = Recording(compute)
+        self.graph = OpGraph(compute)
 
     def results(self, rows: int) -> Results:
         """Return what is chosen for the first rows."""
-        self.recording.replay(rows, 0)
+        self.graph.replay(rows, 0)
         return results_of(self.batch, rows)
 
 
@@ -61,7 +61,7 @@ def test_random_rows_are_chosen_as_from_all_logits(vocab_size: int) -> None:
         rule.temperature = 0.0
     values = random_logits(rng, 60, vocab_size)
     layer = Layer(values, rules)
-    assert layer.recording.describe() == [f"Linear with block maxima [{vocab_size}, 2]", "Sample"]
+    assert layer.graph.describe() == [f"Linear with block maxima [{vocab_size}, 2]", "Sample"]
     assert layer.results(60) == chosen_from_all(values, rules)
     np.testing.assert_array_equal(layer.out.numpy(), values)
     assert layer.results(7) == chosen_from_all(values[:7], rules[:7])
@@ -141,9 +141,9 @@ def test_every_row_count_and_format_tells_every_block(quantization: str, vocab_s
         linear(x, weight, out, most)
         sample(out, batch, most)
 
-    recording = Recording(compute)
+    graph = OpGraph(compute)
     for rows in (1, 2, 8, 9, 16, 17, 25, most):
-        recording.replay(rows, 0)
+        graph.replay(rows, 0)
         assert batch.token_ids.array[:rows].tolist() == out.numpy()[:rows].argmax(axis=1).tolist()
         assert not batch.status.array[:rows].any()
 
@@ -164,7 +164,7 @@ def test_logits_that_something_else_wrote_last_are_read() -> None:
         sample(out, batch, 2)
 
     for compute in (overwritten, of_others):
-        recording = Recording(compute)
-        assert f"Linear [{vocab_size}, 2]" in recording.describe()
-        recording.replay(2, 0)
+        graph = OpGraph(compute)
+        assert f"Linear [{vocab_size}, 2]" in graph.describe()
+        graph.replay(2, 0)
         assert batch.token_ids.array.tolist() == [3, 1]

@@ -199,7 +199,7 @@ def test_copies_with_edits_are_drafted_as_a_search_through_all_texts_says(
         share(cache, output)
     prompt = [*original, 9] if is_own else [9]
     cache.start(0, "", prompt)
-    cache.settle()
+    cache.flush()
     follower, rest = Follower(rules, prompt, outputs[-1]), with_edits(original, edits, random)
     for step in steps:
         said, rest = rest[:step], rest[step:]
@@ -235,12 +235,8 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
         else:
             live[slot][1].extend(tokens)
             extend_batch(cache, [slot], [tokens])
-        cache.settle()
+        cache.flush()
         outputs = outputs if keep < 0 else outputs[max(0, len(outputs) - keep) :]
-        if random.random() < 0.1:
-            cache.evict(1)
-            cache.settle()
-            outputs = outputs[1:]
         assert cache.usage().num_outputs == len(outputs)
         cache.check_integrity()
     drafts = propose_batch(cache, list(live), [3] * len(live))
@@ -266,7 +262,7 @@ def test_a_tail_counts_as_text_and_is_not_kept(
     for slot in range(2):
         cache.start(slot, "", text)
     extend_batch(cache, [1], [tail])
-    cache.settle()
+    cache.flush()
     expected = propose_batch(cache, [0, 1], [16, 16])
     found = propose_batch(cache, [0], [16], [np.array(tail, np.int32)])
     for name in ("drafts", "counts", "match_lens", "scores", "is_shared"):
@@ -300,7 +296,7 @@ def test_nodes_of_an_evicted_output_serve_another_salt_without_a_trace() -> None
     num_nodes = []
     for salt, text in [*texts.items()] * 5:
         share(cache, text, salt)
-        cache.settle()
+        cache.flush()
         num_nodes.append(cache.usage().num_nodes)
         cache.start(0, salt, text[:20])
         assert_row(propose_batch(cache, [0], [16]), 0, Follower(SuffixRules(), text[:20], text).expected([text], 16))
@@ -349,7 +345,7 @@ def test_two_tokens_tell_where_copying_goes_on_behind_an_edit(edit: list[int], b
     cache = SuffixCache(SuffixRules())
     share(cache, [1, 2, *SOURCE])
     cache.start(0, "", [50])
-    cache.settle()
+    cache.flush()
     extend_batch(cache, [0], [SOURCE[:20]])  # 100 .. 119
     assert draft(cache, 0) == SOURCE[20:36]
     extend_batch(cache, [0], [edit])
@@ -362,14 +358,14 @@ def test_two_tokens_tell_where_copying_goes_on_behind_an_edit(edit: list[int], b
 
 
 def test_an_output_that_begins_as_the_last_one_is_drafted_after_two_tokens() -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixRules(max_cached_requests=1))
     share(cache, SOURCE, "mine")
     for slot, salt in enumerate(["mine", "theirs"]):
         cache.start(slot, salt, [50])
         extend_batch(cache, [slot], [SOURCE[:2]])
     assert [len(draft(cache, slot)) for slot in range(2)] == [16, 0]
-    cache.evict(1)
-    cache.settle()
+    share(cache, [60], "theirs")  # evicts the first output
+    cache.flush()
     cache.start(2, "mine", [50])
     extend_batch(cache, [2], [SOURCE[:2]])
     assert draft(cache, 2) == []
@@ -397,7 +393,7 @@ def test_old_outputs_leave_as_a_whole_when_bytes_run_out() -> None:
     outputs = [random.integers(0, 5000, 300).tolist() for _ in range(120)]
     for output in outputs:
         share(cache, output)
-        cache.settle()
+        cache.flush()
         assert cache.usage().shared_bytes <= 1 << 20
     usage = cache.usage()
     assert 20 < usage.num_outputs < 120
@@ -411,7 +407,8 @@ def test_old_outputs_leave_as_a_whole_when_bytes_run_out() -> None:
 
 
 def test_nodes_beyond_a_large_page_are_found_and_removed() -> None:
-    cache, random = SuffixCache(SuffixRules(max_cache_bytes=64 << 20)), np.random.default_rng(0)
+    cache = SuffixCache(SuffixRules(max_cached_requests=8, max_cache_bytes=64 << 20))
+    random = np.random.default_rng(0)
     outputs = [random.integers(0, 5000, 10_000).tolist() for _ in range(8)]
     for slot, output in enumerate(outputs):
         share(cache, output)
@@ -420,12 +417,13 @@ def test_nodes_beyond_a_large_page_are_found_and_removed() -> None:
     def is_drafted() -> list[bool]:
         return [draft(cache, 100 + slot, 8) == output[4010:4018] for slot, output in enumerate(outputs)]
 
-    cache.settle()
+    cache.flush()
     assert cache.usage().num_nodes > LARGE_PAGE
     assert is_drafted() == [True] * 8
     cache.check_integrity()
-    cache.evict(7)
-    cache.settle()
+    for _ in range(7):
+        share(cache, [5000])
+    cache.flush()
     assert cache.usage().num_nodes < LARGE_PAGE
     assert is_drafted() == [False] * 7 + [True]
     cache.check_integrity()
@@ -452,7 +450,7 @@ def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
     cache.finish(0, [5, 5, 5])
     cache.check_integrity()
     assert cache.usage().num_outputs == 2  # the long one is on its way out
-    cache.settle()
+    cache.flush()
     assert cache.usage()[2:] == (1, 3, 0, cache.usage().num_nodes, 1)
 
 

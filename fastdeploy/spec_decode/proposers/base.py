@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from fastdeploy.core.request import Draft, DraftQuota, Request
@@ -44,22 +44,6 @@ class Proposer(ABC):
     def suffix_cache_stats(self) -> SuffixCacheStats | None:
         """Return what suffix decoding keeps; None where there is none."""
         return None
-
-    def open(  # noqa: B027  # a proposer may have nothing to take up
-        self, vocab_size: int, read_vocabulary: Callable[[], str]
-    ) -> None:
-        """Take up what an earlier run has kept, before the first request.
-
-        Args:
-            vocab_size: token ids are below it.
-            read_vocabulary: returns a digest of what the token ids stand for.
-
-        Raises:
-            ConfigError: it cannot be used.
-        """
-
-    def close(self) -> None:  # noqa: B027  # a proposer may have nothing to keep
-        """Keep what a later run can use; the last call, at a clean end."""
 
     def check_integrity(self, requests: Sequence[Request]) -> None:  # noqa: B027  # a proposer may keep no state
         """Raise AssertionError unless state is kept for exactly the live `requests`."""

@@ -25,14 +25,6 @@ class HybridProposer(Proposer):
         self._layer = layer
         self._matcher = matcher
 
-    def open(self, vocab_size: int, read_vocabulary: Callable[[], str]) -> None:
-        """Let the matcher take up what it has kept."""
-        self._matcher.open(vocab_size, read_vocabulary)
-
-    def close(self) -> None:
-        """Let the matcher keep what a later run can use."""
-        self._matcher.close()
-
     def start(self, request: Request) -> None:
         """Pass the prompt to the matcher."""
         self._matcher.start(request)

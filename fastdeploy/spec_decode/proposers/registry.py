@@ -38,8 +38,7 @@ def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProp
             min_token_prob=config.suffix_decoding_min_token_prob,
             max_cached_requests=config.suffix_decoding_max_cached_requests,
             max_cache_bytes=config.suffix_decoding_max_cache_bytes,
-        ),
-        config.suffix_decoding_snapshot_path,
+        )
     )
 
 

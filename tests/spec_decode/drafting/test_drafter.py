@@ -13,7 +13,7 @@ import pytest
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SpeculativeParams
 from fastdeploy.engine.engine import Engine
-from fastdeploy.ops.recording import num_launches
+from fastdeploy.ops.graph import num_launches
 from fastdeploy.ops.sampling import IntColumn
 from fastdeploy.spec_decode.adaptive.draft_budget import Ask
 from fastdeploy.spec_decode.drafting import drafter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of the real engine is two recordings replayed, and recordings follow their buffers."""
+"""A step of the real engine is two graphs replayed, and graphs follow their buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
-from fastdeploy.ops.recording import Recording, num_launches
+from fastdeploy.ops.graph import OpGraph, num_launches
 from fastdeploy.worker import model_runner
 from fastdeploy.worker.model_runner import ModelRunner
 from tests.exactness.requests import run_alone
@@ -42,17 +42,17 @@ def request(name: str, prompt: list[int], **params: object) -> GenerationRequest
     return GenerationRequest(name, prompt, SamplingParams(**given))  # type: ignore[arg-type]
 
 
-def test_a_step_launches_nothing_but_its_two_recordings(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, replayed = Recording.replay, []
+def test_a_step_launches_nothing_but_its_two_graphs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, replayed = OpGraph.replay, []
 
-    def noted(self: Recording, num_rows: int, num_seqs: int) -> None:
+    def noted(self: OpGraph, num_rows: int, num_seqs: int) -> None:
         replayed.append(self.describe())
         replay(self, num_rows, num_seqs)
 
     engine.add_request(request("warm", TEXT * 2, temperature=1.0, seed=1))
     engine.add_request(request("other", TEXT * 4))
     engine.step()
-    monkeypatch.setattr(Recording, "replay", noted)
+    monkeypatch.setattr(OpGraph, "replay", noted)
     while engine.has_unfinished():
         before = num_launches()
         engine.step()
@@ -67,7 +67,7 @@ def test_a_list_that_outgrows_its_memory_is_read_where_it_lies_then(engine: Engi
     long = request("long", TEXT * 80, temperature=1.0, seed=5, repetition_penalty=1.5, frequency_penalty=0.5)
     expected = run_alone(build(), [long])
     short = request("short", TEXT, repetition_penalty=1.2)
-    run_alone(engine, [short])  # records the rows of its short history
+    run_alone(engine, [short])  # captures the rows of its short history
     assert isinstance(engine.runner, ModelRunner)
     assert len(engine.runner.sampling.history.array) < len(long.prompt_token_ids)
     assert run_alone(engine, [long]) == expected

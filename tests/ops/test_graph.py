@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded operator calls do what the calls do, for any number of rows up to the recorded one."""
+"""Captured operator calls do what the calls do, for any number of rows up to the captured one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.launches import Replay
 from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.graph import CapturedGraph, OpGraph
 from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
-from fastdeploy.ops.recording import Recording, Routine
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 
@@ -34,9 +34,9 @@ def buffers() -> tuple[paddle.Tensor, paddle.Tensor]:
     return paddle.full([ROWS, SIZE], 7.0), paddle.full([ROWS, SIZE], 7.0)
 
 
-def test_recording_performs_nothing() -> None:
+def test_capturing_performs_nothing() -> None:
     out, scratch = buffers()
-    Recording(lambda: compute(IDS, out, scratch, ROWS))
+    OpGraph(lambda: compute(IDS, out, scratch, ROWS))
     assert (out.numpy() == 7.0).all() and (scratch.numpy() == 7.0).all()
 
 
@@ -45,35 +45,35 @@ def test_a_replay_is_the_calls_bit_for_bit(num_rows: int) -> None:
     expected, scratch = buffers()
     compute(IDS, expected, scratch, num_rows)
     found, scratch = buffers()
-    recording = Recording(lambda: compute(IDS, found, scratch, ROWS))
+    graph = OpGraph(lambda: compute(IDS, found, scratch, ROWS))
     for _ in range(2):
-        recording.replay(num_rows, 1)
+        graph.replay(num_rows, 1)
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
 def test_a_replay_reads_what_the_tensors_hold_then() -> None:
     ids, (out, scratch) = IDS.clone(), buffers()
-    recording = Recording(lambda: compute(ids, out, scratch, ROWS))
+    graph = OpGraph(lambda: compute(ids, out, scratch, ROWS))
     ids[0] = 4
-    recording.replay(1, 1)
+    graph.replay(1, 1)
     np.testing.assert_array_equal(scratch.numpy()[0], TABLE.numpy()[4])
 
 
-def test_more_rows_than_recorded_are_refused() -> None:
+def test_more_rows_than_captured_are_refused() -> None:
     out, scratch = buffers()
-    recording = Recording(lambda: compute(IDS, out, scratch, 4))
-    recording.replay(4, 1)
+    graph = OpGraph(lambda: compute(IDS, out, scratch, 4))
+    graph.replay(4, 1)
     with pytest.raises(ValueError, match="replay: num_rows"):
-        recording.replay(5, 1)
+        graph.replay(5, 1)
 
 
 def test_values_are_checked_at_each_replay() -> None:
     ids, (out, scratch) = IDS.clone(), buffers()
-    recording = Recording(lambda: compute(ids, out, scratch, ROWS))
+    graph = OpGraph(lambda: compute(ids, out, scratch, ROWS))
     ids[2] = 9
-    recording.replay(2, 1)
+    graph.replay(2, 1)
     with pytest.raises(ValueError, match="embedding: token_ids"):
-        recording.replay(3, 1)
+        graph.replay(3, 1)
 
 
 def make_batch() -> BatchIndex:
@@ -84,9 +84,9 @@ def make_batch() -> BatchIndex:
 
 def test_index_arrays_are_replayed_for_the_sequences_asked_for() -> None:
     batch = make_batch()
-    recording = Recording(lambda: virtual_padding(batch.buffers, 3, 16))
-    assert recording.describe() == ["VirtualPadding"]
-    recording.replay(5, 2)
+    graph = OpGraph(lambda: virtual_padding(batch.buffers, 3, 16))
+    assert graph.describe() == ["VirtualPadding"]
+    graph.replay(5, 2)
     assert batch.positions.numpy()[:5].tolist() == [0, 1, 2, 20, 21]
     assert batch.slot_mapping.numpy()[:5].tolist() == [64, 65, 66, 4, 5]
 
@@ -94,9 +94,9 @@ def test_index_arrays_are_replayed_for_the_sequences_asked_for() -> None:
 @pytest.mark.parametrize("num_rows", [4, 6])
 def test_rows_that_are_not_those_scheduled_are_refused(num_rows: int) -> None:
     batch = make_batch()
-    recording = Recording(lambda: virtual_padding(batch.buffers, 3, 16))
+    graph = OpGraph(lambda: virtual_padding(batch.buffers, 3, 16))
     with pytest.raises(ValueError, match="virtual_padding: num_scheduled: expected the step's rows in all, got 5"):
-        recording.replay(num_rows, 2)
+        graph.replay(num_rows, 2)
 
 
 def choose(logits: paddle.Tensor, sampling: SamplingBatch, judged: VerifyBatch, num_rows: int) -> None:
@@ -109,40 +109,40 @@ def test_sampling_and_the_walk_over_drafts_are_replayed() -> None:
     logits, sampling, judged = paddle.eye(4, 9), SamplingBatch(4), VerifyBatch(4)
     sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 0.0
     judged.num_seqs = 4
-    recording = Recording(lambda: choose(logits, sampling, judged, 4))
+    graph = OpGraph(lambda: choose(logits, sampling, judged, 4))
     sampling.int_params.array[:2, IntColumn.DRAFT_ID] = [0, 8]
     judged.fill([0], [3])
-    recording.replay(3, 1)
+    graph.replay(3, 1)
     assert judged.num_accepted.array[0] == 1
     assert judged.emitted.array[:2].tolist() == [0, 1]
     with pytest.raises(ValueError, match="verify_draft_tokens: row_count"):
-        recording.replay(2, 1)
+        graph.replay(2, 1)
     sampling.int_params.array[0, IntColumn.HISTORY_END] = 10**6
     with pytest.raises(ValueError, match="sample: history"):
-        recording.replay(3, 1)
+        graph.replay(3, 1)
 
 
-def test_a_routine_records_once_and_anew_when_told() -> None:
+def test_a_graph_is_captured_once_and_again_once_invalidated() -> None:
     (out, scratch), calls = buffers(), []
 
     def function(num_rows: int, num_seqs: int) -> None:
         calls.append((num_rows, num_seqs))
         compute(IDS, out, scratch, num_rows)
 
-    routine = Routine(function, ROWS, 3)
+    captured = CapturedGraph(function, ROWS, 3)
     for num_rows in (1, 2):
-        routine.run(num_rows, 1)
+        captured.run(num_rows, 1)
     assert calls == [(ROWS, 3)]
     assert (out.numpy()[2:] == 7.0).all() and (out.numpy()[:2] != 7.0).any()
-    routine.forget()
-    routine.run(1, 1)
+    captured.invalidate()
+    captured.run(1, 1)
     assert calls == [(ROWS, 3)] * 2
 
 
-def test_a_refused_call_ends_the_recording() -> None:
+def test_a_refused_call_ends_the_capture() -> None:
     out, scratch = buffers()
     with pytest.raises(ValueError, match="linear"):
-        Recording(lambda: linear(scratch, WEIGHT, out[:, :8], ROWS))
+        OpGraph(lambda: linear(scratch, WEIGHT, out[:, :8], ROWS))
     embedding(IDS, TABLE, scratch, ROWS)
     np.testing.assert_array_equal(scratch.numpy(), TABLE.numpy()[IDS.numpy()])
 
@@ -151,9 +151,9 @@ def test_a_refused_call_ends_the_recording() -> None:
 def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str) -> None:
     weight = pack_linear(random_rows(40, 24, "bfloat16", 1), None, quantization)
     x, called, replayed = random_rows(ROWS, 24, "bfloat16", 2), paddle.zeros([ROWS, 40]), paddle.zeros([ROWS, 40])
-    recording = Recording(lambda: linear(x, weight, replayed, ROWS))
+    graph = OpGraph(lambda: linear(x, weight, replayed, ROWS))
     linear(x, weight, called, 2)
-    recording.replay(2, 0)
+    graph.replay(2, 0)
     assert called.numpy()[:2].any()
     np.testing.assert_array_equal(replayed.numpy(), called.numpy())
 
@@ -162,8 +162,8 @@ def test_timing_computes_and_names_every_launch_with_its_seconds() -> None:
     expected, scratch = buffers()
     compute(IDS, expected, scratch, 3)
     found, scratch = buffers()
-    recording = Recording(lambda: compute(IDS, found, scratch, ROWS))
-    seconds = Replay(recording, 3, 1).time_kernels(on_thread_time=False)
-    assert recording.describe() == ["Gather", f"Linear [{SIZE}, {SIZE}]", "RmsNorm"]
+    graph = OpGraph(lambda: compute(IDS, found, scratch, ROWS))
+    seconds = Replay(graph, 3, 1).time_kernels(on_thread_time=False)
+    assert graph.describe() == ["Gather", f"Linear [{SIZE}, {SIZE}]", "RmsNorm"]
     assert len(seconds) == 3 and all(0 < one < 60 for one in seconds)
     np.testing.assert_array_equal(found.numpy(), expected.numpy())

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Suffix decoding shares finished outputs between requests of one cache salt, and counts which drafts they gave."""
+
+from __future__ import annotations
+
+from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.ops.suffix_cache import SuffixRules
+from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
+
+
+def finish_with(proposer: SuffixProposer, index: int, salt: str, output: list[int]) -> None:
+    request = Request(GenerationRequest("a", [90], SamplingParams(), cache_salt=salt), index, 0, 100, 8)
+    proposer.start(request)
+    request.append(output)
+    proposer.finish(request)
+
+
+def draft(proposer: SuffixProposer, salt: str, prompt: list[int]) -> list[int]:
+    request = Request(GenerationRequest("b", prompt, SamplingParams(), cache_salt=salt), 0, 0, 100, 8)
+    proposer.start(request)
+    drafted = proposer.propose([request], [8])[0].token_ids
+    proposer.finish(request)
+    return [int(token) for token in drafted]
+
+
+def test_outputs_are_followed_by_requests_of_the_same_salt_only() -> None:
+    proposer = SuffixProposer(SuffixRules(max_cache_bytes=1 << 20))
+    finish_with(proposer, 0, "key of alice", [1, 2, 3, 4, 5, 6])
+    finish_with(proposer, 1, "key of bob", [1, 2, 3, 7, 8, 9])
+    assert draft(proposer, "key of alice", [50, 1, 2, 3]) == [4, 5, 6]
+    assert draft(proposer, "key of bob", [50, 1, 2, 3]) == [7, 8, 9]
+    assert draft(proposer, "", [50, 1, 2, 3]) == []
+    proposer.check_integrity([])
+
+
+def test_stats_tell_drafts_from_the_own_context_and_from_shared_outputs_apart() -> None:
+    proposer = SuffixProposer(SuffixRules(max_cache_bytes=1 << 20))
+    finish_with(proposer, 0, "s", [1, 2, 3, 4, 5, 6])
+    draft(proposer, "s", [50, 1, 2, 3])
+    draft(proposer, "s", [7, 8, 9, 7, 8])
+    draft(proposer, "s", [60, 61])
+    stats = proposer.suffix_cache_stats()
+    assert (stats.num_own_drafts, stats.num_shared_drafts, stats.num_evicted_outputs) == (1, 1, 0)
+    assert (stats.num_outputs, stats.num_tokens, stats.live_bytes < stats.shared_bytes) == (1, 6, True)
