@@ -80,12 +80,13 @@ class DraftQuota(NamedTuple):
     Attributes:
         max_drafts: draft tokens, at least 1.
         max_draft_passes: passes of a drafting model for this request.
-        min_match_len: only longer matches, or matches of this length, may take the place of draft passes.
+        min_match_len: shortest match, in tokens, that is drafted from; behind drafts of a model any match is. 0 leaves
+            it to the proposer.
     """
 
     max_drafts: int
     max_draft_passes: int
-    min_match_len: int = 1
+    min_match_len: int = 0
 
 
 class RequestStatus(Enum):

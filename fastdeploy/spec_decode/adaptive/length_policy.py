@@ -59,9 +59,9 @@ class _Bucket:
     """Loss budget and plain step time of batches of similar size. Gains and losses are counted in plain steps."""
 
     def __init__(self, nearest: _Bucket | None = None) -> None:
-        self.slowdown = nearest.slowdown if nearest else 1.0  # of plain steps: measured time / predicted time
+        self.slowdown: float = nearest.slowdown if nearest else 1.0  # of plain steps: measured time / predicted time
         self.budget = TRIAL_BUDGET
-        self.pause_left = min(nearest.pause_left, FIRST_PLAIN) if nearest else 0  # steps
+        self.pause_left: int = min(nearest.pause_left, FIRST_PLAIN) if nearest else 0  # steps
         self.is_timing = False  # the pause is one of PLAIN_STEPS that time plain steps
         self._mean_gain = 0.0
         self._num_plain = self._num_paused = 0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.stats import SuffixCacheStats
@@ -11,11 +11,14 @@ from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.mtp import MTPProposer
 from fastdeploy.spec_decode.proposers.text_proposer import TextProposer
 
+SURE_MATCH = 4  # tokens of a match that is preferred to the layer's drafts where the quota does not say
+
+
 class HybridProposer(Proposer):
     """Lets the layer draft and the matcher go on behind its drafts.
 
-    A match that fills the quota and is at least `DraftQuota.min_match_len` tokens long takes the place of the layer's
-    drafts: it costs no draft pass.
+    A match that is long enough (`DraftQuota.min_match_len`) and fills the quota takes the place of the layer's drafts:
+    it costs no draft pass.
     """
 
     name = "mtp"
@@ -31,7 +34,8 @@ class HybridProposer(Proposer):
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Match the tokens of every request; let the layer draft for those without a match that fills the quota."""
-        drafts = self._matcher.propose(requests, quotas)
+        match_quotas = [quota._replace(min_match_len=quota.min_match_len or SURE_MATCH) for quota in quotas]
+        drafts = self._matcher.propose(requests, match_quotas)
         rest = [
             i
             for i, (draft, quota) in enumerate(zip(drafts, quotas))

@@ -176,9 +176,7 @@ def test_a_machine_that_changes_its_speed_keeps_bad_drafts_paused(method: str, s
 @pytest.mark.parametrize("error", [0.5, 2.0])
 def test_wrong_predictions_of_step_times_are_corrected(error: float) -> None:
     believed = replace(MACHINE, rows_s={rows: error * seconds for rows, seconds in MACHINE.rows_s.items()})
-    good, bad, naive = (
-        Session(make(method, believed=believed)) for method in ("draft_model", "draft_model", "naive")
-    )
+    good, bad, naive = (Session(make(method, believed=believed)) for method in ("draft_model", "draft_model", "naive"))
     plain_s = naive.seconds(noise(1000))
     assert plain_s / good.seconds(noise(1000), ease=(0.95,)) > 1.25
     assert plain_s / bad.seconds(noise(1000)) > 0.95
