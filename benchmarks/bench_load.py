@@ -40,7 +40,8 @@ from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weights import expected_shapes
-from fastdeploy.ops import num_threads, select_backend
+from fastdeploy.ops.backends.cpu.library import num_threads
+from fastdeploy.ops.registry import select_backend
 
 BLOCK = 1 << 23  # bytes of one read
 

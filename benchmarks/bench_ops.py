@@ -23,12 +23,13 @@ import paddle
 
 from benchmarks.report import print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, integer_products, make_roofline
-from fastdeploy.ops import num_threads
-from fastdeploy.ops.attention import SCALE_BYTES, allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.backends.cpu.graph import OpGraph
+from fastdeploy.ops.backends.cpu.library import num_threads
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 
 
@@ -108,7 +109,8 @@ def attention_case(
     out = paddle.zeros([batch.num_rows, heads.num_heads * heads.head_dim], "bfloat16")
     seen = num_seqs * rows * (kv_len - (rows - 1) / 2)
     held = shared + num_seqs * (kv_len - shared)
-    head_bytes = heads.head_dim + SCALE_BYTES if cache.is_int8 else 2 * heads.head_dim
+    cache_dtype = "int8" if cache.is_int8 else "bfloat16"
+    token_bytes = selected_backend().kv_bytes_per_token(heads.num_kv_heads, heads.head_dim, cache_dtype)
     rotary = turning(kv_len, heads.head_dim)
 
     def through_all() -> None:
@@ -120,7 +122,7 @@ def attention_case(
     return Case(
         name + f", {shared} shared" * bool(shared) + f", {layers} layers" * (layers > 1),
         lambda: graph.replay(batch.num_rows, num_seqs),
-        2.0 * layers * held * heads.num_kv_heads * head_bytes,
+        float(layers * held * token_bytes),
         4.0 * layers * seen * heads.num_heads * heads.head_dim,
         keeps_alive=(*caches, qkv, batch, rotary),
     )

@@ -23,8 +23,9 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ipc.messages import encode, split_deltas
-from fastdeploy.ops import num_threads, registry
-from fastdeploy.ops.graph import OpGraph
+from fastdeploy.ops import registry
+from fastdeploy.ops.backends.cpu.graph import OpGraph
+from fastdeploy.ops.backends.cpu.library import num_threads
 
 WARM_STEPS = 8  # prompts, and the first steps of a batch
 

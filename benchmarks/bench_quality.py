@@ -26,10 +26,10 @@ from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
-from fastdeploy.ops import select_backend
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.registry import select_backend
 from scripts.demo_model.data import read_corpus
 
 GOLDEN = ROOT / "tests" / "golden"

@@ -19,8 +19,10 @@ import numpy as np
 import paddle
 
 from benchmarks.report import print_json, print_table
-from fastdeploy.ops import isa, num_threads, registry, select_backend
+from fastdeploy.ops.backends.cpu import library
+from fastdeploy.ops.backends.cpu.library import isa, num_threads
 from fastdeploy.ops.buffer import HostBuffer
+from fastdeploy.ops.registry import select_backend
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, LogprobBuffers, SamplingBatch, logprobs, sample
 
 CHUNK = 1 << 18  # bytes: fd_read_memory takes multiples of it
@@ -77,7 +79,7 @@ def measure(logits: HostBuffer, call: Callable[[], None]) -> tuple[float, float]
     num_bytes = logits.array.nbytes // CHUNK * CHUNK
     address, size = ctypes.c_void_p(logits.tensor.data_ptr()), ctypes.c_int64(num_bytes)
     start = time.thread_time()
-    registry.load_library().fd_read_memory(address, size)
+    library.load_library().fd_read_memory(address, size)
     read = time.thread_time()
     call()
     return (read - start) * logits.array.nbytes / num_bytes, time.thread_time() - read

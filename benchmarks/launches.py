@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from benchmarks.roofline import Reading
-from fastdeploy.ops import registry
-from fastdeploy.ops.graph import OpGraph
+from fastdeploy.ops.backends.cpu import library
+from fastdeploy.ops.backends.cpu.graph import OpGraph
 
 TRIALS = 2  # of every form
 
@@ -68,7 +68,7 @@ class Replay:
     def count_work(self) -> list[LaunchWork]:
         """Return the work of each launch."""
         work = (ctypes.c_double * (3 * len(self.graph)))()
-        registry.load_library().fd_count_work(*self._arguments(), work)
+        library.load_library().fd_count_work(*self._arguments(), work)
         return [LaunchWork(*one) for one in zip(work[0::3], work[1::3], work[2::3], strict=True)]
 
     def time_kernels(self, on_thread_time: bool) -> list[float]:
@@ -84,7 +84,7 @@ class Replay:
         count = len(self.graph)
         seconds, lines = (ctypes.c_double * count)(), (ctypes.c_int64 * count)()
         clock = ctypes.c_bool(on_thread_time)
-        registry.load_library().fd_time_launches(*self._arguments(), forms, clock, seconds, lines)
+        library.load_library().fd_time_launches(*self._arguments(), forms, clock, seconds, lines)
         return list(seconds), list(lines)
 
     def _arguments(self) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastdeploy import __version__, ops
+from fastdeploy import __version__
+from fastdeploy.ops.backends.cpu import library
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,7 +23,7 @@ def environment() -> dict[str, Any]:
     )
     return {
         "processor": _processor(),
-        "isa": ops.isa(),
+        "isa": library.isa(),
         "commit": commit.stdout.strip() or "unknown",
         "fastdeploy": __version__,
         "python": platform.python_version(),

@@ -18,10 +18,12 @@ from pathlib import Path
 import paddle
 
 from fastdeploy.config.machine import available_memory_bytes
-from fastdeploy.ops import num_threads, registry, select_backend
+from fastdeploy.ops.backends.cpu import library
+from fastdeploy.ops.backends.cpu.library import num_threads
+from fastdeploy.ops.backends.cpu.memory import allocate_streamed
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
-from fastdeploy.ops.memory import allocate_streamed
+from fastdeploy.ops.registry import select_backend
 
 LEAST_READING = 1 << 28  # bytes of one reading
 CACHE_TIMES = 4  # bytes of the whole buffer over those of the last-level cache
@@ -74,7 +76,7 @@ def integer_products(quantization: str) -> int:
     """
     if quantization == NO_QUANTIZATION:
         return 0
-    return int(registry.load_library().fd_row_limbs(ctypes.c_int64(QUANTIZATIONS.index(quantization))))
+    return int(library.load_library().fd_row_limbs(ctypes.c_int64(QUANTIZATIONS.index(quantization))))
 
 
 def add_clock_flag(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +120,7 @@ class Roofline:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.readings: list[Reading] = []
-        self._library = registry.load_library()
+        self._library = library.load_library()
         self._library.fd_multiply_registers.restype = self._library.fd_multiply_integers.restype = ctypes.c_double
         self.cache_bytes = last_level_cache_bytes()
         self.buffer_bytes, self._window = buffer_bytes(self.cache_bytes, available_memory_bytes())

@@ -23,6 +23,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine, Runner
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 
 SHAPE = "benchmarks/shapes/qwen3-0.6b"
@@ -62,7 +63,9 @@ class Work:
 
     def num_bytes(self, step: StepShape) -> int:
         """Return the bytes of weights, keys and values that a step reads."""
-        return self.streamed_bytes + self.config.kv_bytes_per_token * step.num_requests * step.context
+        c = self.config
+        token_bytes = selected_backend().kv_bytes_per_token(c.num_kv_heads, c.head_dim, c.kv_cache_dtype)
+        return self.streamed_bytes + c.num_layers * token_bytes * step.num_requests * step.context
 
     def model_operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
         """Return what a step computes: operations of attention, and of linear layers, two per weight and row."""

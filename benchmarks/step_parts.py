@@ -14,7 +14,7 @@ from unittest.mock import patch
 from benchmarks.launches import Replay
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.ops import registry
-from fastdeploy.ops.graph import OpGraph
+from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.linear import PackedLinear
 
 REST = "engine and Python"

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
@@ -24,7 +25,7 @@ from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.length_policy import AdaptiveLengthPolicy, LengthPolicy
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
@@ -270,14 +271,14 @@ def make_virtual_engine(
     return VirtualEngine(engine, reciter, drafting, clock)
 
 
-def _length_policy(speculative: SpeculativeConfig, believed: Machine, clock: Clock) -> AdaptiveLengthPolicy:
+def _length_policy(speculative: SpeculativeConfig, believed: Machine, clock: Clock) -> AdaptiveLength:
     times, passes = StepTimes(believed.rows_s, believed.request_s), believed.passes.get(speculative.method)
     if passes is None:
-        return AdaptiveLengthPolicy(times, None, speculative.method, clock)
+        return AdaptiveLength(times, None, True, clock)
     is_layer = speculative.method == "mtp"
     max_passes = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
     draft_passes = DraftPasses(speculative.method, max_passes, passes.pass_s, passes.request_s)
-    return AdaptiveLengthPolicy(times, draft_passes, speculative.extension, clock)
+    return AdaptiveLength(times, draft_passes, speculative.extension is not None, clock)
 
 
 def _no_scanner(request: Request) -> object:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -18,7 +19,6 @@ from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.length_policy import LengthPolicy
 from fastdeploy.spec_decode.proposers.base import Proposer
 
 EOS = 0

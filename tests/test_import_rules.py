@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ ALLOWED = {  # by the longest prefix of a file's path; every package may import 
         *("structured_output", "engine", "detokenize", "ipc", "metrics", "scheduler"),
     },
 }
+DEVICE_NAMES = {"CPUPlace", "OpGraph", "load_op_meta_info_and_register_op", "run_native", "_run_custom_op"}
 WITHOUT_PADDLE = ("core", "config", "detokenize", "ipc", "metrics", "entrypoints/openai", "entrypoints/cli")
 
 
@@ -77,6 +79,17 @@ def test_imports_follow_the_rules(source: Path) -> None:
     allowed = {*ALLOWED[package], package}
     wrong = [name for name in imported_modules(source) if not any(is_within(name, one) for one in allowed)]
     assert not wrong, f"{source} imports {', '.join(sorted(wrong))}"
+
+
+def test_only_backends_know_a_device() -> None:
+    """A backend is found by the name of its device; nobody else imports it or uses what only it may know."""
+    for source in sources():
+        if is_within(source.as_posix(), "ops/backends"):
+            continue
+        importing = [name for name in imported_modules(source) if is_within(name, "ops/backends")]
+        assert not importing, f"{source} imports {', '.join(importing)}"
+        known = DEVICE_NAMES & set(re.findall(r"\w+", (ROOT / source).read_text()))
+        assert not known, f"{source} names {', '.join(sorted(known))}"
 
 
 @pytest.mark.parametrize("package", WITHOUT_PADDLE)

@@ -8,12 +8,12 @@ import sys
 
 from protocol import Decoding, serve
 
-from fastdeploy import ops
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
+from fastdeploy.ops.backends.cpu.library import isa
 
 
 def main(checkpoint: str, quantization: str) -> None:
@@ -43,7 +43,7 @@ def main(checkpoint: str, quantization: str) -> None:
         for request in requests:
             engine.abort(request.request_id)
 
-    serve(f"FastDeploy {quantization}, {ops.isa()}", run)
+    serve(f"FastDeploy {quantization}, {isa()}", run)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft"}
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
 _DTYPE_BYTES: dict[DType, int] = {"bfloat16": 2, "float32": 4}
-_SCALE_BYTES = 4  # of a key or value of one head in int8
 _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 
 
@@ -129,17 +128,6 @@ class ModelConfig:
     def max_context_len(self) -> int:
         """Return the longest context that the checkpoint is meant for, in tokens."""
         return self.rope.max_context_len
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Return the bytes of keys and values that one token holds over all layers."""
-        return self.num_layers * self.kv_bytes_per_token_and_layer
-
-    @property
-    def kv_bytes_per_token_and_layer(self) -> int:
-        """Return the bytes of keys and values that one token holds in one layer."""
-        head_bytes = self.head_dim + _SCALE_BYTES if self.has_int8_cache else self.head_dim * _DTYPE_BYTES[self.dtype]
-        return 2 * self.num_kv_heads * head_bytes
 
     @property
     def state_bytes(self) -> int:

@@ -11,10 +11,10 @@ from bisect import insort
 from collections import deque
 
 from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.length_policy import LengthPolicy
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
 MAX_PAUSE_S = 0.05  # of those that decode, for more prompt rows than that; as long as streams wait for a chunk

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastdeploy import ops
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import Request
 from fastdeploy.detokenize.stop_strings import StopStringScanner
@@ -30,7 +29,9 @@ from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.spec_decode.adaptive.length_policy import AdaptiveLengthPolicy, LengthPolicy
+from fastdeploy.ops.registry import OperatorLibraryError, is_exact, select_backend, selected_backend
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.factory import (
     Drafting,
@@ -86,8 +87,8 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         ConfigError: naming the flag or file at fault.
     """
     try:
-        ops.select_backend(config.device)
-    except ops.OperatorLibraryError as error:
+        select_backend(config.device)
+    except OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
     model_config = ModelConfig.from_pretrained(
@@ -163,17 +164,18 @@ def _make_length_policy(
     max_model_len: int,
 ) -> LengthPolicy:
     """Return the policy that the configuration asks for; the adaptive one measures step times first."""
-    speculative, scheduler = config.speculative, config.scheduler
+    speculative, scheduler, clock = config.speculative, config.scheduler, selected_backend().clock
     if not speculative.adaptive:
         return LengthPolicy()
     num_drafts, num_tokens = speculative.num_speculative_tokens, min(plan.num_tokens, max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
-    times = time_steps(runner, max_rows, num_drafts, num_tokens)
+    times = time_steps(runner, max_rows, num_drafts, num_tokens, clock)
     if drafter is None or not proposer.is_model:
-        return AdaptiveLengthPolicy(times, None, proposer.name, time.thread_time)
+        return AdaptiveLength(times, None, True, clock)
     max_passes = num_drafts if proposer.name == "draft_model" else speculative.num_model_steps
-    passes = time_draft_passes(proposer.name, max_passes, drafter, num_tokens)
-    return AdaptiveLengthPolicy(times, passes, speculative.extension, time.thread_time)
+    pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
+    passes = DraftPasses(proposer.name, max_passes, pass_s, request_s)
+    return AdaptiveLength(times, passes, speculative.extension is not None, clock)
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
@@ -203,7 +205,11 @@ def _plan_memory(
 ) -> MemoryPlan:
     """Take the blocks asked for, else what all sequences' full contexts need, at most half of the free memory."""
     block_size = config.cache.block_size
-    block_bytes, extra_bytes = model_config.kv_bytes_per_token * block_size, 0
+    backend = selected_backend()
+    layer_bytes = backend.kv_bytes_per_token(
+        model_config.num_kv_heads, model_config.head_dim, model_config.kv_cache_dtype
+    )
+    block_bytes, extra_bytes = model_config.num_layers * layer_bytes * block_size, 0
     if drafting is not None:
         block_bytes += drafting.block_bytes
         extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
@@ -213,7 +219,9 @@ def _plan_memory(
     elif config.cache.kv_cache_memory is not None:
         num_blocks = (config.cache.kv_cache_memory - extra_bytes) // block_bytes
     else:
-        num_blocks = min(config.scheduler.max_num_seqs * blocks_per_seq, available_memory_bytes() // 2 // block_bytes)
+        num_blocks = min(
+            config.scheduler.max_num_seqs * blocks_per_seq, backend.free_memory_bytes() // 2 // block_bytes
+        )
     if num_blocks < 1:
         raise ConfigError("kv_cache_memory", f"too little for one block of {block_bytes} bytes")
     return MemoryPlan(num_blocks, block_size, block_bytes, extra_bytes)
@@ -260,10 +268,9 @@ def _fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, A
         "kv_cache_dtype": model_config.kv_cache_dtype,
         "quantization": str(config.quantization),
         "backend": config.device,
-        "isa": ops.isa(),
+        **selected_backend().describe(),
         "tensor_parallel_size": 1,
-        "operator_library": f"{ops.library_version()}+{ops.library_hash()}",
-        "exact": ops.is_exact() and not config.speculative.is_lossy,
+        "exact": is_exact() and not config.speculative.is_lossy,
     }
 
 

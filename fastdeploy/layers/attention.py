@@ -13,7 +13,7 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryRule
 class Attention:
     """x + o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
 
-    __slots__ = ("attended", "heads", "hides_first", "output", "qkv", "qkv_out", "rotary", "scale")
+    __slots__ = ("attended", "heads", "num_masked_prefix", "output", "qkv", "qkv_out", "rotary", "scale")
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Attention:
         output: Linear,
         qkv_out: Tensor,
         attended: Tensor,
-        hides_first: int = 0,
+        num_masked_prefix: int = 0,
     ) -> None:
         """Bind the weights to scratch buffers that all layers share.
 
@@ -34,14 +34,14 @@ class Attention:
             output: num_heads * head_dim -> hidden_size.
             qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
             attended: scratch [capacity, num_heads * head_dim].
-            hides_first: so many positions, the first ones, are seen by their own rows only.
+            num_masked_prefix: number of leading positions that are masked for every row but their own.
         """
         self.qkv = qkv
         self.rotary = rotary
         self.output = output
         self.qkv_out = qkv_out
         self.attended = attended
-        self.hides_first = hides_first
+        self.num_masked_prefix = num_masked_prefix
         self.heads = heads
         self.scale = float(heads.head_dim) ** -0.5
 
@@ -49,5 +49,5 @@ class Attention:
         """Write the keys and values of the rows, attend, and add the output to hidden [capacity, hidden_size]."""
         qkv_out, attended = self.qkv_out, self.attended
         self.qkv(hidden, qkv_out, num_rows)
-        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.hides_first, self.rotary)
+        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.num_masked_prefix, self.rotary)
         self.output(attended, hidden, num_rows, hidden)

@@ -66,13 +66,13 @@ class DecoderLayer:
         heads: HeadLayout,
         cos_sin: Tensor,
         buffers: StepBuffers,
-        hides_first: int = 0,
+        num_masked_prefix: int = 0,
     ) -> None:
         eps = config.rms_norm_eps
         rotary = RotaryRule(cos_sin, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
         qkv = Linear(weights.qkv, NormRule(weights.input_norm, eps))
         self.attention = Attention(
-            qkv, heads, rotary, Linear(weights.output), buffers.qkv, buffers.attended, hides_first
+            qkv, heads, rotary, Linear(weights.output), buffers.qkv, buffers.attended, num_masked_prefix
         )
         gate_up = Linear(weights.gate_up, NormRule(weights.post_norm, eps))
         self.mlp = GatedMLP(gate_up, Linear(weights.down), buffers.activated)
@@ -125,7 +125,7 @@ class CausalLM:
         self.num_streamed_bytes = weights.num_streamed_bytes
         self._buffers = StepBuffers(config, max_rows)
         self.output: Tensor = self._buffers.normed
-        cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len), place=paddle.CPUPlace())
+        cos_sin = paddle.to_tensor(rotary_table(config.rope, max_model_len))
         self._layers = tuple(
             DecoderLayer(config, traits, layer, self.heads, cos_sin, self._buffers) for layer in weights.layers
         )

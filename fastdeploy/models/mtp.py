@@ -116,7 +116,13 @@ class MTPLayer:
         self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
         self._hidden_projection = Linear(weights.hidden_projection, NormRule(weights.hidden_norm, eps))
         self._block = DecoderLayer(
-            config, shared.traits, weights.block, shared.heads, shared.cos_sin, self._buffers, hides_first=index + 1
+            config,
+            shared.traits,
+            weights.block,
+            shared.heads,
+            shared.cos_sin,
+            self._buffers,
+            num_masked_prefix=index + 1,
         )
 
     def call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:

@@ -133,7 +133,7 @@ class DummySource:
         else:
             values *= np.float32(0.2)
             values += np.float32("norm" in name)
-        return paddle.to_tensor(values, place=paddle.CPUPlace())
+        return paddle.to_tensor(values)
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the values of `read`."""

@@ -15,12 +15,9 @@ import numpy as np
 import paddle
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.reference import attention as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 from fastdeploy.ops.rotary import HeadLayout, RotaryRule
-
-SCALE_BYTES = 4  # of an fp32 scale: KvCacheView::scale_width of custom_ops/cpu_ops/kernels.h
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def append_attention(
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
-    hides_first: int = 0,
+    num_masked_prefix: int = 0,
     rotary: RotaryRule | None = None,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
@@ -106,74 +103,15 @@ def append_attention(
         out: [cap, num_heads * head_dim], dtype of qkv.
         heads: num_heads is a multiple of num_kv_heads.
         scale: multiplies the scores, usually head_dim ** -0.5.
-        hides_first: so many positions, the first ones, at most 16, hold nothing; each is seen by its own row only, so
-            that every row sees something. What stands there must be finite.
+        num_masked_prefix: number of leading positions, 0 to 16, that are masked for every row but their own, so that
+            each row attends to at least one position. Their keys and values must be finite.
         rotary: norm and rotation of queries and keys; None leaves them as they are.
 
     Raises:
         ValueError: a slot or block outside the cache, a position outside rotary.cos_sin, or a shape or dtype that does
             not fit.
     """
-    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, hides_first, rotary)
-
-
-def copy_block(cache: KVCache, src: int, dst: int) -> None:
-    """Copy block `src` to block `dst`. Raises ValueError for a block outside the cache or src == dst."""
-    _COPY_BLOCK.run(cache, src, dst)
-
-
-def _allocate_cpu(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
-    if block_size <= 0 or block_size % 16:
-        raise ValueError(f"allocate_kv_cache: block_size: expected a multiple of 16, got {block_size}")
-    if head_dim <= 0 or head_dim % 2 or head_dim > 256:
-        raise ValueError(f"allocate_kv_cache: head_dim: expected an even number up to 256, got {head_dim}")
-    if dtype not in ("bfloat16", "float32", "int8"):
-        raise ValueError(f"allocate_kv_cache: dtype: expected bfloat16, float32 or int8, got {dtype}")
-    is_int8 = dtype == "int8"
-    key_width, value_width = (width + SCALE_BYTES * is_int8 for width in (head_dim, (head_dim + 15) // 16 * 16))
-    key, value = (
-        allocate_streamed([num_blocks, num_kv_heads, block_size, width], dtype).zero_()
-        for width in (key_width, value_width)
-    )
-    return KVCache(key, value, block_size, is_int8)
-
-
-def _cpu(
-    qkv: paddle.Tensor,
-    cache: KVCache,
-    batch: RowIndex,
-    out: paddle.Tensor,
-    heads: HeadLayout,
-    scale: float,
-    hides_first: int,
-    rotary: RotaryRule | None = None,
-) -> None:
-    tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)
-    is_interleaved, eps = (False, 0.0) if rotary is None else (rotary.is_interleaved, rotary.eps)
-    run_native(
-        "fd_append_attention",
-        qkv,
-        cache.key,
-        cache.value,
-        batch.cu_seqlens_q,
-        batch.kv_lens,
-        batch.block_tables,
-        batch.slot_mapping,
-        batch.positions,
-        *tables,
-        out,
-        batch.num_rows,
-        batch.num_seqs,
-        heads.num_heads,
-        scale,
-        hides_first,
-        is_interleaved,
-        eps,
-    )
-
-
-def _copy_block_cpu(cache: KVCache, src: int, dst: int) -> None:
-    run_native("fd_copy_block", cache.key, cache.value, src, dst)
+    _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, num_masked_prefix, rotary)
 
 
 @dataclass
@@ -195,7 +133,7 @@ def plain_index(num_new: Sequence[int], kv_lens: Sequence[int], tables: np.ndarr
     rows = [(b, t) for b, (new, end) in enumerate(zip(num_new, kv_lens, strict=True)) for t in range(end - new, end)]
     slots = [tables[b, t // block_size] * block_size + t % block_size for b, t in rows]
     arrays = cu, kv_lens, tables, slots, [t for _, t in rows]
-    tensors = [paddle.to_tensor(np.asarray(a, np.int32), place=paddle.CPUPlace()) for a in arrays]
+    tensors = [paddle.to_tensor(np.asarray(a, np.int32)) for a in arrays]
     return PlainIndex(int(cu[-1]), len(num_new), *tensors)
 
 
@@ -213,14 +151,14 @@ def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, ha
     angles = np.random.default_rng(11).uniform(0, 6.28, (1100, rotary_dim // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     q_norm, k_norm = (random_rows(1, heads.head_dim, dtype, seed).reshape([-1]) for seed in (12, 13))
-    cos_sin = paddle.to_tensor(table, place=paddle.CPUPlace())
+    cos_sin = paddle.to_tensor(table)
     return RotaryRule(cos_sin, is_interleaved, q_norm if has_norm else None, k_norm if has_norm else None)
 
 
 def _example(
     dtype: str,
     cache_dtype: str,
-    hides_first: int,
+    num_masked_prefix: int,
     heads: HeadLayout,
     rotary_dim: int,
     is_interleaved: bool,
@@ -240,23 +178,21 @@ def _example(
         batch = plain_index(num_new, kv_lens, tables, block_size)
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
-        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, hides_first, rotary)
+        lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, num_masked_prefix, rotary)
         outs += [out, qkv[batch.num_rows :]]
     return outs
 
 
-_ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache, {"cpu": _allocate_cpu}))
-_COPY_BLOCK = register(OpEntry("copy_block", reference.copy_block, {"cpu": _copy_block_cpu}))
+_ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache))
 _APPEND_ATTENTION = register(
     OpEntry(
         "append_attention",
         reference.append_attention,
-        {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 1.6e-2},
         [
-            partial(_example, dtype, cache_dtype, hides_first, *args)
+            partial(_example, dtype, cache_dtype, num_masked_prefix, *args)
             for dtype, cache_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"))
-            for hides_first in (0, 3)
+            for num_masked_prefix in (0, 3)
             for args in _EXAMPLES
         ],
     )

@@ -19,7 +19,7 @@ from paddle import Tensor
 
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.reference import batch_index as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 class StepBuffers:
@@ -190,10 +190,6 @@ def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> Non
     _entry.run(buffers, num_seqs, block_size)
 
 
-def _virtual_padding_cpu(buffers: StepBuffers, num_seqs: int, block_size: int) -> None:
-    run_native("fd_virtual_padding", *buffers.tensors(), num_seqs, block_size)
-
-
 def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:
     buffers = StepBuffers(16, 4, 8)
     buffers.num_scheduled.array[:] = [5, 1, 3, 2]
@@ -211,6 +207,4 @@ def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:
     ]
 
 
-_entry = register(
-    OpEntry("virtual_padding", reference.virtual_padding, {"cpu": _virtual_padding_cpu}, examples=[_example])
-)
+_entry = register(OpEntry("virtual_padding", reference.virtual_padding, examples=[_example]))

@@ -28,13 +28,3 @@ class HostBuffer:
         memory.owner = self.tensor  # type: ignore[attr-defined]  # the array's base keeps the tensor alive
         self.array: NDArray = np.frombuffer(memoryview(memory), dtype=kind, count=count).reshape(sizes)
         self.memory: memoryview = self.array.data
-
-
-def byte_rows(tensor: paddle.Tensor) -> NDArray[np.uint8]:
-    """Return a writable view [rows, bytes of a row] of a contiguous CPU tensor, to move its rows about.
-
-    It does not keep the tensor alive.
-    """
-    rows, row_bytes = tensor.shape[0], int(tensor.size) // tensor.shape[0] * int(tensor.element_size())
-    memory = (ctypes.c_ubyte * (rows * row_bytes)).from_address(tensor.data_ptr())
-    return np.frombuffer(memoryview(memory), dtype=np.uint8).reshape(rows, row_bytes)

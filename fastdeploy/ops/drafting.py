@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a model: its calls one after the other, with indexing, gathering and sampling between them.
+"""Drafting with a model: its passes one after the other, with indexing, gathering and sampling between them.
 
-call 0   the rows of each sequence that the model has not computed, the last of which leads to the first draft
-call k   while there is a k-th stage: the same number of rows, one position further on
-         then one row per sequence, that of the draft before, through the last stage
+pass 0   the rows of each sequence that the model has not computed yet; the last row leads to the first draft
+pass k   while there is a stage k: the same number of rows, one position further on
+         then one row per sequence, that of the previous draft, through the last stage
 
-All of it is one native call: what Python and Paddle take between two calls of a small model exceeds the model itself.
+A backend may run all of it in one native call: between two passes of a small model, Python and Paddle would take longer
+than the model itself.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import paddle
 from paddle import Tensor
 
 from fastdeploy.ops.attention import RowIndex
-from fastdeploy.ops.batch_index import BatchIndex, full_step
+from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.gather import gather_rows
-from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.reference import drafting as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, load_library, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 from fastdeploy.ops.sampling import SamplingBatch
 
 
 @dataclass(frozen=True)
 class DraftStage:
-    """A model that drafts, or one of several that do so in turn.
+    """A drafting model, or one of several layers that draft in turn.
 
     Attributes:
-        compute: compute(batch, num_rows) reads `token_ids`, and `source` where there is one, and writes `output`.
-        compute_logits: compute_logits(rows, num_rows, out) writes float32 logits of rows of `output`, of as many of the
-            first ids as `out` is wide.
+        compute: compute(batch, num_rows) reads the loop's `token_ids`, and `source` if there is one, and writes
+            `output`.
+        compute_logits: compute_logits(rows, num_rows, out) writes float32 logits of rows of `output`. If `out` has
+            fewer columns than the vocabulary, it gets the logits of the first ids.
     """
 
     compute: Callable[[RowIndex, int], None]
@@ -45,20 +45,21 @@ class DraftStage:
 
 
 class DraftLoop:
-    """The buffers of drafting, and what it runs.
+    """The stages and buffers of drafting.
 
     Attributes:
         batch: its `buffers.num_scheduled`, `num_computed`, `num_blocks` and `block_tables` describe the rows of the
-            first call; drafting overwrites the first two.
-        token_ids: [max_rows] int32, the tokens of these rows; overwritten too.
-        num_drafts: [max_seqs] int32, drafts wanted of each sequence, none above one before it.
-        drafts: [max_seqs, max_drafts] int32; -1 where no token could be drawn, what follows it means nothing.
-        vocab_sizes: first ids that a draft may be drawn from, rising, all ids last.
-        size: which of them holds for the next drafts; all at first.
-        sampling: how to draw, a row per sequence; positions are filled in, lists and masks are not read.
-        stages, output, states, source: as `__init__` has them.
-        chosen_rows, chosen_hidden, logits: scratch of it.
-        narrow_logits: the memory of `logits` as rows of each of vocab_sizes.
+            first pass; drafting overwrites the first two.
+        token_ids: [max_rows] int32, the tokens of these rows; drafting overwrites them.
+        num_drafts: [max_seqs] int32, number of drafts wanted of each sequence, in descending order.
+        drafts: [max_seqs, max_drafts] int32; -1 where no token could be sampled, and what follows it is undefined.
+        vocab_sizes: the numbers of first ids that drafts may be sampled from, ascending; the last is the vocabulary.
+        vocab_index: index into vocab_sizes for the next drafts; at first the last one.
+        sampling: sampling parameters, a row per sequence; the positions are written here, lists and masks are ignored.
+        stages, output, states, source: as given to `__init__`.
+        logits_rows, logits_hidden, logits: scratch for the rows whose logits are computed.
+        narrow_logits: the memory of `logits` as rows of each width in vocab_sizes.
+        backend_state: what the backend's kernels keep with this loop.
     """
 
     def __init__(
@@ -70,18 +71,19 @@ class DraftLoop:
         *,
         vocab_sizes: Sequence[int],
         max_drafts: int,
-        max_chosen: int,
+        max_logits_rows: int,
         states: Tensor | None = None,
         source: Tensor | None = None,
     ) -> None:
-        """Allocate what is not given.
+        """Allocate the buffers that are not given.
 
         Args:
-            output: [max_rows, hidden], what every stage writes.
-            max_chosen: rows of logits that there is room for; more sequences take several goes.
-            states: [num_slots + 1, hidden], by slot the state after a token, the last one for what precedes a text.
-            source: [max_rows, hidden], where a row reads the state of the position before its own, from `states` in
-                the first call, from `output` in others; None, as `states`, for models that read tokens alone.
+            output: [max_rows, hidden], written by every stage.
+            max_logits_rows: capacity of the logits; more sequences are sampled in several batches.
+            states: [num_slots + 1, hidden], the state after the token of each slot; the last entry is the state before
+                the first token of a sequence. None for models that read tokens only.
+            source: [max_rows, hidden], the state of the position before each row: in the first pass it comes from
+                `states`, in later ones from `output`. None if `states` is None.
         """
         max_seqs, hidden = batch.kv_lens.shape[0], output.shape[1]
         self.stages, self.batch, self.token_ids, self.output = tuple(stages), batch, token_ids, output
@@ -89,19 +91,19 @@ class DraftLoop:
         self.num_drafts = HostBuffer(max_seqs, "int32")
         self.drafts = HostBuffer((max_seqs, max_drafts), "int32")
         self.sampling = SamplingBatch(max_seqs)
-        self.chosen_rows = HostBuffer(max_chosen, "int32")
-        self.chosen_hidden: Tensor = paddle.zeros([max_chosen, hidden], output.dtype)
-        self.vocab_sizes, self.size = tuple(vocab_sizes), len(vocab_sizes) - 1
-        self.logits: Tensor = paddle.zeros([max_chosen, vocab_sizes[-1]], "float32")
+        self.logits_rows = HostBuffer(max_logits_rows, "int32")
+        self.logits_hidden: Tensor = paddle.zeros([max_logits_rows, hidden], output.dtype)
+        self.vocab_sizes, self.vocab_index = tuple(vocab_sizes), len(vocab_sizes) - 1
+        self.logits: Tensor = paddle.zeros([max_logits_rows, vocab_sizes[-1]], "float32")
         flat = self.logits.reshape([-1])
-        self.narrow_logits = [flat[: max_chosen * size].reshape([max_chosen, size]) for size in vocab_sizes]
-        self.native: _Native | None = None
+        self.narrow_logits = [flat[: max_logits_rows * size].reshape([max_logits_rows, size]) for size in vocab_sizes]
+        self.backend_state: Any = None
 
     def fill_stage(self, stage: int, num_seqs: int) -> None:
         """Write the keys and values of one stage for the rows of the first sequences.
 
-        A stage but the first reads what the call before it wrote for the same rows. The last one, whose outputs nobody
-        reads, stops when its last keys and values are written.
+        Every stage but the first reads what the previous call wrote for the same rows. The output of the last stage is
+        not needed, so a kernel may stop once its last keys and values are written.
 
         Raises:
             ValueError: the rows do not fit the buffers, or an id, position or slot is out of range.
@@ -112,83 +114,16 @@ class DraftLoop:
         """Fill `drafts` for the first sequences.
 
         Raises:
-            ValueError: as fill_stage; more drafts than there is room for; a sequence without a row.
+            ValueError: as fill_stage; more drafts than `drafts` has columns; a sequence without a row.
         """
         _DRAFT.run(self, num_seqs)
-
-
-class _Native:
-    """The addresses of a loop's buffers and the recordings of its stages and heads; the loop owns what they refer to.
-
-    Attributes:
-        heads: by stage, and of each by the loop's vocab_sizes.
-    """
-
-    def __init__(self, loop: DraftLoop) -> None:
-        num_rows, max_chosen = loop.output.shape[0], loop.logits.shape[0]
-        full = full_step(loop.batch, num_rows)
-
-        def head(stage: DraftStage, logits: Tensor) -> None:
-            gather_rows(loop.output, loop.chosen_rows.tensor, loop.chosen_hidden, max_chosen)
-            stage.compute_logits(loop.chosen_hidden, max_chosen, logits)
-
-        self._stages = [OpGraph(partial(stage.compute, full, num_rows)) for stage in loop.stages]
-        self.heads = [OpGraph(partial(head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
-        self._free = load_library().fd_drafting_free  # kept here: modules may be gone when the last loop goes
-        self._free.argtypes = [ctypes.c_void_p]
-        self.handle = _bind(loop, [stage.handle for stage in self._stages], [head.handle for head in self.heads])
-
-    def __del__(self) -> None:
-        if hasattr(self, "handle"):
-            self._free(self.handle)
-
-
-def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
-    sampling, handle = loop.sampling, HostBuffer(1, "int64")
-    run_native(
-        "fd_bind_drafting",
-        *loop.batch.buffers.tensors(),
-        loop.token_ids.tensor,
-        loop.num_drafts.tensor,
-        loop.drafts.tensor,
-        loop.states,
-        loop.source,
-        loop.output,
-        loop.chosen_rows.tensor,
-        loop.logits,
-        sampling.float_params.tensor,
-        sampling.int_params.tensor,
-        sampling.token_ids.tensor,
-        sampling.status.tensor,
-        sampling.draft_survives.tensor,
-        handle.tensor,
-        stages,
-        heads,
-        list(loop.vocab_sizes),
-        loop.batch.block_size,
-    )
-    return int(handle.array[0])
-
-
-def _native(loop: DraftLoop) -> int:
-    if loop.native is None:
-        loop.native = _Native(loop)
-    return loop.native.handle
-
-
-def _fill_stage_cpu(loop: DraftLoop, stage: int, num_seqs: int) -> None:
-    run_native("fd_fill_stage", loop.output, _native(loop), stage, num_seqs)
-
-
-def _draft_cpu(loop: DraftLoop, num_seqs: int) -> None:
-    run_native("fd_draft", loop.drafts.tensor, _native(loop), num_seqs, loop.size)
 
 
 _SIZE, _FEW, _VOCAB, _BLOCK = 16, 128, 200, 16
 
 
 def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoop:
-    """Return the loop of models whose output is a product of the embedding and, where there are states, the source."""
+    """Return a loop of models that multiply the embedding and, if there are states, add the source."""
     batch, token_ids, output = BatchIndex(12, 3, 2, _BLOCK), HostBuffer(12, "int32"), paddle.zeros([12, _SIZE])
     states = random_rows(4 * _BLOCK + 1, _SIZE, "float32", 1) if has_states else None
     source = paddle.zeros([12, _SIZE]) if has_states else None
@@ -205,7 +140,7 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
 
         return DraftStage(compute, lambda rows, num_rows, out: linear(rows, heads[out.shape[1]], out, num_rows))
 
-    sizes = {"max_drafts": 4, "max_chosen": 2}
+    sizes = {"max_drafts": 4, "max_logits_rows": 2}
     stages = [stage(number) for number in range(num_stages)]
     loop = DraftLoop(
         stages, batch, token_ids, output, vocab_sizes=[_FEW, _VOCAB], **sizes, states=states, source=source
@@ -219,9 +154,9 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
     return loop
 
 
-def _draft_example(num_stages: int, has_states: bool, size: int, lookup: Lookup) -> Sequence[Tensor]:
+def _draft_example(num_stages: int, has_states: bool, vocab_index: int, lookup: Lookup) -> Sequence[Tensor]:
     loop = _example_loop(num_stages, has_states, lookup)
-    loop.size = size
+    loop.vocab_index = vocab_index
     loop.num_drafts.array[:] = [4, 2, 1]
     lookup("draft")(loop, 3)
     drafts = np.where(np.arange(4) < loop.num_drafts.array[:, None], loop.drafts.array, -2)
@@ -230,7 +165,7 @@ def _draft_example(num_stages: int, has_states: bool, size: int, lookup: Lookup)
 
 def _stage_example(has_states: bool, lookup: Lookup) -> Sequence[Tensor]:
     loop = _example_loop(3, has_states, lookup)
-    for stage in range(2):  # the third writes nothing: it has no keys and values
+    for stage in range(2):  # the third has no keys and values to write
         lookup("fill_stage")(loop, stage, 3)
     return [loop.output[:6]]
 
@@ -239,7 +174,6 @@ _FILL_STAGE = register(
     OpEntry(
         "fill_stage",
         reference.fill_stage,
-        {"cpu": _fill_stage_cpu},
         {"float32": 1e-5},
         [partial(_stage_example, has_states) for has_states in (False, True)],
     )
@@ -248,10 +182,15 @@ _DRAFT = register(
     OpEntry(
         "draft",
         reference.draft,
-        {"cpu": _draft_cpu},
         examples=[
-            partial(_draft_example, num_stages, has_states, size)
-            for num_stages, has_states, size in ((1, False, 1), (1, True, 1), (2, True, 1), (4, True, 1), (2, True, 0))
+            partial(_draft_example, num_stages, has_states, vocab_index)
+            for num_stages, has_states, vocab_index in (
+                (1, False, 1),
+                (1, True, 1),
+                (2, True, 1),
+                (4, True, 1),
+                (2, True, 0),
+            )
         ],
     )
 )

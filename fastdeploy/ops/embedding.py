@@ -10,7 +10,7 @@ import paddle
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear
 from fastdeploy.ops.reference import gather as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
@@ -45,17 +45,9 @@ def packed_embedding(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.
     _PACKED_EMBEDDING.run(token_ids, table, out, num_rows)
 
 
-def _cpu(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
-    run_native("fd_embedding", token_ids, table, out, num_rows)
-
-
-def _packed_cpu(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.Tensor, num_rows: int) -> None:
-    run_native("fd_packed_embedding", token_ids, table.data, out, table.out_features, num_rows)
-
-
 def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
     table = random_rows(9, 24, dtype, 4)
-    ids = paddle.to_tensor(np.array([8, 0, 3, 3, 99], np.int32), place=paddle.CPUPlace())
+    ids = paddle.to_tensor(np.array([8, 0, 3, 3, 99], np.int32))
     out = paddle.full([5, 24], 7.0, dtype)
     lookup("embedding")(ids, table, out, 4)
     return [out]
@@ -63,7 +55,7 @@ def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
 
 def _packed_example(dtype: str, hidden: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
     table = lookup("pack_linear")(random_rows(37, hidden, dtype, 4))
-    ids = paddle.to_tensor(np.array([36, 0, 15, 16, 16, 99], np.int32), place=paddle.CPUPlace())
+    ids = paddle.to_tensor(np.array([36, 0, 15, 16, 16, 99], np.int32))
     out = paddle.full([6, hidden], 7.0, dtype)
     lookup("packed_embedding")(ids, table, out, 5)
     return [out]
@@ -73,7 +65,6 @@ _EMBEDDING = register(
     OpEntry(
         "embedding",
         reference.embedding,
-        {"cpu": _cpu},
         {"float32": 0.0, "bfloat16": 0.0},
         [partial(_example, dtype) for dtype in ("float32", "bfloat16")],
     )
@@ -83,7 +74,6 @@ _PACKED_EMBEDDING = register(
     OpEntry(
         "packed_embedding",
         reference.packed_embedding,
-        {"cpu": _packed_cpu},
         {"float32": 0.0, "bfloat16": 0.0},
         [partial(_packed_example, dtype, hidden) for dtype in ("float32", "bfloat16") for hidden in (24, 33)],
     )

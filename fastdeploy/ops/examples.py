@@ -8,4 +8,4 @@ import paddle
 def random_rows(rows: int, size: int, dtype: str, seed: int, scale: float = 1.0) -> paddle.Tensor:
     """Return [rows, size] normal values times `scale`, rounded to `dtype`, on the CPU."""
     values = np.random.default_rng(seed).standard_normal((rows, size), dtype=np.float32) * np.float32(scale)
-    return paddle.to_tensor(values, place=paddle.CPUPlace()).astype(dtype)
+    return paddle.to_tensor(values).astype(dtype)

@@ -9,7 +9,7 @@ import paddle
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import gather as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
@@ -42,24 +42,16 @@ def scatter_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_
     _SCATTER_ROWS.run(x, rows, out, num_rows)
 
 
-def _scatter_cpu(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
-    run_native("fd_scatter_rows", x, rows, out, num_rows)
-
-
 def _scatter_example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
-    rows = paddle.to_tensor(np.array([8, 0, 3, 2, 99], np.int32), place=paddle.CPUPlace())
+    rows = paddle.to_tensor(np.array([8, 0, 3, 2, 99], np.int32))
     out = paddle.full([9, 24], 7.0, dtype)
     lookup("scatter_rows")(random_rows(5, 24, dtype, 5), rows, out, 4)
     return [out]
 
 
-def _cpu(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
-    run_native("fd_gather_rows", x, rows, out, num_rows)
-
-
 def _example(dtype: str, lookup: Lookup) -> Sequence[paddle.Tensor]:
     x = random_rows(9, 24, dtype, 5)
-    rows = paddle.to_tensor(np.array([8, 0, 3, 3, 99], np.int32), place=paddle.CPUPlace())
+    rows = paddle.to_tensor(np.array([8, 0, 3, 3, 99], np.int32))
     out = paddle.full([5, 24], 7.0, dtype)
     lookup("gather_rows")(x, rows, out, 4)
     return [out]
@@ -69,7 +61,6 @@ _GATHER_ROWS = register(
     OpEntry(
         "gather_rows",
         reference.gather_rows,
-        {"cpu": _cpu},
         {"float32": 0.0, "bfloat16": 0.0},
         [partial(_example, dtype) for dtype in ("float32", "bfloat16")],
     )
@@ -79,7 +70,6 @@ _SCATTER_ROWS = register(
     OpEntry(
         "scatter_rows",
         reference.scatter_rows,
-        {"cpu": _scatter_cpu},
         {"float32": 0.0, "bfloat16": 0.0},
         [partial(_scatter_example, dtype) for dtype in ("float32", "bfloat16")],
     )

@@ -1,82 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operator calls captured once and replayed by one native call: the CPU's counterpart of a CUDA graph.
-
-A call through Paddle costs about 10 us, and 0.1 to 0.3 ms when a model's weights have just displaced the caches. A step
-makes about a hundred such calls, always on the same buffers.
-"""
+"""Operators that run in every step, captured once where the backend can do that."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from typing import Any
-
-from fastdeploy.ops.registry import load_library, selected_backend
-
-
-class OpGraph:
-    """The operators that a function called, with their arguments; the Python code between them is not kept.
-
-    It holds addresses only: the caller keeps every tensor alive that the function passed to an operator.
-
-    Attributes:
-        handle: address of the native graph.
-    """
-
-    __slots__ = ("_free", "_num_launches", "_replay", "handle")
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        """Capture the operators that `function` calls.
-
-        They are checked as usual but not executed, so `function` must not read their results. Each must be called with
-        the maximum number of rows (and sequences) that a replay may use. Operators of drafting, of log-probabilities
-        and of weight packing cannot be captured: they are executed at once.
-
-        Raises:
-            ValueError: an operator refuses its arguments.
-        """
-        library = load_library()
-        library.fd_recording_end.restype = ctypes.c_void_p
-        library.fd_recording_describe.restype = ctypes.c_char_p
-        self._free = library.fd_recording_free  # kept here: at interpreter exit, modules may be gone before the graph
-        self._free.argtypes = [ctypes.c_void_p]
-        self._replay = library.fd_replay
-        self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        self._replay.restype = ctypes.c_char_p
-        library.fd_recording_begin()
-        try:
-            function()
-        finally:
-            self.handle: int = library.fd_recording_end()
-        self._num_launches = int(library.fd_recording_size(ctypes.c_void_p(self.handle)))
-
-    def __len__(self) -> int:
-        """Return the number of launches."""
-        return self._num_launches
-
-    def replay(self, num_rows: int, num_seqs: int) -> None:
-        """Execute the operators for the first num_rows rows and num_seqs sequences.
-
-        Raises:
-            ValueError: more rows or sequences than captured; an id, position or slot out of range.
-        """
-        refusal = self._replay(self.handle, num_rows, num_seqs)
-        if refusal is not None:
-            raise ValueError(refusal.decode())
-
-    def describe(self) -> list[str]:
-        """Return the kind of every launch, with the size of its weight if it has one: "Linear [3072, 1024]".
-
-        A linear layer whose outputs are sampled next is a "Linear with block maxima [151936, 1024]": it passes the
-        largest logit of each block to sampling.
-        """
-        lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self.handle))
-        return lines.decode().splitlines()
-
-    def __del__(self) -> None:
-        handle = getattr(self, "handle", None)
-        if handle is not None:
-            self._free(handle)
+from fastdeploy.ops.backend import Graph, StepFunction
+from fastdeploy.ops.registry import selected_backend
 
 
 class CapturedGraph:
@@ -85,15 +13,14 @@ class CapturedGraph:
     The first run captures them and every run replays them, if the backend supports that.
     """
 
-    def __init__(self, function: Callable[[int, int], None], max_rows: int, max_seqs: int) -> None:
+    def __init__(self, function: StepFunction, max_rows: int, max_seqs: int) -> None:
         """Prepare to run the operators that function(num_rows, num_seqs) calls.
 
         Args:
             max_rows, max_seqs: capacity of the buffers.
         """
         self._function, self._max_rows, self._max_seqs = function, max_rows, max_seqs
-        self._can_capture = can_capture()
-        self._graph: OpGraph | None = None
+        self._graph: Graph | None = None
 
     def run(self, num_rows: int, num_seqs: int) -> None:
         """Execute the operators for the first rows and sequences.
@@ -101,24 +28,10 @@ class CapturedGraph:
         Raises:
             ValueError: an operator refuses its arguments.
         """
-        if not self._can_capture:
-            return self._function(num_rows, num_seqs)
         if self._graph is None:
-            self._graph = OpGraph(lambda: self._function(self._max_rows, self._max_seqs))
+            self._graph = selected_backend().capture(self._function, self._max_rows, self._max_seqs)
         self._graph.replay(num_rows, num_seqs)
 
     def invalidate(self) -> None:
         """Capture again at the next run, because a buffer has moved."""
         self._graph = None
-
-
-def num_launches() -> int:
-    """Return how many capturable operators this process has executed, replayed ones included."""
-    library = load_library()
-    library.fd_num_launches.restype = ctypes.c_int64
-    return int(library.fd_num_launches())
-
-
-def can_capture() -> bool:
-    """Return whether the selected backend can capture operators."""
-    return selected_backend() == "cpu"

@@ -12,21 +12,19 @@ silu(gate) * up. The activation reads the sums in fp32, before any rounding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import paddle
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.memory import allocate_streamed
 from fastdeploy.ops.norm import NormRule
 from fastdeploy.ops.reference import linear as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 QUANTIZATIONS = ("wint8", "wint4", "w8a8", "w4a8")  # the order of Quantization in custom_ops/cpu_ops/kernels.h
 NO_QUANTIZATION = "none"
 GROUP = 128  # inputs that share a scale in the formats of four bits
-_PANEL = 16  # outputs of one packed panel: kPanel of custom_ops/cpu_ops/kernels.h
 
 
 @dataclass(frozen=True)
@@ -97,21 +95,21 @@ def pack_linear(
     Raises:
         ValueError: a shape, dtype or quantization that does not fit; a weight to quantize that is not finite.
     """
-    pieces = _pieces_of(weight)
+    pieces = pieces_of(weight)
     _check_pieces(pieces, bias, quantization)
     packed: PackedLinear = _PACK_LINEAR.run(pieces, bias, quantization, is_gated)
     return packed
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
-    """Return the layer that has the first outputs of another one alone, and its memory.
+    """Return the layer that computes only the first outputs of another one and shares its memory.
 
     Args:
-        w: from pack_linear for the CPU, neither gated nor with a bias.
-        count: a multiple of 64.
+        w: from pack_linear, neither gated nor with a bias.
+        count: number of outputs, a multiple of 64.
     """
-    panel_size = w.data.shape[0] // -(-w.out_features // _PANEL)
-    return replace(w, data=w.data[: count // _PANEL * panel_size], out_features=count)
+    first: PackedLinear = _FIRST_OUTPUTS.run(w, count)
+    return first
 
 
 def linear(
@@ -142,7 +140,7 @@ def linear(
     _LINEAR.run(x, w, out, num_rows, residual, norm)
 
 
-def _pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiece, ...]:
+def pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiece, ...]:
     return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else tuple(weight)
 
 
@@ -166,55 +164,9 @@ def _check_pieces(pieces: Sequence[WeightPiece], bias: paddle.Tensor | None, qua
         raise ValueError(f"pack_linear: weight: expected dtype bfloat16 for {quantization}, got {dtype_name(weight)}")
 
 
-def _pack_cpu(
-    weight: paddle.Tensor | Sequence[WeightPiece],
-    bias: paddle.Tensor | None = None,
-    quantization: str = NO_QUANTIZATION,
-    is_gated: bool = False,
-) -> PackedLinear:
-    pieces = _pieces_of(weight)
-    begins, ends = [piece.begin for piece in pieces], [piece.end for piece in pieces]
-    is_transposed, dtype = pieces[0].is_transposed, dtype_name(pieces[0].matrix)
-    halves = 2 if is_gated else 1
-    n, k = (sum(ends) - sum(begins)) // halves, pieces[0].matrix.shape[0 if is_transposed else 1]
-    num_panels = -(-n // _PANEL) * halves
-    stored = [piece.matrix.contiguous() for piece in pieces]
-    if quantization == NO_QUANTIZATION:
-        packed = allocate_streamed([num_panels * _PANEL * ((k + 1) // 2 * 2)], dtype)
-        run_native("fd_pack_linear", stored, packed, begins, ends, is_transposed, is_gated)
-    else:
-        packed = allocate_streamed([num_panels * _quantized_panel_bytes(k, quantization)], "uint8")
-        kind = QUANTIZATIONS.index(quantization)
-        run_native("fd_pack_quantized", stored, packed, begins, ends, is_transposed, kind, is_gated)
-    return PackedLinear(packed, bias, k, n, dtype, quantization, is_gated)
-
-
-def _quantized_panel_bytes(k: int, quantization: str) -> int:
-    """Return the bytes of a panel: scales, then blocks of 64 bytes (quantized_panel_bytes of kernels.h)."""
-    if quantization in ("wint4", "w4a8"):
-        return -(-(-(-k // GROUP) * 2 * _PANEL) // 64) * 64 + -(-k // 8) * 64
-    return 4 * _PANEL + -(-k // 4) * 64
-
-
 def dtype_name(tensor: paddle.Tensor) -> str:
     """Return "bfloat16", "float32", ... of a tensor."""
     return str(tensor.dtype).removeprefix("paddle.")
-
-
-def _cpu(
-    x: paddle.Tensor,
-    w: PackedLinear,
-    out: paddle.Tensor,
-    num_rows: int,
-    residual: paddle.Tensor | None = None,
-    norm: NormRule | None = None,
-) -> None:
-    norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    arguments = x, w.data, w.bias, residual, norm_weight, out, w.out_features, w.in_features, w.is_gated, eps
-    if w.quantization == NO_QUANTIZATION:
-        run_native("fd_linear", *arguments, num_rows)
-    else:
-        run_native("fd_linear_quantized", *arguments, QUANTIZATIONS.index(w.quantization), num_rows)
 
 
 def _example(
@@ -238,12 +190,12 @@ def _example(
     return [out]
 
 
-_PACK_LINEAR = register(OpEntry("pack_linear", reference.pack_linear, {"cpu": _pack_cpu}))
+_PACK_LINEAR = register(OpEntry("pack_linear", reference.pack_linear))
+_FIRST_OUTPUTS = register(OpEntry("first_outputs", reference.first_outputs))
 _LINEAR = register(
     OpEntry(
         "linear",
         reference.linear,
-        {"cpu": _cpu},
         {"float32": 1e-5, "bfloat16": 8e-3},
         [
             partial(_example, dtypes, sizes, extras, is_gated=is_gated)

@@ -9,7 +9,7 @@ import paddle
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import norm as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,6 @@ def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_ro
     _RMS_NORM.run(x, weight, out, num_rows, eps)
 
 
-def _cpu(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_rows: int, eps: float) -> None:
-    run_native("fd_rms_norm", x, weight, out, num_rows, eps)
-
-
 def _example(dtype: str, rows: int, size: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
     x, weight = random_rows(rows + 1, size, dtype, 1), random_rows(1, size, dtype, 2).reshape([size])
     out = paddle.full([rows + 1, size], 7.0, dtype)
@@ -51,7 +47,6 @@ _RMS_NORM = register(
     OpEntry(
         "rms_norm",
         reference.rms_norm,
-        {"cpu": _cpu},
         {"float32": 2e-6, "bfloat16": 8e-3},
         [
             partial(_example, dtype, rows, size)

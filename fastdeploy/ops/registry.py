@@ -1,69 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation an operator runs: the native library on the CPU, the Paddle reference where nothing else exists.
+"""All operators, and which implementation of each one runs: the backend's kernel or the Paddle reference.
 
-Each family registers its operators here with a reference, the backends that implement them natively, a tolerance and
-example inputs. Tests iterate the registry: an operator that is registered is tested.
+Each operator family registers its operators here with a reference, a tolerance and example inputs. Tests iterate over
+the registry: an operator that is registered is tested.
 """
 
-import ctypes
 import logging
-import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import paddle
 
-from fastdeploy.version import __version__
+from fastdeploy.ops.backend import Backend
 
 logger = logging.getLogger(__name__)
 
-# Calls a registered custom operator: run_native("fd_linear", *tensors, *attributes).
-run_native: Callable[..., Any] = paddle._C_ops._run_custom_op
+DEFAULT_DEVICE = "cpu"
 
-# Looks an operator up by name in one backend, so that an example can also call the operators that prepare its inputs.
+# Finds an operator by name in one implementation, so that an example can also call the operators that prepare inputs.
 Lookup = Callable[[str], Callable[..., Any]]
-# Builds its inputs (always the same), runs the operator through `lookup` and returns the tensors to compare.
+# Builds its inputs (always the same), runs the operator through a lookup and returns the tensors to compare.
 Example = Callable[[Lookup], Sequence[paddle.Tensor]]
 
 
 class OperatorLibraryError(RuntimeError):
-    """The native operator library is missing, does not match the package, or cannot run as the environment asks."""
+    """The native operator library is missing, does not match the package, or cannot run as configured."""
 
 
 @dataclass
 class OpEntry:
     """One operator of the registry.
 
-    `reference` is written in Paddle operators and runs on any device. `backends` maps a device ("cpu", "gpu", ...) to
-    the native implementation; both take the arguments of the typed wrapper. `tolerance` bounds
-    |native - reference| <= tolerance * (1 + |reference|), by dtype name. `run` is the implementation in use.
+    Attributes:
+        name: key of `Backend.kernels`.
+        reference: implementation in Paddle operators or NumPy, which runs on any device.
+        tolerance: dtype name -> t, where |native - reference| <= t * (1 + |reference|) must hold; 0 for other dtypes.
+        examples: inputs on which tests compare kernel and reference.
+        run: the implementation in use; it takes the arguments of `reference`.
     """
 
     name: str
     reference: Callable[..., Any]
-    backends: dict[str, Callable[..., Any]]
     tolerance: dict[str, float] = field(default_factory=dict)
     examples: Sequence[Example] = ()
     run: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
         def select_and_run(*args: Any, **kwargs: Any) -> Any:
-            select_backend("cpu")
+            select_backend(DEFAULT_DEVICE)
             return self.run(*args, **kwargs)
 
         self.run = select_and_run
 
 
 _entries: dict[str, OpEntry] = {}
-_selected: str | None = None
+_selected: Backend | None = None
 _reference_names: set[str] = set()
 
 
 def register(entry: OpEntry) -> OpEntry:
-    """Add an operator. Raises ValueError when the name is taken."""
+    """Add an operator. Raises ValueError if the name is taken."""
     if entry.name in _entries:
         raise ValueError(f"registry: name: expected a new operator name, got {entry.name!r} twice")
     _entries[entry.name] = entry
@@ -77,113 +75,77 @@ def entries() -> dict[str, OpEntry]:
     return dict(_entries)
 
 
-def lookup(backend: str) -> Lookup:
-    """Return the lookup of one backend, "reference" included; the choice of select_backend does not change."""
-    if backend == "cpu":
-        load_library()
-    return lambda name: _entries[name].reference if backend == "reference" else _entries[name].backends[backend]
+def lookup(implementation: str) -> Lookup:
+    """Return how to find the operators of one implementation; the selected backend does not change.
+
+    Args:
+        implementation: "reference", or the device of a backend for its kernels.
+    """
+    if implementation == "reference":
+        return lambda name: _entries[name].reference
+    backend = find_backend(implementation)
+    backend.load()
+    return backend.kernels.__getitem__
 
 
-def select_backend(device: str) -> str:
-    """Choose the implementations for `device` ("cpu", "gpu", "xpu", "npu") once at start-up; return the backend's name.
-
-    On an accelerator an operator without a native kernel runs its reference, with one warning that names it.
+def find_backend(device: str) -> Backend:
+    """Return the backend of a device, such as "cpu".
 
     Raises:
-        OperatorLibraryError: on the CPU, when the library is missing, of another version, or misconfigured.
+        OperatorLibraryError: there is no backend for this device.
+    """
+    name = f"fastdeploy.ops.backends.{device}"
+    try:
+        module = import_module(f"{name}.backend")
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise OperatorLibraryError(f"device: no backend for {device!r}") from None
+    backend: Backend = module.BACKEND
+    return backend
+
+
+def select_backend(device: str) -> Backend:
+    """Find the backend of a device and use it from now on; called once, at start-up.
+
+    Raises:
+        OperatorLibraryError: there is no such backend, or its library cannot be used.
+    """
+    backend = find_backend(device)
+    use_backend(backend)
+    return backend
+
+
+def use_backend(backend: Backend) -> None:
+    """Run this backend's kernels from now on, and make its device Paddle's default for new tensors.
+
+    An operator without a kernel runs its reference, with one warning that names it.
     """
     global _selected
-    _selected = device
-    if device == "cpu":
-        load_library()
+    backend.load()
+    paddle.set_device(backend.device)
+    _selected = backend
     _reference_names.clear()
     for entry in _entries.values():
-        _select(entry, device)
-    logger.info("operators: backend %s, %s", device, isa() if device == "cpu" else "native where available")
-    return device
+        _select(entry, backend)
+    logger.info("operators: device %s, %s", backend.device, backend.describe())
 
 
-def selected_backend() -> str:
-    """Return the device of select_backend, "cpu" unless one has been chosen."""
-    return _selected or select_backend("cpu")
+def selected_backend() -> Backend:
+    """Return the backend in use, that of the CPU unless another one was selected."""
+    return _selected or select_backend(DEFAULT_DEVICE)
 
 
-def _select(entry: OpEntry, device: str) -> None:
-    if device in entry.backends:
-        entry.run = entry.backends[device]
-        return
-    if device == "cpu":
-        raise OperatorLibraryError(f"registry: {entry.name}: expected a CPU kernel, got none")
-    if entry.name not in _reference_names:
-        logger.warning("operator %s has no %s kernel and runs its Paddle reference: exact: false", entry.name, device)
-    _reference_names.add(entry.name)
-    entry.run = entry.reference
+def _select(entry: OpEntry, backend: Backend) -> None:
+    kernel = backend.kernels.get(entry.name)
+    if kernel is None:
+        logger.warning(
+            "operator %s has no %s kernel and runs its Paddle reference: exact: false", entry.name, backend.device
+        )
+        _reference_names.add(entry.name)
+    entry.run = kernel or entry.reference
 
 
 def is_exact() -> bool:
-    """Return whether every operator runs a row-independent native kernel."""
+    """Return whether every operator runs a native kernel, whose rows do not depend on each other."""
     return not _reference_names
-
-
-def library_path() -> Path:
-    """Return where the build puts the Paddle operator library of this Python."""
-    return Path(__file__).parent / f"_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
-
-
-@lru_cache(maxsize=1)
-def load_library() -> ctypes.CDLL:
-    """Load the native library and register its operators with Paddle; later calls return the same handle.
-
-    Raises:
-        OperatorLibraryError: the file is missing, carries another version, or FD_CPU_ISA / FD_NUM_THREADS is wrong.
-    """
-    path = library_path()
-    if not path.exists():
-        raise OperatorLibraryError(
-            f"operator library: expected {path.name} in {path.parent}, got none; build it with `pip install -e .` "
-            "in a checkout (needs g++ and Python.h) or reinstall the package"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise OperatorLibraryError(f"operator library: cannot load {path}: {error}; rebuild it") from error
-    check_version(library, path)
-    library.fd_configuration_error.restype = ctypes.c_char_p
-    library.fd_isa_name.restype = ctypes.c_char_p
-    if (reason := library.fd_configuration_error()) is not None:
-        raise OperatorLibraryError(reason.decode())
-    paddle.base.core.load_op_meta_info_and_register_op(str(path))
-    return library
-
-
-def check_version(library: ctypes.CDLL, path: Path) -> str:
-    """Return the library's source hash; raise OperatorLibraryError when it was built for another package version."""
-    library.fd_library_version.restype = ctypes.c_char_p
-    library.fd_library_hash.restype = ctypes.c_char_p
-    version = library.fd_library_version().decode()
-    if version != __version__:
-        raise OperatorLibraryError(
-            f"operator library: {path.name}: expected version {__version__}, got {version}; rebuild it with "
-            "`pip install -e .` or reinstall the package"
-        )
-    return str(library.fd_library_hash().decode())
-
-
-def isa() -> str:
-    """Return the instruction-set path of this process: "avx512_bf16", "avx512", "avx2" or "portable"."""
-    return str(load_library().fd_isa_name().decode())
-
-
-def num_threads() -> int:
-    """Return how many threads the operators use, the caller's included."""
-    return int(load_library().fd_num_threads())
-
-
-def library_version() -> str:
-    """Return the version that the loaded library was built for."""
-    return str(load_library().fd_library_version().decode())
-
-
-def library_hash() -> str:
-    """Return 16 hexadecimal digits over the sources that the loaded library was built from."""
-    return check_version(load_library(), library_path())

@@ -18,7 +18,7 @@ from paddle import Tensor
 
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.reference import sampling as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 MAX_TOP_LOGPROBS = 20
 NO_MASK = -1
@@ -232,66 +232,6 @@ def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float32]:
     return _gumbel_words.run(words)
 
 
-def _sample_cpu(
-    logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool, stop_at_rejections: bool = False
-) -> None:
-    run_native(
-        "fd_sample",
-        logits,
-        batch.float_params.tensor,
-        batch.int_params.tensor,
-        batch.history.tensor,
-        batch.bias_ids.tensor,
-        batch.bias_values.tensor,
-        batch.banned_ids.tensor,
-        batch.mask_words.tensor,
-        batch.token_ids.tensor,
-        batch.status.tensor,
-        batch.draft_survives.tensor,
-        num_rows,
-        keep_processed,
-        stop_at_rejections,
-    )
-
-
-def _logprobs_cpu(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n: int, out: LogprobBuffers) -> None:
-    run_native(
-        "fd_logprobs",
-        logits,
-        rows,
-        chosen,
-        out.chosen_logprob.tensor,
-        out.chosen_rank.tensor,
-        out.top_ids.tensor,
-        out.top_logprobs.tensor,
-        num_rows,
-        top_n,
-    )
-
-
-def _signed(word: int) -> int:
-    """Return the 64 bits of an unsigned integer as a signed one."""
-    return (word & (2**64 - 1)) - ((word & 2**63) << 1)
-
-
-def _philox_cpu(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
-    words = HostBuffer(counters.shape, "int64")
-    run_native("fd_philox4x32", paddle.to_tensor(counters.astype(np.int64)), words.tensor, _signed(key))
-    return words.array.astype(np.uint32)
-
-
-def _gumbel_cpu(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
-    noise = HostBuffer(vocab_size, "float32")
-    run_native("fd_gumbel_noise", noise.tensor, _signed(seed), position)
-    return noise.array.copy()
-
-
-def _gumbel_words_cpu(words: NDArray[np.uint32]) -> NDArray[np.float32]:
-    noise = HostBuffer(len(words), "float32")
-    run_native("fd_gumbel_of_words", paddle.to_tensor(words.astype(np.int64)), noise.tensor)
-    return noise.array.copy()
-
-
 def _example_batch(num_rows: int, vocab_size: int) -> tuple[Tensor, SamplingBatch]:
     """Return logits and parameters in which every option of the rule occurs."""
     rng = np.random.default_rng(7)
@@ -343,10 +283,8 @@ def _example_gumbel_words(lookup: Lookup) -> Sequence[Tensor]:
 
 
 _FLOAT = {"float32": 2e-6}
-_sample = register(OpEntry("sample", reference.sample, {"cpu": _sample_cpu}, _FLOAT, [_example_sample]))
-_logprobs = register(OpEntry("logprobs", reference.logprobs, {"cpu": _logprobs_cpu}, _FLOAT, [_example_logprobs]))
-_philox = register(OpEntry("philox4x32", reference.philox4x32, {"cpu": _philox_cpu}, {}, [_example_philox]))
-_gumbel = register(OpEntry("gumbel_noise", reference.gumbel_noise, {"cpu": _gumbel_cpu}, _FLOAT, [_example_gumbel]))
-_gumbel_words = register(
-    OpEntry("gumbel_of_words", reference.gumbel_of_words, {"cpu": _gumbel_words_cpu}, _FLOAT, [_example_gumbel_words])
-)
+_sample = register(OpEntry("sample", reference.sample, _FLOAT, [_example_sample]))
+_logprobs = register(OpEntry("logprobs", reference.logprobs, _FLOAT, [_example_logprobs]))
+_philox = register(OpEntry("philox4x32", reference.philox4x32, {}, [_example_philox]))
+_gumbel = register(OpEntry("gumbel_noise", reference.gumbel_noise, _FLOAT, [_example_gumbel]))
+_gumbel_words = register(OpEntry("gumbel_of_words", reference.gumbel_of_words, _FLOAT, [_example_gumbel_words]))

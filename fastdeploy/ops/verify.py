@@ -17,7 +17,7 @@ from paddle import Tensor
 
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.reference import verify as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, run_native
+from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 class AcceptPolicy(IntEnum):
@@ -72,24 +72,6 @@ def verify_draft_tokens(
     _verify.run(target, draft_ids, survives, batch, relaxed, accept_policy)
 
 
-def _verify_cpu(
-    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
-) -> None:
-    run_native(
-        "fd_verify_draft_tokens",
-        target,
-        draft_ids,
-        survives,
-        batch.first_row.tensor,
-        batch.row_count.tensor,
-        batch.num_accepted.tensor,
-        batch.emitted.tensor,
-        relaxed,
-        accept_policy,
-        batch.num_seqs,
-    )
-
-
 def _example(lookup: Lookup) -> Sequence[Tensor]:
     rng = np.random.default_rng(3)
     counts = np.array([1, 4, 0, 6, 3])
@@ -107,6 +89,4 @@ def _example(lookup: Lookup) -> Sequence[Tensor]:
     return results
 
 
-_verify = register(
-    OpEntry("verify_draft_tokens", reference.verify_draft_tokens, {"cpu": _verify_cpu}, examples=[_example])
-)
+_verify = register(OpEntry("verify_draft_tokens", reference.verify_draft_tokens, examples=[_example]))

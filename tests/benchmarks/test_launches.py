@@ -11,9 +11,9 @@ import pytest
 from benchmarks.launches import FORMS, LaunchFloors, LaunchWork, LoopForm, Replay, capture_replays
 from benchmarks.roofline import Reading
 from benchmarks.shape_engine import ShapeEngine, StepShape
-from fastdeploy.ops import registry
+from fastdeploy.ops.backends.cpu import library
+from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import linear, pack_linear
 from tests.ops.isa_paths import PATHS, run, supported
 
@@ -69,7 +69,7 @@ def test_a_loop_multiplies_what_every_sequence_sees_by_the_rows_of_its_group(
 
 @pytest.mark.parametrize("path", PATHS)
 def test_loops_leave_nothing_out_on(path: str) -> None:
-    if path == registry.isa():
+    if path == library.isa():
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
         pytest.skip(f"this processor has no {path}")

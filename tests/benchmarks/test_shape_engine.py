@@ -11,7 +11,7 @@ import pytest
 from benchmarks.shape_engine import FixedDraft, ShapeEngine, StepShape, Work
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.step import StepPlan
-from fastdeploy.ops import registry
+from fastdeploy.ops.backends.cpu import library
 
 
 def spy(loaded: ShapeEngine) -> list[StepPlan]:
@@ -61,7 +61,7 @@ def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) ->
     attention = 4.0 * 2 * 4 * 16 * seen
     assert Work(config, "none", 0, 0).operations(StepShape(1, 8, 100), 8) == (weights + attention, 0.0)
     assert Work(config, "w8a8", 0, 0).operations(StepShape(1, 8, 100), 8) == (attention, weights)
-    products = 2 if registry.isa().startswith("avx512") else 1  # of bytes by the two bytes of an input, or of words
+    products = 2 if library.isa().startswith("avx512") else 1  # of bytes by the two bytes of an input, or of words
     assert Work(config, "wint4", 0, 0).operations(StepShape(1, 8, 100), 8) == (attention, products * weights)
     assert Work(config, "wint4", 0, 0).model_operations(StepShape(1, 8, 100), 8) == (attention, weights)
     prompt = StepShape(1, 100, 100)

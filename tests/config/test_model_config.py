@@ -203,10 +203,6 @@ def test_context_length_counts_the_scaling() -> None:
     assert context(rope_type="llama3", **LLAMA3) == 1024
 
 
-def test_kv_bytes_count_keys_and_values_of_all_layers() -> None:
-    assert parse(num_key_value_heads=2, dtype="bfloat16").kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
-
-
 def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         ModelConfig.from_pretrained(tmp_path)

@@ -15,7 +15,7 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.suffix_cache import SuffixRules
-from fastdeploy.spec_decode.adaptive.length_policy import AdaptiveLengthPolicy
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.naive import NaiveProposer
@@ -77,12 +77,12 @@ def drive(
     return texts, aborted
 
 
-def adaptive_policy(seed: int) -> AdaptiveLengthPolicy:
+def adaptive_policy(seed: int) -> AdaptiveLength:
     """Price rows so that drafts pay at some loads and not at others, the same in every run."""
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
     passes = DraftPasses("oracle", 4, 0.1, 0.1) if seed % 2 else None
-    return AdaptiveLengthPolicy(StepTimes({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), passes, "any", lambda: 0.7 * next(ticks))
+    return AdaptiveLength(StepTimes({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), passes, True, lambda: 0.7 * next(ticks))
 
 
 @pytest.mark.parametrize(

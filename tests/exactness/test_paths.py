@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy.ops import registry
+from fastdeploy.ops.backends.cpu import library
 from tests.ops.test_paths import PATHS, run, supported
 
 SUITES = [str(Path(__file__).parent / name) for name in ("test_speculation_is_invisible.py", "test_int8_cache.py")]
@@ -19,7 +19,7 @@ CASES = (
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_engine_is_exact_on(path: str) -> None:
-    if path == registry.isa():
+    if path == library.isa():
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
         pytest.skip(f"this processor has no {path}")

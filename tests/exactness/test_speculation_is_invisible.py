@@ -24,7 +24,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.ops.sampling import RowStatus
-from fastdeploy.spec_decode.adaptive.length_policy import AdaptiveLengthPolicy
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.worker.model_runner import ModelRunner
@@ -271,8 +271,7 @@ def adapt(engine: Engine, method: str, slope: float) -> None:
     is_model = method in MODELS
     passes = DraftPasses(engine.proposer.name, 5, 0.01, 0.0) if is_model else None
     times = StepTimes({1: 1.0, 2: 1.0 + slope})
-    matches = method if not is_model else EXTENSIONS.get(method)
-    policy = AdaptiveLengthPolicy(times, passes, matches, clock)
+    policy = AdaptiveLength(times, passes, not is_model or method in EXTENSIONS, clock)
     engine.scheduler.length_policy = engine.length_policy = policy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastdeploy.ops.graph import num_launches
+from fastdeploy.ops.backends.cpu.graph import num_launches
 from fastdeploy.ops.linear import QUANTIZATIONS
 from tests.models.model_driver import GOLDEN_NAMES, Driver, load_golden
 

@@ -3,30 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastdeploy.ops import isa, select_backend
+from fastdeploy.ops.backends.cpu.library import isa
 from tests.models.model_driver import GOLDEN, GOLDEN_NAMES, Driver, load_golden, log_softmax
+from tests.models.reference_backend import reference_backend
 from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.fixture
-def references() -> Iterator[None]:
-    select_backend("gpu")  # has no kernels of its own yet, so every operator runs its reference
-    yield
-    select_backend("cpu")
-
-
-@pytest.mark.usefixtures("references")
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_reference_operators_reproduce_transformers(name: str) -> None:
-    with np.load(GOLDEN / name / "reference.npz") as expected:
+    with reference_backend(), np.load(GOLDEN / name / "reference.npz") as expected:
         logits = Driver(load_golden(name)).run_alone(expected["tokens"])
         found = log_softmax(logits)[expected["positions"]]
         assert np.abs(found - expected["logprobs_float32"]).max() <= 1e-4

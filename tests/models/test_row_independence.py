@@ -105,7 +105,7 @@ def test_num_rows_bounds_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_step_is_its_operators_called_one_by_one(name: str) -> None:
+def test_a_captured_step_is_its_operators_called_one_by_one(name: str) -> None:
     model, tokens = load_golden(name), tokens_of(7)
     called, captured = Driver(model, captures=False), Driver(model)
     assert_same_bits(captured.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))

@@ -22,6 +22,9 @@ def run(arguments: list[str], **settings: str) -> subprocess.CompletedProcess[st
 @functools.cache
 def supported() -> tuple[str, ...]:
     """Return the paths that can be forced here."""
-    tried = {path: run(["-c", "from fastdeploy.ops import isa; isa()"], FD_CPU_ISA=path) for path in PATHS}
+    tried = {
+        path: run(["-c", "from fastdeploy.ops.backends.cpu.library import isa; isa()"], FD_CPU_ISA=path)
+        for path in PATHS
+    }
     assert all(done.returncode == 0 or f"this processor has no '{path}'" in done.stderr for path, done in tried.items())
     return tuple(path for path, done in tried.items() if done.returncode == 0)

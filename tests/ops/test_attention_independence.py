@@ -12,7 +12,6 @@ from fastdeploy.ops.attention import (
     PlainIndex,
     allocate_kv_cache,
     append_attention,
-    copy_block,
     plain_index,
 )
 from fastdeploy.ops.examples import random_rows
@@ -242,17 +241,3 @@ def test_a_rejected_draft_leaves_no_trace(dtype: str) -> None:
     for start, end in ((60, 61), (61, 70)):
         got = attend(sequence.qkv[start:end], cache, plain_index([end - start], [end], sequence.table, 16), heads)
         assert_same_bits(got, want[start:end], f"rows {start}..{end - 1}")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_copied_block_reads_as_the_original(dtype: str) -> None:
-    heads = HeadLayout(4, 2, 32)
-    sequence = Sequence1(40, heads, dtype, 16)
-    want = sequence.run([39, 40])[-1:]
-    cache = poisoned_cache(sequence.num_blocks + 1, 16, heads, dtype)
-    sequence.run([39], cache)
-    copy_block(cache, int(sequence.table[0, 1]), sequence.num_blocks)
-    cache.key[int(sequence.table[0, 1])] = poison(cache)
-    moved = sequence.table.copy()
-    moved[0, 1] = sequence.num_blocks
-    assert_same_bits(attend(sequence.qkv[39:], cache, plain_index([1], [40], moved, 16), heads), want, "copied block")

@@ -10,9 +10,9 @@ import paddle
 import pytest
 from numpy.typing import NDArray
 
+from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.graph import OpGraph
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from tests.ops.sampling_rows import RowRule, batch_of, logits_of, random_logits, random_rule, results_of

@@ -26,7 +26,7 @@ STARTS = (0, 16, 30, 7, 3)
 class Model:
     """A loop over a model whose row is a product of its token's embedding and the state before it."""
 
-    def __init__(self, max_chosen: int = SEQS) -> None:
+    def __init__(self, max_logits_rows: int = SEQS) -> None:
         self.batch, self.tokens = BatchIndex(ROWS, SEQS, 3, BLOCK), HostBuffer(ROWS, "int32")
         self.output, self.source = paddle.zeros([ROWS, SIZE]), paddle.zeros([ROWS, SIZE])
         embedded, table = paddle.zeros([ROWS, SIZE]), random_rows(VOCAB, SIZE, "float32", 1)
@@ -45,7 +45,7 @@ class Model:
             self.output,
             vocab_sizes=[VOCAB],
             max_drafts=DRAFTS,
-            max_chosen=max_chosen,
+            max_logits_rows=max_logits_rows,
             states=self.states,
             source=self.source,
         )
@@ -74,8 +74,8 @@ class Model:
 def test_drafts_do_not_depend_on_who_drafts_beside_in_which_order_how_far_and_in_how_many_goes() -> None:
     alone = {prompt: Model().draft([prompt], [DRAFTS])[prompt] for prompt in range(SEQS)}
     assert len({tuple(draft) for draft in alone.values()}) == SEQS
-    for max_chosen in (1, 2, SEQS):
-        model = Model(max_chosen)
+    for max_logits_rows in (1, 2, SEQS):
+        model = Model(max_logits_rows)
         assert model.draft([0, 1, 2, 3, 4], [DRAFTS] * SEQS) == alone
         found = model.draft([3, 0, 4, 1], [4, 3, 3, 1])
         assert found == {p: alone[p][:count] for p, count in ((3, 4), (0, 3), (4, 3), (1, 1))}
@@ -84,7 +84,7 @@ def test_drafts_do_not_depend_on_who_drafts_beside_in_which_order_how_far_and_in
 def test_heads_tell_the_largest_logits_of_blocks() -> None:
     model = Model()
     model.draft([0], [1])
-    (head,) = model.loop.native.heads
+    (head,) = model.loop.backend_state.heads
     assert head.describe() == ["Gather", f"Linear with block maxima [{VOCAB}, {SIZE}]"]
 
 

@@ -8,10 +8,11 @@ import paddle
 import pytest
 
 from benchmarks.launches import Replay
+from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.embedding import embedding
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.graph import CapturedGraph, OpGraph
+from fastdeploy.ops.graph import CapturedGraph
 from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch, sample

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from fastdeploy.ops.memory import allocate_streamed
+from fastdeploy.ops.backends.cpu.memory import allocate_streamed
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy.ops import registry
+from fastdeploy.ops.backends.cpu import library
 from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).parent
@@ -20,13 +20,13 @@ for name, index in CASES:
     if name in ("linear", "rms_norm", "append_attention"):
         for tensor in registry.entries()[name].examples[index](registry.lookup("cpu")):
             state.update(bits(tensor).tobytes())
-print("digest", registry.isa(), registry.num_threads(), state.hexdigest())
+print("digest", library.isa(), library.num_threads(), state.hexdigest())
 """
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_operator_tests_pass_on(path: str) -> None:
-    if path == registry.isa():
+    if path == library.isa():
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
         pytest.skip(f"this processor has no {path}")
@@ -65,6 +65,6 @@ def test_a_forced_path_is_the_one_that_runs() -> None:
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(settings: dict[str, str], message: str) -> None:
-    done = run(["-c", "from fastdeploy.ops import select_backend; select_backend('cpu')"], **settings)
+    done = run(["-c", "from fastdeploy.ops.registry import select_backend; select_backend('cpu')"], **settings)
     assert done.returncode != 0
     assert f"OperatorLibraryError: {message}" in done.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy.ops.attention import KVCache, allocate_kv_cache, append_attention, copy_block, plain_index
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
 from fastdeploy.ops.embedding import embedding, packed_embedding
 from fastdeploy.ops.gather import gather_rows, scatter_rows
 from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
@@ -190,14 +190,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     (
         "allocate_kv_cache: dtype: expected bfloat16, float32 or int8, got float16",
         lambda: allocate_kv_cache(1, 16, 1, 16, "float16"),
-    ),
-    (
-        "copy_block: dst: expected another block of the cache, got 1",
-        lambda: copy_block(allocate_kv_cache(2, 16, 1, 16, "float32"), 1, 1),
-    ),
-    (
-        "copy_block: head_dim: expected an even number up to 256, got 15",
-        lambda: copy_block(KVCache(floats(2, 1, 16, 15), floats(2, 1, 16, 16), 16), 0, 1),
     ),
 ]
 

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from fastdeploy.ops import registry
+from fastdeploy.ops.attention import allocate_kv_cache
+from fastdeploy.ops.backends.cpu import library
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.version import __version__
+from tests.models.reference_backend import reference_backend
 
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    """Leave the CPU backend selected and the library's cache as it was."""
+    """Leave the CPU backend selected and the registry as it was."""
     registered = dict(registry._entries)
     yield
     registry._entries.clear()
@@ -26,44 +29,56 @@ def restored() -> Iterator[None]:
 
 
 def test_the_library_names_its_version_and_sources() -> None:
-    assert registry.library_version() == __version__
-    assert re.fullmatch("[0-9a-f]{16}", registry.library_hash())
-    assert registry.isa() in ("avx512_bf16", "avx512", "avx2", "portable")
+    assert library.library_version() == __version__
+    assert re.fullmatch("[0-9a-f]{16}", library.library_hash())
+    assert library.isa() in ("avx512_bf16", "avx512", "avx2", "portable")
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "__version__", "9.9.9")
-    library = ctypes.CDLL(str(registry.library_path()))
+    monkeypatch.setattr(library, "__version__", "9.9.9")
+    loaded = ctypes.CDLL(str(library.library_path()))
     with pytest.raises(registry.OperatorLibraryError, match=f"expected version 9.9.9, got {__version__}; rebuild"):
-        registry.check_version(library, registry.library_path())
+        library.check_version(loaded, library.library_path())
 
 
 def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(registry, "library_path", lambda: tmp_path / "_cpu.so")
+    monkeypatch.setattr(library, "library_path", lambda: tmp_path / "_cpu.so")
     with pytest.raises(registry.OperatorLibraryError, match=r"got none; build it with `pip install -e \.`"):
-        registry.load_library.__wrapped__()
+        library.load_library.__wrapped__()
 
 
-def test_an_accelerator_without_a_kernel_runs_the_reference_and_is_not_exact(caplog: pytest.LogCaptureFixture) -> None:
-    entry = registry.register(registry.OpEntry("only_cpu", lambda: "reference", {"cpu": lambda: "native"}))
+def test_an_operator_without_a_kernel_runs_its_reference_and_is_not_exact(caplog: pytest.LogCaptureFixture) -> None:
     registry.select_backend("cpu")
-    assert (entry.run(), registry.is_exact()) == ("native", True)
     with caplog.at_level("WARNING", logger="fastdeploy.ops.registry"):
-        registry.select_backend("xpu")
+        entry = registry.register(registry.OpEntry("no_kernel", lambda: "reference"))
     assert (entry.run(), registry.is_exact()) == ("reference", False)
-    assert sum("only_cpu" in record.getMessage() for record in caplog.records) == 1
+    assert sum("no_kernel" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_an_operator_without_a_cpu_kernel_is_an_error_on_the_cpu() -> None:
-    with pytest.raises(registry.OperatorLibraryError, match="slow_one: expected a CPU kernel, got none"):
-        registry.register(registry.OpEntry("slow_one", lambda: None, {}))
-        registry.select_backend("cpu")
+def test_the_cpu_has_a_kernel_for_every_operator_and_no_other() -> None:
+    assert registry.find_backend("cpu").kernels.keys() == registry.entries().keys()
+    assert registry.is_exact()
+    with reference_backend():
+        assert not registry.is_exact()
+
+
+def test_a_device_without_a_backend_is_refused() -> None:
+    with pytest.raises(registry.OperatorLibraryError, match="no backend for 'abacus'"):
+        registry.select_backend("abacus")
 
 
 def test_a_name_is_registered_once() -> None:
-    registry.register(registry.OpEntry("twice", print, {"cpu": print}))
+    registry.register(registry.OpEntry("twice", print))
     with pytest.raises(ValueError, match="got 'twice' twice"):
-        registry.register(registry.OpEntry("twice", print, {"cpu": print}))
+        registry.register(registry.OpEntry("twice", print))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_cache_bytes_are_those_of_an_allocated_cache(dtype: str, head_dim: int) -> None:
+    cache = allocate_kv_cache(3, 16, 2, head_dim, dtype)
+    held = sum(int(tensor.size) * int(tensor.element_size()) for tensor in (cache.key, cache.value))
+    assert registry.selected_backend().kv_bytes_per_token(2, head_dim, dtype) * 3 * 16 == held
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "uint8"])

@@ -12,7 +12,7 @@ from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
-from fastdeploy.ops.graph import OpGraph, num_launches
+from fastdeploy.ops.backends.cpu.graph import OpGraph, num_launches
 from fastdeploy.worker import model_runner
 from fastdeploy.worker.model_runner import ModelRunner
 from tests.exactness.requests import run_alone

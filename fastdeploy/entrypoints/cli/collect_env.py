@@ -41,7 +41,8 @@ INSTRUCTION_SETS = (
 )
 VARIABLES = ("OMP_", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_ENDPOINT", "FLAGS_", "NVIDIA_VISIBLE_DEVICES")
 LIBRARY_SCRIPT = (
-    "from fastdeploy import ops; print(f'{ops.library_version()} ({ops.library_hash()}), runs the {ops.isa()} path')"
+    "from fastdeploy.ops.registry import select_backend; facts = select_backend('cpu').describe(); "
+    'print(f\'{facts["operator_library"]}, runs the {facts["isa"]} path\')'
 )
 CGROUP = Path("/sys/fs/cgroup")
 TIMEOUT_S = 120

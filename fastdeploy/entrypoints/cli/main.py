@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def version_line() -> str:
     """Return the package's version and the operator library's version and hash, or why there is none."""
     try:
-        from fastdeploy import ops
+        from fastdeploy.ops.registry import select_backend
 
-        library = f"{ops.library_version()} ({ops.library_hash()})"
+        library = select_backend("cpu").describe()["operator_library"]
     except Exception as error:
         library = f"not usable: {error}"
     return f"fastdeploy {__version__}, operator library {library}"

@@ -20,12 +20,6 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
     return KVCache(paddle.zeros(shape, stored), paddle.zeros(shape, stored), block_size, dtype == "int8")
 
 
-def copy_block(cache: "KVCache", src: int, dst: int) -> None:
-    """As fastdeploy.ops.attention.copy_block."""
-    cache.key[dst] = cache.key[src]
-    cache.value[dst] = cache.value[src]
-
-
 def append_attention(
     qkv: paddle.Tensor,
     cache: "KVCache",
@@ -33,7 +27,7 @@ def append_attention(
     out: paddle.Tensor,
     heads: "HeadLayout",
     scale: float,
-    hides_first: int,
+    num_masked_prefix: int,
     rotary: "RotaryRule | None" = None,
 ) -> None:
     """As fastdeploy.ops.attention.append_attention, one sequence at a time."""
@@ -53,7 +47,7 @@ def append_attention(
         keys, values = (
             paddle.gather(store, blocks).reshape([-1, kv, dim])[: lens[b]] for store in (cache.key, cache.value)
         )
-        attended = causal_attention(query[cu[b] : cu[b + 1]], keys, values, scale, hides_first)
+        attended = causal_attention(query[cu[b] : cu[b + 1]], keys, values, scale, num_masked_prefix)
         out[cu[b] : cu[b + 1]] = attended.reshape([cu[b + 1] - cu[b], -1]).astype(out.dtype)
 
 
@@ -65,7 +59,7 @@ def round_to_codes(rows: paddle.Tensor) -> paddle.Tensor:
 
 
 def causal_attention(
-    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, hides_first: int = 0
+    query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, num_masked_prefix: int = 0
 ) -> paddle.Tensor:
     """Return [rows, num_heads, D] float32: the last `rows` of len(keys) positions attend to themselves and before.
 
@@ -74,13 +68,13 @@ def causal_attention(
         keys: [positions, num_kv_heads, D].
         values: [positions, num_kv_heads, D].
         scale: multiplies the scores.
-        hides_first: so many positions, the first ones, are seen by their own rows only.
+        num_masked_prefix: number of leading positions that are masked for every row but their own.
     """
     (rows, num_heads, dim), (positions, num_kv_heads, _) = query.shape, keys.shape
     grouped = query.astype("float32").reshape([rows, num_kv_heads, num_heads // num_kv_heads, dim])
     scores = paddle.einsum("rkgd,pkd->rkgp", grouped, keys.astype("float32")) * scale
     visible = paddle.arange(positions)[None, :] <= paddle.arange(positions - rows, positions)[:, None]
-    for hidden in range(min(hides_first, positions - 1)):
+    for hidden in range(min(num_masked_prefix, positions - 1)):
         visible[max(0, rows - positions + hidden + 1) :, hidden] = False
     masked = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
     weights = paddle.nn.functional.softmax(masked, axis=-1)

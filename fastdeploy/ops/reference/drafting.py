@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting one operator after the other."""
+"""Drafting with one operator call after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POSITION_COLUMN = 1  # of SamplingBatch.int_params
 
 
 def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
-    """As `fastdeploy.ops.drafting.DraftLoop.fill_stage`; outputs are whole in every stage."""
+    """As `fastdeploy.ops.drafting.DraftLoop.fill_stage`; every stage computes its whole output."""
     loop.batch.index(num_seqs)
     num_rows = loop.batch.num_rows
     if loop.source is not None and loop.states is not None:
@@ -31,20 +31,20 @@ def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
 def draft(loop: DraftLoop, num_seqs: int) -> None:
     """As `fastdeploy.ops.drafting.DraftLoop.draft`."""
     wanted, last = loop.num_drafts.array[:num_seqs], len(loop.stages) - 1
-    for step in range(int(wanted.max(initial=0))):
-        num_seqs = int((wanted > step).sum())
-        if step:
-            _advance(loop, num_seqs, shifts=step <= last)
-        if step <= last:
-            fill_stage(loop, step, num_seqs)
+    for index in range(int(wanted.max(initial=0))):
+        num_seqs = int((wanted > index).sum())
+        if index:
+            _advance(loop, num_seqs, shifts=index <= last)
+        if index <= last:
+            fill_stage(loop, index, num_seqs)
         else:
             loop.batch.index(num_seqs)
             loop.stages[last].compute(loop.batch, loop.batch.num_rows)
-        _choose(loop, loop.stages[min(step, last)], num_seqs, step)
+        _sample_drafts(loop, loop.stages[min(index, last)], num_seqs, index)
 
 
 def _slots_before(loop: DraftLoop) -> NDArray[np.int64]:
-    """Return the slot before each row's, the last one for position 0."""
+    """Return the slot of the position before each row; for position 0, the extra entry at the end of the states."""
     assert loop.states is not None
     batch, size = loop.batch.buffers, loop.batch.block_size
     before = batch.positions.array[: loop.batch.num_rows].astype(np.int64) - 1
@@ -53,7 +53,11 @@ def _slots_before(loop: DraftLoop) -> NDArray[np.int64]:
 
 
 def _advance(loop: DraftLoop, num_seqs: int, shifts: bool) -> None:
-    """Lay out the next call's tokens, behind those of the last one."""
+    """Write the tokens of the next pass.
+
+    Args:
+        shifts: the next pass computes the same number of rows one position further on, instead of one row per sequence.
+    """
     batch, tokens = loop.batch.buffers, loop.token_ids.array
     drafted = np.maximum(loop.sampling.token_ids.array, 0)
     ends = batch.cu_seqlens_q.array[1 : num_seqs + 1].copy()
@@ -69,12 +73,12 @@ def _advance(loop: DraftLoop, num_seqs: int, shifts: bool) -> None:
     batch.num_scheduled.array[:num_seqs] = 1
 
 
-def _choose(loop: DraftLoop, stage: DraftStage, num_seqs: int, step: int) -> None:
-    """Draw a token for the last row of every sequence."""
+def _sample_drafts(loop: DraftLoop, stage: DraftStage, num_seqs: int, index: int) -> None:
+    """Sample a token from the last row of every sequence."""
     batch, sampling = loop.batch.buffers, loop.sampling
     sampling.int_params.array[:num_seqs, _POSITION_COLUMN] = batch.kv_lens.array[:num_seqs]
-    logits = paddle.zeros([num_seqs, loop.vocab_sizes[loop.size]], "float32")
+    logits = paddle.zeros([num_seqs, loop.vocab_sizes[loop.vocab_index]], "float32")
     last_rows = paddle.to_tensor(batch.cu_seqlens_q.array[1 : num_seqs + 1] - 1)
     stage.compute_logits(paddle.gather(loop.output, last_rows), num_seqs, logits)
     sample(logits, sampling, num_seqs)
-    loop.drafts.array[:num_seqs, step] = sampling.token_ids.array[:num_seqs]
+    loop.drafts.array[:num_seqs, index] = sampling.token_ids.array[:num_seqs]

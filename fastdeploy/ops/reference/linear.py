@@ -2,6 +2,7 @@
 """Linear layers in Paddle operators."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import paddle
@@ -28,6 +29,11 @@ def pack_linear(
     n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
     data = weight if quantization == "none" else dequantized(weight.astype("float32"), quantization)
     return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization, is_gated)
+
+
+def first_outputs(w: "PackedLinear", count: int) -> "PackedLinear":
+    """As fastdeploy.ops.linear.first_outputs."""
+    return replace(w, data=w.data[:count], out_features=count)
 
 
 def linear(

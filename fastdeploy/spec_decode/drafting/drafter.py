@@ -65,7 +65,7 @@ class DraftBuffers:
             output,
             vocab_sizes=vocab_sizes or [config.vocab_size],
             max_drafts=config.max_drafts,
-            max_chosen=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
+            max_logits_rows=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
             states=states,
             source=source,
         )
@@ -157,7 +157,7 @@ class Drafter:
         wanted = [counts[i] for i in order]
         spans = self._first_spans([requests[i] for i in order], wanted)
         self._pack(spans)
-        self.loop.size = self._vocabulary.choose()
+        self.loop.vocab_index = self._vocabulary.choose()
         for row, count in enumerate(wanted):
             self.loop.num_drafts.memory[row] = count
         self.loop.draft(len(order))

@@ -21,6 +21,7 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import MTPLayer, load_mtp_layers, num_mtp_layers
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_model_runner import DraftModelRunner
 from fastdeploy.spec_decode.drafting.mtp_runner import MTPRunner
 from fastdeploy.worker.model_runner import RunnerConfig
@@ -53,7 +54,9 @@ class Drafting:
     @property
     def cache_bytes(self) -> int:
         """Bytes of one block in all its caches."""
-        return self.num_layers * self.config.kv_bytes_per_token_and_layer * self.block_size
+        config = self.config
+        layer_bytes = selected_backend().kv_bytes_per_token(config.num_kv_heads, config.head_dim, config.kv_cache_dtype)
+        return self.num_layers * layer_bytes * self.block_size
 
     @property
     def block_bytes(self) -> int:

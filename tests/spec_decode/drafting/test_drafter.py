@@ -14,7 +14,7 @@ from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SpeculativeParams
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.engine import Engine
-from fastdeploy.ops.graph import num_launches
+from fastdeploy.ops.backends.cpu.graph import num_launches
 from fastdeploy.ops.sampling import IntColumn
 from fastdeploy.spec_decode.drafting import drafter
 from tests.exactness.requests import Text, run_all, run_alone

@@ -15,6 +15,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.entrypoints.openai.summary import summary_lines
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting import factory as drafting
 from tests.exactness.requests import run_all
 from tests.spec_decode.drafting.engines import eight_requests, engine_with, record_drafts
@@ -94,7 +95,7 @@ def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPa
         return 1 << 26
 
     monkeypatch.setattr(engine_factory, "load_drafting_model", load)
-    monkeypatch.setattr(engine_factory, "available_memory_bytes", measure)
+    monkeypatch.setattr(selected_backend(), "free_memory_bytes", measure)
     engine_with("mtp")
     assert order == ["layers", "free memory"]
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every device provides. All code outside `fastdeploy.ops.backends` uses a device through this class only.
+
+A backend is a package `fastdeploy.ops.backends.<device>` whose module `backend` defines `BACKEND`, an instance of a
+subclass of `Backend`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+# function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers that never move.
+StepFunction = Callable[[int, int], None]
+
+
+class Graph(Protocol):
+    """Operators that can be executed again for another number of rows and sequences."""
+
+    @property
+    def replay(self) -> StepFunction:
+        """Execute the operators for the first num_rows rows and num_seqs sequences."""
+
+
+@dataclass(frozen=True)
+class UncapturedGraph:
+    """A function that is called each time, for backends that cannot capture operators."""
+
+    replay: StepFunction
+
+
+class Backend(ABC):
+    """A device and its native kernels.
+
+    Attributes:
+        device: the name of the device in Paddle and in `--device`, such as "cpu".
+        kernels: operator name -> native kernel, which takes the arguments of the operator's reference. An operator
+            that is missing here runs its reference.
+    """
+
+    device: str
+    kernels: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load the native library; later calls do nothing.
+
+        Raises:
+            OperatorLibraryError: the library is missing, does not match the package, or cannot run as configured.
+        """
+
+    def capture(self, function: StepFunction, max_rows: int, max_seqs: int) -> Graph:
+        """Capture the operators that `function` calls.
+
+        Args:
+            function: called once, with (max_rows, max_seqs), by a backend that captures; it must not read results.
+            max_rows, max_seqs: capacity of the buffers.
+        """
+        return UncapturedGraph(function)
+
+    @abstractmethod
+    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+        """Return the bytes of one token's key and value in the cache of one layer.
+
+        Args:
+            dtype: of the cache, as `allocate_kv_cache` takes it.
+        """
+
+    @abstractmethod
+    def free_memory_bytes(self) -> int:
+        """Return the memory that weights and caches can still take."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Return a time in seconds that advances while the calling thread computes, for measuring steps."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str]:
+        """Return what decides the bits of a result: `isa`, the instruction set, and `operator_library`, its build."""

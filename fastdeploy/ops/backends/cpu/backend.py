@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU as a backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.ops.backend import Backend, Graph, StepFunction
+from fastdeploy.ops.backends.cpu import (
+    attention,
+    batch_index,
+    drafting,
+    embedding,
+    gather,
+    library,
+    linear,
+    norm,
+    sampling,
+    verify,
+)
+from fastdeploy.ops.backends.cpu.graph import OpGraph
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "allocate_kv_cache": attention.allocate_kv_cache,
+    "append_attention": attention.append_attention,
+    "draft": drafting.draft,
+    "embedding": embedding.embedding,
+    "fill_stage": drafting.fill_stage,
+    "first_outputs": linear.first_outputs,
+    "gather_rows": gather.gather_rows,
+    "gumbel_noise": sampling.gumbel_noise,
+    "gumbel_of_words": sampling.gumbel_of_words,
+    "linear": linear.linear,
+    "logprobs": sampling.logprobs,
+    "pack_linear": linear.pack_linear,
+    "packed_embedding": embedding.packed_embedding,
+    "philox4x32": sampling.philox4x32,
+    "rms_norm": norm.rms_norm,
+    "sample": sampling.sample,
+    "scatter_rows": gather.scatter_rows,
+    "verify_draft_tokens": verify.verify_draft_tokens,
+    "virtual_padding": batch_index.virtual_padding,
+}
+
+
+class CpuBackend(Backend):
+    """The processor that runs this process."""
+
+    device = "cpu"
+    kernels = _KERNELS
+
+    def load(self) -> None:
+        """Load the operator library, as `Backend.load` says."""
+        library.load_library()
+
+    def capture(self, function: StepFunction, max_rows: int, max_seqs: int) -> Graph:
+        """Capture the operators that function(max_rows, max_seqs) calls."""
+        return OpGraph(lambda: function(max_rows, max_seqs))
+
+    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+        """Return the bytes of one token's key and value, int8 scales and padding included."""
+        return num_kv_heads * sum(attention.row_bytes(head_dim, dtype))
+
+    def free_memory_bytes(self) -> int:
+        """Return the host memory that is still available to this process."""
+        return available_memory_bytes()
+
+    def clock(self) -> float:
+        """Return the processor time of the calling thread: it does not advance while the thread waits for a core."""
+        return time.thread_time()
+
+    def describe(self) -> dict[str, str]:
+        """Return the instruction-set path and the version and source hash of the library."""
+        return {"isa": library.isa(), "operator_library": f"{library.library_version()}+{library.library_hash()}"}
+
+
+BACKEND = CpuBackend()

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native kernels of the operators in `fastdeploy.ops.verify`."""
+
+from __future__ import annotations
+
+from paddle import Tensor
+
+from fastdeploy.ops.backends.cpu.library import run_native
+from fastdeploy.ops.verify import VerifyBatch
+
+
+def verify_draft_tokens(
+    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
+) -> None:
+    """Compare the drafts of all requests with the target's tokens."""
+    run_native(
+        "fd_verify_draft_tokens",
+        target,
+        draft_ids,
+        survives,
+        batch.first_row.tensor,
+        batch.row_count.tensor,
+        batch.num_accepted.tensor,
+        batch.emitted.tensor,
+        relaxed,
+        accept_policy,
+        batch.num_seqs,
+    )
