@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environment() -> dict[str, Any]:
-    """Return processor, instruction-set path, threads, commit and versions."""
+    """Return processor, instruction-set path, commit, versions and the command that is running."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -27,6 +29,7 @@ def environment() -> dict[str, Any]:
         "commit": commit.stdout.strip() or "unknown",
         "fastdeploy": __version__,
         "python": platform.python_version(),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
 
 

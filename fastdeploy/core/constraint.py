@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may constrain a request's output beside its sampling parameters."""
+"""The interface of what constrains a request's output in addition to its sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ TokenArray = npt.NDArray[np.int32]
 
 
 class TokenConstraint(Protocol):
-    """An automaton over the tokens that one choice emits. Only `push` moves it; it knows nothing of drafts refused.
+    """An automaton over the emitted tokens of one choice. Only `accept_token` changes its state.
 
     Attributes:
-        error: why it can allow no token any more ("" while it can).
+        error: why no token is allowed any more; "" as long as one is.
     """
 
     error: str
 
-    def num_allowed(self, draft: Sequence[int]) -> int:
-        """Return how many of the draft's first tokens may follow what was emitted, one after the other."""
+    def num_valid_tokens(self, draft: Sequence[int]) -> int:
+        """Return the length of the longest prefix of the draft that is allowed."""
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Return tokens, `limit` at most, that are all but certain to follow; possibly none."""
+        """Return at most `limit` tokens that are almost certain to follow; may be empty."""
 
-    def fill_masks(self, draft: Sequence[int], masks: TokenArray) -> list[bool]:
-        """Write the mask of each row of a verification, row i as if the first i tokens of the draft were emitted.
+    def fill_bitmasks(self, draft: Sequence[int], bitmasks: TokenArray) -> list[bool]:
+        """Write the bitmask of each row of a verification; row i assumes that the first i draft tokens are accepted.
 
         Args:
             draft: [K] tokens.
-            masks: [1 + K, words] int32, bit v % 32 of word v // 32 is 1 where id v may follow.
+            bitmasks: [1 + K, words] int32, bit v % 32 of word v // 32 is 1 where id v is allowed.
 
         Returns:
-            For each row whether it is constrained; the mask of one that is not was left alone.
+            Whether each row is constrained; the bitmask of an unconstrained row is not written.
         """
 
-    def push(self, token_id: int) -> str | None:
-        """Take an emitted token; return `stop` or `length` if it must be the last one."""
+    def accept_token(self, token_id: int) -> str | None:
+        """Advance by an emitted token; return `stop` or `length` if no token may follow it."""

@@ -13,7 +13,8 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
-from fastdeploy.structured_output.constraint import ConstraintFactory, OutputConstraint, asking_field
+from fastdeploy.structured_output.constraint import OutputConstraint
+from fastdeploy.structured_output.manager import StructuredOutputManager, constraint_field
 
 
 class Admission:
@@ -25,7 +26,7 @@ class Admission:
         vocab_size: ids below it exist.
         eos_token_ids: the model's end tokens.
         has_tokenizer: stop strings can be looked for.
-        constraints: makes the automata of structured output and reasoning budgets; None refuses both.
+        structured_output: makes the constraints of structured output and reasoning budgets; None refuses both.
         server_seed: seed from which requests without one draw theirs; None draws at random.
     """
 
@@ -39,7 +40,7 @@ class Admission:
         has_tokenizer: bool,
         speculative: SpeculativeConfig,
         server_seed: int | None = None,
-        constraints: ConstraintFactory | None = None,
+        structured_output: StructuredOutputManager | None = None,
     ) -> None:
         self.max_model_len = min(max_model_len, num_cache_tokens)
         self.vocab_size = vocab_size
@@ -47,12 +48,12 @@ class Admission:
         self._has_tokenizer = has_tokenizer
         self._speculative = speculative
         self._server_seed = server_seed
-        self._constraints = constraints or ConstraintFactory(None, vocab_size, eos_token_ids, None)
+        self._structured_output = structured_output or StructuredOutputManager(None, vocab_size, eos_token_ids, None)
         self._num_arrivals = 0
 
     def prepare(self, request: GenerationRequest) -> Future[Any] | None:
         """Begin what takes long of admitting a request; return what is done when `admit` is quick, None if it is."""
-        return self._constraints.prepare(request)
+        return self._structured_output.prepare(request)
 
     def admit(self, request: GenerationRequest, live_ids: Collection[str], now_s: float) -> list[Request]:
         """Return one ledger per choice.
@@ -62,7 +63,7 @@ class Admission:
         """
         params = request.params
         self._check(request, live_ids)
-        constraints = self._constraints.make(request)
+        constraints = self._structured_output.make_constraints(request)
         self._check_policy(request, constraints)
         seed = params.seed if params.seed is not None else request_seed(self._server_seed, self._num_arrivals)
         self._num_arrivals += 1
@@ -97,7 +98,7 @@ class Admission:
     def _check_policy(self, request: GenerationRequest, constraints: Sequence[OutputConstraint | None]) -> None:
         """Refuse what drafts that are accepted unread would break."""
         if constraints[0] is not None and self._speculative.accept_policy == "accept_all":
-            field = asking_field(request.params) or ""
+            field = constraint_field(request.params) or ""
             raise InvalidRequestError(field, "is not available where accept_policy accept_all accepts drafts unread")
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:

@@ -190,7 +190,7 @@ class Engine:
     def _permitted(self, request: Request, constraint: TokenConstraint) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
         draft = request.draft
-        kept = draft.cut(constraint.num_allowed(draft.token_ids))
+        kept = draft.cut(constraint.num_valid_tokens(draft.token_ids))
         self._stats.forbidden(len(draft) - len(kept))
         return kept if len(kept) else Draft(constraint.forced_tokens(request.draft_room), FORCED)
 

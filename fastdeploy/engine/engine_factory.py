@@ -42,7 +42,7 @@ from fastdeploy.spec_decode.drafting.factory import (
 )
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
-from fastdeploy.structured_output.constraint import ConstraintFactory
+from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 
@@ -104,7 +104,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     eos_token_ids = _eos_token_ids(model_config, tokenizer)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
     reasoning_format = REASONING_FORMATS.get(config.reasoning_parser)
-    constraints = ConstraintFactory(
+    structured_output = StructuredOutputManager(
         tokenizer, vocab_limit, eos_token_ids, reasoning_format, config.guided_decoding_backend
     )
     drafting = find_drafting(config, model_config, tokenizer, vocab_limit, max_model_len)
@@ -134,7 +134,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         has_tokenizer=tokenizer is not None,
         speculative=config.speculative,
         server_seed=config.seed,
-        constraints=constraints,
+        structured_output=structured_output,
     )
     proposer = proposer or make_proposer(config.speculative, drafter)
     return Engine(

@@ -85,7 +85,7 @@ class OutputProcessor:
         first = request.num_output_tokens + 1
         for num_output, token_id in enumerate(delta.token_ids, first):
             stop_string = scanner.push(token_id) if scanner else None
-            ending = constraint.push(token_id) if constraint else None
+            ending = constraint.accept_token(token_id) if constraint else None
             if stop_string is not None:
                 delta.finish_reason, delta.stop_reason = "stop", stop_string
             elif num_output > params.min_tokens and token_id in self._end_ids[request]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grammars of structured output: compiled by `llguidance` and checked before a request is admitted."""
+"""Grammars of structured output, compiled by llguidance and checked before a request is admitted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.structured_output.structural_tag import JSON_OPTIONS, structural_tag_to_lark
 
-MAX_GBNF_CHARS = 1 << 16  # it is read in Python
-_NOTHING_FOLLOWS = "NoExtensionBias"  # what llguidance says where no token can follow
+MAX_GBNF_CHARS = 1 << 16  # GBNF is parsed in Python
+_NO_TOKEN_ALLOWED = "NoExtensionBias"  # llguidance's error where no token can follow
 MAX_MESSAGE_CHARS = 400
-MAX_RULES = 1000  # terminals that repeat one another are expanded for minutes beyond
-MAX_PROPERTIES = 1000  # of one object: about 0.2 s
+MAX_RULES = 1000  # beyond this, expanding terminals that refer to one another can take minutes
+MAX_PROPERTIES = 1000  # of one object; compiling them takes about 0.2 s
 LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms
-    step_lexer_fuel=200_000,  # about 15 ms for one mask at the very most
+    step_lexer_fuel=200_000,  # at most about 15 ms for one bitmask
     step_max_items=50_000,
     max_lexer_states=50_000,  # of up to 2 kB each
     max_grammar_size=30_000,
@@ -34,11 +34,11 @@ _RULE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*(?:\[[^\]\n]*\])?[ \t]*(?:\.[ \t]*-?\d
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+[ \t]*\[[^\]\n]*\btemperature\b[ \t]*=", re.MULTILINE)
 
 
-class Vocabulary:
-    """A tokenizer as llguidance reads one: the bytes of every token, and a way to spell bytes.
+class TokenizerAdapter:
+    """A tokenizer with the interface that llguidance requires: the bytes of every token, and an encoder of bytes.
 
-    The end token that llguidance insists on is an id of its own behind the last one: which of the model's tokens end a
-    request, and when, is decided in engine.constraint.
+    llguidance requires an end token. It gets an additional id after the last one, because the constraint decides which
+    of the model's tokens end a request, and when.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -49,7 +49,7 @@ class Vocabulary:
         self._id_of = {
             token: i for i, token in reversed(list(enumerate(self.tokens))) if token and i not in self._special
         }
-        self._longest = max(map(len, self._id_of), default=0)
+        self._max_token_bytes = max(map(len, self._id_of), default=0)
         self.tokens.append(b"<end of output>")
         self.eos_token_id = vocab_size
         self.bos_token_id = None
@@ -57,25 +57,26 @@ class Vocabulary:
 
     @property
     def special_ids(self) -> dict[str, int]:
-        """Texts of the special tokens and their ids."""
+        """Return the ids of the special tokens by their text."""
         return {self.tokens[token_id].decode(errors="replace"): token_id for token_id in sorted(self._special)}
 
     def __call__(self, text: bytes) -> list[int]:
-        """Return ids whose bytes are exactly `text`: the tokenizer's own if they are, else the longest ones first.
+        """Return ids whose bytes are exactly `text`.
 
-        The tokenizer's are not where it reads a special token out of plain text or puts a space in front.
+        These are the tokenizer's own, unless it finds a special token in plain text or adds a space at the front; then
+        the longest matching token is taken at each place.
         """
         ids = self._tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
         known = all(token_id < self.eos_token_id and token_id not in self._special for token_id in ids)
         if known and b"".join(self.tokens[token_id] for token_id in ids) == text:
             return ids
-        return self._longest_first(text)
+        return self._encode_greedily(text)
 
-    def _longest_first(self, text: bytes) -> list[int]:
+    def _encode_greedily(self, text: bytes) -> list[int]:
         ids: list[int] = []
         at = 0
         while at < len(text):
-            lengths = range(min(self._longest, len(text) - at), 0, -1)
+            lengths = range(min(self._max_token_bytes, len(text) - at), 0, -1)
             length = next((n for n in lengths if text[at : at + n] in self._id_of), 0)
             if length == 0:
                 break
@@ -84,80 +85,80 @@ class Vocabulary:
         return ids
 
 
-def num_mask_words(vocab_size: int) -> int:
-    """Return the words of a mask: one bit for every id, and one for the end that llguidance adds."""
+def num_bitmask_words(vocab_size: int) -> int:
+    """Return the words of a bitmask: one bit for every id, and one for the end token that llguidance requires."""
     return (vocab_size + 1 + 31) // 32
 
 
 class GrammarState:
-    """Where an output stands in its grammar; immutable, as every step forks."""
+    """The state of a grammar after some tokens; immutable, since `advance` copies the matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
 
     @property
     def error(self) -> str:
-        """Why the grammar cannot be followed any further; empty if it can."""
+        """Return why no token can follow; "" if one can."""
         return _one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     @property
     def is_accepting(self) -> bool:
-        """True where the output may end."""
+        """Return whether the output may end here."""
         return self._matcher.is_accepting()
 
     @property
-    def is_complete(self) -> bool:
-        """True where the output may end and nothing may follow."""
+    def is_terminated(self) -> bool:
+        """Return whether the output is complete, so that no token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def after(self, token_id: int) -> GrammarState:
-        """Return the state behind one more token, in error if it may not follow."""
+    def advance(self, token_id: int) -> GrammarState:
+        """Return the state after one more token; it has an error if the token is not allowed."""
         matcher = self._matcher.deep_copy()
         matcher.consume_token(token_id)
         return GrammarState(matcher)
 
-    def write_mask(self, words: TokenArray) -> None:
-        """Write which ids may follow, [words] int32; none in a state of error."""
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    def fill_bitmask(self, bitmask: TokenArray) -> None:
+        """Write the bitmask of the allowed ids, [words] int32; all zero if the state has an error."""
+        self._matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
         if self._matcher.is_error():
-            words[:] = 0
+            bitmask[:] = 0
 
     def forced_tokens(self) -> TokenArray:
-        """Return the tokens of the text that must follow."""
+        """Return the tokens of the text that the grammar forces to follow."""
         return np.array(self._matcher.deep_copy().compute_ff_tokens(), np.int32)
 
 
 class GrammarCompiler:
-    """Makes grammars for one tokenizer."""
+    """Compiles grammars for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """Prepare for token ids 0 .. vocab_size - 1."""
-        self._vocabulary = Vocabulary(tokenizer, vocab_size)
-        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._vocabulary))
+        self._adapter = TokenizerAdapter(tokenizer, vocab_size)
+        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._adapter))
 
     def compile(self, spec: GuidedDecodingParams) -> GrammarState:
-        """Return the state in which an output begins.
+        """Compile a grammar and return its initial state.
 
         Raises:
-            InvalidRequestError: the grammar is wrong, too large, or asks for what is not supported; names the field.
+            InvalidRequestError: the grammar is invalid, too large, or uses something unsupported; names the field.
         """
         try:
             source = self._source(spec)
             state = GrammarState(llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS))
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError(spec.field, _one_line(str(error))) from None
-        words = np.zeros(num_mask_words(self._vocabulary.eos_token_id), np.int32)
+        bitmask = np.zeros(num_bitmask_words(self._adapter.eos_token_id), np.int32)
         if not state.error:
-            state.write_mask(words)
-            words.view(np.uint32)[-1] &= np.uint32(0xFFFFFFFF ^ (1 << self._vocabulary.eos_token_id % 32))
-        if not words.any() and state.error.partition(" ")[0] in ("", _NOTHING_FOLLOWS):
-            raise InvalidRequestError(spec.field, "allows no output that this tokenizer can spell")
+            state.fill_bitmask(bitmask)
+            bitmask.view(np.uint32)[-1] &= np.uint32(0xFFFFFFFF ^ (1 << self._adapter.eos_token_id % 32))
+        if not bitmask.any() and state.error.partition(" ")[0] in ("", _NO_TOKEN_ALLOWED):
+            raise InvalidRequestError(spec.field, "allows no output that this tokenizer can encode")
         if state.error:
             raise InvalidRequestError(spec.field, state.error)
         return state
 
     def _source(self, spec: GuidedDecodingParams) -> str:
-        """Return the grammar as llguidance reads it."""
+        """Return the grammar in the notation of llguidance."""
         match spec.kind:
             case "json":
                 return _json_schema(spec.field, spec.json)
@@ -169,7 +170,7 @@ class GrammarCompiler:
                 return llguidance.LLMatcher.grammar_from_regex("|".join(map(_escaped, spec.choice or ())))
             case "structural_tag":
                 _check_size(spec.field, json.loads(spec.structural_tag))
-                lark = structural_tag_to_lark(spec.field, spec.structural_tag, self._vocabulary.special_ids)
+                lark = structural_tag_to_lark(spec.field, spec.structural_tag, self._adapter.special_ids)
                 return llguidance.grammar_from("lark", lark)
         return _context_free(spec.field, spec.grammar or "")
 
@@ -186,7 +187,7 @@ def _json_schema(field: str, text: str) -> str:
 
 
 def _check_size(field: str, schema: Any) -> None:
-    """Refuse objects of so many properties that compiling them, which is quadratic, would hold up every step."""
+    """Refuse objects with many properties: compiling them takes quadratic time, which would delay every step."""
     parts = [schema]
     while parts:
         part = parts.pop()
@@ -204,7 +205,9 @@ def _context_free(field: str, text: str) -> str:
     if len(text) > MAX_GBNF_CHARS and not is_lark_syntax(text):
         raise InvalidRequestError(field, f"expected at most {MAX_GBNF_CHARS} characters of GBNF, got {len(text)}")
     if _TEMPERATURE.search(text):
-        raise InvalidRequestError(field, "the rule attribute temperature is not supported; it is the request's field")
+        raise InvalidRequestError(
+            field, "the rule attribute temperature is not supported; use the request's temperature"
+        )
     lark = llguidance.grammar_from("grammar", text)
     num_rules = len(_RULE.findall(lark))
     if num_rules > MAX_RULES:
@@ -213,7 +216,7 @@ def _context_free(field: str, text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a regular expression that matches `text` alone."""
+    """Return a regular expression that matches exactly `text`."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~/]", lambda match: "\\" + match.group(), text)
 
 

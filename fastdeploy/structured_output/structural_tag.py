@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structural tags as grammars in Lark notation: free text with tags in it, whose content has a given form.
+"""Translates structural tags, free text that contains tags with constrained content, to grammars in Lark notation.
 
-Both shapes in use are read: `structures` with `triggers`, and the tree of `format` objects.
+Both formats in use are supported: `structures` with `triggers`, and the tree of `format` objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from fastdeploy.core.errors import InvalidRequestError
 
 JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})?"}
-"""Between the tokens of JSON: a space, or a new line and its indentation; without end it could fill the context."""
+"""Whitespace between JSON tokens: a space, or a newline with bounded indentation, since a model may never stop it."""
 
 _TEXT = "TEXT"
 _HEADER = "TEXT: /(?s:.*)/"
@@ -26,10 +26,10 @@ def structural_tag_to_lark(field: str, text: str, special_ids: Mapping[str, int]
     Args:
         field: the request's field, for errors.
         text: the tag as JSON.
-        special_ids: the texts of special tokens and their ids: tags may be made of them.
+        special_ids: ids of the special tokens by their text; tags may contain them.
 
     Raises:
-        InvalidRequestError: a part that is missing, of the wrong type, or not supported, by its place in the tag.
+        InvalidRequestError: a part is missing, of the wrong type, or not supported; names its path in the tag.
     """
     writer = _LarkWriter(field, special_ids)
     root = writer.mapping("", json.loads(text))
@@ -41,7 +41,7 @@ def structural_tag_to_lark(field: str, text: str, special_ids: Mapping[str, int]
 
 
 def _tags_of(writer: _LarkWriter, root: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return `structures` as the tags of a format."""
+    """Convert `structures` to the tags of a `format`."""
     tags = []
     for i, item in enumerate(writer.items("", root, "structures")):
         at = f"structures[{i}]"
@@ -52,7 +52,7 @@ def _tags_of(writer: _LarkWriter, root: Mapping[str, Any]) -> list[dict[str, Any
 
 
 class _LarkWriter:
-    """Turns formats into expressions, and gathers the rules that they refer to."""
+    """Translates formats to expressions and collects the rules that they refer to."""
 
     def __init__(self, field: str, special_ids: Mapping[str, int]) -> None:
         self.rules: list[str] = []
@@ -88,19 +88,19 @@ class _LarkWriter:
     def sequence(self, at: str, given: Mapping[str, Any]) -> str:
         parts = self.formats(at, given, "elements")
         if _TEXT in parts[:-1]:
-            raise self.error(f"{at}.elements", "any_text must come last, or be the content of a tag")
+            raise self.error(f"{at}.elements", "any_text must be the last element, or the content of a tag")
         return f"({' '.join(parts)})"
 
     def one_of(self, expressions: Sequence[str]) -> str:
         return f"({' | '.join(expressions)})"
 
     def tag(self, at: str, given: Mapping[str, Any], trigger: str = "") -> str:
-        """Return the expression of a tag without the trigger that its begin starts with."""
+        """Return the expression of a tag, without the trigger that its `begin` starts with."""
         begin = self.literal(self.text(at, given, "begin")[len(trigger) :])
         ends = given.get("end")
         ends = ends if isinstance(ends, list) else [ends]
         if not ends or not all(isinstance(end, str) for end in ends):
-            raise self.error(f"{at}.end", "expected a text")
+            raise self.error(f"{at}.end", "expected a string")
         content = self.format(f"{at}.content", self.key(at, given, "content"))
         if content == _TEXT:
             return f"({begin} {self.one_of([self.until(end) if end else _TEXT for end in ends])})"
@@ -109,7 +109,7 @@ class _LarkWriter:
     def triggered_tags(self, at: str, given: Mapping[str, Any]) -> str:
         triggers = self.items(at, given, "triggers")
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-            raise self.error(_join(at, "triggers"), "expected texts that are not empty")
+            raise self.error(_join(at, "triggers"), "expected non-empty strings")
         groups: dict[str, list[str]] = {}
         for i, item in enumerate(self.items(at, given, "tags")):
             place = f"{_join(at, 'tags' if at else 'structures')}[{i}]"
@@ -133,7 +133,7 @@ class _LarkWriter:
         return many if self.flag(at, given, "at_least_one") else f"({many})?"
 
     def until(self, text: str) -> str:
-        """Return the expression of free text up to and with the first `text`."""
+        """Return the expression of free text up to and including the first `text`."""
         head, *rest = self.pieces(text)
         if head in self._special_ids:
             start = f"{_TEXT} {self.literal(head)}"
@@ -143,12 +143,12 @@ class _LarkWriter:
         return " ".join([start, *(self.literal(piece) for piece in rest)])
 
     def literal(self, text: str) -> str:
-        """Return the expression of a text, special tokens in it as tokens."""
+        """Return the expression of a text; special tokens in it are matched as tokens."""
         ids = self._special_ids
         return " ".join(f"<[{ids[p]}]>" if p in ids else _quoted(p) for p in self.pieces(text)) or '""'
 
     def pieces(self, text: str) -> list[str]:
-        """Cut a text at its special tokens."""
+        """Split a text at its special tokens."""
         at, found = 0, []
         for match in self._special.finditer(text):
             found += [text[at : match.start()], match.group()]
@@ -178,13 +178,13 @@ class _LarkWriter:
     def items(self, at: str, given: Mapping[str, Any], name: str) -> list[Any]:
         value = given.get(name)
         if not isinstance(value, list) or not value:
-            raise self.error(_join(at, name), "expected a list that is not empty")
+            raise self.error(_join(at, name), "expected a non-empty list")
         return value
 
     def text(self, at: str, given: Mapping[str, Any], name: str) -> str:
         value = given.get(name)
         if not isinstance(value, str):
-            raise self.error(_join(at, name), f"expected a text, got {type(value).__name__}")
+            raise self.error(_join(at, name), f"expected a string, got {type(value).__name__}")
         return value
 
     def key(self, at: str, given: Mapping[str, Any], name: str) -> Any:
@@ -211,5 +211,5 @@ def _quoted(text: str) -> str:
 
 
 def _slashes_escaped(pattern: str) -> str:
-    """Return a pattern that may stand between slashes: a slash that no backslash escapes gets one."""
+    """Escape the slashes of a pattern that are not escaped yet, so that it may be put between slashes."""
     return re.sub(r"(\\.)|/", lambda match: match.group(1) or r"\/", pattern, flags=re.DOTALL).replace("\n", r"\n")

@@ -151,7 +151,7 @@ class RowRules:
 
     def _write_masks(self, constraint: TokenConstraint, draft: Sequence[int], ints: npt.NDArray[np.int64]) -> None:
         masks = np.empty((len(ints), self._num_mask_words), np.int32)
-        constrained = constraint.fill_masks(draft, masks)
+        constrained = constraint.fill_bitmasks(draft, masks)
         begins = self.batch.append_mask(masks) + np.arange(len(ints)) * self._num_mask_words
         ints[:, IntColumn.MASK_BEGIN] = np.where(constrained, begins, NO_MASK)
 

@@ -16,7 +16,7 @@ CARD = """\
 A {main_m:.1f}-million-parameter decoder in ERNIE-4.5 form with one multi-token-prediction (MTP) layer
 ({mtp_m:.1f} M parameters) and, in `draft/`, a draft model of {draft_m:.1f} M with the same tokenizer. It exists so that
 FastDeploy can be tried, tested and measured with a real model on any machine: it continues Python source text. It is
-no assistant, and its programs are not meant to work.
+not an assistant, and its programs are not meant to work.
 
 | | main | draft |
 | --- | --- | --- |
@@ -38,19 +38,21 @@ Printed by `python scripts/train_demo_model.py evaluate` from this checkpoint, i
 | the same, cut after the last whole *logical* line | {parsed_logical} of {num_heads} |
 | the files' own text under the same two cuts | {parsed_real_text} and {parsed_real_text_logical} of {num_heads} |
 | share of 8-token runs that repeat earlier ones | {repeated_share:.2f} |
-| MTP drafts accepted at steps 1 / 2 / 3 | **{mtp_line}**, {mtp_mean_accepted:.2f} tokens per attempt |
+| MTP drafts accepted at draft passes 1 / 2 / 3 | **{mtp_line}**, {mtp_mean_accepted:.2f} tokens per attempt |
 | the same, within the first 32 tokens of a continuation | {early_line} |
-| draft-model drafts accepted at steps 1 / 2 / 3 | {draft_line}, {draft_mean_accepted:.2f} tokens per attempt |
+| draft-model drafts accepted at draft passes 1 / 2 / 3 | {draft_line}, {draft_mean_accepted:.2f} tokens per attempt |
 
 *Heads*: {num_heads} functions of held-out files, at most five per file, drawn with a fixed seed. The prompt starts at
 the top-level statement (class, function or decorator) around the head and ends with the head's last line, docstring
-included. The continuation is greedy, {num_new_tokens} tokens, cut after its last line break; prompt and continuation
+included.
+
+*Continuations* are greedy, {num_new_tokens} tokens, cut after its last line break; prompt and continuation
 must then pass `ast.parse`, and the continuation must hold at least one whole line. The files' own text stays below 100
-because a cut can fall inside a bracket, inside a docstring or between `if ...:` and its block. A logical line is what
-Python calls so: brackets and strings that span several lines belong to one.
+because a cut can fall inside a bracket, inside a docstring or between `if ...:` and its block. A logical line
+includes brackets and strings that span several lines.
 
 *Acceptance*: speculative decoding replayed along the same continuations with three drafts per attempt; a draft counts
-as accepted when it and all before it equal the model's own greedy tokens; shares are of all attempts.
+as accepted if it and all drafts before it equal the model's own greedy tokens; shares are of all attempts.
 
 ![training loss](loss.png)
 
@@ -60,7 +62,9 @@ The source text of the standard library of CPython {python} (`.py` files; tables
 are mostly digits left out): {train_files} files, {train_mb:.1f} MB, {train_tokens_m:.2f} M tokens for training, and
 {held_files} files, {held_mb:.1f} MB, held out. A file is held out when a hash of its path says so
 ({permille} per thousand). `scripts/demo_model/{hash_list}` pins every file by hash; `prepare` names each file that
-differs. The library is © Python Software Foundation and others, under the PSF licence version 2; the model can repeat
+differs.
+
+The library is © Python Software Foundation and others, under the PSF licence version 2; the model can repeat
 passages of it. The training script and this checkpoint are published under Apache-2.0.
 
 ## Training
@@ -72,18 +76,18 @@ was trained on {device}.
    (rate 0.02), AdamW for the embedding and norms (0.003); rate constant, then linear to zero from half of the *time*
    budget on. Rows of 256, then 512, then (last 8 % of the time) 2,048 tokens, each begun with `<s>`.
    Continue it: `train --minutes MORE` with the work folder's `trunk_trunk.pt` renamed to `trunk.pt`.
-2. MTP layer, main model frozen: {mtp_tokens_m:.1f} M tokens, {mtp_minutes:.0f} minutes. One layer run for three steps
-   on its own states (FastMTP, arXiv 2509.18362), step weights 1 / 0.7 / 0.5, cross-entropy against the main model's own
-   distribution (half of the weight on its most probable token). Two thirds of the rows are the main model's greedy
-   continuations of training text, the others are training text.
+2. MTP layer, main model frozen: {mtp_tokens_m:.1f} M tokens, {mtp_minutes:.0f} minutes. One layer run for three draft
+   passes on its own states (FastMTP, arXiv 2509.18362), pass weights 1 / 0.7 / 0.5, cross-entropy against the main
+   model's own distribution (half of the weight on its most probable token). Two thirds of the rows are the main model's
+   greedy continuations of training text, the others are training text.
 3. Draft model: the same target and rows, {draft_tokens_m:.1f} M tokens, {draft_minutes:.1f} minutes.
 
 ## MTP layer
 
-At slot t + 1 it reads `mtp_linear_proj([mtp_emb_norm(embed(x_t+1)) ; mtp_hidden_norm(h_t)])`, embedding first, where
-h_t is the main model's state after its final norm. One decoder layer (`mtp_block`) follows, at rotary position t + 1;
-the main model's final norm and head turn its output into the prediction of x_t+2. For the next step that normed
-output takes the place of h. Keys and values of earlier slots come from the main model's states.
+At position t + 1 it reads `mtp_linear_proj([mtp_emb_norm(embed(x_t+1)) ; mtp_hidden_norm(h_t)])`, embedding first,
+where h_t is the main model's state after its final norm. One decoder layer (`mtp_block`) follows, at rotary position
+t + 1; the main model's final norm and head turn its output into the prediction of x_t+2. For the next draft pass
+that normed output takes the place of h. Keys and values of earlier positions come from the main model's states.
 
 ## Use
 
@@ -93,8 +97,8 @@ messages as comments and other messages as they are: send code, and it is contin
 
 ## Limits
 
-Trained on few tokens of one library: outside of Python source it is lost, and greedy continuations soon repeat
-themselves (see the share above).
+Trained on few tokens of one library: outside of Python source its text has no meaning, and greedy continuations soon
+repeat themselves (see the share above).
 Rows of 2,048 tokens were a small part of the training, but held-out loss does not rise towards the end of one.
 Repetition makes text easy to draft: acceptance here says little about acceptance with larger models.
 """

@@ -129,7 +129,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "Unimplemented keys",
     ),
-    ({"structural_tag": {"structures": [], "triggers": ["<"]}}, "structural_tag.structures", "not empty"),
+    (
+        {"structural_tag": {"structures": [], "triggers": ["<"]}},
+        "structural_tag.structures",
+        "expected a non-empty list",
+    ),
     (
         {"structural_tag": {"structures": [{"begin": "x", "schema": {}, "end": ""}], "triggers": ["<"]}},
         "structural_tag.structures[0].begin",
@@ -139,12 +143,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"structural_tag": {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}}},
         "structural_tag.format.elements",
-        "any_text must come last",
+        "any_text must be the last element",
     ),
     (
         {"response_format": {"type": "structural_tag", "format": {"type": "regex"}}},
         "response_format.format.pattern",
-        "expected a text",
+        "expected a string",
     ),
 ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grammars on tokenizers of every kind, and the automaton around them: what may follow, what ends a request."""
+"""Constraints on tokenizers of every kind: which tokens are allowed, and what ends a request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.structured_output.constraint import ConstraintFactory, OutputConstraint
-from fastdeploy.structured_output.grammar import GrammarState, Vocabulary
+from fastdeploy.structured_output.constraint import OutputConstraint
+from fastdeploy.structured_output.grammar import GrammarState, TokenizerAdapter
+from fastdeploy.structured_output.manager import StructuredOutputManager
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 DEEP = '{"format":' + '{"type":"sequence","elements":[' * 240 + '{"type":"regex","pattern":"a"}' + "]}" * 240 + "}"
@@ -25,20 +26,20 @@ PRINT = r"print\([a-z]{2,9}, [a-z]{2,5}=.{1,5}\)"
 
 
 @cache
-def factory(kind: str = "byte_level", parser: str = "") -> ConstraintFactory:
+def manager(kind: str = "byte_level", parser: str = "") -> StructuredOutputManager:
     tokenizer = make_tokenizer(kind)
-    return ConstraintFactory(tokenizer, tokenizer.vocab_size, end_ids(kind), REASONING_FORMATS.get(parser))
+    return StructuredOutputManager(tokenizer, tokenizer.vocab_size, eos_token_ids(kind), REASONING_FORMATS.get(parser))
 
 
-def end_ids(kind: str = "byte_level") -> list[int]:
-    """Return two ids that the tests take for end tokens."""
+def eos_token_ids(kind: str = "byte_level") -> list[int]:
+    """Return two ids that the tests use as end tokens."""
     return sorted(make_tokenizer(kind).special_ids)[-2:]
 
 
 def constraint(kind: str = "byte_level", **params: Any) -> OutputConstraint:
-    made = factory(kind).make(GenerationRequest("a", [1], SamplingParams(**params)))[0]
-    assert made is not None
-    return made
+    (first, *_) = manager(kind).make_constraints(GenerationRequest("a", [1], SamplingParams(**params)))
+    assert first is not None
+    return first
 
 
 def guided(**spec: Any) -> GuidedDecodingParams:
@@ -46,36 +47,36 @@ def guided(**spec: Any) -> GuidedDecodingParams:
 
 
 def allowed(constraint: OutputConstraint, kind: str = "byte_level") -> set[int]:
-    """Return the ids that may follow."""
+    """Return the allowed ids."""
     vocab_size = make_tokenizer(kind).vocab_size
-    masks = np.zeros((1, (vocab_size + 31) // 32), np.int32)
-    assert constraint.fill_masks([], masks) == [True]
-    bits = np.unpackbits(masks[0].view(np.uint8), bitorder="little")
+    bitmasks = np.zeros((1, (vocab_size + 31) // 32), np.int32)
+    assert constraint.fill_bitmasks([], bitmasks) == [True]
+    bits = np.unpackbits(bitmasks[0].view(np.uint8), bitorder="little")
     return {token_id for token_id in np.flatnonzero(bits).tolist() if token_id < vocab_size}
 
 
-def spell(kind: str, text: str) -> list[int]:
+def encode(kind: str, text: str) -> list[int]:
     """Return tokens whose bytes are exactly `text`."""
-    return vocabulary(kind)(text.encode())
+    return adapter(kind)(text.encode())
 
 
 @cache
-def vocabulary(kind: str) -> Vocabulary:
+def adapter(kind: str) -> TokenizerAdapter:
     tokenizer = make_tokenizer(kind)
-    return Vocabulary(tokenizer, tokenizer.vocab_size)
+    return TokenizerAdapter(tokenizer, tokenizer.vocab_size)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @pytest.mark.parametrize("text", ["plain words", " leading", "naïve 日本 \u2028", "a</s>b", "<0x41>", "▁"])
-def test_forced_text_is_spelt_to_the_byte_and_never_with_special_tokens(kind: str, text: str) -> None:
-    tokenizer, ids = make_tokenizer(kind), spell(kind, text)
+def test_forced_text_is_encoded_to_the_byte_and_never_with_special_tokens(kind: str, text: str) -> None:
+    tokenizer, ids = make_tokenizer(kind), encode(kind, text)
     assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids) == text.encode()
     assert not set(ids) & tokenizer.special_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_and_drafts_agree_on_every_token_along_random_outputs(kind: str) -> None:
-    tokenizer, ends = make_tokenizer(kind), set(end_ids(kind))
+    tokenizer, ends = make_tokenizer(kind), set(eos_token_ids(kind))
     for seed in range(8):
         random = np.random.default_rng(seed)
         automaton, text = constraint(kind, guided_decoding=guided(regex=r"(the|END)? [a-e ]{2,9}(\n[é好f]+)+")), b""
@@ -83,94 +84,94 @@ def test_masks_and_drafts_agree_on_every_token_along_random_outputs(kind: str) -
             ids = allowed(automaton, kind)
             assert ids and not ids & (tokenizer.special_ids - ends)
             probe = random.integers(0, tokenizer.vocab_size, 40)
-            assert [automaton.num_allowed([i]) for i in probe.tolist()] == [int(i in ids) for i in probe.tolist()]
+            assert [automaton.num_valid_tokens([i]) for i in probe.tolist()] == [int(i in ids) for i in probe.tolist()]
             token_id = int(random.choice(sorted(ids)))
             text += tokenizer.token_bytes(token_id)
-            if automaton.push(token_id):
+            if automaton.accept_token(token_id):
                 break
         assert re.match(rb"(the|END)? [a-e ]", text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_a_verification_are_masked_as_if_their_drafts_were_emitted(kind: str) -> None:
-    draft = spell(kind, "print(name, end=")
+def test_rows_of_a_verification_are_masked_as_if_their_drafts_were_accepted(kind: str) -> None:
+    draft = encode(kind, "print(name, end=")
     words = (make_tokenizer(kind).vocab_size + 31) // 32
     ahead, masks = constraint(kind, guided_decoding=guided(regex=PRINT)), np.zeros((len(draft) + 1, words), np.int32)
-    assert ahead.num_allowed(draft) == len(draft)
-    assert ahead.fill_masks(draft, masks) == [True] * (len(draft) + 1)
-    step_by_step = constraint(kind, guided_decoding=guided(regex=PRINT))
+    assert ahead.num_valid_tokens(draft) == len(draft)
+    assert ahead.fill_bitmasks(draft, masks) == [True] * (len(draft) + 1)
+    token_by_token = constraint(kind, guided_decoding=guided(regex=PRINT))
     for row in range(len(draft) + 1):
         one = np.zeros((1, words), np.int32)
-        step_by_step.fill_masks(draft[:0], one)
+        token_by_token.fill_bitmasks(draft[:0], one)
         assert np.array_equal(one[0], masks[row]), row
         if row < len(draft):
-            step_by_step.push(int(draft[row]))
+            token_by_token.accept_token(int(draft[row]))
 
 
-def test_a_draft_is_cut_at_the_first_forbidden_token_and_nothing_moves() -> None:
+def test_draft_is_valid_up_to_its_first_forbidden_token_and_checking_changes_no_state() -> None:
     automaton = constraint(guided_decoding=guided(choice=["the word", "the world"]))
-    good, bad = spell("byte_level", "the wor"), spell("byte_level", "x")
+    good, bad = encode("byte_level", "the wor"), encode("byte_level", "x")
     before = allowed(automaton)
-    assert automaton.num_allowed([*good, *bad, *good]) == len(good)
-    assert automaton.num_allowed(bad) == 0
+    assert automaton.num_valid_tokens([*good, *bad, *good]) == len(good)
+    assert automaton.num_valid_tokens(bad) == 0
     assert allowed(automaton) == before
 
 
 def test_all_end_tokens_are_allowed_exactly_where_the_grammar_accepts() -> None:
-    automaton, ends = constraint(guided_decoding=guided(regex="[a-z]{2,4}")), set(end_ids())
+    automaton, ends = constraint(guided_decoding=guided(regex="[a-z]{2,4}")), set(eos_token_ids())
     for letter, accepts in (("a", False), ("b", True), ("c", True)):
-        automaton.push(spell("byte_level", letter)[0])
+        automaton.accept_token(encode("byte_level", letter)[0])
         assert (allowed(automaton) & ends == ends) is accepts
         assert bool(allowed(automaton) & ends) is accepts
-    assert automaton.push(end_ids()[1]) == "stop"
+    assert automaton.accept_token(eos_token_ids()[1]) == "stop"
 
 
 def test_a_complete_grammar_ends_the_request_without_an_end_token() -> None:
-    automaton, ids = constraint(guided_decoding=guided(choice=["yes", "no"])), spell("byte_level", "no")
-    assert [automaton.push(token_id) for token_id in ids] == [*[None] * (len(ids) - 1), "stop"]
-    assert automaton.num_allowed(ids) == 0
+    automaton, ids = constraint(guided_decoding=guided(choice=["yes", "no"])), encode("byte_level", "no")
+    assert [automaton.accept_token(token_id) for token_id in ids] == [*[None] * (len(ids) - 1), "stop"]
+    assert automaton.num_valid_tokens(ids) == 0
 
 
 def test_ignored_end_tokens_are_never_allowed() -> None:
     automaton = constraint(guided_decoding=guided(regex="[a-z]*"), ignore_eos=True)
-    assert not allowed(automaton) & set(end_ids())
+    assert not allowed(automaton) & set(eos_token_ids())
 
 
 def test_an_end_token_may_be_part_of_a_grammar() -> None:
-    end = end_ids()[0]
+    end = eos_token_ids()[0]
     automaton = constraint(guided_decoding=guided(grammar=f'start: "a" <[{end}]>'))
-    automaton.push(spell("byte_level", "a")[0])
+    automaton.accept_token(encode("byte_level", "a")[0])
     assert allowed(automaton) == {end}
-    assert automaton.push(end) == "stop"
+    assert automaton.accept_token(end) == "stop"
 
 
-def test_forced_text_is_offered_as_a_draft_that_is_allowed() -> None:
+def test_forced_tokens_are_valid() -> None:
     automaton = constraint(guided_decoding=guided(regex="the words are given: [a-z]+"))
     forced = automaton.forced_tokens(100)
     assert len(forced) > 2
-    assert automaton.num_allowed(forced) == len(forced)
+    assert automaton.num_valid_tokens(forced) == len(forced)
     assert automaton.forced_tokens(2) == forced[:2]
 
 
 def test_choices_have_states_of_their_own() -> None:
     params = SamplingParams(n=2, guided_decoding=guided(choice=["aa", "bb"]))
-    one, two = factory().make(GenerationRequest("a", [1], params))
+    one, two = manager().make_constraints(GenerationRequest("a", [1], params))
     assert one is not None and two is not None
-    one.push(spell("byte_level", "a")[0])
+    one.accept_token(encode("byte_level", "a")[0])
     assert allowed(one) != allowed(two)
 
 
-def test_an_end_before_the_answer_is_kept_from_a_reasoning_output() -> None:
+def test_output_cannot_end_before_its_reasoning_does() -> None:
     tokenizer = make_tokenizer("byte_level")
     start, end, marker = sorted(tokenizer.special_ids)
     marks = ReasoningFormat(tokenizer.token_text(start), tokenizer.token_text(marker))
     params = SamplingParams(guided_decoding=guided(choice=["yes"]))
     request = GenerationRequest("a", [1], params, reasoning=ReasoningState.OPEN)
-    (automaton,) = ConstraintFactory(tokenizer, tokenizer.vocab_size, [end], marks).make(request)
+    (automaton,) = StructuredOutputManager(tokenizer, tokenizer.vocab_size, [end], marks).make_constraints(request)
     assert automaton is not None
     assert set(range(tokenizer.vocab_size)) - allowed(automaton) == {end}
-    automaton.push(marker)
-    assert allowed(automaton) <= set(spell("byte_level", "y")) | set(spell("byte_level", "yes"))
+    automaton.accept_token(marker)
+    assert allowed(automaton) <= set(encode("byte_level", "y")) | set(encode("byte_level", "yes"))
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -202,7 +203,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("field", "spec", "reason"), REFUSED, ids=lambda value: str(value)[:40])
-def test_a_grammar_that_cannot_be_followed_is_refused_by_name(field: str, spec: dict[str, Any], reason: str) -> None:
+def test_invalid_grammar_is_refused_with_its_field(field: str, spec: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         constraint(guided_decoding=guided(**spec))
     assert caught.value.field == field
@@ -210,33 +211,33 @@ def test_a_grammar_that_cannot_be_followed_is_refused_by_name(field: str, spec: 
     assert "\n" not in caught.value.message
 
 
-def test_a_long_chain_of_references_is_compiled_like_any_other() -> None:
+def test_long_chain_of_references_is_compiled() -> None:
     chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(3000)}  # overflows a stack of the usual size
     schema = {"$ref": "#/$defs/a0", "$defs": {**chain, "a3000": {"type": "integer"}}}
     automaton = constraint(guided_decoding=guided(json=schema))
-    assert set(spell("byte_level", "7")) <= allowed(automaton)
+    assert set(encode("byte_level", "7")) <= allowed(automaton)
 
 
-def test_budgets_need_what_they_count() -> None:
-    def refused(made_by: ConstraintFactory, reasoning: ReasoningState, **params: Any) -> str:
+def test_budgets_and_grammars_need_a_reasoning_parser_and_a_tokenizer() -> None:
+    def refused(given: StructuredOutputManager, reasoning: ReasoningState, **params: Any) -> str:
         with pytest.raises(InvalidRequestError) as caught:
-            made_by.make(GenerationRequest("a", [1], SamplingParams(**params), reasoning=reasoning))
+            given.make_constraints(GenerationRequest("a", [1], SamplingParams(**params), reasoning=reasoning))
         return str(caught.value)
 
-    thinking = factory(parser="qwen3")
-    assert "--reasoning-parser" in refused(factory(), ReasoningState.CLOSED, reasoning_max_tokens=3)
+    thinking = manager(parser="qwen3")
+    assert "--reasoning-parser" in refused(manager(), ReasoningState.CLOSED, reasoning_max_tokens=3)
     assert "'<think>'" in refused(thinking, ReasoningState.OPEN, reasoning_max_tokens=3)
     assert "guided_regex" in refused(thinking, ReasoningState.UNDECIDED, guided_decoding=guided(regex="a"))
-    off = ConstraintFactory(make_tokenizer("byte_level"), 100, [], None, backend="off")
+    off = StructuredOutputManager(make_tokenizer("byte_level"), 100, [], None, backend="off")
     assert "--guided-decoding-backend off" in refused(off, ReasoningState.CLOSED, guided_decoding=guided(regex="a"))
-    none = ConstraintFactory(None, 100, [], None)
+    none = StructuredOutputManager(None, 100, [], None)
     assert "no tokenizer" in refused(none, ReasoningState.CLOSED, guided_decoding=guided(regex="a"))
-    assert none.make(GenerationRequest("a", [1], SamplingParams(n=2))) == [None, None]
+    assert none.make_constraints(GenerationRequest("a", [1], SamplingParams(n=2))) == [None, None]
 
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     constraint(guided_decoding=guided(regex="once|twice"))
-    monkeypatch.setattr(GrammarState, "write_mask", None)
+    monkeypatch.setattr(GrammarState, "fill_bitmask", None)
     constraint(guided_decoding=guided(regex="once|twice"))
     with pytest.raises(TypeError):
         constraint(guided_decoding=guided(regex="once|twice|thrice"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structural tags: which texts they let through, to the token."""
+"""Which texts a structural tag allows, token by token."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def compiler() -> tuple[Tokenizer, GrammarCompiler]:
 
 
 def verdict(tag: dict[str, Any], text: str) -> str:
-    """Return whether the text, special tokens read as such, is refused, open, or may end."""
+    """Return whether the text, with special tokens encoded as such, is refused, incomplete, complete, or may end."""
     tokenizer, grammars = compiler()
     state = grammars.compile(GuidedDecodingParams(structural_tag=tag))
     for token_id in tokenizer.encode(text, add_special_tokens=False):
-        state = state.after(token_id)
+        state = state.advance(token_id)
         if state.error:
             return "refused"
-    return "complete" if state.is_complete else "may end" if state.is_accepting else "open"
+    return "complete" if state.is_terminated else "may end" if state.is_accepting else "incomplete"
 
 
 def tag(begin: str, end: Any, content: dict[str, Any] = JSON) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def triggered(*tags: dict[str, Any], triggers: list[str], **options: Any) -> dic
     return {"format": {"type": "triggered_tags", "triggers": triggers, "tags": list(tags), **options}}
 
 
-OLD = {
+STRUCTURES = {
     "triggers": ["<f=", "<g"],
     "structures": [
         {"begin": "<f=a>", "schema": NUMBER, "end": "</f>"},
@@ -53,7 +53,7 @@ OLD = {
         {"begin": "<g>", "schema": {"type": "boolean"}, "end": "</g>"},
     ],
 }
-NEW = triggered(tag("<f=a>", "</f>"), tag("<g>", ["</g>", "!"]), triggers=["<f=", "<g"])
+FORMAT = triggered(tag("<f=a>", "</f>"), tag("<g>", ["</g>", "!"]), triggers=["<f=", "<g"])
 SPECIAL = triggered(tag("<|user|>n=", "<|end|>"), triggers=["<|user|>"])
 LIST = {"format": {"type": "tags_with_separator", "tags": [tag("(", ")")], "separator": ", "}}
 
@@ -61,20 +61,20 @@ LIST = {"format": {"type": "tags_with_separator", "tags": [tag("(", ")")], "sepa
 @pytest.mark.parametrize(
     ("given", "text", "expected"),
     [
-        (OLD, "", "may end"),
-        (OLD, "free text with < and <f", "may end"),
-        (OLD, "text <f=", "open"),
-        (OLD, "text <f=a>12</f> more <g>true</g>", "may end"),
-        (OLD, 'text <f=b>"x"</f>', "may end"),
-        (OLD, "text <f=c>", "refused"),
-        (OLD, 'text <f=a>"x"', "refused"),
-        (OLD, "text <f=a>12</g>", "refused"),
-        (NEW, "a <f=a>3</f> b <g>4! c", "may end"),
-        (NEW, "a <g>4?", "refused"),
-        (triggered(tag("<f>", "</f>"), triggers=["<f>"], at_least_one=True), "only text", "open"),
+        (STRUCTURES, "", "may end"),
+        (STRUCTURES, "free text with < and <f", "may end"),
+        (STRUCTURES, "text <f=", "incomplete"),
+        (STRUCTURES, "text <f=a>12</f> more <g>true</g>", "may end"),
+        (STRUCTURES, 'text <f=b>"x"</f>', "may end"),
+        (STRUCTURES, "text <f=c>", "refused"),
+        (STRUCTURES, 'text <f=a>"x"', "refused"),
+        (STRUCTURES, "text <f=a>12</g>", "refused"),
+        (FORMAT, "a <f=a>3</f> b <g>4! c", "may end"),
+        (FORMAT, "a <g>4?", "refused"),
+        (triggered(tag("<f>", "</f>"), triggers=["<f>"], at_least_one=True), "only text", "incomplete"),
         (triggered(tag("<f>", "</f>"), triggers=["<f>"], at_least_one=True), "text <f>1</f>", "may end"),
         (triggered(tag("<f>", "</f>"), triggers=["<f>"], stop_after_first=True), "text <f>1</f>", "complete"),
-        (SPECIAL, "text <|user|>n=7", "open"),
+        (SPECIAL, "text <|user|>n=7", "incomplete"),
         (SPECIAL, "text <|user|>n=7<|end|> text", "may end"),
         (SPECIAL, "text <|user|>m", "refused"),
         (SPECIAL, "text <|end|>", "refused"),
@@ -89,7 +89,7 @@ LIST = {"format": {"type": "tags_with_separator", "tags": [tag("(", ")")], "sepa
     ],
     ids=str,
 )
-def test_texts_that_a_tag_lets_through(given: dict[str, Any], text: str, expected: str) -> None:
+def test_texts_that_a_tag_allows(given: dict[str, Any], text: str, expected: str) -> None:
     assert verdict(given, text) == expected
 
 
@@ -98,10 +98,10 @@ def test_texts_that_a_tag_lets_through(given: dict[str, Any], text: str, expecte
     [
         ([], "structural_tag"),
         ({}, "structural_tag.structures"),
-        ({**OLD, "triggers": []}, "structural_tag.triggers"),
-        ({**OLD, "triggers": [""]}, "structural_tag.triggers"),
-        ({**OLD, "structures": [{"begin": "<f=a>", "end": ""}]}, "structural_tag.structures[0].schema"),
-        ({**OLD, "structures": [{"begin": "<f=a>", "schema": {}}]}, "structural_tag.structures[0].end"),
+        ({**STRUCTURES, "triggers": []}, "structural_tag.triggers"),
+        ({**STRUCTURES, "triggers": [""]}, "structural_tag.triggers"),
+        ({**STRUCTURES, "structures": [{"begin": "<f=a>", "end": ""}]}, "structural_tag.structures[0].schema"),
+        ({**STRUCTURES, "structures": [{"begin": "<f=a>", "schema": {}}]}, "structural_tag.structures[0].end"),
         ({"format": "x"}, "structural_tag.format"),
         ({"format": {"type": "qwen_xml_parameter"}}, "structural_tag.format.type"),
         ({"format": {"type": "any_text", "excludes": ["x"]}}, "structural_tag.format.excludes"),
@@ -110,7 +110,7 @@ def test_texts_that_a_tag_lets_through(given: dict[str, Any], text: str, expecte
     ],
     ids=str,
 )
-def test_a_tag_that_is_not_well_made_is_refused_by_its_place(given: Any, field: str) -> None:
+def test_malformed_tag_is_refused_with_the_path_of_the_fault(given: Any, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         structural_tag_to_lark("structural_tag", json.dumps(given), {})
     assert caught.value.field == field

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of measured figures come from docs/results/data and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.make_result_tables import DATA, PAGES, decode_table, fresh_pages, peers_table, speculation_table
+
+MADE = {"processor": "X", "isa": "avx2", "commit": "abc", "command": "python -m benchmarks.bench_decode"}
+
+
+def test_pages_show_their_data() -> None:
+    for path, text in fresh_pages().items():
+        assert path.read_text() == text, "run python scripts/make_result_tables.py"
+
+
+def test_every_data_file_is_shown_by_a_page() -> None:
+    pages = "".join(path.read_text() for path in PAGES)
+    names = [path.stem for path in DATA.glob("*.json")]
+    assert names
+    assert [name for name in names if f"<!-- table: {name} -->" not in pages] == []
+
+
+def test_section_is_replaced_and_names_machine_commit_and_command(tmp_path: Path) -> None:
+    row = {"format": "none", "context": 128, "rows": 1, "as": "requests", "over_floor": 1.1, "over_loops": 1.04}
+    run = {"environment": MADE, "benchmark": "decode", "results": [row]}
+    (tmp_path / "steps.json").write_text(json.dumps(run))
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table: steps -->\nold\n<!-- end of table -->\nafter\n")
+    text = fresh_pages([page], tmp_path)[page]
+    assert text.startswith("before\n<!-- table: steps -->\n")
+    assert "| 128 | 1 | requests | 1.10 / 1.04 |" in text
+    assert "X (path `avx2`), commit abc: `python -m benchmarks.bench_decode`" in text
+    assert "old" not in text
+    assert text.endswith("<!-- end of table -->\nafter\n")
+
+
+def test_page_without_data_is_an_error(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: steps -->\n<!-- end of table -->\n")
+    with pytest.raises(FileNotFoundError):
+        fresh_pages([page], tmp_path)
+
+
+def test_decode_table_has_a_column_per_format() -> None:
+    cell = {"context": 128, "rows": 8, "as": "drafts", "over_floor": 1.0, "over_loops": 1.0}
+    assert (
+        decode_table([{**cell, "format": "none"}, {**cell, "format": "w8a8"}]).splitlines()[0].endswith("none | w8a8 |")
+    )
+
+
+def test_speculation_table_leaves_naive_out() -> None:
+    rows = [
+        {"workload": "editing", "batch": 1, "method": name, "speed_up": ratio, "conversion": ratio}
+        for name, ratio in (("naive", 1.0), ("ngram", 2.5))
+    ]
+    assert speculation_table(rows).splitlines()[2:] == ["| editing | 1 | 2.50 (2.50) |"]
+
+
+def test_peers_table_shows_ratios_only() -> None:
+    rows = [
+        {"bits": 8, "engine": "w8a8", "over": "tokens/s", "decode-128": 40.0},
+        {"bits": 8, "engine": "w8a8", "over": "llama.cpp q8_0", "decode-128": 2.19},
+    ]
+    assert peers_table(rows).splitlines()[2:] == ["| 8 | w8a8 | llama.cpp q8_0 | 2.19 |"]
