@@ -12,11 +12,13 @@ A step makes four calls, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fastdeploy.core.request import DraftQuota, Request
 from fastdeploy.core.stats import DraftLengthStats
 from fastdeploy.core.step import StepPlan
+
+Clock = Callable[[], float]  # seconds; those that the calling thread waits for other processes should not count
 
 
 class LengthPolicy:

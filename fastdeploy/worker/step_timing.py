@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
@@ -16,9 +17,7 @@ TIME_LIMIT_S = 0.7  # of all measurements of a kind; each is made at least twice
 CONTEXT_TOKENS = 512  # of each request, where the cache holds twice as many
 
 
-def time_steps(
-    runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int, clock: Callable[[], float]
-) -> StepTimes:
+def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int, clock: Clock) -> StepTimes:
     """Measure steps of about a dozen row counts from 1 to `max_rows`, fewer where steps are slow.
 
     The KV cache must be unused. Requests have blocks of their own as far as it goes, because what a request adds to a
@@ -40,7 +39,7 @@ def time_steps(
 
 
 def time_draft_passes(
-    draft: Callable[..., object], config: RunnerConfig, num_cache_tokens: int, clock: Callable[[], float]
+    draft: Callable[..., object], config: RunnerConfig, num_cache_tokens: int, clock: Clock
 ) -> tuple[float, float]:
     """Return the seconds of a draft pass without its requests, and of each request; they share the first blocks."""
     num_tokens, num_passes = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 4)), min(2, config.max_drafts)
@@ -52,7 +51,7 @@ def time_draft_passes(
     return seconds[1] - request_s, request_s
 
 
-def _least_seconds(calls: Mapping[int, Callable[[], object]], clock: Callable[[], float]) -> dict[int, float]:
+def _least_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dict[int, float]:
     """Return the least time of each call, in rounds from fast to slow and back; too slow ones are left out."""
     seconds: dict[int, float] = {}
     order, total_s = list(calls), 0.0

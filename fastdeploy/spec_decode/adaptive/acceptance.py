@@ -41,7 +41,7 @@ class AcceptanceModel:
         return list(accumulate(accumulate(kept, mul)))
 
     def update(self, proposed: Sequence[tuple[Request, Draft, int]]) -> int:
-        """Compare drafts, whether they were verified or not, with the tokens emitted since; return how many were accepted.
+        """Compare drafts, verified or not, with the tokens that were emitted since; return how many were accepted.
 
         Each entry is a request, its draft, and its number of tokens when that was proposed.
         """

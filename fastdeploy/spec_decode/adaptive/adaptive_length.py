@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fastdeploy.core.length_policy import LengthPolicy
+from fastdeploy.core.length_policy import Clock, LengthPolicy
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
 from fastdeploy.core.stats import DraftLengthStats
 from fastdeploy.core.step import StepPlan
@@ -76,13 +76,8 @@ class AdaptiveLength(LengthPolicy):
     again. During a pause only matches of MAX_DEPTH or more tokens are drafted, as in a text that repeats itself.
     """
 
-    def __init__(
-        self, times: StepTimes, passes: DraftPasses | None, matches_text: bool, clock: Callable[[], float]
-    ) -> None:
-        """Start with `passes` if a model drafts, `matches_text` if drafts (also) come from matches.
-
-        The clock should leave out the time of other processes.
-        """
+    def __init__(self, times: StepTimes, passes: DraftPasses | None, matches_text: bool, clock: Clock) -> None:
+        """Start with `passes` if a model drafts, `matches_text` if drafts (also) come from matches."""
         self._times, self._passes, self._matches_text, self._clock = times, passes, matches_text, clock
         self._acceptance = AcceptanceModel()
         self._budgets: dict[int, LossBudget] = {}  # by the bit length of the batch size
