@@ -1,28 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the two native libraries: the Paddle operators (`ops/_cpu`) and the Paddle-free host structures (`ops/_host`).
+"""Builds the native libraries: the Paddle operators (`ops/_cpu`) and the host structures without Paddle (`ops/_host`).
 
-A source that mentions FD_ISA is compiled once per instruction-set path, every other source once; one that is called
-`paddle*` sees the headers of Paddle. Objects and the
-linked library are kept under build/ and made again only when a source, a header or a flag has changed.
+A source that mentions FD_ISA is compiled once per instruction-set path, every other source once; a source named
+`paddle*` sees the headers of Paddle. Objects and linked libraries are kept under build/objects and are made again only
+when a source, one of the headers that it includes, or a flag has changed, comments excepted.
+
+FD_BUILD_PATHS selects the paths: `all` (the default: wheels and tests) or `native` (the best path of this machine and
+the portable one, which takes half the time).
 """
 
 import hashlib
 import os
 import platform
+import re
 import runpy
 import shutil
 import subprocess
 import sysconfig
+import warnings
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 OPS = ROOT / "custom_ops"
+OBJECTS = ROOT / "build" / "objects"
 VERSION = runpy.run_path(str(ROOT / "fastdeploy" / "version.py"))["__version__"]
-COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized"]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+COMPILER = os.environ.get("CXX", "g++").split()
+COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized", "-Icustom_ops"]
 COMMON_FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # a compiler that fuses where it likes would break exactness
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mbmi2", "-mprfchw"]
 AVX512_FLAGS = [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")]
@@ -32,7 +45,7 @@ X86_PATHS = {
     "avx512": [*AVX2_FLAGS, *AVX512_FLAGS],
     "avx512_bf16": [*AVX2_FLAGS, *AVX512_FLAGS, "-mavx512bf16", "-DFD_ISA_AVX512=1"],
 }
-PATHS = {"portable": [], **(X86_PATHS if platform.machine() in ("x86_64", "AMD64") else {})}
+ALL_PATHS = {"portable": [], **(X86_PATHS if platform.machine() in ("x86_64", "AMD64") else {})}
 
 
 def digest(*parts: str | bytes) -> str:
@@ -44,96 +57,176 @@ def digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:16]
 
 
+@cache
+def build_paths() -> dict[str, list[str]]:
+    """Return the flags of every path to build, by its name."""
+    choice = os.environ.get("FD_BUILD_PATHS", "all")
+    if choice == "all":
+        return ALL_PATHS
+    if choice == "native":
+        return {path: flags for path, flags in ALL_PATHS.items() if path in ("portable", best_path())}
+    raise SystemExit(f"FD_BUILD_PATHS: expected 'all' or 'native', got {choice!r}")
+
+
+def best_path() -> str:
+    """Return the path that the library would run on this machine, by asking the code that selects it."""
+    sources = [OPS / "tools" / "print_best_path.cc", OPS / "common" / "isa.cc"]
+    command = [*COMPILER, *COMMON_FLAGS, *have_flags(ALL_PATHS), *(str(path.relative_to(ROOT)) for path in sources)]
+    program = OBJECTS / f"print_best_path.{digest(*map(contents, sources), *command)}"
+    run(command, program)
+    environment = {name: value for name, value in os.environ.items() if name != "FD_CPU_ISA"}
+    return subprocess.run([program], env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def have_flags(paths: Iterable[str]) -> list[str]:
+    """Return what tells a source which paths the library holds."""
+    return [f"-DFD_HAVE_{path.upper()}=1" for path in paths]
+
+
+@cache
 def source_hash() -> str:
-    """Hash every native source, so that a library can say what it was built from."""
+    """Hash every native source and the selected paths, so that a library can say what it was built from."""
     files = sorted(path for path in OPS.rglob("*") if path.suffix in (".h", ".cc"))
-    return digest(*(part for path in files for part in (path.relative_to(OPS).as_posix(), path.read_bytes())))
+    return digest(*build_paths(), *(part for path in files for part in (str(path.relative_to(OPS)), path.read_bytes())))
 
 
-def headers_digest(folder: Path) -> str:
-    return digest(*(path.read_bytes() for path in sorted([*(OPS / "common").glob("*.h"), *folder.glob("*.h")])))
+@cache
+def contents(path: Path) -> str:
+    """Return the code of a source and of all our headers that it includes, directly or not.
+
+    Comments are left out: to change one compiles nothing.
+    """
+    files: dict[Path, str] = {}
+    queue = [path]
+    while queue:
+        file = queue.pop()
+        if file not in files:
+            files[file] = re.sub(r'\s*//[^"\n]*$', "", file.read_text(), flags=re.MULTILINE)
+            includes = re.findall(r'#include "([^"]+)"', files[file])
+            queue += [OPS / name for name in includes if (OPS / name).exists()]
+    return "\0".join(files[file] for file in sorted(files))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One object to compile: `command` makes `target`, whose name holds a digest of all that it depends on."""
+
+    name: str
+    target: Path
+    command: list[str]
 
 
 class Library(Extension):
     """A shared library made of the sources of one folder and of `common/`."""
 
-    def __init__(self, name: str, folder: Path, uses_paddle: bool) -> None:
-        sources = sorted([*folder.glob("*.cc"), *(OPS / "common").glob("*.cc")])
-        super().__init__(name, [os.path.relpath(path, ROOT) for path in sources], language="c++")
-        self.folder, self.uses_paddle = folder, uses_paddle
+    def __init__(self, name: str, sources: list[Path], uses_paddle: bool = False) -> None:
+        super().__init__(name, [str(path.relative_to(ROOT)) for path in sources], language="c++")
+        self.uses_paddle = uses_paddle
 
-    def paddle_flags(self) -> tuple[list[str], list[str]]:
-        """Return compile flags for Paddle's headers and link flags for libpaddle."""
-        import paddle
+    def jobs(self) -> list[Job]:
+        """Return the objects that this library is linked from."""
+        includes = paddle_include_flags() if self.uses_paddle else []
+        return [job for source in self.sources for job in compile_jobs(source, includes)]
 
-        base = Path(paddle.__file__).parent / "base"
-        includes = [paddle.sysconfig.get_include(), str(Path(paddle.sysconfig.get_include()) / "third_party")]
-        compile_flags = [flag for path in includes for flag in ("-isystem", path)]
-        return compile_flags, [f"-L{base}", "-Wl,--no-as-needed", "-l:libpaddle.so", "-Wl,--as-needed"]
+    def link(self, jobs: list[Job], flags: list[str]) -> Path:
+        """Link the compiled objects and return the library."""
+        objects = [str(job.target.relative_to(ROOT)) for job in jobs]
+        command = [*COMPILER, "-shared", "-pthread", *objects, *flags]
+        linked = OBJECTS / f"{self.name}.{digest(*command)}{SUFFIX}"
+        run(command, linked)
+        return linked
 
 
-def compile_jobs(library: Library, paddle_flags: list[str]) -> list[tuple[Path, list[str]]]:
-    """Return (object, command) of every translation unit; an object is named after all that it depends on."""
-    compiler = [
-        *os.environ.get("CXX", "g++").split(),
-        *COMMON_FLAGS,
-        f"-fmacro-prefix-map={ROOT}/=",
-        f"-I{OPS}",
-        *paths_flags(),
-    ]
-    headers = headers_digest(library.folder)
+def import_paddle() -> ModuleType:
+    """Import Paddle without its warning that ccache is missing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_module("paddle")
+
+
+def paddle_include_flags() -> list[str]:
+    """Return the compile flags for Paddle's headers."""
+    include = import_paddle().sysconfig.get_include()
+    return ["-isystem", include, "-isystem", f"{include}/third_party"]
+
+
+def paddle_link_flags() -> list[str]:
+    """Return the link flags for libpaddle."""
+    base = Path(import_paddle().__file__).parent / "base"
+    return [f"-L{base}", "-Wl,--no-as-needed", "-l:libpaddle.so", "-Wl,--as-needed"]
+
+
+def compile_jobs(source: str, paddle_includes: list[str]) -> list[Job]:
+    """Return the objects of one source: one per path, or one alone."""
+    path = ROOT / source
+    text = contents(path)
+    flags = paddle_includes if path.name.startswith("paddle") else ["-fvisibility=hidden"]
+    if "FD_SOURCE_HASH" in text:
+        flags = [*flags, f'-DFD_SOURCE_HASH="{source_hash()}"', f'-DFD_VERSION="{VERSION}"']
+    if "FD_HAVE" in text:
+        flags = [*flags, *have_flags(build_paths())]
     jobs = []
-    for source in (ROOT / path for path in library.sources):
-        text = source.read_text()
-        flags = list(paddle_flags) if source.name.startswith("paddle") else ["-fvisibility=hidden"]
-        if "FD_SOURCE_HASH" in text:
-            flags += [f'-DFD_SOURCE_HASH="{source_hash()}"', f'-DFD_VERSION="{VERSION}"']
-        for path, path_flags in PATHS.items() if "FD_ISA" in text else {"once": []}.items():
-            isa = [f"-DFD_ISA={path}", f"-DFD_ISA_{path.upper()}=1", *path_flags] if path != "once" else []
-            command = [*compiler, *flags, *isa, "-c", str(source)]
-            target = ROOT / "build" / "objects" / f"{source.stem}.{path}.{digest(text, headers, *command)}.o"
-            jobs.append((target, command))
+    for isa, isa_flags in build_paths().items() if "FD_ISA" in path.read_text() else [("once", [])]:
+        if isa != "once":
+            isa_flags = [f"-DFD_ISA={isa}", f"-DFD_ISA_{isa.upper()}=1", *isa_flags]
+        command = [*COMPILER, *COMMON_FLAGS, *flags, *isa_flags, "-c", source]
+        target = OBJECTS / f"{path.stem}.{isa}.{digest(text, *command)}.o"
+        jobs.append(Job(path.stem if isa == "once" else f"{path.stem} {isa}", target, command))
     return jobs
 
 
-def paths_flags() -> list[str]:
-    return [f"-DFD_HAVE_{path.upper()}=1" for path in PATHS]
-
-
 def run(command: list[str], target: Path) -> None:
-    """Run a command that makes `target`, which appears only when it is whole."""
+    """Run a command that makes `target`, unless it exists; it appears only when it is complete."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}")
-    subprocess.run([*command, "-o", str(partial)], check=True)
+    subprocess.run([*command, "-o", str(partial)], check=True, cwd=ROOT)
     partial.replace(target)
+
+
+def compile_all(jobs: list[Job]) -> None:
+    """Compile the objects that are missing, the largest sources first, with one line of progress for each."""
+    if shutil.which(COMPILER[0]) is None:
+        raise SystemExit("fastdeploy needs a C++17 compiler: install g++ (Debian, Ubuntu: apt-get install g++)")
+    missing = {job.target: job for job in jobs if not job.target.exists()}
+    ordered = sorted(missing.values(), key=lambda job: -(ROOT / job.command[-1]).stat().st_size)
+
+    def compile_one(number: int, job: Job) -> None:
+        print(f"[{number}/{len(ordered)}] {job.name}", flush=True)
+        run(job.command, job.target)
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        list(pool.map(compile_one, range(1, len(ordered) + 1), ordered))
+
+
+def install(library: Path, target: Path) -> None:
+    """Put a library in its place; a process that has mapped the file before keeps the old one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_name(f"{target.name}.{os.getpid()}")
+    shutil.copyfile(library, fresh)
+    fresh.replace(target)
 
 
 class BuildLibraries(build_ext):
     """Compiles with flags per source, which distutils' own compile step cannot."""
 
-    def build_extension(self, ext: Library) -> None:
-        if shutil.which(os.environ.get("CXX", "g++").split()[0]) is None:
-            raise SystemExit("fastdeploy needs a C++17 compiler: install g++ (Debian, Ubuntu: apt-get install g++)")
-        compile_flags, link_flags = ext.paddle_flags() if ext.uses_paddle else ([], [])
-        jobs = compile_jobs(ext, compile_flags)
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            list(pool.map(lambda job: run(job[1], job[0]), jobs))
-        objects = [str(target) for target, _ in jobs]
-        linker = [*os.environ.get("CXX", "g++").split(), "-shared", "-pthread", *objects, *link_flags]
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        linked = ROOT / "build" / "objects" / f"{ext.name}.{digest(*linker)}{suffix}"
-        run(linker, linked)
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_name(f"{target.name}.{os.getpid()}")  # a running process keeps the file it has mapped
-        shutil.copyfile(linked, fresh)
-        fresh.replace(target)
+    def build_extensions(self) -> None:
+        jobs = {library.name: library.jobs() for library in self.extensions}
+        compile_all([job for of_library in jobs.values() for job in of_library])
+        for library in self.extensions:
+            linked = library.link(jobs[library.name], paddle_link_flags() if library.uses_paddle else [])
+            install(linked, Path(self.get_ext_fullpath(library.name)))
 
 
-LIBRARIES = [Library("fastdeploy.ops._cpu", OPS / "cpu_ops", uses_paddle=True)]
-if any((OPS / "host").glob("*.cc")):
-    LIBRARIES.append(Library("fastdeploy.ops._host", OPS / "host", uses_paddle=False))
+def folder(name: str) -> list[Path]:
+    """Return the sources of one folder."""
+    return sorted((OPS / name).glob("*.cc"))
+
+
+LIBRARIES = [
+    Library("fastdeploy.ops._cpu", [*folder("cpu_ops"), *folder("common")], uses_paddle=True),
+    Library("fastdeploy.ops._host", [*folder("host"), *folder("common")]),
+]
 
 setup(ext_modules=LIBRARIES, cmdclass={"build_ext": BuildLibraries})

@@ -23,14 +23,14 @@ import paddle
 
 from benchmarks.report import print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, integer_products, make_roofline
-from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, make_attention_metadata
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.backends.cpu.library import num_threads
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, PackedLinear, linear, pack_linear
 from fastdeploy.ops.norm import rms_norm
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 @dataclass
@@ -104,7 +104,7 @@ def attention_case(
         tensor.fill_(60 if cache.is_int8 else 0.01)  # four bytes of 60 are a scale of 0.011
     tables = np.arange(num_seqs * per_sequence).reshape(num_seqs, per_sequence)
     tables[:, :common] = tables[0, :common]
-    batch = plain_index([rows] * num_seqs, [kv_len] * num_seqs, tables, 64)
+    batch = make_attention_metadata([rows] * num_seqs, [kv_len] * num_seqs, tables, 64)
     qkv = random_rows(batch.num_rows, heads.row_size, "bfloat16", 1)
     out = paddle.zeros([batch.num_rows, heads.num_heads * heads.head_dim], "bfloat16")
     seen = num_seqs * rows * (kv_len - (rows - 1) / 2)
@@ -128,12 +128,12 @@ def attention_case(
     )
 
 
-def turning(num_positions: int, head_dim: int) -> RotaryRule:
+def turning(num_positions: int, head_dim: int) -> RotaryParams:
     """Return a rotation and norms that may be repeated in place: rows keep their size."""
     angles = np.outer(np.arange(num_positions), 1e4 ** -np.linspace(0, 1, head_dim // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     weight = paddle.ones([head_dim], "bfloat16")
-    return RotaryRule(paddle.to_tensor(table, place=paddle.CPUPlace()), False, weight, weight)
+    return RotaryParams(paddle.to_tensor(table, place=paddle.CPUPlace()), False, weight, weight)
 
 
 def call_overhead_us(clock: Callable[[], float]) -> float:

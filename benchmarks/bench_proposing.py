@@ -25,7 +25,7 @@ from benchmarks.workloads import source_tokens
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.ops.host import NgramIndex
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixConfig
 from fastdeploy.ops.text_batch import IntArray, TextBatch
 
 OUTPUT_TOKENS = 1000
@@ -117,7 +117,7 @@ def main() -> None:
     sources = source_tokens(tokenizer, args.shared_tokens + num_new)
     text = np.concatenate([np.asarray(tokens, np.int32) for tokens in sources])
     new, known = text[:num_new], text[num_new:]
-    cache = SuffixCache(SuffixRules(max_drafts=k, max_cache_bytes=64 * len(known)))
+    cache = SuffixCache(SuffixConfig(max_drafts=k, max_cache_bytes=64 * len(known)))
     insert_us = share(cache, known)
     usage = cache.usage()
     rows: list[dict[str, Any]] = []

@@ -73,9 +73,9 @@ def logprobs(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[NDArray[np
     results = []
     for text in texts:
         count = np.array([len(text)], np.int32)
-        batch.fill(count, np.zeros(1, np.int32), count, [np.arange(-(-len(text) // BLOCK), dtype=np.int32)])
+        metadata = batch.fill(count, np.zeros(1, np.int32), count, [np.arange(-(-len(text) // BLOCK), dtype=np.int32)])
         token_ids.array[: len(text)] = text
-        hidden = model.forward(token_ids.tensor, batch, caches)
+        hidden = model.forward(token_ids.tensor, metadata, caches)
         model.compute_logits(hidden, len(text), out)
         results.append(log_softmax(out.numpy()[: len(text)]))
     return results

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by the other scripts: finds the prerequisites that pip cannot bring, makes .venv, installs into it.
-# A stamp in .venv names the sources of the installation, so that a second start installs nothing.
+# Stamps in .venv name the sources of the installation, so that a second start installs nothing. FD_BUILD_PATHS (see
+# setup.py) is part of the library's stamp: tests never run on a library that holds one path only.
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -12,18 +13,18 @@ missing() { # one line that names what is missing and how to get it
 }
 
 is_supported_python() {
-    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
 }
 
-find_python() { # print the first Python that is supported; $PYTHON is asked first
+find_python() { # print the first supported Python; $PYTHON has precedence
     local candidate
-    for candidate in "${PYTHON:-}" python3 python3.12 python3.11 python3.10; do
+    for candidate in "${PYTHON:-}" python3 python3.12 python3.11; do
         if [ -n "$candidate" ] && is_supported_python "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    missing "Python 3.10, 3.11 or 3.12 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
+    missing "Python 3.11 or 3.12 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
 }
 
 check_prerequisites() { # check_prerequisites PYTHON
@@ -35,22 +36,31 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Pyth
     command -v "${CXX:-g++}" >/dev/null || missing "a C++17 compiler (Debian, Ubuntu: apt-get install g++)"
 }
 
-sources_digest() { # digest of everything that an installation depends on
-    (
-        cd "$ROOT"
-        {
-            echo "$1"
-            cat requirements.txt pyproject.toml setup.py fastdeploy/version.py
-            find custom_ops -type f -print0 | sort -z | xargs -0 cat
-        } | sha256sum | cut -d' ' -f1
-    )
+digest_of() { # digest_of FILE...: digest of the files' contents
+    (cd "$ROOT" && cat "$@" | sha256sum | cut -d' ' -f1)
+}
+
+native_digest() { # digest of everything that the native libraries depend on, the paths to build excepted
+    (cd "$ROOT" && { cat setup.py fastdeploy/version.py && find custom_ops -type f -print0 | sort -z | xargs -0 cat; }) |
+        sha256sum | cut -d' ' -f1
+}
+
+is_stamped() { # is_stamped STAMP TEXT...: the stamp holds one of the texts
+    local stamp="$VENV/$1" text
+    shift
+    for text in "$@"; do
+        [ "$(cat "$stamp" 2>/dev/null)" = "$text" ] && return
+    done
+    return 1
 }
 
 ensure_environment() { # ensure_environment EXTRAS: .venv holds the package, editable, with these extras
-    local extras="$1" python digest stamp
-    stamp="$VENV/.installed-${extras:-base}"
-    digest="$(sources_digest "$extras")"
-    if [ -x "$VENV/bin/python" ] && is_supported_python "$VENV/bin/python" && [ "$(cat "$stamp" 2>/dev/null)" = "$digest" ]; then
+    local extras="$1" package library python
+    export FD_BUILD_PATHS="${FD_BUILD_PATHS:-all}"
+    package="$(digest_of requirements.txt pyproject.toml setup.py fastdeploy/version.py)"
+    library="$(native_digest)"
+    if is_supported_python "$VENV/bin/python" && is_stamped ".installed-${extras:-base}" "$package" &&
+        is_stamped .library "$library all" "$library $FD_BUILD_PATHS"; then
         return
     fi
     python="$(find_python)"
@@ -59,13 +69,17 @@ ensure_environment() { # ensure_environment EXTRAS: .venv holds the package, edi
         echo "fastdeploy: making $VENV with $("$python" --version)" >&2
         "$python" -m venv --clear "$VENV"
     fi
-    echo "fastdeploy: installing (a first time takes minutes)" >&2
+    rm -f "$VENV/.library"
     install_package "$extras"
-    echo "$digest" >"$stamp"
+    echo "$package" >"$VENV/.installed-${extras:-base}"
+    echo "$library $FD_BUILD_PATHS" >"$VENV/.library"
 }
 
 install_package() { # without build isolation: it would fetch Paddle a second time
     local pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
+    echo "fastdeploy: installing dependencies (the first time takes minutes)" >&2
     "${pip[@]}" 'setuptools>=77' wheel -r "$ROOT/requirements.txt"
+    echo "fastdeploy: compiling the operators for the paths '$FD_BUILD_PATHS' (only what has changed)" >&2
+    (cd "$ROOT" && "$VENV/bin/python" setup.py --quiet build_ext) # first, because pip hides the progress
     "${pip[@]}" --no-build-isolation -e "$ROOT${1:+[$1]}"
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from fastdeploy.entrypoints.openai.absent_routes import ABSENT
 from fastdeploy.entrypoints.openai.protocol import (
     REFUSED,
     WITHOUT_EFFECT,
@@ -17,7 +18,6 @@ from fastdeploy.entrypoints.openai.protocol import (
     CompletionRequest,
     GenerationFields,
 )
-from fastdeploy.entrypoints.openai.routes import ABSENT
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"

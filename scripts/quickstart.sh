@@ -3,9 +3,9 @@
 # Serves the demonstration model with speculation on: bash scripts/quickstart.sh [flags of fastdeploy serve]
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-show_how_to_ask() { # pass the server's output on; after its ready line, say what to paste
+print_first_request() { # pass the server's output on; after its ready line, print a request to paste
     local line url
-    trap '' INT TERM # Ctrl-C is for the server; this ends when the server's output does
+    trap '' INT TERM # Ctrl-C stops the server; this loop ends when its output does
     while IFS= read -r line; do
         echo "$line"
         if [[ "$line" == "Ready: "* ]]; then
@@ -23,6 +23,7 @@ EOF
     done
 }
 
+export FD_BUILD_PATHS="${FD_BUILD_PATHS:-native}"
 ensure_environment ""
 exec "$VENV/bin/fastdeploy" serve --model demo \
-    --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}' "$@" > >(show_how_to_ask)
+    --speculative-config '{"method": "ngram", "num_speculative_tokens": 5}' "$@" > >(print_first_request)

@@ -13,6 +13,7 @@ ensure_redis() { # for the tests of the Redis schedulers
 }
 
 ensure_redis
+export FD_BUILD_PATHS=all
 ensure_environment "test"
 cd "$ROOT"
 exec "$VENV/bin/python" -m pytest -q -n 2 --dist loadfile "$@"

@@ -9,7 +9,8 @@
 namespace fd {
 namespace {
 
-bool supported(Isa isa) {
+// Whether the processor can run a path.
+bool is_supported(Isa isa) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
@@ -30,8 +31,34 @@ bool supported(Isa isa) {
   return isa == Isa::kPortable;
 }
 
-// Intel's processors do at least as many operations in fp32 as in products of bf16 pairs (Emerald Rapids: twice as
-// many), AMD's half as many.
+// Whether this library was built with a path (FD_BUILD_PATHS of setup.py).
+bool is_built(Isa isa) {
+  switch (isa) {
+    case Isa::kPortable:
+      return true;
+    case Isa::kAvx2:
+#if defined(FD_HAVE_AVX2)
+      return true;
+#endif
+      return false;
+    case Isa::kAvx512:
+#if defined(FD_HAVE_AVX512)
+      return true;
+#endif
+      return false;
+    case Isa::kAvx512Bf16:
+#if defined(FD_HAVE_AVX512_BF16)
+      return true;
+#endif
+      return false;
+  }
+  return false;
+}
+
+bool is_usable(Isa isa) { return is_supported(isa) && is_built(isa); }
+
+// Whether the instructions for products of bf16 pairs are faster than those of fp32. On AMD's processors they do twice
+// as many operations; on Intel's (Emerald Rapids) they do half as many.
 bool is_bf16_fast() {
 #if defined(__x86_64__)
   return !__builtin_cpu_is("intel");
@@ -40,19 +67,23 @@ bool is_bf16_fast() {
 }
 
 Isa fastest() {
-  if (supported(Isa::kAvx512Bf16) && is_bf16_fast()) return Isa::kAvx512Bf16;
-  if (supported(Isa::kAvx512)) return Isa::kAvx512;
-  return supported(Isa::kAvx2) ? Isa::kAvx2 : Isa::kPortable;
+  if (is_usable(Isa::kAvx512Bf16) && is_bf16_fast()) return Isa::kAvx512Bf16;
+  if (is_usable(Isa::kAvx512)) return Isa::kAvx512;
+  return is_usable(Isa::kAvx2) ? Isa::kAvx2 : Isa::kPortable;
 }
 
-Isa choose() {
+Isa select_isa() {
   const char* wanted = std::getenv("FD_CPU_ISA");
   if (wanted == nullptr || *wanted == '\0') return fastest();
   for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
     if (std::strcmp(wanted, isa_name(isa)) != 0) continue;
-    if (supported(isa)) return isa;
-    throw std::invalid_argument(std::string("FD_CPU_ISA: this processor has no '") + wanted +
-                                "'; the fastest path that it has is '" + isa_name(fastest()) + "'");
+    if (!is_supported(isa))
+      throw std::invalid_argument(std::string("FD_CPU_ISA: this processor has no '") + wanted +
+                                  "'; the fastest path that it has is '" + isa_name(fastest()) + "'");
+    if (!is_built(isa))
+      throw std::invalid_argument(std::string("FD_CPU_ISA: this library was built without '") + wanted +
+                                  "'; rebuild it with FD_BUILD_PATHS=all");
+    return isa;
   }
   throw std::invalid_argument(std::string("FD_CPU_ISA: expected avx512_bf16, avx512, avx2 or portable, got '") +
                               wanted + "'");
@@ -61,7 +92,7 @@ Isa choose() {
 }  // namespace
 
 Isa current_isa() {
-  static const Isa isa = choose();
+  static const Isa isa = select_isa();
   return isa;
 }
 

@@ -8,8 +8,9 @@ namespace fd {
 
 enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3 };
 
-// Returns the path chosen at the first call: the fastest one that the processor has, or the one that the environment
-// variable FD_CPU_ISA names. Throws std::invalid_argument for a name that is unknown or that the processor lacks.
+// Returns the path selected at the first call: the fastest one that the processor supports and this library was built
+// with, or the one that the environment variable FD_CPU_ISA names. Throws std::invalid_argument for a name that is
+// unknown, or of a path that the processor or the library lacks.
 Isa current_isa();
 
 const char* isa_name(Isa isa);

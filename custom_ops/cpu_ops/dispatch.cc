@@ -2,9 +2,10 @@
 #include <exception>
 #include <string>
 
-#include "common/isa.h"
+#include "common/paths.h"
 #include "common/threads.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/sampling_kernels.h"
 
 namespace fd {
 
@@ -15,18 +16,13 @@ namespace fd {
   }
 
 const Kernels& kernels() {
-  static const Kernels table = [] {
-#if defined(FD_HAVE_AVX512)
-    if (current_isa() == Isa::kAvx512) return FD_TABLE(avx512);
-    if (current_isa() == Isa::kAvx512Bf16) return FD_TABLE(avx512_bf16);
-#endif
-#if defined(FD_HAVE_AVX2)
-    if (current_isa() == Isa::kAvx2) return FD_TABLE(avx2);
-#endif
-    return FD_TABLE(portable);
-  }();
+  static const Kernels table = [] { FD_RETURN_FOR_PATH(FD_TABLE) }();
   return table;
 }
+
+#define FD_SAMPLING_TABLE(path) path::kSamplingKernels
+
+const SamplingKernels& sampling_kernels() { FD_RETURN_FOR_PATH(FD_SAMPLING_TABLE) }
 
 }  // namespace fd
 

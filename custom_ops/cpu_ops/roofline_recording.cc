@@ -3,7 +3,7 @@
 // each has to do. For benchmarks, after a step whose tensors the launches still refer to.
 #include <ctime>
 
-#include "common/isa.h"
+#include "common/paths.h"
 #include "cpu_ops/recording.h"
 #include "cpu_ops/roofline_loops.h"
 
@@ -28,16 +28,7 @@ struct Loops {
   Loops { path::linear_loop, path::linear_quantized_loop, path::attention_loop, path::row_limbs }
 
 const Loops& loops() {
-  static const Loops table = [] {
-#if defined(FD_HAVE_AVX512)
-    if (current_isa() == Isa::kAvx512) return FD_LOOPS(avx512);
-    if (current_isa() == Isa::kAvx512Bf16) return FD_LOOPS(avx512_bf16);
-#endif
-#if defined(FD_HAVE_AVX2)
-    if (current_isa() == Isa::kAvx2) return FD_LOOPS(avx2);
-#endif
-    return FD_LOOPS(portable);
-  }();
+  static const Loops table = [] { FD_RETURN_FOR_PATH(FD_LOOPS) }();
   return table;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "common/isa.h"
 #include "common/sampling.h"
 
 namespace fd {
@@ -89,15 +88,7 @@ namespace avx512_bf16 {
 extern const SamplingKernels kSamplingKernels;
 }
 
-inline const SamplingKernels& sampling_kernels() {
-#if defined(FD_HAVE_AVX512)
-  if (current_isa() == Isa::kAvx512) return avx512::kSamplingKernels;
-  if (current_isa() == Isa::kAvx512Bf16) return avx512_bf16::kSamplingKernels;
-#endif
-#if defined(FD_HAVE_AVX2)
-  if (current_isa() == Isa::kAvx2) return avx2::kSamplingKernels;
-#endif
-  return portable::kSamplingKernels;
-}
+// Returns the table of the path that this process runs.
+const SamplingKernels& sampling_kernels();
 
 }  // namespace fd

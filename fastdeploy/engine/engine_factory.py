@@ -33,12 +33,12 @@ from fastdeploy.ops.registry import OperatorLibraryError, is_exact, select_backe
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
 from fastdeploy.spec_decode.drafting.drafter import Drafter
-from fastdeploy.spec_decode.drafting.factory import (
-    Drafting,
-    describe_draft_model,
-    find_drafting,
+from fastdeploy.spec_decode.drafting.drafting_model import (
+    DraftingModelConfig,
+    describe_drafting_model,
+    find_drafting_model,
     load_drafting_model,
-    make_draft_runner,
+    make_drafter,
 )
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
@@ -107,7 +107,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     structured_output = StructuredOutputManager(
         tokenizer, vocab_limit, eos_token_ids, reasoning_format, config.guided_decoding_backend
     )
-    drafting = find_drafting(config, model_config, tokenizer, vocab_limit, max_model_len)
+    drafting = find_drafting_model(config, model_config, tokenizer, vocab_limit, max_model_len)
 
     model = load_model(
         model_config,
@@ -123,7 +123,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     runner_config = _runner_config(config, model_config, max_model_len, vocab_limit, eos_token_ids)
     drafter = None
     if drafting is not None and drafting_model is not None:
-        drafter = make_draft_runner(drafting, drafting_model, model, config, plan.num_blocks, runner_config)
+        drafter = make_drafter(drafting, drafting_model, model, config, plan.num_blocks, runner_config)
     runner = ModelRunner(model, _allocate(model_config, plan), runner_config, observer=drafter)
     kv = KVCacheManager(plan.num_blocks, plan.block_size, config.cache.enable_prefix_caching, repr(fingerprint))
     admission = Admission(
@@ -148,7 +148,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         description={
             **_describe(config, model_config, plan, fingerprint, max_model_len),
             "speculation": _describe_speculation(config.speculative)
-            | describe_draft_model(drafting, drafter, config, plan.num_blocks),
+            | describe_drafting_model(drafting, drafter, config, plan.num_blocks),
             "weights_bytes": model.num_weight_bytes,
             "streamed_weights_bytes": model.num_streamed_bytes,
         },
@@ -201,7 +201,7 @@ def _eos_token_ids(model_config: ModelConfig, tokenizer: Tokenizer | None) -> li
 
 
 def _plan_memory(
-    config: EngineConfig, model_config: ModelConfig, max_model_len: int, drafting: Drafting | None
+    config: EngineConfig, model_config: ModelConfig, max_model_len: int, drafting: DraftingModelConfig | None
 ) -> MemoryPlan:
     """Take the blocks asked for, else what all sequences' full contexts need, at most half of the free memory."""
     block_size = config.cache.block_size

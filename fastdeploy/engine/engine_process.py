@@ -124,10 +124,10 @@ class EngineServer:
                 self._take(client, request)
             case messages.AbortRequest(request_id):
                 self._abort(request_id)
-            case messages.AbortMany(ticket, request_ids, owner_salt):
-                self._abort_many(client, ticket, request_ids, owner_salt)
-            case messages.ClientGone(identity):
-                self._forget_client(identity)
+            case messages.AbortMany(call_id, request_ids, salt_prefix):
+                self._abort_many(client, call_id, request_ids, salt_prefix)
+            case messages.ClientDisconnected(identity):
+                self._disconnect_client(identity)
             case messages.Hello():
                 self._clients.add(client)
                 self._send(client, self._ready())
@@ -167,20 +167,20 @@ class EngineServer:
             self._stats_sent_s = 0.0  # the next step tells of it
             self._outbox.send()  # reading a prompt may take long
 
-    def _abort_many(self, client: bytes, ticket: int, request_ids: list[str] | None, owner_salt: str) -> None:
+    def _abort_many(self, client: bytes, call_id: int, request_ids: list[str] | None, salt_prefix: str) -> None:
         named = None if request_ids is None else frozenset(request_ids)
         known = [(request_id, one.cache_salt, one.num_tokens) for request_id, one in self._in_flight.items()]
         known += [(one.request.request_id, one.request.cache_salt, 0) for one in self._preparing]
         ended = [
             (request_id, num_tokens)
             for request_id, cache_salt, num_tokens in known
-            if cache_salt.startswith(owner_salt) and (named is None or _is_named(request_id, named))
+            if cache_salt.startswith(salt_prefix) and (named is None or _is_named(request_id, named))
         ]
         for request_id, _ in ended:
             self._abort(request_id)
-        self._send(client, messages.Aborted(ticket, ended))
+        self._send(client, messages.Aborted(call_id, ended))
 
-    def _forget_client(self, client: bytes) -> None:
+    def _disconnect_client(self, client: bytes) -> None:
         self._preparing = [one for one in self._preparing if one.client != client]
         lost = [request_id for request_id, one in self._in_flight.items() if one.client == client]
         logger.warning("connection %s is gone; %d requests are aborted", client.decode(), len(lost))

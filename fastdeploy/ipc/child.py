@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's process, seen from its parent: started, listened to, ended."""
+"""Starts and stops the engine process and reads its log, in the parent process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fastdeploy.metrics.logs import engine_line
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
-OWNER = b"owner"  # identity of the connection of the process that starts the engine
+OWNER = b"owner"  # connection identity of the process that started the engine
 NUM_TAIL_LINES = 40
 
 
 class EngineChild:
-    """One engine process. Its configuration goes in through stdin, its log comes out through a pipe.
+    """The engine process. It reads its configuration from stdin and writes its log to a pipe.
 
     Attributes:
-        tail: the last lines it wrote.
+        tail: the last lines of its log.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EngineChild:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the process in a session of its own: a Ctrl-C in the terminal is the server's to handle."""
+        """Start the process in a session of its own, so that Ctrl-C in the terminal interrupts the server only."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -57,22 +57,22 @@ class EngineChild:
 
     @property
     def is_running(self) -> bool:
-        """True between start and end."""
+        """Return whether the process has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def wait(self) -> int:
-        """Return the exit status once the process has ended and its log is read."""
+        """Wait until the process has ended and its log is read; return the exit status."""
         assert self._process is not None and self._reader is not None
         status = await self._process.wait()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._reader), 1.0)  # a grandchild may hold the pipe open
         return status
 
-    async def stop(self, patience_s: float) -> None:
-        """Wait for the process to end; kill it when it takes longer than `patience_s` seconds."""
+    async def stop(self, timeout_s: float) -> None:
+        """Wait for the process to end; kill it after `timeout_s` seconds."""
         assert self._process is not None
         try:
-            await asyncio.wait_for(self._process.wait(), patience_s)
+            await asyncio.wait_for(self._process.wait(), timeout_s)
         except asyncio.TimeoutError:
             self._process.kill()
             await self._process.wait()
@@ -84,15 +84,15 @@ class EngineChild:
             while True:
                 try:
                     line = await self._process.stdout.readline()
-                except ValueError:  # longer than the reader's buffer; the rest of it follows
+                except ValueError:  # the line is longer than the reader's buffer; its rest follows
                     continue
                 if not line:
                     return
                 text = line.decode("utf-8", errors="replace").rstrip()
                 self.tail.append(text)
-                kept, is_shown = engine_line(text, self._json_log)
+                log_line, is_shown = engine_line(text, self._json_log)
                 if file is not None:
-                    file.write(kept.encode() + b"\n")
+                    file.write(log_line.encode() + b"\n")
                     file.flush()
                 if is_shown:
-                    print(kept, file=sys.stderr, flush=True)
+                    print(log_line, file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine as its owner sees it: a child process that is started, watched and ended."""
+"""The client that owns the engine process: it starts, watches and stops it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fastdeploy.ipc.child import DEFAULT_FACTORY, OWNER, EngineChild
 from fastdeploy.ipc.connection import EngineConnection, OnProgress
 
 SHUTDOWN_S = 5.0
-LAST_WORDS_S = 0.1  # for messages that a process sent before it ended: a start-up error, the last deltas
+DRAIN_S = 0.1  # to receive what the process sent before it ended, such as a start-up error
 
 
 class EngineClient(EngineConnection):
-    """Starts the engine process and speaks with it."""
+    """A connection to the engine process that also starts and stops it."""
 
     def __init__(
         self,
@@ -27,12 +27,13 @@ class EngineClient(EngineConnection):
         factory: str = DEFAULT_FACTORY,
         json_log: bool = False,
     ) -> None:
-        """Prepare; nothing runs before `start`.
+        """Create the client; the process starts with `start`.
 
         Args:
-            log_file: where the engine's output goes; None keeps its last lines only.
-            json_log: the engine writes its log as JSON documents (FD_LOG_FORMAT).
+            config: configuration of the engine.
+            log_file: file that receives the engine's log; None keeps only its last lines in memory.
             factory: `module:function` that makes the engine from its configuration.
+            json_log: whether the engine writes its log as JSON documents (FD_LOG_FORMAT).
         """
         self._folder = Path(tempfile.mkdtemp(prefix="fastdeploy-"))
         super().__init__(f"ipc://{self._folder}/engine", OWNER)
@@ -42,30 +43,30 @@ class EngineClient(EngineConnection):
 
     @property
     def address(self) -> str:
-        """Where other processes can reach the engine."""
+        """Return the address at which other processes can connect to the engine."""
         return self._address
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Start the process and wait until the model is loaded.
 
         Raises:
-            ConfigError: the engine refuses its configuration.
-            EngineDeadError: it died while starting; the message carries its exit status.
+            ConfigError: the engine refused its configuration.
+            EngineDeadError: the process ended during start-up; the message has its exit status.
         """
         await self._child.start()
         self._watcher = asyncio.create_task(self._watch())
         await super().start(on_progress)
 
     def log_tail(self) -> list[str]:
-        """Return the last lines that the engine process wrote."""
+        """Return the last lines of the engine's log."""
         return list(self._child.tail)
 
-    def forget_client(self, identity: bytes) -> None:
-        """Tell the engine that another connection is gone: what it asked for is aborted."""
-        self._send(messages.ClientGone(identity))
+    def disconnect_client(self, identity: bytes) -> None:
+        """Tell the engine that another client is gone, so that it aborts the requests of that client."""
+        self._send(messages.ClientDisconnected(identity))
 
     async def close(self) -> None:
-        """End the engine process, by force if it is still loading or takes longer than a few seconds, and clean up."""
+        """Stop the engine process and clean up; kill it if it is still loading or does not stop within seconds."""
         self._closing = True
         if self._child.is_running:
             self._send(messages.Shutdown())
@@ -77,9 +78,9 @@ class EngineClient(EngineConnection):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _watch(self) -> None:
-        """Turn the end of the process into an error for everybody who waits for it."""
+        """Fail all requests when the process ends unexpectedly."""
         status = await self._child.wait()
         if self._closing:
             return
-        await asyncio.sleep(LAST_WORDS_S)
-        self.die(f"the engine process ended with status {status}")
+        await asyncio.sleep(DRAIN_S)
+        self.mark_dead(f"the engine process ended with status {status}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to the engine process: sends requests, hands each its token deltas. Several processes may hold one."""
+"""A connection to the engine process, which sends requests and receives their deltas.
+
+Several processes may be connected to one engine.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.merge import join_delta, join_tokens
 
-MAX_UNREAD = 2**15  # tokens and alternatives that one request may pile up for a client that does not read
+MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
 
-_POLLIN = int(zmq.POLLIN)  # arithmetic on the library's enumeration is slow
+_POLLIN = int(zmq.POLLIN)  # arithmetic on the enumeration is slow
 
 logger = logging.getLogger("fastdeploy.server")
 
@@ -27,10 +30,12 @@ OnProgress = Callable[[str, float], None]
 
 
 class _Stream:
-    """What has arrived for one request and was not read yet; holds at most one delta per choice.
+    """The received, unread deltas of one request: at most one per choice.
 
     Attributes:
-        num_unread: tokens and their alternatives in it.
+        num_open: choices that are not finished.
+        num_unread: unread tokens and top log-probabilities.
+        is_abandoned: whether the reader has left before the end.
     """
 
     def __init__(self, request_id: str, num_choices: int) -> None:
@@ -40,61 +45,61 @@ class _Stream:
         self.is_abandoned = False
         self.deltas: dict[int, TokenDelta] = {}
         self.error: FastDeployError | None = None
-        self._reader: asyncio.Future[None] | None = None  # waits for the next thing to arrive
+        self._reader: asyncio.Future[None] | None = None  # waits for the next delta or error
 
     def put(self, delta: TokenDelta) -> None:
         self.num_open -= delta.finish_reason is not None
         self.num_unread += len(delta.token_ids) * (1 + len(delta.logprobs[0].top) if delta.logprobs else 1)
-        waiting = self.deltas.setdefault(delta.index, delta)
-        if waiting is not delta:
-            join_delta(waiting, delta)
+        unread = self.deltas.setdefault(delta.index, delta)
+        if unread is not delta:
+            join_delta(unread, delta)
 
     def put_tokens(self, index: int, token_ids: list[int], drafted_by: list[str], seed: int) -> None:
-        """Put a delta that is nothing but tokens."""
+        """Add a plain delta."""
         self.num_unread += len(token_ids)
-        waiting = self.deltas.get(index)
-        if waiting is None:
+        unread = self.deltas.get(index)
+        if unread is None:
             self.deltas[index] = TokenDelta(self.request_id, index, token_ids, drafted_by, seed=seed)
         else:
-            join_tokens(waiting, token_ids, drafted_by)
+            join_tokens(unread, token_ids, drafted_by)
 
     def fail(self, error: FastDeployError) -> None:
         self.error = error
         self.wake()
 
-    async def take(self, loop: asyncio.AbstractEventLoop) -> list[TokenDelta]:
-        """Wait for something, then return all of it."""
+    async def get(self, loop: asyncio.AbstractEventLoop) -> list[TokenDelta]:
+        """Wait for a delta or an error; return all unread deltas."""
         while not self.deltas and self.error is None:
             self._reader = loop.create_future()
             await self._reader
-        taken, self.deltas, self.num_unread = self.deltas, {}, 0
-        return list(taken.values())
+        deltas, self.deltas, self.num_unread = self.deltas, {}, 0
+        return list(deltas.values())
 
     def wake(self) -> None:
-        """Let the reader take what has arrived."""
+        """Wake the reader."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
 
 class EngineConnection:
-    """Speaks with an engine process that somebody else started; used from one event loop.
+    """A client of a running engine process, used from one event loop.
 
     Attributes:
-        ready: what the engine said of itself once the model was loaded.
+        ready: the engine's limits and description, once the model is loaded.
         stats: its latest counters.
-        death: why the engine is gone, or None.
+        dead_error: why the engine process has ended; None while it runs.
     """
 
     def __init__(self, address: str, identity: bytes = b"") -> None:
-        """Prepare; nothing is sent before `start`.
+        """Create the connection; nothing is sent before `start`.
 
         Args:
             address: ZeroMQ address of the engine.
-            identity: name by which the engine's owner can speak of this connection; empty takes any.
+            identity: name of this connection, for `disconnect_client`; empty lets ZeroMQ choose one.
         """
         self.ready: messages.Ready | None = None
         self.stats = EngineStats()
-        self.death: EngineDeadError | None = None
+        self.dead_error: EngineDeadError | None = None
         self._died = asyncio.Event()
         self._address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -104,8 +109,8 @@ class EngineConnection:
         if identity:
             self._socket.identity = identity
         self._streams: dict[str, _Stream] = {}
-        self._tickets = itertools.count()
-        self._answers: dict[int, asyncio.Future[list[tuple[str, int]]]] = {}
+        self._call_ids = itertools.count()
+        self._pending_calls: dict[int, asyncio.Future[list[tuple[str, int]]]] = {}
         self._started: asyncio.Future[messages.Ready] | None = None
         self._on_progress: OnProgress | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -114,11 +119,11 @@ class EngineConnection:
         """Connect and wait until the model is loaded.
 
         Raises:
-            ConfigError: the engine refuses its configuration.
-            EngineDeadError: it died while starting.
+            ConfigError: the engine refused its configuration.
+            EngineDeadError: the process ended during start-up.
         """
-        if self.death is not None:
-            raise self.death
+        if self.dead_error is not None:
+            raise self.dead_error
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
@@ -129,26 +134,27 @@ class EngineConnection:
 
     @property
     def num_requests(self) -> int:
-        """Requests in flight."""
+        """Return the number of requests in flight."""
         return len(self._streams)
 
-    async def wait_dead(self) -> None:
-        """Return when the engine has died (never after `close`)."""
+    async def wait_until_dead(self) -> None:
+        """Wait until the engine process has ended unexpectedly."""
         await self._died.wait()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
-        """Yield what the engine emitted since the last time, until every choice has ended.
+        """Yield the deltas of a request as they arrive, until every choice is finished.
 
-        Deltas of one choice that wait are merged, and a request of which too much waits is ended, so that a reader who
-        does not read costs little memory. Closing the iterator early aborts the request: iterate under
+        Unread deltas of one choice are merged. A request with too many unread tokens is aborted, so that a client that
+        does not read costs little memory. Closing the iterator early aborts the request, so iterate inside
         `contextlib.aclosing`.
 
         Raises:
-            InvalidRequestError, QueueFullError: the engine did not take the request, or nobody reads what it emits.
-            EngineDeadError: the engine is dead or dies meanwhile.
+            InvalidRequestError: the engine refused the request, or its client does not read.
+            QueueFullError: the engine's queue is full.
+            EngineDeadError: the engine process has ended.
         """
-        if self.death is not None:
-            raise self.death
+        if self.dead_error is not None:
+            raise self.dead_error
         if request.request_id in self._streams:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         stream = self._streams[request.request_id] = _Stream(request.request_id, request.params.n)
@@ -157,7 +163,7 @@ class EngineConnection:
         try:
             self._send(messages.AddRequest(request))
             while True:
-                deltas = await stream.take(loop)
+                deltas = await stream.get(loop)
                 finished = stream.num_open == 0 or stream.error is not None
                 if deltas:
                     yield deltas
@@ -166,84 +172,86 @@ class EngineConnection:
                 if finished:
                     return
         finally:
-            if finished or stream.num_open == 0 or stream.error is not None or self.death is not None:
+            if finished or stream.num_open == 0 or stream.error is not None or self.dead_error is not None:
                 del self._streams[request.request_id]
-            else:  # the id stays taken until the engine has let go of it
+            else:  # the id stays in use until the engine has aborted the request
                 stream.is_abandoned = True
                 self._send(messages.AbortRequest(request.request_id))
 
     def abort(self, request_id: str) -> bool:
-        """Ask the engine to end a request; its stream ends with finish_reason abort. Return whether it is in flight."""
+        """Abort a request; its stream ends with finish_reason abort. Return whether it was in flight."""
         if request_id not in self._streams:
             return False
         self._send(messages.AbortRequest(request_id))
         return True
 
     def abort_all(self) -> None:
-        """Ask the engine to end every request in flight."""
+        """Abort every request in flight."""
         for request_id in list(self._streams):
             self.abort(request_id)
 
-    async def abort_requests(self, request_ids: Sequence[str] | None, owner_salt: str = "") -> list[tuple[str, int]]:
-        """End requests, whichever connection they came through; their streams end with finish_reason abort.
+    async def abort_requests(self, request_ids: Sequence[str] | None, salt_prefix: str = "") -> list[tuple[str, int]]:
+        """Abort requests of any connection; their streams end with finish_reason abort.
 
         Args:
-            request_ids: an id also names the requests `ID-0`, `ID-1`, ... that several prompts of one HTTP request
-                have; None ends all requests.
-            owner_salt: only requests whose `cache_salt` begins with it are ended.
+            request_ids: an id also stands for `ID-0`, `ID-1`, ..., the requests of an HTTP request with several
+                prompts; None aborts all requests.
+            salt_prefix: only requests whose `cache_salt` begins with it are aborted.
 
         Returns:
-            The id of each request ended and how many tokens its choices had by then.
+            The id of each aborted request and the number of tokens that its choices had.
 
         Raises:
-            EngineDeadError: the engine is dead or dies meanwhile.
+            EngineDeadError: the engine process has ended.
         """
-        if self.death is not None:
-            raise self.death
-        ticket = next(self._tickets)
-        answer = self._answers[ticket] = asyncio.get_running_loop().create_future()
+        if self.dead_error is not None:
+            raise self.dead_error
+        call_id = next(self._call_ids)
+        result = self._pending_calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(messages.AbortMany(ticket, None if request_ids is None else list(request_ids), owner_salt))
-            return await answer
+            self._send(messages.AbortMany(call_id, None if request_ids is None else list(request_ids), salt_prefix))
+            return await result
         finally:
-            del self._answers[ticket]
+            del self._pending_calls[call_id]
 
     async def close(self) -> None:
-        """Leave; requests in flight go on unless they were aborted."""
+        """Close the connection; requests in flight continue unless they were aborted."""
         if self._loop is not None:
             self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._context.term()
 
-    def die(self, reason: str) -> None:
-        """Fail everything in flight and everything to come: the engine is gone."""
-        if self.death is not None:
+    def mark_dead(self, reason: str) -> None:
+        """Fail all current and future requests, because the engine process has ended."""
+        if self.dead_error is not None:
             return
-        self.death = EngineDeadError(reason)
-        self._start_ends(self.death)
+        self.dead_error = EngineDeadError(reason)
+        self._finish_start(self.dead_error)
         for stream in self._streams.values():
-            stream.fail(self.death)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(self.death)
+            stream.fail(self.dead_error)
+        for result in self._pending_calls.values():
+            if not result.done():
+                result.set_exception(self.dead_error)
         self._died.set()
 
     def _send(self, message: messages.ToEngine) -> None:
-        """Send; the queue has no limit and takes it at once."""
+        """Send without blocking; the queue is unlimited."""
         if self._socket.closed:
             return
         self._socket.send(messages.encode(message), zmq.NOBLOCK)
         if self._loop is not None:
-            self._loop.call_soon(self._receive)  # the send may have eaten the wake-up of a message that waits
+            self._loop.call_soon(
+                self._receive
+            )  # sending may clear the readiness of the descriptor for a received message
 
     def _receive(self) -> None:
-        """Handle every message that is there: the socket's descriptor tells of the first one only."""
+        """Handle all received messages; the socket's descriptor signals only the first."""
         try:
             while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _POLLIN:
                 self._handle(messages.decode_to_client(self._socket.recv(zmq.NOBLOCK)))
-        except Exception as error:  # nobody would be told anything any more
-            logger.exception("cannot read what the engine says")
-            self.die(f"the engine's messages cannot be read: {error}")
+        except Exception as error:  # without this, all requests would wait forever
+            logger.exception("cannot read the engine's messages")
+            self.mark_dead(f"the engine's messages cannot be read: {error}")
 
     def _handle(self, message: messages.ToClient) -> None:
         match message:
@@ -260,17 +268,17 @@ class EngineConnection:
                 error = QueueFullError(text) if kind == "full" else InvalidRequestError(field, text)
                 if request_id in self._streams:
                     self._streams[request_id].fail(error)
-                    self._forget_abandoned(request_id)
-            case messages.Aborted(ticket, counts):
-                if ticket in self._answers and not self._answers[ticket].done():
-                    self._answers[ticket].set_result(counts)
+                    self._drop_abandoned(request_id)
+            case messages.Aborted(call_id, counts):
+                if call_id in self._pending_calls and not self._pending_calls[call_id].done():
+                    self._pending_calls[call_id].set_result(counts)
             case messages.Progress(what, fraction):
                 if self._on_progress is not None:
                     self._on_progress(what, fraction)
             case messages.Ready():
-                self._start_ends(message)
+                self._finish_start(message)
             case messages.StartupFailed(field, text):
-                self._start_ends(ConfigError(field, text))
+                self._finish_start(ConfigError(field, text))
 
     def _put(self, delta: TokenDelta) -> None:
         stream = self._streams.get(delta.request_id)
@@ -279,22 +287,22 @@ class EngineConnection:
         stream.put(delta)
         if stream.num_open == 0:
             stream.wake()
-            self._forget_abandoned(delta.request_id)
+            self._drop_abandoned(delta.request_id)
         else:
             self._note_arrival(stream)
 
     def _note_arrival(self, stream: _Stream) -> None:
-        """Wake the reader; end a request that nobody reads."""
+        """Wake the reader; abort a request with too many unread tokens."""
         stream.wake()
         if stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
             stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
             self._send(messages.AbortRequest(stream.request_id))
 
-    def _forget_abandoned(self, request_id: str) -> None:
+    def _drop_abandoned(self, request_id: str) -> None:
         if self._streams[request_id].is_abandoned:
             del self._streams[request_id]
 
-    def _start_ends(self, result: messages.Ready | FastDeployError) -> None:
+    def _finish_start(self, result: messages.Ready | FastDeployError) -> None:
         if self._started is None or self._started.done():
             return
         if isinstance(result, FastDeployError):

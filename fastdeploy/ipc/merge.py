@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins deltas of one choice that nobody has read yet."""
+"""Merges the deltas of one choice that its reader has not received yet."""
 
 from __future__ import annotations
 
 from fastdeploy.core.outputs import TokenDelta
 
 
-def merge_deltas(waiting: list[TokenDelta], delta: TokenDelta) -> None:
-    """Append `delta` to `waiting`, or join it to an earlier delta of the same choice, which it changes then."""
-    for earlier in waiting:
+def merge_deltas(unread: list[TokenDelta], delta: TokenDelta) -> None:
+    """Append `delta` to `unread`, or merge it in place into an earlier delta of the same choice."""
+    for earlier in unread:
         if (earlier.request_id, earlier.index) == (delta.request_id, delta.index):
             join_delta(earlier, delta)
             return
-    waiting.append(delta)
+    unread.append(delta)
 
 
 def join_tokens(earlier: TokenDelta, token_ids: list[int], drafted_by: list[str]) -> None:
-    """Append the tokens of a step to `earlier`, in place: a copy per step would make a long text cost its square."""
+    """Append the tokens of a step to `earlier`, in place: with copies, a long output would take quadratic time."""
     if earlier.steps is None:
         earlier.steps = [(len(earlier.token_ids), list(earlier.drafted_by))]
     earlier.steps.append((len(token_ids), drafted_by))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API process and the engine process say to each other: msgpack between a ROUTER (engine) and DEALERs."""
+"""Messages between API processes (ZeroMQ DEALER) and the engine process (ROUTER), encoded with msgpack."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from fastdeploy.core.stats import EngineStats
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """Base of all messages; the class name travels with the fields."""
+    """Base of all messages; the class name is encoded with the fields."""
 
 
 class Hello(Message):
-    """Client: I am here. The engine answers `Ready`, at once or when the model is loaded."""
+    """Client: connect. The engine answers `Ready`, at once or when the model is loaded."""
 
 
 class AddRequest(Message):
-    """Client: generate. The engine answers `Deltas`, or `Rejected` once."""
+    """Client: generate. The engine answers with `Deltas`, or once with `Rejected`."""
 
     request: GenerationRequest
 
 
 class AbortRequest(Message):
-    """Client: end this request; its last deltas say `abort`. An unknown id means nothing."""
+    """Client: abort this request; its last delta has the finish reason `abort`. An unknown id is ignored."""
 
     request_id: str
 
 
 class AbortMany(Message):
-    """Client: end these requests, whoever asked for them, and answer `Aborted` with the same ticket.
+    """Client: abort these requests of any client, and answer `Aborted` with the same call_id.
 
-    An id also names the requests `ID-0`, `ID-1`, ...; None names all. Only requests whose `cache_salt` begins with
-    `owner_salt` are meant.
+    An id also stands for the requests `ID-0`, `ID-1`, ...; None stands for all. Only requests whose `cache_salt` begins
+    with `salt_prefix` are aborted.
     """
 
-    ticket: int
+    call_id: int
     request_ids: list[str] | None
-    owner_salt: str
+    salt_prefix: str
 
 
-class ClientGone(Message):
-    """Client: that other client is gone; end its requests and tell it nothing more."""
+class ClientDisconnected(Message):
+    """Client: another client is gone; abort its requests and send it nothing more."""
 
     identity: bytes
 
 
 class Shutdown(Message):
-    """Client: end the process."""
+    """Client: end the engine process."""
 
 
 class Progress(Message):
-    """Engine: what start-up is doing, and the fraction of it that is done."""
+    """Engine: the current stage of start-up, and the fraction of it that is done."""
 
     what: str
     fraction: float
@@ -71,14 +71,14 @@ class Ready(Message):
 
 
 class StartupFailed(Message):
-    """Engine: the configuration cannot be used (a ConfigError); the process ends."""
+    """Engine: the configuration was refused with a ConfigError; the process ends."""
 
     field: str
     message: str
 
 
 class Rejected(Message):
-    """Engine: the request was not taken; `kind` is invalid (with the field) or full."""
+    """Engine: the request was refused; `kind` is `invalid` (with the field) or `full`."""
 
     request_id: str
     kind: str
@@ -87,20 +87,20 @@ class Rejected(Message):
 
 
 class Aborted(Message):
-    """Engine: the requests that an `AbortMany` ended, and how many tokens each had."""
+    """Engine: the requests that an `AbortMany` aborted, and the number of tokens of each."""
 
-    ticket: int
+    call_id: int
     num_tokens: list[tuple[str, int]]
 
 
 PlainDelta = tuple[str, int, list[int], list[str], int]
-"""What most steps emit: request id, choice, tokens, proposers of the accepted drafts, seed."""
+"""The output of most steps: request id, index of the choice, tokens, sources of the accepted drafts, seed."""
 
 
 class Deltas(Message):
-    """Engine: what steps emitted for this client's requests; most of it fits the form that is cheap to read.
+    """Engine: the tokens emitted for this client's requests.
 
-    The plain ones of a request come before its others.
+    Most deltas are plain, which is cheaper to decode. The plain deltas of a request precede its others.
     """
 
     plain: list[PlainDelta]
@@ -108,17 +108,17 @@ class Deltas(Message):
 
 
 class Stats(Message):
-    """Engine: its counters, sent before the deltas that end a request, and now and then."""
+    """Engine: its counters, sent before deltas that finish a request, and at intervals."""
 
     stats: EngineStats
 
 
-ToEngine = Hello | AddRequest | AbortRequest | AbortMany | ClientGone | Shutdown
+ToEngine = Hello | AddRequest | AbortRequest | AbortMany | ClientDisconnected | Shutdown
 ToClient = Progress | Ready | StartupFailed | Rejected | Aborted | Deltas | Stats
 
 
 def split_deltas(deltas: list[TokenDelta]) -> Deltas:
-    """Return the message for what one or several steps emitted; deltas of one request keep their order."""
+    """Return the message for the deltas of one or several steps; those of one request keep their order."""
     plain: list[PlainDelta] = []
     others: list[TokenDelta] = []
     has_others: set[str] = set()

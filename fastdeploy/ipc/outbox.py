@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds back for milliseconds what steps emit, so that one message tells of several steps."""
+"""Collects the deltas of several steps, for some milliseconds, into one message."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Callable
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.ipc import messages
 
-CHUNK_S = 0.0001  # processor time of bringing a stream what is new of it, on both sides
-MAX_SHARE = 0.015  # of all cores' time that this may take: on two cores, each of 4 streams gets a chunk every 13 ms
-MAX_DELAY_S = 0.05  # more often than anybody reads
+SEND_S = 0.0001  # processor time to send the deltas of one stream, in both processes together
+MAX_CPU_FRACTION = 0.015  # of all cores, for sending: with 4 streams on two cores, one message every 13 ms
+MAX_DELAY_S = 0.05  # shorter than a reader notices
 
 
 class Outbox:
-    """What was emitted and not sent yet, by client.
+    """The deltas that were emitted and not sent yet, by client.
 
-    Streams of all clients are brought up to date together, at intervals that grow with their number: writing to each
-    after each step would take from the engine the cores that it computes with. The engine sends at once what must not
-    wait, first tokens and ends, and whatever is here with it.
+    The streams of all clients are sent together, at intervals that grow with the number of streams: sending after every
+    step would take processor time from the engine. First tokens and finished requests are sent at once, with everything
+    that is collected by then.
     """
 
     def __init__(
@@ -30,22 +30,28 @@ class Outbox:
         num_cores: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Send through `send`; `num_cores` is how many this process may use, by default."""
+        """Create an empty outbox.
+
+        Args:
+            send: sends a message to a client.
+            num_cores: cores of the machine; by default those that this process may use.
+            clock: returns seconds.
+        """
         cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
-        self._interval_s = CHUNK_S / (MAX_SHARE * cores)  # of one stream
+        self._interval_s = SEND_S / (MAX_CPU_FRACTION * cores)  # of one stream
         self._send = send
         self._clock = clock
         self._unsent: dict[bytes, list[TokenDelta]] = defaultdict(list)
         self._sent_s = self._stepped_s = clock()
 
     def put(self, client: bytes, delta: TokenDelta) -> None:
-        """Add what a step has emitted of a choice."""
+        """Add the delta of a step and choice."""
         self._unsent[client].append(delta)
 
     def send_when_due(self, num_streams: int) -> None:
-        """Send if this end of a step is nearer to the end of so many streams' interval than the next one will be.
+        """Send at the end of a step if the interval for this many streams ends before the middle of the next step.
 
-        The next step is taken to be as long as this one.
+        The next step is assumed to take as long as this one.
         """
         now_s = self._clock()
         step_s, self._stepped_s = now_s - self._stepped_s, now_s
@@ -53,7 +59,7 @@ class Outbox:
             self.send()
 
     def send(self) -> None:
-        """Send all that is there."""
+        """Send everything that is collected."""
         self._sent_s = self._stepped_s = self._clock()
         for client, deltas in self._unsent.items():
             self._send(client, messages.split_deltas(deltas))

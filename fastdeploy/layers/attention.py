@@ -6,8 +6,8 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy.layers.linear import Linear
-from fastdeploy.ops.attention import KVCache, RowIndex, append_attention
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.attention import AttentionMetadata, KVCache, append_attention
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 class Attention:
@@ -19,7 +19,7 @@ class Attention:
         self,
         qkv: Linear,
         heads: HeadLayout,
-        rotary: RotaryRule,
+        rotary: RotaryParams,
         output: Linear,
         qkv_out: Tensor,
         attended: Tensor,
@@ -45,9 +45,11 @@ class Attention:
         self.heads = heads
         self.scale = float(heads.head_dim) ** -0.5
 
-    def __call__(self, hidden: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
+    def __call__(self, hidden: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
         """Write the keys and values of the rows, attend, and add the output to hidden [capacity, hidden_size]."""
-        qkv_out, attended = self.qkv_out, self.attended
+        qkv_out, attended, num_rows = self.qkv_out, self.attended, metadata.num_rows
         self.qkv(hidden, qkv_out, num_rows)
-        append_attention(qkv_out, cache, batch, attended, self.heads, self.scale, self.num_masked_prefix, self.rotary)
+        append_attention(
+            qkv_out, cache, metadata, attended, self.heads, self.scale, self.num_masked_prefix, self.rotary
+        )
         self.output(attended, hidden, num_rows, hidden)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from paddle import Tensor
 
 from fastdeploy.ops.linear import PackedLinear, linear
-from fastdeploy.ops.norm import NormRule
+from fastdeploy.ops.norm import NormParams
 
 
 class Linear:
@@ -14,7 +14,7 @@ class Linear:
 
     __slots__ = ("norm", "weight")
 
-    def __init__(self, weight: PackedLinear, norm: NormRule | None = None) -> None:
+    def __init__(self, weight: PackedLinear, norm: NormParams | None = None) -> None:
         self.weight = weight
         self.norm = norm
 

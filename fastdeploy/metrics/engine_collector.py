@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's counters as Prometheus metrics, under FastDeploy's names."""
+"""The engine's counters as Prometheus metrics with FastDeploy's names."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PREFIX = "fastdeploy:"
 
 
 class EngineCollector(Collector):
-    """Reads the latest `EngineStats` whenever /metrics is asked."""
+    """Reads the latest `EngineStats` on each request of /metrics."""
 
     def __init__(
         self, read_stats: Callable[[], EngineStats], read_description: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Report what the two functions return: counters, and what the engine says of itself (empty while it loads)."""
+        """Read counters and the engine's description from these functions; the description is empty during start-up."""
         self._read_stats = read_stats
         self._read_description = read_description
 
@@ -37,8 +37,8 @@ class EngineCollector(Collector):
 def _state(stats: EngineStats) -> Iterator[Metric]:
     used = stats.num_blocks - stats.num_free_blocks
     yield _gauge("num_requests_running", "Requests in the batch", stats.num_running)
-    yield _gauge("num_requests_waiting", "Requests that wait for their first or next step", stats.num_waiting)
-    yield _gauge("gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
+    yield _gauge("num_requests_waiting", "Requests that wait to be scheduled", stats.num_waiting)
+    yield _gauge("gpu_cache_usage_perc", "Fraction of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
     yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
     rate = _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens)
     yield _gauge("hit_token_rate", "Prompt tokens found in the prefix cache / looked up", rate)
@@ -46,16 +46,16 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _capacity(stats: EngineStats, description: Mapping[str, Any]) -> Iterator[Metric]:
-    most = description.get("max_num_seqs", 0)
+    max_num_seqs = description.get("max_num_seqs", 0)
     free = _ratio(stats.num_free_blocks, stats.num_blocks)
     yield _gauge("batch_size", "Requests in the batch", stats.num_running)
-    yield _gauge("max_batch_size", "Most requests in the batch (--max-num-seqs)", most)
-    yield _gauge("available_batch_size", "Requests that the batch has room for", max(0, most - stats.num_running))
+    yield _gauge("max_batch_size", "Maximum number of requests in the batch (--max-num-seqs)", max_num_seqs)
+    yield _gauge("available_batch_size", "Requests that could join the batch", max(0, max_num_seqs - stats.num_running))
     yield _gauge("max_gpu_block_num", "KV blocks", stats.num_blocks)
     yield _gauge("free_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
-    yield _gauge("available_gpu_resource", "Share of KV blocks that are free, 0 to 1", free)
+    yield _gauge("available_gpu_resource", "Fraction of KV blocks that are free, 0 to 1", free)
     cache = {key: str(value) for key, value in description.get("kv_cache", {}).items()}
-    yield _gauge("cache_config_info", "What the KV cache is made of; the value is 1", 1, cache)
+    yield _gauge("cache_config_info", "Configuration of the KV cache; the value is 1", 1, cache)
 
 
 def _totals(stats: EngineStats) -> Iterator[Metric]:
@@ -63,8 +63,10 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("generation_tokens", "Tokens emitted", stats.num_generated_tokens)
     yield _counter("prefix_cache_token_num", "Prompt tokens found in the prefix cache", stats.num_prefix_hit_tokens)
     yield _counter("prefix_gpu_cache_token_num", "The same: the cache has one level", stats.num_prefix_hit_tokens)
-    yield _counter("num_preemptions", "Times a request lost its KV blocks", stats.num_preemptions)
-    finished = CounterMetricFamily(PREFIX + "request_success", "Choices ended, by reason", labels=["finish_reason"])
+    yield _counter("num_preemptions", "Preemptions of requests", stats.num_preemptions)
+    finished = CounterMetricFamily(
+        PREFIX + "request_success", "Finished choices, by finish reason", labels=["finish_reason"]
+    )
     for reason, count in stats.num_finished.items():
         finished.add_metric([reason], count)
     yield finished
@@ -75,9 +77,9 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
     labels = {key: str(speculation.get(key, "")) for key in ("method", "verify_strategy", "accept_policy")}
     for name, text, value in (
         ("num_drafts", "Decoding steps that verified a draft", stats.num_drafts),
-        ("num_draft_tokens", "Draft tokens verified", stats.num_draft_tokens),
-        ("num_accepted_tokens", "Draft tokens kept", stats.num_accepted_tokens),
-        ("num_emitted_tokens", "Tokens kept in decoding steps", stats.num_emitted_tokens),
+        ("num_draft_tokens", "Verified draft tokens", stats.num_draft_tokens),
+        ("num_accepted_tokens", "Accepted draft tokens", stats.num_accepted_tokens),
+        ("num_emitted_tokens", "Tokens emitted in decoding steps", stats.num_emitted_tokens),
     ):
         yield _counter("spec_decode_" + name, text, value, labels)
     yield from _draft_length(stats.draft_length, labels)
@@ -85,18 +87,18 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
     yield from _per_source(stats, labels)
     rows = stats.num_steps + stats.num_draft_tokens
     acceptance = _ratio(stats.num_accepted_tokens, stats.num_draft_tokens)
-    yield _gauge("spec_decode_draft_acceptance_rate", "Draft tokens kept / verified", acceptance, labels)
+    yield _gauge("spec_decode_draft_acceptance_rate", "Accepted / verified draft tokens", acceptance, labels)
     efficiency = _ratio(stats.num_emitted_tokens, rows)
     yield _gauge("spec_decode_efficiency", "Tokens emitted / rows computed in decoding steps", efficiency, labels)
     for i, (drafted, accepted) in enumerate(zip(stats.drafted_per_position, stats.accepted_per_position, strict=True)):
         name = f"spec_decode_draft_single_head_acceptance_rate_{i}"
-        yield _gauge(name, f"Drafts at position {i} kept / verified", _ratio(accepted, drafted), labels)
+        yield _gauge(name, f"Accepted / verified draft tokens at position {i}", _ratio(accepted, drafted), labels)
 
 
 def _per_position(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
     for what, text, counts in (
-        ("draft", "Draft tokens verified, by position in the draft", stats.drafted_per_position),
-        ("accepted", "Draft tokens kept, by position in the draft", stats.accepted_per_position),
+        ("draft", "Verified draft tokens, by position in the draft", stats.drafted_per_position),
+        ("accepted", "Accepted draft tokens, by position in the draft", stats.accepted_per_position),
     ):
         by_position = {str(position): count for position, count in enumerate(counts)}
         yield _counters(f"spec_decode_num_{what}_tokens_per_pos", text, "position", by_position, labels)
@@ -104,20 +106,20 @@ def _per_position(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Met
 
 def _per_source(stats: EngineStats, labels: Mapping[str, str]) -> Iterator[Metric]:
     for what, text, counts in (
-        ("draft", "Draft tokens verified, by the proposer that made them", stats.drafted_per_source),
-        ("accepted", "Draft tokens kept, by the proposer that made them", stats.accepted_per_source),
+        ("draft", "Verified draft tokens, by source", stats.drafted_per_source),
+        ("accepted", "Accepted draft tokens, by source", stats.accepted_per_source),
     ):
         yield _counters(f"spec_decode_num_{what}_tokens_per_source", text, "source", counts, labels)
 
 
 def _suffix_cache(cache: SuffixCacheStats) -> Iterator[Metric]:
-    yield _gauge("suffix_cache_live_bytes", "Memory of the texts of live requests", cache.live_bytes)
-    yield _gauge("suffix_cache_bytes", "Memory of the finished outputs kept", cache.shared_bytes)
-    yield _gauge("suffix_cache_num_outputs", "Finished outputs kept", cache.num_outputs)
-    yield _gauge("suffix_cache_num_tokens", "Tokens of the finished outputs kept", cache.num_tokens)
-    yield _counter("suffix_cache_evicted_outputs", "Finished outputs that left the cache", cache.num_evicted_outputs)
+    yield _gauge("suffix_cache_live_bytes", "Memory of the contexts of running requests, bytes", cache.live_bytes)
+    yield _gauge("suffix_cache_bytes", "Memory of the cached outputs, bytes", cache.shared_bytes)
+    yield _gauge("suffix_cache_num_outputs", "Cached outputs of finished requests", cache.num_outputs)
+    yield _gauge("suffix_cache_num_tokens", "Tokens of the cached outputs", cache.num_tokens)
+    yield _counter("suffix_cache_evicted_outputs", "Outputs evicted from the cache", cache.num_evicted_outputs)
     drafts = {"own": cache.num_own_drafts, "shared": cache.num_shared_drafts}
-    text = "Drafts that followed the request's own text, and finished outputs (hits of the cache)"
+    text = "Drafts by where they were found: in the request's own context, or in cached outputs"
     yield _counters("suffix_cache_drafts", text, "text", drafts, {})
 
 

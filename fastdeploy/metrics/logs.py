@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where log lines go: stderr, and files in FD_LOG_DIR; the API's and the engine's alike, as text or as JSON."""
+"""Logging of API processes and the engine process: to stderr and to files in FD_LOG_DIR, as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fastdeploy.core.errors import ConfigError
 
 SERVER_LOG = "api_server.log"
 ENGINE_LOG = "engine.log"
-ENGINE_MARK = "[fastdeploy]"  # begins the engine's own lines, beside what its libraries print
-TERMINAL_LEVELS = ("WARNING", "ERROR", "CRITICAL")  # of the engine; the rest is for its log file
+ENGINE_PREFIX = "[fastdeploy]"  # of the engine's own lines, as opposed to the output of libraries
+TERMINAL_LEVELS = ("WARNING", "ERROR", "CRITICAL")  # of the engine; other lines are in its log file only
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON document per line; a message that is one already becomes its fields."""
+    """Formats a record as one line of JSON; a message that is a JSON object contributes its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the line without its newline."""
         message = record.getMessage()
         line: dict[str, object] = {"time": self.formatTime(record), "level": record.levelname, "logger": record.name}
         fields = _as_mapping(message)
@@ -45,7 +45,7 @@ def set_up_logging(env: Env) -> None:
     """Send the log of `fastdeploy.*` to stderr and, with FD_LOG_DIR, to a file there.
 
     Raises:
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be created.
     """
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if env.log_dir:
@@ -54,21 +54,22 @@ def set_up_logging(env: Env) -> None:
 
 
 def set_up_engine_logging(env: Env) -> None:
-    """Send the engine's log to its output, which `engine_line` reads on the other side."""
-    _install(env, [logging.StreamHandler(sys.stderr)], f"{ENGINE_MARK} %(levelname)s %(name)s: %(message)s")
+    """Send the engine's log to its stderr, whose lines the parent process handles with `engine_line`."""
+    _install(env, [logging.StreamHandler(sys.stderr)], f"{ENGINE_PREFIX} %(levelname)s %(name)s: %(message)s")
 
 
 def engine_line(text: str, is_json: bool) -> tuple[str, bool]:
-    """Return what becomes of a line that the engine process wrote.
+    """Convert a line of the engine process for the log file.
 
     Args:
-        is_json: FD_LOG_FORMAT=json; then what libraries print becomes a document as well.
+        text: the line without its newline.
+        is_json: whether FD_LOG_FORMAT is json; then output of libraries is converted to JSON, too.
 
     Returns:
-        The line for its log file, and whether the terminal shows it too.
+        The line for the log file, and whether the terminal shows it.
     """
     if not is_json:
-        return text, text.startswith(tuple(f"{ENGINE_MARK} {level}" for level in TERMINAL_LEVELS))
+        return text, text.startswith(tuple(f"{ENGINE_PREFIX} {level}" for level in TERMINAL_LEVELS))
     fields = _as_mapping(text)
     if fields is not None:
         return text, fields.get("level") in TERMINAL_LEVELS
@@ -85,19 +86,19 @@ def _install(env: Env, handlers: list[logging.Handler], text_format: str) -> Non
         logger.handlers[:] = handlers
         logger.setLevel(env.log_level)
         logger.propagate = False
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its lines of start and end repeat ours
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its messages about start and shutdown repeat ours
     logging.getLogger("fastdeploy.request").setLevel(logging.NOTSET if env.log_requests else logging.WARNING)
 
 
 def log_folder(env: Env) -> Path:
-    """Return FD_LOG_DIR, made if it is not there.
+    """Return FD_LOG_DIR; create it if necessary.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be created.
     """
     folder = Path(env.log_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError("FD_LOG_DIR", f"cannot make {env.log_dir!r}: {error.strerror}") from None
+        raise ConfigError("FD_LOG_DIR", f"cannot create {env.log_dir!r}: {error.strerror}") from None
     return folder

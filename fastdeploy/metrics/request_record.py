@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of each request when it ends: histograms, and one line in the log."""
+"""Histograms and a log line for each finished request."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One choice of a request, ended. Times in seconds; None where the choice never got so far.
+    """One finished choice of a request. Times are in seconds; None if the choice ended before.
 
     Attributes:
+        queue_s: arrival to first step.
         ttft_s: arrival to first token.
         tpot_s: mean time per token after the first.
-        acceptance: drafts kept / verified; None without drafts.
+        e2e_s: arrival to end.
+        acceptance: accepted / drafted tokens; None without drafts.
+        average_accept_length: emitted tokens / decoding steps; None without drafts.
     """
 
     request_id: str
@@ -52,7 +55,7 @@ def make_record(
     metrics: RequestMetrics,
     speculation: SpeculateMetrics | None,
 ) -> RequestRecord:
-    """Put together the record of a choice that has ended."""
+    """Return the record of a finished choice."""
     ttft = metrics.first_token_s
     tpot = None
     if ttft is not None and num_completion_tokens > 1:
@@ -75,10 +78,10 @@ def make_record(
 
 
 class RequestRecorder:
-    """Observes the histograms and writes the log line of every request."""
+    """Observes the histograms and writes the log line of every finished request."""
 
     def __init__(self, registry: CollectorRegistry, json_lines: bool = False) -> None:
-        """Register the histograms; `json_lines` writes the log lines as JSON documents."""
+        """Register the metrics; with `json_lines`, log lines are JSON documents."""
         self._json_lines = json_lines
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -93,25 +96,25 @@ class RequestRecorder:
         self._decode = histogram("request_decode_time_seconds", "First token to end", _LONG_S)
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._generation_tokens = histogram("request_generation_tokens", "Tokens emitted for a choice", _TOKENS)
-        self._max_tokens = histogram("request_params_max_tokens", "max_tokens that requests ask for", _TOKENS)
-        self._requests = Counter(PREFIX + "requests_number", "Requests taken", registry=registry)
-        self._last_ttft = _last(PREFIX + "first_token_latency", "TTFT of the latest request, seconds", registry)
-        self._last_e2e = _last(PREFIX + "infer_latency", "Arrival to end of the latest request, seconds", registry)
+        self._max_tokens = histogram("request_params_max_tokens", "max_tokens of requests", _TOKENS)
+        self._requests = Counter(PREFIX + "requests_number", "Requests received", registry=registry)
+        self._latest_ttft = _latest(PREFIX + "first_token_latency", "TTFT of the latest request, seconds", registry)
+        self._latest_e2e = _latest(PREFIX + "infer_latency", "Arrival to end of the latest request, seconds", registry)
 
     def started(self, max_tokens: int | None) -> None:
-        """Count a request that was taken; `max_tokens` as it asked, None where it did not."""
+        """Count a received request; `max_tokens` as given, None if it was not."""
         self._requests.inc()
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
 
     def record(self, record: RequestRecord) -> None:
-        """Take the record of a choice that has ended."""
+        """Observe and log a finished choice."""
         self._observe(record)
         logger.info("%s", json.dumps(asdict(record)) if self._json_lines else _line(record))
 
     def _observe(self, record: RequestRecord) -> None:
         self._e2e.observe(record.e2e_s)
-        self._last_e2e.set(record.e2e_s)
+        self._latest_e2e.set(record.e2e_s)
         self._prompt_tokens.observe(record.prompt_tokens)
         self._generation_tokens.observe(record.completion_tokens)
         if record.queue_s is not None:
@@ -121,12 +124,12 @@ class RequestRecorder:
             self._tpot.observe(record.tpot_s)
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
-            self._last_ttft.set(record.ttft_s)
+            self._latest_ttft.set(record.ttft_s)
             self._prefill.observe(max(0.0, record.ttft_s - (record.queue_s or 0.0)))
             self._decode.observe(max(0.0, record.e2e_s - record.ttft_s))
 
 
-def _last(name: str, text: str, registry: CollectorRegistry) -> Gauge:
+def _latest(name: str, text: str, registry: CollectorRegistry) -> Gauge:
     return Gauge(name, text, registry=registry, multiprocess_mode="mostrecent")
 
 

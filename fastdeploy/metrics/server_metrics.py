@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that /metrics shows: the requests and HTTP answers of every API process, and the engine's counters.
+"""The metrics that /metrics shows: requests and HTTP responses of all API processes, and the engine's counters.
 
-Several API processes keep their values in memory-mapped files of one folder (prometheus_client's multiprocess mode,
-which it enters when a process starts with PROMETHEUS_MULTIPROC_DIR set); whichever is asked adds them up. The files of
-a process that has ended stay, so that counters never go back.
+Several API processes store their values in memory-mapped files of one folder, the multiprocess mode of
+prometheus_client, which PROMETHEUS_MULTIPROC_DIR switches on. The process that answers /metrics adds them up. The files
+of a process that has ended remain, so that counters never decrease.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from fastdeploy.core.stats import EngineStats
@@ -25,13 +25,13 @@ _HTTP_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ServerMetrics:
-    """The metrics of one API process and, with a folder, of its siblings.
+    """The metrics of one API process and, with a folder, of all API processes.
 
     Attributes:
-        registry: what /metrics shows.
-        requests: takes the record of every request.
-        http: takes the HTTP answers.
-        inside: requests that the server works on.
+        registry: the metrics that /metrics shows.
+        requests: records requests.
+        http: records HTTP responses.
+        inside: number of requests in this process.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class ServerMetrics:
         folder: str = "",
         json_lines: bool = False,
     ) -> None:
-        """Register everything.
+        """Register all metrics.
 
         Args:
-            read_stats, read_description: the engine's latest counters, and what it says of itself.
-            folder: where several API processes keep their values; empty for one process.
-            json_lines: log lines of requests as JSON documents.
+            read_stats, read_description: return the engine's latest counters, and its description.
+            folder: shared by several API processes; empty for a single process.
+            json_lines: whether log lines of requests are JSON documents.
         """
         own = CollectorRegistry()
         self.requests = RequestRecorder(own, json_lines)
@@ -61,35 +61,32 @@ class ServerMetrics:
         self.registry.register(EngineCollector(read_stats, read_description))
 
     def num_inside(self) -> int:
-        """Return the requests inside all API processes."""
+        """Return the number of requests in all API processes."""
         name = PREFIX + "num_requests_inside"
         source = self._merged.collect() if self._merged else self.inside.collect()
         return int(sum(sample.value for family in source if family.name == name for sample in family.samples))
 
 
 class HttpMetrics:
-    """Counts and times of HTTP answers, under the names that FastDeploy's dashboards read."""
+    """Counts and durations of HTTP responses, with the names that FastDeploy's dashboards use."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._answers = Counter("http_requests", "HTTP answers", ["method", "path", "status_code"], registry=registry)
+        self._responses = Counter(
+            "http_requests", "HTTP responses", ["method", "path", "status_code"], registry=registry
+        )
         self._seconds = Histogram(
-            "http_request_duration_seconds", "Request to the end of its answer", ["method", "path"], buckets=_HTTP_S,
+            "http_request_duration_seconds", "Request to the end of its response", ["method", "path"], buckets=_HTTP_S,
             registry=registry,
         )  # fmt: skip
 
     def observe(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Take an answer that has ended; `path` must be one of few."""
-        self._answers.labels(method, path, str(status)).inc()
+        """Record a finished response; `path` must be one of a bounded set."""
+        self._responses.labels(method, path, str(status)).inc()
         self._seconds.labels(method, path).observe(seconds)
 
 
-def forget_process(pid: int, folder: str) -> None:
-    """Drop what an API process that has ended says of its present; its totals stay."""
-    mark_process_dead(pid, folder)
-
-
 class _Merged(Collector):
-    """Adds up the files in a folder; takes the metrics' texts from this process' own, since the files have none."""
+    """Adds up the files in a folder; the files have no help texts, which come from this process' own registry."""
 
     def __init__(self, folder: str, own: CollectorRegistry) -> None:
         self._folder = folder

@@ -19,10 +19,10 @@ from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.layers.rotary import rotary_table
 from fastdeploy.models.architecture import DecoderTraits
 from fastdeploy.models.weights import DecoderWeights, LayerWeights
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.gather import scatter_rows
-from fastdeploy.ops.norm import NormRule
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 class StepBuffers:
@@ -69,19 +69,19 @@ class DecoderLayer:
         num_masked_prefix: int = 0,
     ) -> None:
         eps = config.rms_norm_eps
-        rotary = RotaryRule(cos_sin, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
-        qkv = Linear(weights.qkv, NormRule(weights.input_norm, eps))
+        rotary = RotaryParams(cos_sin, traits.interleaved_rotary, weights.q_norm, weights.k_norm, eps)
+        qkv = Linear(weights.qkv, NormParams(weights.input_norm, eps))
         self.attention = Attention(
             qkv, heads, rotary, Linear(weights.output), buffers.qkv, buffers.attended, num_masked_prefix
         )
-        gate_up = Linear(weights.gate_up, NormRule(weights.post_norm, eps))
+        gate_up = Linear(weights.gate_up, NormParams(weights.post_norm, eps))
         self.mlp = GatedMLP(gate_up, Linear(weights.down), buffers.activated)
         self.hidden = buffers.hidden
 
-    def __call__(self, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
+    def __call__(self, metadata: AttentionMetadata, cache: KVCache) -> None:
         """Advance the rows of the shared hidden buffer by one layer."""
-        self.attention(self.hidden, batch, cache, num_rows)
-        self.mlp(self.hidden, num_rows)
+        self.attention(self.hidden, metadata, cache)
+        self.mlp(self.hidden, metadata.num_rows)
 
 
 class CausalLM:
@@ -139,24 +139,24 @@ class CausalLM:
         """Let every step write the last hidden states of its rows into states [num_slots, hidden_size], by slot."""
         self._states = states
 
-    def forward(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache]) -> Tensor:
-        """Compute one step: write keys and values of the batch's rows and return their last hidden states.
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
+        """Compute one step: write the keys and values of its rows and return their last hidden states.
 
         Args:
-            token_ids: [capacity] int32, the first batch.num_rows are read.
-            batch: the step's rows, at most max_rows.
+            token_ids: [capacity] int32, of which the first metadata.num_rows are read.
+            metadata: the rows of the step, at most max_rows.
             kv_caches: one per layer.
 
         Returns:
-            [max_rows, hidden_size] after the final norm; the first batch.num_rows rows are valid until the next call.
+            [max_rows, hidden_size] after the final norm; the first num_rows rows are valid until the next call.
         """
-        buffers, num_rows = self._buffers, batch.num_rows
+        buffers, num_rows = self._buffers, metadata.num_rows
         self._embedding(token_ids, buffers.hidden, num_rows)
         for layer, cache in zip(self._layers, kv_caches, strict=True):
-            layer(batch, cache, num_rows)
+            layer(metadata, cache)
         self._final_norm(buffers.hidden, buffers.normed, num_rows)
         if self._states is not None:
-            scatter_rows(buffers.normed, batch.slot_mapping, self._states, num_rows)
+            scatter_rows(buffers.normed, metadata.slot_mapping, self._states, num_rows)
         return self.output
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:

@@ -38,9 +38,9 @@ from fastdeploy.models.weights import (
     check_shapes,
     expected_shapes,
 )
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
-from fastdeploy.ops.norm import NormRule
+from fastdeploy.ops.norm import NormParams
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class MTPLayer:
         self.head = shared.head if weights.head is None else LogitsHead(weights.head)
         self._recycles_normed = recycles_normed
         self.output: Tensor = self._buffers.normed if recycles_normed else self._buffers.hidden
-        self._emb_projection = Linear(weights.emb_projection, NormRule(weights.emb_norm, eps))
-        self._hidden_projection = Linear(weights.hidden_projection, NormRule(weights.hidden_norm, eps))
+        self._emb_projection = Linear(weights.emb_projection, NormParams(weights.emb_norm, eps))
+        self._hidden_projection = Linear(weights.hidden_projection, NormParams(weights.hidden_norm, eps))
         self._block = DecoderLayer(
             config,
             shared.traits,
@@ -125,20 +125,19 @@ class MTPLayer:
             num_masked_prefix=index + 1,
         )
 
-    def call_operators(self, token_ids: Tensor, batch: RowIndex, cache: KVCache, num_rows: int) -> None:
-        """Write keys and values of rows, and to `output` what stands for the next positions' states.
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
+        """Compute the layer: write keys and values, and to `output` what takes the place of the target's states.
 
         Args:
             token_ids: [max_rows] int32, the token at each row's position; `source` holds the state before it.
-            batch: the rows, at most max_rows.
+            metadata: the rows, at most max_rows.
             cache: of this layer.
-            num_rows: of the batch.
         """
-        hidden, normed = self._buffers.hidden, self._buffers.normed
+        hidden, normed, num_rows = self._buffers.hidden, self._buffers.normed, metadata.num_rows
         self._embedding(token_ids, normed, num_rows)
         self._emb_projection(normed, hidden, num_rows)
         self._hidden_projection(self.source, hidden, num_rows, hidden)
-        self._block(batch, cache, num_rows)
+        self._block(metadata, cache)
         if self._recycles_normed:
             self._final_norm(hidden, normed, num_rows)
 

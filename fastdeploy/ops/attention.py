@@ -9,7 +9,6 @@ nor rejected drafts leave a trace.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import paddle
@@ -17,7 +16,7 @@ import paddle
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import attention as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 @dataclass(frozen=True)
@@ -38,31 +37,28 @@ class KVCache:
     is_int8: bool = False
 
 
-class RowIndex(Protocol):
-    """What attention reads of a fastdeploy.ops.batch_index.BatchIndex."""
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """The rows and sequences of one call, and where their keys and values are in the cache.
+
+    The tensors may be longer than the call needs.
+
+    Attributes:
+        num_rows, num_seqs: of this call.
+        cu_seqlens_q: [num_seqs + 1] int32: the rows of sequence b are cu_seqlens_q[b]..cu_seqlens_q[b + 1] - 1.
+        kv_lens: [num_seqs] int32, number of positions in the cache after this call.
+        block_tables: [num_seqs, max_blocks] int32.
+        slot_mapping: [num_rows] int32, block_id * block_size + offset of each new row.
+        positions: [num_rows] int32, position of each row in its sequence.
+    """
 
     num_rows: int
     num_seqs: int
-
-    @property
-    def cu_seqlens_q(self) -> paddle.Tensor:
-        """[num_seqs + 1] int32: the rows of sequence b are cu_seqlens_q[b]..cu_seqlens_q[b + 1] - 1."""
-
-    @property
-    def kv_lens(self) -> paddle.Tensor:
-        """[num_seqs] int32: positions in the cache after this call."""
-
-    @property
-    def block_tables(self) -> paddle.Tensor:
-        """[num_seqs, max_blocks] int32."""
-
-    @property
-    def slot_mapping(self) -> paddle.Tensor:
-        """[num_rows] int32: block_id * block_size + offset of each new row."""
-
-    @property
-    def positions(self) -> paddle.Tensor:
-        """[num_rows] int32: the position of each row in its sequence."""
+    cu_seqlens_q: paddle.Tensor
+    kv_lens: paddle.Tensor
+    block_tables: paddle.Tensor
+    slot_mapping: paddle.Tensor
+    positions: paddle.Tensor
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
@@ -81,12 +77,12 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
 def append_attention(
     qkv: paddle.Tensor,
     cache: KVCache,
-    batch: RowIndex,
+    batch: AttentionMetadata,
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
     num_masked_prefix: int = 0,
-    rotary: RotaryRule | None = None,
+    rotary: RotaryParams | None = None,
 ) -> None:
     """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
 
@@ -114,27 +110,22 @@ def append_attention(
     _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, num_masked_prefix, rotary)
 
 
-@dataclass
-class PlainIndex:
-    """A RowIndex made of plain tensors, for examples and tests."""
+def make_attention_metadata(
+    num_new: Sequence[int], kv_lens: Sequence[int], tables: np.ndarray, block_size: int
+) -> AttentionMetadata:
+    """Describe a call by plain numbers, for examples, tests and benchmarks.
 
-    num_rows: int
-    num_seqs: int
-    cu_seqlens_q: paddle.Tensor
-    kv_lens: paddle.Tensor
-    block_tables: paddle.Tensor
-    slot_mapping: paddle.Tensor
-    positions: paddle.Tensor
-
-
-def plain_index(num_new: Sequence[int], kv_lens: Sequence[int], tables: np.ndarray, block_size: int) -> PlainIndex:
-    """Index num_new[b] rows at the end of kv_lens[b] positions, through tables [num_seqs, max_blocks] int32."""
+    Args:
+        num_new: number of new rows of each sequence.
+        kv_lens: positions of each sequence after the call, whose last num_new are the new rows.
+        tables: [num_seqs, max_blocks] block ids.
+    """
     cu = np.concatenate([[0], np.cumsum(num_new)]).astype(np.int32)
     rows = [(b, t) for b, (new, end) in enumerate(zip(num_new, kv_lens, strict=True)) for t in range(end - new, end)]
     slots = [tables[b, t // block_size] * block_size + t % block_size for b, t in rows]
     arrays = cu, kv_lens, tables, slots, [t for _, t in rows]
     tensors = [paddle.to_tensor(np.asarray(a, np.int32)) for a in arrays]
-    return PlainIndex(int(cu[-1]), len(num_new), *tensors)
+    return AttentionMetadata(int(cu[-1]), len(num_new), *tensors)
 
 
 _EXAMPLES = (  # heads, rotary_dim, is_interleaved, has_norm, block_size, then steps: (new rows, positions afterwards)
@@ -147,12 +138,14 @@ _EXAMPLES = (  # heads, rotary_dim, is_interleaved, has_norm, block_size, then s
 )
 
 
-def _example_rotary(heads: HeadLayout, rotary_dim: int, is_interleaved: bool, has_norm: bool, dtype: str) -> RotaryRule:
+def _example_rotary(
+    heads: HeadLayout, rotary_dim: int, is_interleaved: bool, has_norm: bool, dtype: str
+) -> RotaryParams:
     angles = np.random.default_rng(11).uniform(0, 6.28, (1100, rotary_dim // 2))
     table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     q_norm, k_norm = (random_rows(1, heads.head_dim, dtype, seed).reshape([-1]) for seed in (12, 13))
     cos_sin = paddle.to_tensor(table)
-    return RotaryRule(cos_sin, is_interleaved, q_norm if has_norm else None, k_norm if has_norm else None)
+    return RotaryParams(cos_sin, is_interleaved, q_norm if has_norm else None, k_norm if has_norm else None)
 
 
 def _example(
@@ -175,7 +168,7 @@ def _example(
     )
     outs = []
     for seed, (num_new, kv_lens) in enumerate(steps):
-        batch = plain_index(num_new, kv_lens, tables, block_size)
+        batch = make_attention_metadata(num_new, kv_lens, tables, block_size)
         qkv = random_rows(batch.num_rows + 1, heads.row_size, dtype, 15 + seed)
         out = paddle.full([batch.num_rows + 1, heads.num_heads * heads.head_dim], 7.0, dtype)
         lookup("append_attention")(qkv, cache, batch, out, heads, heads.head_dim**-0.5, num_masked_prefix, rotary)

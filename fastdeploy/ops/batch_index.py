@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual padding: rows of a step are packed, and these index arrays say whose row is which.
+"""Virtual padding: the rows of a step are packed, and these index arrays say which request each row belongs to.
 
 request      0        1              2
 rows         0 1 2 3  4              5 6 7
-positions    8 9 ...  31             17 18 19      absolute, num_computed onwards
-logits_rows        3  4              5 6 7         the last num_logits rows of each
+positions    8 9 ...  31             17 18 19      absolute, from num_computed on
+logits_rows        3  4              5 6 7         the last num_logits rows of each request
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy.ops.attention import AttentionMetadata
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.reference import batch_index as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register
 
+Ints = NDArray[np.int32] | Sequence[int]
+
 
 class StepBuffers:
-    """Memory behind a `BatchIndex`: inputs of virtual padding, then its outputs. All int32."""
+    """Memory of a `BatchIndex`: first the inputs of virtual padding, then its outputs. All are int32."""
 
     def __init__(self, max_rows: int, max_seqs: int, max_blocks_per_seq: int) -> None:
         self.num_scheduled = HostBuffer(max_seqs, "int32")
@@ -41,7 +43,7 @@ class StepBuffers:
         self.logits_rows = HostBuffer(max_rows, "int32")
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all of them, in the order in which native operators take them."""
+        """Return all tensors in the order in which native operators take them."""
         return (
             self.num_scheduled.tensor,
             self.num_computed.tensor,
@@ -60,25 +62,23 @@ class StepBuffers:
 
 
 class BatchIndex:
-    """Index arrays of one step over B requests and R rows; the tensors keep their memory from step to step.
+    """Index arrays of one step; the tensors keep their memory from step to step.
 
     Attributes:
-        num_rows, num_seqs, num_logits_rows: R, B and the number of rows whose logits are wanted (L).
-        cu_seqlens_q: [max_seqs + 1] int32, first row of each request; entry B is R.
-        cu_logits_rows: [max_seqs + 1] int32, the same for the L rows.
+        cu_seqlens_q: [max_seqs + 1] int32, the first row of each request, then the number of rows.
+        cu_logits_rows: [max_seqs + 1] int32, the same for the rows whose logits are wanted.
         kv_lens: [max_seqs] int32, tokens in the cache after this step.
         block_tables: [max_seqs, max_blocks_per_seq] int32.
-        batch_id_per_row, positions, slot_mapping: [max_rows] int32, of each row its request, its position and its slot
+        batch_id_per_row, positions, slot_mapping: [max_rows] int32, for each row its request, its position and its slot
             in the cache (block id * block_size + offset).
-        logits_rows: [max_rows] int32, the L rows whose logits are wanted.
-        buffers: the same memory as NumPy arrays (`batch.buffers.logits_rows.array`).
+        logits_rows: [max_rows] int32, the rows whose logits are wanted.
+        buffers: the same memory as NumPy arrays (`batch.buffers.logits_rows.array`), and the inputs.
     """
 
     def __init__(self, max_rows: int, max_seqs: int, max_blocks_per_seq: int, block_size: int) -> None:
         self.block_size = block_size
-        self._tables: list[NDArray[np.int32] | Sequence[int] | None] = [None] * max_seqs  # that the rows show
-        self._num_shown = [0] * max_seqs
-        self.num_rows = self.num_seqs = self.num_logits_rows = 0
+        self._written_tables: list[Ints | None] = [None] * max_seqs  # the list behind each row of block_tables
+        self._num_written = [0] * max_seqs  # and how many of its entries are there
         self.buffers = buffers = StepBuffers(max_rows, max_seqs, max_blocks_per_seq)
         self.cu_seqlens_q: Tensor = buffers.cu_seqlens_q.tensor
         self.cu_logits_rows: Tensor = buffers.cu_logits_rows.tensor
@@ -90,104 +90,79 @@ class BatchIndex:
         self.logits_rows: Tensor = buffers.logits_rows.tensor
 
     def fill(
-        self,
-        num_scheduled: NDArray[np.int32],
-        num_computed: NDArray[np.int32],
-        num_logits: NDArray[np.int32],
-        block_tables: Sequence[NDArray[np.int32] | Sequence[int]],
-    ) -> None:
-        """Describe the next step and index its rows; arguments as `describe` has them.
+        self, num_scheduled: Ints, num_computed: Ints, num_logits: Ints, block_tables: Sequence[Ints]
+    ) -> AttentionMetadata:
+        """Write the inputs as `write_inputs` does and compute the index arrays.
 
         Raises:
             ValueError: too many requests, rows or blocks, too few blocks, or a negative count.
         """
-        self.describe(num_scheduled, num_computed, num_logits, block_tables)
-        self.index(len(block_tables))
+        self.write_inputs(num_scheduled, num_computed, num_logits, block_tables)
+        return self.compute(len(block_tables))
 
-    def describe(
-        self,
-        num_scheduled: NDArray[np.int32] | Sequence[int],
-        num_computed: NDArray[np.int32] | Sequence[int],
-        num_logits: NDArray[np.int32] | Sequence[int],
-        block_tables: Sequence[NDArray[np.int32] | Sequence[int]],
+    def write_inputs(
+        self, num_scheduled: Ints, num_computed: Ints, num_logits: Ints, block_tables: Sequence[Ints]
     ) -> None:
-        """Write what virtual padding reads.
+        """Write the inputs of virtual padding.
 
         Args:
-            num_scheduled, num_computed, num_logits: [B], rows of each request, its tokens already in the cache, and how
-                many of its last rows want logits.
+            num_scheduled: [num_seqs], rows of each request.
+            num_computed: [num_seqs], tokens of each request that are already in the cache.
+            num_logits: [num_seqs], how many of each request's last rows want logits.
             block_tables: block ids of each request, enough for num_computed + num_scheduled tokens. A list that was
-                given for the same b in the step before may have grown since, and has not changed otherwise.
+                given for the same request in the previous step may have grown since but must not have changed
+                otherwise.
 
         Raises:
             ValueError: too many requests or blocks.
         """
-        if len(block_tables) > len(self._tables):
-            raise ValueError(f"block_tables: expected at most {len(self._tables)} requests, got {len(block_tables)}")
+        max_seqs = len(self._written_tables)
+        if len(block_tables) > max_seqs:
+            raise ValueError(f"block_tables: expected at most {max_seqs} requests, got {len(block_tables)}")
         buffers = self.buffers
         scheduled, computed = buffers.num_scheduled.memory, buffers.num_computed.memory
         logits = buffers.num_logits.memory
         for b, table in enumerate(block_tables):
             scheduled[b], computed[b], logits[b] = num_scheduled[b], num_computed[b], num_logits[b]
-            if self._tables[b] is not table or self._num_shown[b] != len(table):
-                self._show(b, table)
+            if self._written_tables[b] is not table or self._num_written[b] != len(table):
+                self._sync_block_table(b, table)
 
-    def _show(self, b: int, table: NDArray[np.int32] | Sequence[int]) -> None:
-        """Write what a request's row of the block tables does not show yet."""
-        shown, count = self._num_shown[b] if self._tables[b] is table else 0, len(table)
-        self.buffers.block_tables.array[b, shown:count] = table[shown:]
+    def _sync_block_table(self, b: int, table: Ints) -> None:
+        """Write the entries of a request's block table that are not there yet."""
+        start, count = self._num_written[b] if self._written_tables[b] is table else 0, len(table)
+        self.buffers.block_tables.array[b, start:count] = table[start:]
         self.buffers.num_blocks.array[b] = count
-        self._tables[b], self._num_shown[b] = table, count
+        self._written_tables[b], self._num_written[b] = table, count
 
-    def index(self, num_seqs: int) -> None:
-        """Describe the step of the first requests whose numbers and block tables stand in `buffers`.
+    def compute(self, num_seqs: int) -> AttentionMetadata:
+        """Compute the index arrays of the first requests from the inputs in `buffers`.
 
         Raises:
             ValueError: as `fill` does.
         """
         virtual_padding(self.buffers, num_seqs, self.block_size)
-        self.num_seqs = num_seqs
-        self.num_rows, self.num_logits_rows = self.buffers.totals.array.tolist()
+        return self.attention_metadata(self.buffers.totals.memory[0], num_seqs)
 
-
-@dataclass
-class StepView:
-    """The index arrays of a batch with the rows and sequences of one step, or with all that they have room for."""
-
-    num_rows: int
-    num_seqs: int
-    positions: Tensor
-    cu_seqlens_q: Tensor
-    kv_lens: Tensor
-    block_tables: Tensor
-    slot_mapping: Tensor
-
-
-def full_step(batch: BatchIndex, num_rows: int) -> StepView:
-    """Return the step of `num_rows` rows, and of as many sequences as the batch has room for, to be recorded."""
-    return step_view(batch, num_rows, batch.kv_lens.shape[0])
-
-
-def step_view(batch: BatchIndex, num_rows: int, num_seqs: int) -> StepView:
-    """Return the step of so many rows and sequences."""
-    return StepView(
-        num_rows=num_rows,
-        num_seqs=num_seqs,
-        positions=batch.positions,
-        cu_seqlens_q=batch.cu_seqlens_q,
-        kv_lens=batch.kv_lens,
-        block_tables=batch.block_tables,
-        slot_mapping=batch.slot_mapping,
-    )
+    def attention_metadata(self, num_rows: int, num_seqs: int) -> AttentionMetadata:
+        """Return the index arrays as attention takes them, for the first rows and sequences."""
+        return AttentionMetadata(
+            num_rows=num_rows,
+            num_seqs=num_seqs,
+            cu_seqlens_q=self.cu_seqlens_q,
+            kv_lens=self.kv_lens,
+            block_tables=self.block_tables,
+            slot_mapping=self.slot_mapping,
+            positions=self.positions,
+        )
 
 
 def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> None:
-    """Fill the outputs of `buffers` from its inputs, for the first num_seqs requests.
+    """Compute the outputs of `buffers` from its inputs for the first num_seqs requests.
 
     Raises:
-        ValueError: the inputs do not fit together.
+        ValueError: the inputs are inconsistent.
     """
-    _entry.run(buffers, num_seqs, block_size)
+    _VIRTUAL_PADDING.run(buffers, num_seqs, block_size)
 
 
 def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:
@@ -207,4 +182,4 @@ def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:
     ]
 
 
-_entry = register(OpEntry("virtual_padding", reference.virtual_padding, examples=[_example]))
+_VIRTUAL_PADDING = register(OpEntry("virtual_padding", reference.virtual_padding, examples=[_example]))

@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from fastdeploy.ops.attention import RowIndex
+from fastdeploy.ops.attention import AttentionMetadata
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
@@ -34,13 +34,12 @@ class DraftStage:
     """A drafting model, or one of several layers that draft in turn.
 
     Attributes:
-        compute: compute(batch, num_rows) reads the loop's `token_ids`, and `source` if there is one, and writes
-            `output`.
+        compute: compute(metadata) reads the loop's `token_ids`, and `source` if there is one, and writes `output`.
         compute_logits: compute_logits(rows, num_rows, out) writes float32 logits of rows of `output`. If `out` has
             fewer columns than the vocabulary, it gets the logits of the first ids.
     """
 
-    compute: Callable[[RowIndex, int], None]
+    compute: Callable[[AttentionMetadata], None]
     compute_logits: Callable[[Tensor, int, Tensor], None]
 
 
@@ -134,7 +133,8 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
         weight = pack(random_rows(_SIZE, _SIZE, "float32", 3 + number))
         heads = {n: pack(random_rows(_VOCAB, _SIZE, "float32", 13 + number)[:n]) for n in (_FEW, _VOCAB)}
 
-        def compute(batch: RowIndex, num_rows: int) -> None:
+        def compute(metadata: AttentionMetadata) -> None:
+            num_rows = metadata.num_rows
             lookup("embedding")(token_ids.tensor, table, embedded, num_rows)
             linear(embedded, weight, output, num_rows, source)
 

@@ -18,7 +18,7 @@ from functools import partial
 import paddle
 
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.norm import NormRule
+from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.reference import linear as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register
 
@@ -118,7 +118,7 @@ def linear(
     out: paddle.Tensor,
     num_rows: int,
     residual: paddle.Tensor | None = None,
-    norm: NormRule | None = None,
+    norm: NormParams | None = None,
 ) -> None:
     """Write out = norm(x) @ weight.T + bias + residual for the first `num_rows` rows.
 
@@ -185,7 +185,7 @@ def _example(
     residual = random_rows(rows + 1, n, out_dtype, 9) if extras else None
     # Rounded rows may differ by one step, which only a result in the same type hides.
     has_norm = dtype == out_dtype and (extras or is_gated)
-    norm = NormRule(random_rows(1, k, dtype, 10).reshape([k]), 1e-6) if has_norm else None
+    norm = NormParams(random_rows(1, k, dtype, 10).reshape([k]), 1e-6) if has_norm else None
     lookup("linear")(x, lookup("pack_linear")(weight, bias, quantization, is_gated), out, rows, residual, norm)
     return [out]
 

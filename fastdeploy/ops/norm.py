@@ -13,7 +13,7 @@ from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 @dataclass(frozen=True)
-class NormRule:
+class NormParams:
     """A norm that another operator applies to its rows: weight [size], and eps, as rms_norm takes them."""
 
     weight: paddle.Tensor

@@ -21,7 +21,7 @@ class HeadLayout:
 
 
 @dataclass(frozen=True)
-class RotaryRule:
+class RotaryParams:
     """The preparation of query and key heads (Su et al., 2021).
 
     With q_norm or k_norm each query or key head is first normalised over head_dim (rms_norm). Then its first rotary_dim

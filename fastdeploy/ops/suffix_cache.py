@@ -21,7 +21,7 @@ _ALL = 2**62
 
 
 @dataclass(frozen=True)
-class SuffixRules:
+class SuffixConfig:
     """How far drafts go and how much is kept.
 
     Attributes:
@@ -77,7 +77,7 @@ class SuffixCache:
     on; it is counted, and an evicted one removed, in bounded pieces that later calls do.
     """
 
-    def __init__(self, rules: SuffixRules) -> None:
+    def __init__(self, rules: SuffixConfig) -> None:
         """Create an empty cache."""
         self._library = load_library()
         self._cache = self._library.fd_suffix_create(

@@ -24,8 +24,8 @@ from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.ops.attention import KVCache, RowIndex
-from fastdeploy.ops.batch_index import BatchIndex, step_view, virtual_padding
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
+from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
@@ -44,8 +44,8 @@ ROW_ERRORS = {
 class CausalLM(Protocol):
     """What the runner asks of a model (models.decoder.CausalLM)."""
 
-    def forward(self, token_ids: Tensor, batch: RowIndex, kv_caches: Sequence[KVCache]) -> Tensor:
-        """Return hidden states [capacity, hidden] after the final norm, of which batch.num_rows rows are valid.
+    def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
+        """Return hidden states [capacity, hidden] after the final norm, of which metadata.num_rows rows are valid.
 
         It is the same tensor every time.
         """
@@ -171,8 +171,8 @@ class ModelRunner:
 
     def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
         virtual_padding(self.batch.buffers, num_seqs, self.batch.block_size)
-        rows = step_view(self.batch, num_rows, num_seqs)
-        self._hidden = self.model.forward(self.token_ids.tensor, rows, self.kv_caches)
+        metadata = self.batch.attention_metadata(num_rows, num_seqs)
+        self._hidden = self.model.forward(self.token_ids.tensor, metadata, self.kv_caches)
 
     def _choose_tokens(self, num_rows: int, num_seqs: int) -> None:
         """Sample the first wanted rows, and walk the drafts of `num_seqs` requests among them."""
@@ -208,7 +208,7 @@ class ModelRunner:
             at += count
         num_logits = list(map(add, plan.num_prompt_rows, plan.num_verify_rows))
         tables = [request.block_ids for request in plan.requests]
-        self.batch.describe(plan.num_scheduled, plan.num_computed, num_logits, tables)
+        self.batch.write_inputs(plan.num_scheduled, plan.num_computed, num_logits, tables)
         return at
 
     def _skip_chosen(self, num_chosen: int, num_wanted: int) -> None:

@@ -14,7 +14,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.engine.engine import Engine
-from fastdeploy.ops.suffix_cache import SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixConfig
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
@@ -54,7 +54,7 @@ def make_proposer(name: str, texts: dict[tuple[str, int], list[int]], seed: int)
     if name == "oracle":
         return OracleProposer(texts, corruption=0.3, seed=seed)
     if name == "suffix":
-        return SuffixProposer(SuffixRules(max_tree_depth=8, max_drafts=4, max_cached_requests=3))
+        return SuffixProposer(SuffixConfig(max_tree_depth=8, max_drafts=4, max_cached_requests=3))
     return NgramProposer(4, 1) if name == "ngram" else NaiveProposer()
 
 

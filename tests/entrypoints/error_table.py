@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from fastdeploy.entrypoints.openai.absent_routes import ABSENT
 from fastdeploy.entrypoints.openai.protocol import REFUSED, ChatCompletionRequest, CompletionRequest
-from fastdeploy.entrypoints.openai.routes import ABSENT
 
 MAX_MODEL_LEN = 200
 COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens": 3}

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from fastdeploy.entrypoints.openai.control import AbortRequests, DetokenizeRequest, TokenizeRequest
 from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequests, DetokenizeRequest, TokenizeRequest
 
 NUMBERS = [0, 1, -1, 2, 3, 20, 21, 128, 2**31, 2**63, 2**64, -(2**63), 2**70, 10**300, 0.0, 0.5, -1.5, 1e308, 1e-300]
 TEXTS = [

@@ -15,7 +15,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.summary import summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from tests.exactness.requests import make_requests, run_all, run_alone
 from tests.exactness.test_speculation_is_invisible import (
     Texts,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages of an engine that is served in this process, in the order in which they were sent."""
+"""The messages of an engine server in this process, in the order in which they are sent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holding back what steps emit, on a clock that moves when told."""
+"""When the outbox sends collected deltas, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdeploy.ipc.outbox import Outbox
 
 
 class Sent:
-    """Records what an outbox of one core sends, and when."""
+    """Records what an outbox for one core sends, and when."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -39,14 +39,14 @@ def test_steps_are_sent_together_at_an_interval_that_grows_with_the_number_of_st
     assert [token_id for _, _, token_ids in many.log for token_id in token_ids] == list(range(1, 49))
 
 
-def test_no_interval_is_longer_than_anybody_waits() -> None:
+def test_interval_has_a_maximum() -> None:
     sent = Sent()
     for at in range(1, 91):
         sent.step(100 + 0.0011 * at, at, num_streams=1000)
     assert [len(token_ids) for _, _, token_ids in sent.log] == [45, 45]
 
 
-def test_what_the_next_step_would_make_late_is_sent_before_it() -> None:
+def test_deltas_are_sent_before_a_step_that_would_make_them_late() -> None:
     sent = Sent()
     sent.step(100.018, 1)
     assert [token_ids for _, _, token_ids in sent.log] == [[1]], "18 ms are nearer to 26.7 than 36"
@@ -56,7 +56,7 @@ def test_what_the_next_step_would_make_late_is_sent_before_it() -> None:
     assert [token_ids for _, _, token_ids in sent.log] == [[1], [2, 3]]
 
 
-def test_sending_takes_what_waits_for_every_client() -> None:
+def test_send_sends_the_deltas_of_all_clients() -> None:
     sent = Sent()
     sent.step(100.001, 1, client="a")
     sent.step(100.002, 2, 3, client="b")
@@ -67,7 +67,7 @@ def test_sending_takes_what_waits_for_every_client() -> None:
     assert len(sent.log) == 2
 
 
-def test_deltas_of_one_request_arrive_in_their_order_whatever_form_they_have() -> None:
+def test_plain_and_other_deltas_of_one_request_keep_their_order() -> None:
     def delta(request_id: str, token_id: int, **fields: Any) -> TokenDelta:
         return TokenDelta(request_id, 0, [token_id], **fields)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where log lines go and what they look like, text and JSON."""
+"""Destination, level and format of log lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGGERS = ("fastdeploy", "fastdeploy.request", "uvicorn")
 
 @pytest.fixture(autouse=True)
 def fresh_logging() -> Iterator[None]:
-    """Leave the loggers as they were."""
+    """Restore the loggers after each test."""
     kept = {name: logging.getLogger(name) for name in LOGGERS}
     states = {name: (list(logger.handlers), logger.level, logger.propagate) for name, logger in kept.items()}
     yield
@@ -37,20 +37,20 @@ def emit_all_levels() -> None:
     ("level", "seen"),
     [("DEBUG", ["DEBUG", "INFO", "WARNING", "ERROR"]), ("WARNING", ["WARNING", "ERROR"]), ("ERROR", ["ERROR"])],
 )
-def test_level_says_which_lines_are_written(level: str, seen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_level_decides_which_lines_are_written(level: str, seen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(Env(log_level=level))
     emit_all_levels()
     assert [line.rsplit(" ", 1)[1] for line in capsys.readouterr().err.splitlines()] == seen
 
 
-def test_request_lines_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_request_lines_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(Env(log_requests=False))
     logging.getLogger("fastdeploy.request").info("one request")
     logging.getLogger("fastdeploy.server").info("something else")
     assert [line.rsplit(" INFO ", 1)[1] for line in capsys.readouterr().err.splitlines()] == ["something else"]
 
 
-def test_environment_is_read_and_wrong_values_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_variables_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FD_LOG_LEVEL", "debug")
     monkeypatch.setenv("FD_LOG_REQUESTS", "0")
     env = read_env()
@@ -60,7 +60,7 @@ def test_environment_is_read_and_wrong_values_are_named(monkeypatch: pytest.Monk
         read_env()
 
 
-def test_engine_s_text_lines_are_kept_and_its_warnings_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_lines_of_the_engine_are_logged_and_its_warnings_shown(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_engine_logging(Env())
     emit_all_levels()
     lines = capsys.readouterr().err.splitlines()
@@ -72,7 +72,9 @@ def test_engine_s_text_lines_are_kept_and_its_warnings_shown(capsys: pytest.Capt
     assert engine_line("WARNING of a library", is_json=False) == ("WARNING of a library", False)
 
 
-def test_engine_s_json_lines_are_kept_and_what_libraries_print_becomes_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_of_the_engine_are_logged_and_other_output_becomes_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     set_up_engine_logging(Env(log_format="json"))
     emit_all_levels()
     lines = capsys.readouterr().err.splitlines()
@@ -89,7 +91,7 @@ def test_engine_s_json_lines_are_kept_and_what_libraries_print_becomes_json(caps
     )
 
 
-def test_both_log_files_of_a_server_hold_json_documents_only(tmp_path: Path) -> None:
+def test_both_log_files_of_a_server_contain_json_documents_only(tmp_path: Path) -> None:
     model, logs = tmp_path / "model", tmp_path / "logs"
     model.mkdir()
     env = {"FD_LOG_DIR": str(logs), "FD_LOG_FORMAT": "json"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus names and values, request records, log lines."""
+"""Names and values of Prometheus metrics, request records and log lines."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def exposition() -> dict[str, float]:
         ('fastdeploy:suffix_cache_drafts_total{text="shared"}', 9),
     ],
 )
-def test_engine_counters_have_the_names_of_the_contract(name: str, value: float) -> None:
+def test_engine_counters_have_the_documented_names(name: str, value: float) -> None:
     assert exposition()[name] == pytest.approx(value)
 
 
@@ -129,7 +129,7 @@ def record_one(recorder: RequestRecorder, drafted: int = 4) -> None:
     recorder.record(make_record("cmpl-1", 0, 20, 5, "stop", metrics, speculation))
 
 
-def test_request_times_go_into_their_histograms() -> None:
+def test_request_times_are_observed_by_their_histograms() -> None:
     registry = CollectorRegistry()
     recorder = RequestRecorder(registry)
     recorder.started(128)
@@ -193,7 +193,7 @@ def test_json_log_lines_are_documents(capsys: pytest.CaptureFixture[str]) -> Non
     assert (second["message"], second["level"]) == ("plain words", "WARNING")
 
 
-def test_log_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_log_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="FD_LOG_DIR: cannot make"):
+    with pytest.raises(ConfigError, match="FD_LOG_DIR: cannot create"):
         set_up_logging(Env(log_dir=str(tmp_path / "file" / "logs")))

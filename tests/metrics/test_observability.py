@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documentation and dashboard name what the server exports, no more and no less."""
+"""The documentation and the dashboard name exactly the metrics that the server exports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = re.compile(r"\b(?:fastdeploy:|http_request)[a-z0-9_]+")
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, str]:
-    """Name -> kind of every metric of a server that has drafted, as its page declares them."""
+    """Return the type of every metric of a server that has drafted, by name."""
     page = generate_latest(ServerMetrics(lambda: STATS, lambda: DESCRIPTION).registry).decode()
     found = re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE)
     return {name: kind for name, kind in found if not name.endswith("_created")}
@@ -29,7 +29,7 @@ def exported() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that has answered one request."""
+    """Run a server that has answered one request."""
     with mock_server(tmp_path_factory.mktemp("mock")) as server:
         server.post("/v1/completions", {"prompt": "the", "max_tokens": 3})
         server.get("/not/there")
@@ -47,12 +47,12 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
-def test_documentation_lists_every_metric_with_its_kind(exported: dict[str, str]) -> None:
+def test_documentation_lists_every_metric_with_its_type(exported: dict[str, str]) -> None:
     names = {re.sub(r"_rate_\d+$", "_rate_{i}", name): kind for name, kind in exported.items()}
     assert documented() == names
 
 
-def test_running_server_exports_what_is_documented(served: ServerProcess) -> None:
+def test_running_server_exports_the_documented_metrics(served: ServerProcess) -> None:
     page = served.get("/metrics").text
     missing = [name for name in documented() if "{i}" not in name and f"# TYPE {name} " not in page]
     assert missing == []
@@ -69,7 +69,7 @@ def test_every_expression_of_the_dashboard_names_exported_samples(served: Server
         assert [name for name in names if name not in samples | families] == [], expression
 
 
-def test_paths_and_methods_that_clients_make_up_are_one_series(served: ServerProcess) -> None:
+def test_unknown_paths_and_methods_share_one_series(served: ServerProcess) -> None:
     served.get("/also/not/there")
     page = served.get("/metrics").text
     found = re.findall(

@@ -17,7 +17,7 @@ from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
-from fastdeploy.ops.batch_index import BatchIndex, step_view, virtual_padding
+from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.graph import CapturedGraph
 
@@ -86,7 +86,7 @@ class Driver:
         counts = np.array([len(tokens) for _, tokens in work], np.int32)
         computed = np.array([sequence.num_computed for sequence, _ in work], np.int32)
         tables = [s.blocks[: -(-(s.num_computed + len(t)) // BLOCK_SIZE)] for s, t in work]
-        self.batch.describe(counts, computed, counts, tables)
+        self.batch.write_inputs(counts, computed, counts, tables)
         num_rows = int(counts.sum())
         self.token_ids.array[:num_rows] = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in work])
         (self.forward.run if self.captures else self._forward_rows)(num_rows, len(work))
@@ -101,7 +101,9 @@ class Driver:
 
     def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
         virtual_padding(self.batch.buffers, num_seqs, BLOCK_SIZE)
-        self.hidden = self.model.forward(self.token_ids.tensor, step_view(self.batch, num_rows, num_seqs), self.caches)
+        self.hidden = self.model.forward(
+            self.token_ids.tensor, self.batch.attention_metadata(num_rows, num_seqs), self.caches
+        )
 
     def run_alone(self, tokens: Sequence[int], chunks: Iterable[int] | None = None) -> Logits:
         """Compute one request by itself, cut into chunks (all at once by default): logits of every row."""

@@ -190,6 +190,6 @@ def states_of(texts: list[list[int]]) -> Tensor:
     found = []
     for text in texts:
         tokens.array[:] = text
-        batch.fill(rows, zero, zero, [list(range(8))])
-        found.append(model.forward(tokens.tensor, batch, caches).clone())
+        metadata = batch.fill(rows, zero, zero, [list(range(8))])
+        found.append(model.forward(tokens.tensor, metadata, caches).clone())
     return paddle.stack(found)

@@ -112,9 +112,9 @@ class Stepper:
         self.tokens.array[:count] = tokens
         self.layer.source[:count] = paddle.to_tensor(states)
         one = np.array([count], np.int32)
-        self.batch.fill(one, np.array([self.done], np.int32), one, [[2, 0, 3, 1]])
+        metadata = self.batch.fill(one, np.array([self.done], np.int32), one, [[2, 0, 3, 1]])
         self.done += count
-        self.layer.call_operators(self.tokens.tensor, self.batch, self.cache, count)
+        self.layer.forward(self.tokens.tensor, metadata, self.cache)
         return self.layer.output[:count].numpy().copy()
 
 

@@ -8,14 +8,14 @@ import paddle
 import pytest
 
 from fastdeploy.ops.attention import (
+    AttentionMetadata,
     KVCache,
-    PlainIndex,
     allocate_kv_cache,
     append_attention,
-    plain_index,
+    make_attention_metadata,
 )
 from fastdeploy.ops.examples import random_rows
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 from tests.ops.bits import assert_same_bits, bits
 
 SPLIT, TASK_ROWS = 256, 96  # kSplit and kTaskRows of custom_ops/cpu_ops/attention_plan.h
@@ -42,7 +42,7 @@ def rows_for(cache_dtype: str, count: int, size: int, seed: int) -> paddle.Tenso
 class Sequence1:
     """One sequence of random rows and the tables of the blocks that it lies in."""
 
-    rotary: RotaryRule | None = None
+    rotary: RotaryParams | None = None
 
     def __init__(self, length: int, heads: HeadLayout, dtype: str, block_size: int, seed: int = 1) -> None:
         self.qkv = rows_for(dtype, length, heads.row_size, seed)
@@ -55,7 +55,7 @@ class Sequence1:
         cache = cache or poisoned_cache(self.num_blocks, self.block_size, self.heads, self.dtype)
         outs, start = [], 0
         for end in cuts:
-            batch = plain_index([end - start], [end], self.table, self.block_size)
+            batch = make_attention_metadata([end - start], [end], self.table, self.block_size)
             outs.append(attend(self.qkv[start:end].clone(), cache, batch, self.heads, self.rotary))
             start = end
         return np.concatenate(outs)
@@ -81,8 +81,8 @@ class SharedPrefix:
                 attend(before, self.cache, self.index([b], [end - start], [end]), heads)
             self.qkv.append(rows_for(dtype, rows, heads.row_size, 2 * b + 1))
 
-    def index(self, sequences: list[int], num_new: list[int], lens: list[int]) -> PlainIndex:
-        return plain_index(num_new, lens, self.tables[sequences], self.block_size)
+    def index(self, sequences: list[int], num_new: list[int], lens: list[int]) -> AttentionMetadata:
+        return make_attention_metadata(num_new, lens, self.tables[sequences], self.block_size)
 
     def run(self, sequences: list[int]) -> np.ndarray:
         """Return the bits of the last rows of the given sequences, computed in one call."""
@@ -91,7 +91,7 @@ class SharedPrefix:
 
 
 def attend(
-    qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout, rotary: RotaryRule | None = None
+    qkv: paddle.Tensor, cache: KVCache, batch: object, heads: HeadLayout, rotary: RotaryParams | None = None
 ) -> np.ndarray:
     out = paddle.zeros([qkv.shape[0], heads.num_heads * heads.head_dim], qkv.dtype)
     append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5, rotary=rotary)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_rows_are_rotated_by_their_positions_however_they_are_cut(dtype: str, is
     sequence = Sequence1(length, heads, dtype, 16)
     unrotated = sequence.run(range(1, length + 1))
     norms = [rows_for(dtype, 1, 40, seed).reshape([40]) for seed in (2, 3)]
-    sequence.rotary = RotaryRule(random_rows(length, 20, "float32", 4), is_interleaved, *norms)
+    sequence.rotary = RotaryParams(random_rows(length, 20, "float32", 4), is_interleaved, *norms)
     alone = sequence.run(range(1, length + 1))
     assert (alone != unrotated).any(axis=1)[1:].all()  # the first row's value is its output whatever its key
     for size in (2, 3, 7, 64, 65, SPLIT, length):
@@ -160,14 +160,14 @@ def test_drafted_rows_of_any_number_share_the_registers_unseen(dtype: str) -> No
 def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> None:
     heads, length, others = HeadLayout(4, 2, 32), 5 * SPLIT + 70, 12
     sequence = Sequence1(length, heads, dtype, 16)
-    sequence.rotary = RotaryRule(random_rows(length, 32, "float32", 4), is_interleaved=False)
+    sequence.rotary = RotaryParams(random_rows(length, 32, "float32", 4), is_interleaved=False)
     alone = sequence.run([length - 3, length])[-3:]  # several tasks per KV head
     cache = poisoned_cache(sequence.num_blocks + others * 2, 16, heads, dtype)
     sequence.run([length - 3], cache)
     tables = np.zeros((others + 1, sequence.num_blocks), np.int64)
     tables[0] = sequence.table
     tables[1:, :2] = sequence.num_blocks + np.arange(2 * others).reshape(others, 2)
-    batch = plain_index([3] + [2] * others, [length] + [20] * others, tables, 16)
+    batch = make_attention_metadata([3] + [2] * others, [length] + [20] * others, tables, 16)
     noise = rows_for(dtype, 2 * others, heads.row_size, 9)
     noise[::3] = float("nan")
     together = attend(paddle.concat([sequence.qkv[-3:], noise]), cache, batch, heads, sequence.rotary)
@@ -220,10 +220,10 @@ def test_a_sequence_sees_what_another_writes_in_the_same_call(dtype: str, before
         new, lens = [prefix - before, 1], [prefix, prefix + 1]
         qkv = paddle.concat([sequence.qkv[before:], tail])
         if together:
-            outs.append(attend(qkv, cache, plain_index(new, lens, tables, 16), heads))
+            outs.append(attend(qkv, cache, make_attention_metadata(new, lens, tables, 16), heads))
             continue
-        first = attend(qkv[:-1].clone(), cache, plain_index(new[:1], lens[:1], tables[:1], 16), heads)
-        second = attend(qkv[-1:].clone(), cache, plain_index(new[1:], lens[1:], tables[1:], 16), heads)
+        first = attend(qkv[:-1].clone(), cache, make_attention_metadata(new[:1], lens[:1], tables[:1], 16), heads)
+        second = attend(qkv[-1:].clone(), cache, make_attention_metadata(new[1:], lens[1:], tables[1:], 16), heads)
         outs.append(np.concatenate([first, second]))
     assert is_finite(outs[0], dtype)
     assert_same_bits(outs[1], outs[0], "one call and two")
@@ -237,7 +237,9 @@ def test_a_rejected_draft_leaves_no_trace(dtype: str) -> None:
     cache = poisoned_cache(sequence.num_blocks, 16, heads, dtype)
     sequence.run([60], cache)
     wrong = rows_for(dtype, 6, heads.row_size, 5)
-    attend(wrong, cache, plain_index([6], [66], sequence.table, 16), heads)  # drafts that nobody accepts
+    attend(wrong, cache, make_attention_metadata([6], [66], sequence.table, 16), heads)  # drafts that nobody accepts
     for start, end in ((60, 61), (61, 70)):
-        got = attend(sequence.qkv[start:end], cache, plain_index([end - start], [end], sequence.table, 16), heads)
+        got = attend(
+            sequence.qkv[start:end], cache, make_attention_metadata([end - start], [end], sequence.table, 16), heads
+        )
         assert_same_bits(got, want[start:end], f"rows {start}..{end - 1}")

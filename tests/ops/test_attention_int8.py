@@ -5,7 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, make_attention_metadata
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.rotary import HeadLayout
 
@@ -22,7 +22,7 @@ def attend(qkv: paddle.Tensor, heads: HeadLayout, num_new: int, seed: int = 0) -
     begin = 0
     for end in (qkv.shape[0] - num_new, qkv.shape[0]):
         out = paddle.zeros([end - begin, heads.num_heads * heads.head_dim], "bfloat16")
-        batch = plain_index([end - begin], [end], table, 32)
+        batch = make_attention_metadata([end - begin], [end], table, 32)
         append_attention(qkv[begin:end].clone(), cache, batch, out, heads, heads.head_dim**-0.5)
         begin = end
     return np.asarray(out.astype("float64").numpy()).reshape(num_new, heads.num_heads, heads.head_dim)

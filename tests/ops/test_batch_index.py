@@ -17,7 +17,7 @@ def filled(batch: BatchIndex, scheduled: list[int], computed: list[int], logits:
 
 def test_arrays_of_a_chunk_a_decode_row_and_a_verification() -> None:
     batch = filled(BatchIndex(20, 4, 3, 4), [3, 1, 2], [4, 0, 6], [0, 1, 2], [[9, 5], [0], [2, 7]])
-    assert (batch.num_rows, batch.num_seqs, batch.num_logits_rows) == (6, 3, 3)
+    assert batch.buffers.totals.array.tolist() == [6, 3]
     assert batch.cu_seqlens_q.numpy()[:4].tolist() == [0, 3, 4, 6]
     assert batch.cu_logits_rows.numpy()[:4].tolist() == [0, 0, 1, 3]
     assert batch.kv_lens.numpy()[:3].tolist() == [7, 1, 8]
@@ -32,12 +32,12 @@ def test_a_second_fill_leaves_nothing_of_the_first() -> None:
     batch = BatchIndex(20, 4, 3, 4)
     filled(batch, [9, 5], [0, 0], [1, 1], [[1, 2, 3], [4, 5]])
     filled(batch, [1], [2], [1], [[6]])
-    assert (batch.num_rows, batch.num_seqs, batch.num_logits_rows) == (1, 1, 1)
+    assert batch.buffers.totals.array.tolist() == [1, 1]
     assert batch.slot_mapping.numpy()[0] == 26
     assert batch.cu_seqlens_q.numpy()[:2].tolist() == [0, 1]
 
 
-def test_a_table_is_shown_as_it_has_grown_and_another_one_in_its_place_whole() -> None:
+def test_a_grown_table_is_extended_and_another_one_written_whole() -> None:
     batch, table = BatchIndex(20, 2, 4, 4), [9, 5]
     filled(batch, [1], [4], [1], [table])
     table += [7, 3]
@@ -48,7 +48,7 @@ def test_a_table_is_shown_as_it_has_grown_and_another_one_in_its_place_whole() -
     assert batch.block_tables.numpy()[0].tolist() == [1, 2, 6, 8]
 
 
-def test_a_table_that_fits_no_row_is_refused_and_the_next_one_shown() -> None:
+def test_a_table_that_is_too_long_is_refused_and_the_next_one_written() -> None:
     batch, table = BatchIndex(20, 2, 2, 4), [9, 5, 7]
     for _ in range(2):
         with pytest.raises(ValueError, match="could not broadcast"):
@@ -59,7 +59,7 @@ def test_a_table_that_fits_no_row_is_refused_and_the_next_one_shown() -> None:
 
 def test_an_empty_step_is_fine() -> None:
     batch = filled(BatchIndex(4, 2, 1, 16), [], [], [], [])
-    assert (batch.num_rows, batch.num_seqs, batch.num_logits_rows) == (0, 0, 0)
+    assert batch.buffers.totals.array.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(20))

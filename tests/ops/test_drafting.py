@@ -9,7 +9,7 @@ from collections.abc import Callable
 import paddle
 import pytest
 
-from fastdeploy.ops.attention import RowIndex
+from fastdeploy.ops.attention import AttentionMetadata
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
@@ -32,7 +32,8 @@ class Model:
         embedded, table = paddle.zeros([ROWS, SIZE]), random_rows(VOCAB, SIZE, "float32", 1)
         weight, head = (pack_linear(random_rows(n, SIZE, "float32", n)) for n in (SIZE, VOCAB))
 
-        def compute(batch: RowIndex, num_rows: int) -> None:
+        def compute(metadata: AttentionMetadata) -> None:
+            num_rows = metadata.num_rows
             embedding(self.tokens.tensor, table, embedded, num_rows)
             linear(embedded, weight, self.output, num_rows, self.source)
 

@@ -79,7 +79,7 @@ def test_values_are_checked_at_each_replay() -> None:
 
 def make_batch() -> BatchIndex:
     batch = BatchIndex(8, 3, 2, 16)
-    batch.describe([3, 2], [0, 20], [0, 1], [[4], [2, 0]])
+    batch.write_inputs([3, 2], [0, 20], [0, 1], [[4], [2, 0]])
     return batch
 
 

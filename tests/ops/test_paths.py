@@ -13,6 +13,7 @@ SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_indepe
 SUITES += ["test_block_maxima.py"]
 DIGEST = """
 import hashlib
+from fastdeploy.ops.backends.cpu import library
 from tests.ops.bits import bits
 from tests.ops.test_examples import CASES, registry
 state = hashlib.sha256()

@@ -9,12 +9,12 @@ import numpy as np
 import paddle
 import pytest
 
-from fastdeploy.ops.attention import allocate_kv_cache, append_attention, plain_index
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, make_attention_metadata
 from fastdeploy.ops.embedding import embedding, packed_embedding
 from fastdeploy.ops.gather import gather_rows, scatter_rows
 from fastdeploy.ops.linear import WeightPiece, linear, pack_linear
-from fastdeploy.ops.norm import NormRule, rms_norm
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.norm import NormParams, rms_norm
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 HEADS = HeadLayout(2, 1, 16)
 
@@ -33,11 +33,11 @@ def attend(
     kv_len: int = 2,
     slot: int | None = None,
     heads: HeadLayout = HEADS,
-    rotary: RotaryRule | None = None,
+    rotary: RotaryParams | None = None,
     cache_dtype: str = "float32",
 ) -> None:
     cache = allocate_kv_cache(2, 16, 1, 16, cache_dtype)
-    batch = plain_index([2], [kv_len], np.array([[table]]), 16)
+    batch = make_attention_metadata([2], [kv_len], np.array([[table]]), 16)
     if slot is not None:
         batch.slot_mapping = ints(0, slot)
     append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25, rotary=rotary)
@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "linear: norm: expected a CPU tensor that holds [4], got [3]",
-        lambda: linear(floats(2, 4), PACKED, floats(2, 8), 2, norm=NormRule(floats(3), 1e-6)),
+        lambda: linear(floats(2, 4), PACKED, floats(2, 8), 2, norm=NormParams(floats(3), 1e-6)),
     ),
     (
         "linear: weight: expected a CPU tensor of [128], got [64]",
@@ -161,15 +161,15 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ),
     (
         "append_attention: positions: expected 0..4, got 5",
-        lambda: attend(kv_len=6, rotary=RotaryRule(floats(5, 16), False)),
+        lambda: attend(kv_len=6, rotary=RotaryParams(floats(5, 16), False)),
     ),
     (
         "append_attention: cos_sin: expected an even last axis up to head_dim, got 18",
-        lambda: attend(rotary=RotaryRule(floats(5, 18), False)),
+        lambda: attend(rotary=RotaryParams(floats(5, 18), False)),
     ),
     (
         "append_attention: q_norm: expected a CPU tensor that holds [16], got [15]",
-        lambda: attend(rotary=RotaryRule(floats(5, 16), False, floats(15))),
+        lambda: attend(rotary=RotaryParams(floats(5, 16), False, floats(15))),
     ),
     ("append_attention: qkv: expected a CPU tensor that holds [2, 64], got [2, 63]", lambda: attend(floats(2, 63))),
     ("append_attention: block_tables: expected a block of the cache, got 2", lambda: attend(table=2, slot=1)),
@@ -202,7 +202,7 @@ def test_refused_with_one_sentence(message: str, call: Callable[[], object]) -> 
 
 def test_a_block_table_that_is_too_short_is_refused() -> None:
     cache = allocate_kv_cache(2, 16, 1, 16, "float32")
-    batch = plain_index([2], [2], np.array([[0]]), 16)
+    batch = make_attention_metadata([2], [2], np.array([[0]]), 16)
     batch.kv_lens = ints(17)
     with pytest.raises(ValueError, match=r"append_attention: kv_lens: .* got 17"):
         append_attention(floats(2, 64), cache, batch, floats(2, 32), HEADS, 0.25)
@@ -210,6 +210,6 @@ def test_a_block_table_that_is_too_short_is_refused() -> None:
 
 def test_query_heads_must_divide_by_the_kv_heads() -> None:
     cache = allocate_kv_cache(2, 16, 2, 16, "float32")
-    batch = plain_index([2], [2], np.array([[0]]), 16)
+    batch = make_attention_metadata([2], [2], np.array([[0]]), 16)
     with pytest.raises(ValueError, match="append_attention: num_heads: expected a multiple of the kv heads, got 3"):
         append_attention(floats(2, 112), cache, batch, floats(2, 48), HeadLayout(3, 2, 16), 0.25)

@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
-from fastdeploy.ops.norm import NormRule, rms_norm
+from fastdeploy.ops.norm import NormParams, rms_norm
 from tests.ops.bits import assert_same_bits, bits
 
 # kColumnRows of custom_ops/cpu_ops/dot.h, kMostInTurns of linear_quant.cc, kTileBlocks blocks of linear_tiles.h
@@ -32,7 +32,7 @@ def test_linear(dtype: str, out_dtype: str, n: int, k: int, kind: int) -> None:
     bias = random_rows(1, weight_rows, dtype, 2).reshape([-1]) if kind else None
     weight = pack_linear(random_rows(weight_rows, k, dtype, 1), bias, is_gated=kind == GATED)
     x, residual = random_rows(max(EDGES), k, dtype, 3), random_rows(max(EDGES), n, out_dtype, 4)
-    norm = NormRule(random_rows(1, k, dtype, 5).reshape([k]), 1e-6) if kind else None
+    norm = NormParams(random_rows(1, k, dtype, 5).reshape([k]), 1e-6) if kind else None
 
     def call(first: int, rows: int) -> paddle.Tensor:
         out = paddle.zeros([rows, n], out_dtype)
@@ -52,7 +52,7 @@ def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str, is_
     bias = random_rows(1, weight_rows, "bfloat16", 2).reshape([-1])
     weight = pack_linear(random_rows(weight_rows, k, "bfloat16", 1), bias, quantization, is_gated)
     x, residual = random_rows(max(EDGES), k, "bfloat16", 3), random_rows(max(EDGES), n, out_dtype, 4)
-    norm = NormRule(random_rows(1, k, "bfloat16", 5).reshape([k]), 1e-6) if is_gated else None
+    norm = NormParams(random_rows(1, k, "bfloat16", 5).reshape([k]), 1e-6) if is_gated else None
 
     def call(first: int, rows: int) -> paddle.Tensor:
         out = paddle.zeros([rows, n], out_dtype)
@@ -70,7 +70,7 @@ def test_rows_that_threads_prepare_together_become_what_each_becomes_alone(quant
     n, k = 48, 1100  # kMinShared of quant_rows.h is 8192 inputs
     weight = pack_linear(random_rows(n, k, "bfloat16", 1), None, quantization)
     x = random_rows(40, k, "bfloat16", 2)
-    norm = NormRule(random_rows(1, k, "bfloat16", 3).reshape([k]), 1e-6) if has_norm else None
+    norm = NormParams(random_rows(1, k, "bfloat16", 3).reshape([k]), 1e-6) if has_norm else None
 
     def call(first: int, rows: int) -> paddle.Tensor:
         out = paddle.zeros([rows, n])
@@ -97,7 +97,7 @@ def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
 @pytest.mark.parametrize("rows", [1, 9, 60])
 def test_a_norm_inside_a_layer_has_the_bits_of_one_before_it(dtype: str, quantization: str, rows: int) -> None:
     weight = pack_linear(random_rows(80, 100, dtype, 1), None, quantization)
-    x, norm = random_rows(rows, 100, dtype, 2, 3.0), NormRule(random_rows(1, 100, dtype, 3).reshape([100]), 1e-6)
+    x, norm = random_rows(rows, 100, dtype, 2, 3.0), NormParams(random_rows(1, 100, dtype, 3).reshape([100]), 1e-6)
     inside, after, normed = paddle.zeros([rows, 80]), paddle.zeros([rows, 80]), paddle.zeros_like(x)
     linear(x, weight, inside, rows, norm=norm)
     rms_norm(x, norm.weight, normed, rows, norm.eps)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixConfig
 from fastdeploy.ops.text_batch import TextBatch
 from tests.ops.anchors import LONG_MATCH, AnchorOracle
 from tests.ops.text_batches import extend_batch, propose_batch
@@ -58,7 +58,7 @@ class Oracle:
         return total, following
 
 
-def best_guess(texts: list[list[int]], context: list[int], own: bool, rules: SuffixRules, cap: int) -> Guess:
+def best_guess(texts: list[list[int]], context: list[int], own: bool, rules: SuffixConfig, cap: int) -> Guess:
     best: Guess = ([], 0, 0.0)
     for m in range(1, min(len(context), rules.max_tree_depth - rules.reach) + 1):
         budget = min(cap, rules.reach, math.floor(m * rules.max_spec_factor + 1e-9))
@@ -71,7 +71,7 @@ def best_guess(texts: list[list[int]], context: list[int], own: bool, rules: Suf
 class Follower:
     """A text, what is expected to follow it, and where it was copying from when it was last asked."""
 
-    def __init__(self, rules: SuffixRules, text: list[int], newest: list[int] | None = None) -> None:
+    def __init__(self, rules: SuffixConfig, text: list[int], newest: list[int] | None = None) -> None:
         self.rules, self.text, self.is_shared = rules, list(text), True
         self.anchor = None if newest is None else AnchorOracle(newest, 0, 0, 2 * LONG_MATCH, has_left=True)
 
@@ -123,7 +123,7 @@ def assert_row(drafts: TextBatch, row: int, expected: tuple[Guess, bool]) -> Non
 
 
 RULES = st.builds(
-    SuffixRules,
+    SuffixConfig,
     max_tree_depth=st.sampled_from([2, 3, 6, 9, 64]),
     max_drafts=st.sampled_from([1, 3, 5, 16]),
     max_spec_factor=st.sampled_from([0.0, 0.5, 1.0, 2.5]),
@@ -146,7 +146,7 @@ def folded(tokens: list[int], alphabet: int) -> list[int]:
     cap=st.integers(1, 16),
 )
 def test_drafts_are_what_a_search_through_all_texts_finds(
-    rules: SuffixRules, alphabet: int, outputs: list[list[int]], pieces: list[list[int]], cap: int
+    rules: SuffixConfig, alphabet: int, outputs: list[list[int]], pieces: list[list[int]], cap: int
 ) -> None:
     cache = SuffixCache(rules)
     outputs = [folded(output, alphabet) for output in outputs if output]
@@ -186,11 +186,11 @@ def with_edits(tokens: list[int], edits: list[tuple[str, int, int]], random: np.
     steps=st.lists(st.integers(1, 20), min_size=1, max_size=30),
     tail=st.integers(0, 16),
     rules=st.builds(
-        SuffixRules, max_spec_factor=st.sampled_from([0.25, 1.0]), min_token_prob=st.sampled_from([0.1, 0.8])
+        SuffixConfig, max_spec_factor=st.sampled_from([0.25, 1.0]), min_token_prob=st.sampled_from([0.1, 0.8])
     ),
 )
 def test_copies_with_edits_are_drafted_as_a_search_through_all_texts_says(
-    seed: int, edits: list[tuple[str, int, int]], is_own: bool, steps: list[int], tail: int, rules: SuffixRules
+    seed: int, edits: list[tuple[str, int, int]], is_own: bool, steps: list[int], tail: int, rules: SuffixConfig
 ) -> None:
     random = np.random.default_rng(seed)
     original, cache = random.integers(0, 8, 120).tolist(), SuffixCache(rules)
@@ -216,7 +216,7 @@ def test_copies_with_edits_are_drafted_as_a_search_through_all_texts_says(
 @given(seed=st.integers(0, 2**32 - 1), keep=st.integers(-1, 4), alphabet=st.sampled_from([1, 2, 4]))
 def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, alphabet: int) -> None:
     random = np.random.default_rng(seed)
-    rules = SuffixRules(max_tree_depth=6, max_drafts=3, max_cached_requests=keep, max_cache_bytes=1 << 20)
+    rules = SuffixConfig(max_tree_depth=6, max_drafts=3, max_cached_requests=keep, max_cache_bytes=1 << 20)
     cache = SuffixCache(rules)
     live: dict[int, tuple[str, Follower, int]] = {}  # salt, text, length of its prompt
     outputs: list[tuple[str, list[int]]] = []
@@ -254,7 +254,7 @@ def test_any_history_of_requests_leaves_the_right_counts(seed: int, keep: int, a
     tail=st.lists(st.integers(0, 49), max_size=16),
 )
 def test_a_tail_counts_as_text_and_is_not_kept(
-    rules: SuffixRules, alphabet: int, outputs: list[list[int]], text: list[int], tail: list[int]
+    rules: SuffixConfig, alphabet: int, outputs: list[list[int]], text: list[int], tail: list[int]
 ) -> None:
     cache, text, tail = SuffixCache(rules), folded(text, alphabet), folded(tail, alphabet)
     for output in outputs:
@@ -282,7 +282,7 @@ def draft(cache: SuffixCache, slot: int, cap: int = 16) -> list[int]:
 
 
 def test_another_salt_is_never_followed() -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixConfig())
     share(cache, [1, 2, 3, 4, 5, 6], salt="theirs")
     cache.start(0, "mine", [9, 1, 2, 3])
     cache.start(1, "theirs", [9, 1, 2, 3])
@@ -291,7 +291,7 @@ def test_another_salt_is_never_followed() -> None:
 
 
 def test_nodes_of_an_evicted_output_serve_another_salt_without_a_trace() -> None:
-    cache, random = SuffixCache(SuffixRules(max_cached_requests=2)), np.random.default_rng(5)
+    cache, random = SuffixCache(SuffixConfig(max_cached_requests=2)), np.random.default_rng(5)
     texts = {salt: random.integers(0, 3, 40).tolist() for salt in "abcdefgh"}
     num_nodes = []
     for salt, text in [*texts.items()] * 5:
@@ -299,13 +299,13 @@ def test_nodes_of_an_evicted_output_serve_another_salt_without_a_trace() -> None
         cache.flush()
         num_nodes.append(cache.usage().num_nodes)
         cache.start(0, salt, text[:20])
-        assert_row(propose_batch(cache, [0], [16]), 0, Follower(SuffixRules(), text[:20], text).expected([text], 16))
+        assert_row(propose_batch(cache, [0], [16]), 0, Follower(SuffixConfig(), text[:20], text).expected([text], 16))
         cache.finish(0, [])
     assert max(num_nodes[-8:]) == max(num_nodes[8:16])
 
 
 def test_the_more_frequent_continuation_wins_and_ends_where_it_is_too_rare() -> None:
-    cache = SuffixCache(SuffixRules(min_token_prob=0.4, max_spec_factor=4))
+    cache = SuffixCache(SuffixConfig(min_token_prob=0.4, max_spec_factor=4))
     for output in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 6], [1, 7]):
         share(cache, output)
     cache.start(0, "", [1])
@@ -315,7 +315,7 @@ def test_the_more_frequent_continuation_wins_and_ends_where_it_is_too_rare() -> 
 
 
 def test_the_request_s_own_text_wins_a_tie_and_loses_to_a_surer_output() -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixConfig())
     share(cache, [1, 2, 3, 8, 8])
     cache.start(0, "", [1, 2, 3, 9, 9, 1, 2, 3])
     cache.start(1, "", [3, 9, 3, 7, 1, 2, 3])
@@ -328,7 +328,7 @@ def test_the_request_s_own_text_wins_a_tie_and_loses_to_a_surer_output() -> None
 
 
 def test_a_repetition_goes_on_beyond_the_end_of_the_text() -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixConfig())
     cache.start(0, "", [1, 2, 3] * 4)
     assert draft(cache, 0, 9) == [1, 2, 3, 1, 2, 3, 1, 2, 3]
 
@@ -342,7 +342,7 @@ SOURCE = list(range(100, 160))  # no token twice
     ids=["tokens replaced", "a token deleted", "tokens inserted"],
 )
 def test_two_tokens_tell_where_copying_goes_on_behind_an_edit(edit: list[int], back: int) -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixConfig())
     share(cache, [1, 2, *SOURCE])
     cache.start(0, "", [50])
     cache.flush()
@@ -358,7 +358,7 @@ def test_two_tokens_tell_where_copying_goes_on_behind_an_edit(edit: list[int], b
 
 
 def test_an_output_that_begins_as_the_last_one_is_drafted_after_two_tokens() -> None:
-    cache = SuffixCache(SuffixRules(max_cached_requests=1))
+    cache = SuffixCache(SuffixConfig(max_cached_requests=1))
     share(cache, SOURCE, "mine")
     for slot, salt in enumerate(["mine", "theirs"]):
         cache.start(slot, salt, [50])
@@ -372,7 +372,7 @@ def test_an_output_that_begins_as_the_last_one_is_drafted_after_two_tokens() -> 
 
 
 def test_one_draft_at_a_time_works() -> None:
-    cache = SuffixCache(SuffixRules(max_drafts=1))
+    cache = SuffixCache(SuffixConfig(max_drafts=1))
     cache.start(0, "", [1, 2, 3, 1, 2])
     assert draft(cache, 0, 1) == [3]
     assert draft(cache, 0, 0) == []
@@ -381,7 +381,7 @@ def test_one_draft_at_a_time_works() -> None:
 
 
 def test_nothing_is_shared_when_no_requests_are_kept() -> None:
-    cache = SuffixCache(SuffixRules(max_cached_requests=0))
+    cache = SuffixCache(SuffixConfig(max_cached_requests=0))
     share(cache, [1, 2, 3, 4, 5, 6])
     cache.start(0, "", [9, 1, 2, 3])
     assert draft(cache, 0) == []
@@ -389,7 +389,7 @@ def test_nothing_is_shared_when_no_requests_are_kept() -> None:
 
 
 def test_old_outputs_leave_as_a_whole_when_bytes_run_out() -> None:
-    cache, random = SuffixCache(SuffixRules(max_cache_bytes=1 << 20)), np.random.default_rng(0)
+    cache, random = SuffixCache(SuffixConfig(max_cache_bytes=1 << 20)), np.random.default_rng(0)
     outputs = [random.integers(0, 5000, 300).tolist() for _ in range(120)]
     for output in outputs:
         share(cache, output)
@@ -407,7 +407,7 @@ def test_old_outputs_leave_as_a_whole_when_bytes_run_out() -> None:
 
 
 def test_nodes_beyond_a_large_page_are_found_and_removed() -> None:
-    cache = SuffixCache(SuffixRules(max_cached_requests=8, max_cache_bytes=64 << 20))
+    cache = SuffixCache(SuffixConfig(max_cached_requests=8, max_cache_bytes=64 << 20))
     random = np.random.default_rng(0)
     outputs = [random.integers(0, 5000, 10_000).tolist() for _ in range(8)]
     for slot, output in enumerate(outputs):
@@ -430,14 +430,14 @@ def test_nodes_beyond_a_large_page_are_found_and_removed() -> None:
 
 
 def test_an_output_larger_than_the_cache_is_left_out() -> None:
-    cache = SuffixCache(SuffixRules(max_cache_bytes=1 << 20))
+    cache = SuffixCache(SuffixConfig(max_cache_bytes=1 << 20))
     share(cache, [1, 2, 3])
     share(cache, list(range(100_000)))
     assert cache.usage().num_outputs == 1
 
 
 def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
-    cache = SuffixCache(SuffixRules(max_cached_requests=1))
+    cache = SuffixCache(SuffixConfig(max_cached_requests=1))
     text = np.random.default_rng(0).integers(0, 20, 9000).tolist()
     share(cache, text)
     waiting = [cache.usage().num_waiting_tokens]
@@ -455,7 +455,7 @@ def test_a_long_output_is_counted_in_pieces_and_removed_in_pieces() -> None:
 
 
 def test_the_end_of_a_request_counts_nothing_and_the_next_start_makes_up_for_it() -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixConfig())
     cache.start(0, "", [1])
     for number in range(2):
         cache.start(9, "", [])
@@ -470,7 +470,7 @@ def test_bytes_per_token_stay_bounded_on_text_and_are_given_back() -> None:
     rng = np.random.default_rng(1)
     words = [rng.integers(0, 4096, rng.integers(1, 6)).tolist() for _ in range(2000)]
     text = [token for word in rng.zipf(1.3, 30_000) for token in words[word % 2000]][:50_000]
-    cache = SuffixCache(SuffixRules(max_cached_requests=0))
+    cache = SuffixCache(SuffixConfig(max_cached_requests=0))
     empty = cache.usage().live_bytes
     cache.start(0, "", text)
     assert cache.usage().live_bytes <= 64 * len(text)
@@ -479,7 +479,7 @@ def test_bytes_per_token_stay_bounded_on_text_and_are_given_back() -> None:
 
 
 def test_wrong_slots_offsets_and_tokens_are_refused_by_name() -> None:
-    cache = SuffixCache(SuffixRules())
+    cache = SuffixCache(SuffixConfig())
     cache.start(0, "", [1, 2])
     with pytest.raises(ValueError, match="not in use, got 0"):
         cache.start(0, "", [1])
@@ -495,6 +495,6 @@ def test_wrong_slots_offsets_and_tokens_are_refused_by_name() -> None:
         with pytest.raises(ValueError, match=r"\[0, 2\*\*24\)"):
             cache.start(5, "", [token])
     with pytest.raises(ValueError, match="max_tree_depth"):
-        SuffixRules(max_tree_depth=1)
+        SuffixConfig(max_tree_depth=1)
     with pytest.raises(ValueError, match="max_cache_bytes"):
-        SuffixRules(max_cache_bytes=5)
+        SuffixConfig(max_cache_bytes=5)

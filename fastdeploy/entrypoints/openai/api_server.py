@@ -18,18 +18,18 @@ from fastdeploy.config.env import Env, read_env
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError
-from fastdeploy.entrypoints.openai.hosting import (
+from fastdeploy.entrypoints.openai.lifecycle import (
     LAST_ANSWERS_S,
     drain,
+    freeze_gc,
     make_server,
     raise_file_limit,
     serving,
-    settle,
     stop_signal,
     wait_empty,
 )
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.entrypoints.openai.summary import ProgressBar, summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
@@ -71,17 +71,17 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
 
 async def _live(server: ApiServer, client: EngineClient, args: ServeArgs, address: str) -> int:
     """Load, serve, and return the exit status when it is time to end."""
-    stopping, dying = stop_signal(), asyncio.create_task(client.wait_dead())
+    stopping, dying = stop_signal(), asyncio.create_task(client.wait_until_dead())
     try:
         if not await _load(client, stopping):
             return 0
     except EngineDeadError:
         return report_death(client)
-    settle()
+    freeze_gc()
     announce(server.description(), args, server.defaults, address)
     await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
     if not dying.done():
-        print(f"Shutting down: {server.gate.num_inside} requests are running", flush=True)
+        print(f"Shutting down: {server.limiter.num_inside} requests are running", flush=True)
         await drain(server, dying)
     if dying.done():
         await wait_empty(server, LAST_ANSWERS_S)
@@ -91,7 +91,7 @@ async def _live(server: ApiServer, client: EngineClient, args: ServeArgs, addres
 
 async def _live_with_workers(server: ApiServer, client: EngineClient, args: ServeArgs, listener: socket.socket) -> int:
     """As `_live`, with API processes of their own; this one starts and watches them."""
-    stopping, dying = stop_signal(), asyncio.create_task(client.wait_dead())
+    stopping, dying = stop_signal(), asyncio.create_task(client.wait_until_dead())
     async with Supervisor(args, client, listener) as supervisor:
         serve_metrics(args.server, supervisor.registry)
         try:
@@ -112,7 +112,7 @@ async def _live_with_workers(server: ApiServer, client: EngineClient, args: Serv
             print(f"Shutting down: {num_running} requests are running", flush=True)
             await supervisor.drain(dying)
         if dying.done():
-            await supervisor.tell_death(str(client.death))
+            await supervisor.tell_death(str(client.dead_error))
             return report_death(client)
         return 1 if failing.done() else 0
 
@@ -141,7 +141,7 @@ def announce(description: Mapping[str, Any], args: ServeArgs, defaults: Generati
 
 def report_death(client: EngineClient) -> int:
     """Say on stderr why the engine is gone; return the exit status."""
-    print(f"fastdeploy: error: {client.death}; the last lines of its log:", file=sys.stderr)
+    print(f"fastdeploy: error: {client.dead_error}; the last lines of its log:", file=sys.stderr)
     for line in client.log_tail():
         print(f"  | {line}", file=sys.stderr)
     sys.stderr.flush()

@@ -16,14 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.entrypoints.openai import control, info
+from fastdeploy.entrypoints.openai import routes_info, routes_tokenize
+from fastdeploy.entrypoints.openai.absent_routes import no_route, wrong_method
 from fastdeploy.entrypoints.openai.auth import KeyCheck, key_salt
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, read_body
-from fastdeploy.entrypoints.openai.chat import ChatJob
-from fastdeploy.entrypoints.openai.completions import CompletionJob
 from fastdeploy.entrypoints.openai.errors import ApiError, error_response, to_api_error
-from fastdeploy.entrypoints.openai.info import server_of
-from fastdeploy.entrypoints.openai.job import Job, JobResponse
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.protocol import (
     ChatCompletionRequest,
@@ -31,8 +28,11 @@ from fastdeploy.entrypoints.openai.protocol import (
     GenerationFields,
     parse_body,
 )
-from fastdeploy.entrypoints.openai.routes import no_route, wrong_method
+from fastdeploy.entrypoints.openai.routes_info import server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.serving_base import GenerationResponse, ServingBase
+from fastdeploy.entrypoints.openai.serving_chat import ServingChat
+from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
 
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_HEADER_ID_LENGTH = 96
@@ -44,8 +44,8 @@ def make_app(server: ApiServer) -> Starlette:
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-            *control.ROUTES,
-            *info.ROUTES,
+            *routes_tokenize.ROUTES,
+            *routes_info.ROUTES,
         ],
         exception_handlers={
             ApiError: _on_error,
@@ -73,37 +73,39 @@ def make_app(server: ApiServer) -> Starlette:
 
 async def completions(request: Request) -> Any:
     """POST /v1/completions."""
-    return await _start(request, CompletionRequest, CompletionJob)
+    return await _start(request, CompletionRequest, ServingCompletion)
 
 
 async def chat_completions(request: Request) -> Any:
     """POST /v1/chat/completions."""
-    return await _start(request, ChatCompletionRequest, ChatJob)
+    return await _start(request, ChatCompletionRequest, ServingChat)
 
 
-async def _start(request: Request, model: type[Any], make_job: Callable[[ApiServer, Any], Job]) -> JobResponse:
-    """Parse, check, and return the answer that will run the job."""
+async def _start(
+    request: Request, model: type[Any], make_serving: Callable[[ApiServer, Any], ServingBase]
+) -> GenerationResponse:
+    """Parse, check, and return the answer that will run the serving."""
     server = server_of(request)
     server.check_available()
     header_id = _header_id(request)
-    body = await read_body(request)
+    raw_body = await read_body(request)
 
     def parse() -> GenerationFields:
-        asked: GenerationFields = parse_body(body, model)
-        server.check_model(asked.model)
-        check_request_fields(asked)
-        if asked.request_id is None and header_id is not None:
-            asked.request_id = f"{header_id}-{uuid.uuid4().hex[:8]}"  # one header may come with several requests
-        return asked
+        body: GenerationFields = parse_body(raw_body, model)
+        server.check_model(body.model)
+        check_request_fields(body)
+        if body.request_id is None and header_id is not None:
+            body.request_id = f"{header_id}-{uuid.uuid4().hex[:8]}"  # one header may come with several requests
+        return body
 
-    is_small = len(body) < LARGE_BODY_BYTES
-    asked = parse() if is_small else await asyncio.to_thread(parse)
-    is_quick = is_small and getattr(asked, "chat_template", None) is None  # a client's template may take seconds
-    job = make_job(server, asked) if is_quick else await asyncio.to_thread(make_job, server, asked)
-    for one in job.requests:  # cached prefixes are shared within one key only
+    is_small = len(raw_body) < LARGE_BODY_BYTES
+    body = parse() if is_small else await asyncio.to_thread(parse)
+    is_quick = is_small and getattr(body, "chat_template", None) is None  # a client's template may take seconds
+    serving = make_serving(server, body) if is_quick else await asyncio.to_thread(make_serving, server, body)
+    for one in serving.requests:  # cached prefixes are shared within one key only
         one.cache_salt = f"{key_salt(request.scope)}{one.cache_salt}"
-        one.priority = job.asked.priority
-    return JobResponse(job, header_id)
+        one.priority = serving.body.priority
+    return GenerationResponse(serving, header_id)
 
 
 def _header_id(request: Request) -> str | None:

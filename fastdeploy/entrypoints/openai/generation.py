@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fastdeploy.core.outputs import TokenDelta
@@ -142,7 +142,7 @@ class GenerationGroup:
                     self._count(update)
                 yield updates
 
-    async def whole(self) -> list[ChoiceUpdate]:
+    async def run_to_completion(self) -> list[ChoiceUpdate]:
         """Run to the end; return one update per choice, in the answer's order."""
         choices: dict[int, ChoiceUpdate] = {}
         async with contextlib.aclosing(self.updates()) as stream:
@@ -189,3 +189,31 @@ class GenerationGroup:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class ChunkAggregator:
+    """Collects the updates of each choice until they have enough tokens for a chunk, or the choice has ended."""
+
+    def __init__(self, num_tokens: int) -> None:
+        """Collect at least `num_tokens` tokens per chunk; a step that emits several may exceed that."""
+        self._num_tokens = num_tokens
+        self._pending: dict[int, ChoiceUpdate] = {}
+
+    def push(self, updates: Iterable[ChoiceUpdate]) -> list[ChoiceUpdate]:
+        """Return the updates that are ready to be sent, each joined with those collected before it."""
+        if self._num_tokens == 1:
+            return list(updates)
+        return [joined for update in updates if self._is_ready(joined := self._join(update))]
+
+    def _join(self, update: ChoiceUpdate) -> ChoiceUpdate:
+        pending = self._pending.setdefault(update.index, update)
+        if pending is not update:
+            pending.text += update.text
+            merge_deltas([pending.delta], update.delta)
+        return pending
+
+    def _is_ready(self, pending: ChoiceUpdate) -> bool:
+        if pending.delta.finish_reason is None and len(pending.delta.token_ids) < self._num_tokens:
+            return False
+        del self._pending[pending.index]
+        return True

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probabilities in the shapes of the two endpoints."""
+"""What answers report per token: log-probabilities in the formats of both endpoints, and where a token came from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from fastdeploy.core.outputs import TokenLogprobs
+from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -83,3 +83,18 @@ def prompt_logprobs(
         tokens[str(entry.token_id)] = item(entry.token_id, entry.logprob, entry.rank)
         made.append(tokens)
     return made
+
+
+def describe_tokens(tokenizer: Tokenizer, delta: TokenDelta) -> list[dict[str, Any]]:
+    """Return each token's id, its text (`bytes:...` for an incomplete character), and where it came from.
+
+    `origin` is draft or target, `source` the proposer of a draft.
+    """
+    return [
+        {"id": token_id, "text": token_name(tokenizer, token_id), **_origin(source)}
+        for token_id, source in zip(delta.token_ids, delta.sources(), strict=True)
+    ]
+
+
+def _origin(source: str | None) -> dict[str, str]:
+    return {"origin": "target"} if source is None else {"origin": "draft", "source": source}

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
-from fastdeploy.entrypoints.openai.guided import guided_decoding
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 
 SAME_NAME = (
@@ -38,77 +39,86 @@ SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
 PROCESSORS = "logits_processors_args"
 PROCESSOR_KEYS = ("logit_bias", "thinking_budget")
 MAX_ID_DIGITS = 18
+KINDS_BY_FIELD = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+TAG_KEYS = ("structures", "triggers", "format")
 PRIORITIES = (-(2**31), 2**31 - 1)
 
 
-def completion_params(asked: CompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
+def completion_params(body: CompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
     """Return the parameters of a completion.
 
     Raises:
         InvalidRequestError: a value outside its range.
     """
-    values = _common(asked, defaults)
-    values["logprobs"] = num_top = completion_logprobs(asked)
-    if asked.echo and num_top is not None and asked.prompt_logprobs is None:
+    values = _common(body, defaults)
+    values["logprobs"] = num_top = completion_logprobs(body)
+    if body.echo and num_top is not None and body.prompt_logprobs is None:
         values["prompt_logprobs"] = num_top
-    if asked.best_of is not None and asked.best_of != (asked.n or 1):
-        raise InvalidRequestError("best_of", f"expected n, which is {asked.n or 1}, or nothing; got {asked.best_of}")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError("best_of", f"expected n, which is {body.n or 1}, or nothing; got {body.best_of}")
     return _checked(values, max_logprobs, {})
 
 
-def chat_params(asked: ChatCompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
+def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
     """Return the parameters of a chat completion.
 
     Raises:
         InvalidRequestError: a value outside its range.
     """
-    values = _common(asked, defaults)
-    values.update({name: value for name in REASONING if (value := getattr(asked, name)) is not None})
-    budget = _thinking_budget(asked.logits_processors_args or {}, asked.reasoning_max_tokens)
+    values = _common(body, defaults)
+    values.update({name: value for name in REASONING if (value := getattr(body, name)) is not None})
+    budget = _thinking_budget(body.logits_processors_args or {}, body.reasoning_max_tokens)
     if budget is not None:
         values["reasoning_max_tokens"] = budget
-    if asked.max_completion_tokens is not None:
-        values["max_tokens"] = asked.max_completion_tokens
-    if asked.top_logprobs is not None and not asked.logprobs:
+    if body.max_completion_tokens is not None:
+        values["max_tokens"] = body.max_completion_tokens
+    if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs", "needs logprobs: true")
-    if asked.logprobs:
-        values["logprobs"] = asked.top_logprobs or 0
+    if body.logprobs:
+        values["logprobs"] = body.top_logprobs or 0
     names = {"logprobs": "top_logprobs"}
-    if asked.max_completion_tokens is not None:
+    if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return _checked(values, max_logprobs, names)
 
 
-def completion_logprobs(asked: CompletionRequest) -> int | None:
+def completion_logprobs(body: CompletionRequest) -> int | None:
     """Return how many alternatives per token a completion asks for; true asks for one, false for no report."""
-    if isinstance(asked.logprobs, bool):
-        return 1 if asked.logprobs else None
-    return asked.logprobs
+    if isinstance(body.logprobs, bool):
+        return 1 if body.logprobs else None
+    return body.logprobs
 
 
-def check_request_fields(asked: GenerationFields) -> None:
+def check_request_fields(body: GenerationFields) -> None:
     """Check the ranges of what is no sampling parameter.
 
     Raises:
         InvalidRequestError: naming the field.
     """
     low, high = PRIORITIES
-    if not low <= asked.priority <= high:
-        raise InvalidRequestError("priority", f"expected an integer in [{low}, {high}], got {asked.priority}")
-    gathered = asked.max_streaming_response_tokens
+    if not low <= body.priority <= high:
+        raise InvalidRequestError("priority", f"expected an integer in [{low}, {high}], got {body.priority}")
+    gathered = body.max_streaming_response_tokens
     if gathered is not None and gathered < 1:
         raise InvalidRequestError("max_streaming_response_tokens", f"expected at least 1, got {gathered}")
 
 
-def _common(asked: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
+def _common(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
     values = defaults.sampling_values()
-    if (asked.min_tokens or 0) > values.get("max_tokens", math.inf):
+    if (body.min_tokens or 0) > values.get("max_tokens", math.inf):
         del values["max_tokens"]  # the folder's proposal gives way to what the client asks
-    values.update({name: value for name in SAME_NAME if (value := getattr(asked, name)) is not None})
-    values["logit_bias"] = _all_biases(asked)
-    values["bad_words_token_ids"] = _sequences(asked.bad_words_token_ids or [])
-    values["speculative"] = _speculative(asked.speculative)
-    values["guided_decoding"] = guided_decoding(asked)
+    values.update({name: value for name in SAME_NAME if (value := getattr(body, name)) is not None})
+    values["logit_bias"] = _all_biases(body)
+    values["bad_words_token_ids"] = _sequences(body.bad_words_token_ids or [])
+    values["speculative"] = _speculative(body.speculative)
+    values["guided_decoding"] = guided_decoding(body)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -125,19 +135,19 @@ def _checked(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -
     return params
 
 
-def _all_biases(asked: GenerationFields) -> dict[int, float]:
+def _all_biases(body: GenerationFields) -> dict[int, float]:
     """Return the biases of both spellings.
 
     Raises:
         InvalidRequestError: they differ for a token id, or FastDeploy's spelling holds something unknown.
     """
-    args = asked.logits_processors_args or {}
+    args = body.logits_processors_args or {}
     for key in args:
         if key not in PROCESSOR_KEYS:
             raise InvalidRequestError(PROCESSORS, f"unknown key {key!r}; known keys: {', '.join(PROCESSOR_KEYS)}")
-    if "thinking_budget" in args and not isinstance(asked, ChatCompletionRequest):
+    if "thinking_budget" in args and not isinstance(body, ChatCompletionRequest):
         raise InvalidRequestError(PROCESSORS, "'thinking_budget' belongs to /v1/chat/completions")
-    biases = _logit_bias("logit_bias", asked.logit_bias or {})
+    biases = _logit_bias("logit_bias", body.logit_bias or {})
     for token_id, bias in _logit_bias(PROCESSORS, args.get("logit_bias") or {}).items():
         if biases.setdefault(token_id, bias) != bias:
             raise InvalidRequestError(PROCESSORS, f"logit_bias has another value for token id {token_id}")
@@ -184,3 +194,62 @@ def _speculative(given: dict[str, Any] | None) -> SpeculativeParams | None:
             known = ", ".join(SPECULATIVE_KEYS)
             raise InvalidRequestError(f"speculative.{key}", f"unknown key; known keys: {known}")
     return SpeculativeParams(**given)
+
+
+def guided_decoding(body: GenerationFields) -> GuidedDecodingParams | None:
+    """Return the form that a request asks for, None if it may be any.
+
+    Raises:
+        InvalidRequestError: more than one form is asked for, or one is not well made; names the field.
+    """
+    given = {name: value for name in KINDS_BY_FIELD if (value := getattr(body, name)) is not None}
+    by_format = _response_format(body.response_format)
+    names = [*given, *(["response_format"] if by_format is not None else [])]
+    if len(names) > 1:
+        raise InvalidRequestError(names[-1], f"a request has one form at most; this one has {' and '.join(names)}")
+    for name, value in given.items():
+        if value is False:
+            raise InvalidRequestError(name, "the schema false has no value")
+        return GuidedDecodingParams(**{KINDS_BY_FIELD[name]: value}, source=name)
+    return by_format
+
+
+def _response_format(given: Mapping[str, Any] | None) -> GuidedDecodingParams | None:
+    if given is None:
+        return None
+    kind = given.get("type")
+    source = "response_format"
+    if kind == "text":
+        _check_keys(source, given, ("type",))
+        return None
+    if kind == "json_object":
+        _check_keys(source, given, ("type",))
+        return GuidedDecodingParams(json_object=True, source=source)
+    if kind == "json_schema":
+        _check_keys(source, given, ("type", "json_schema"))
+        return _json_schema("response_format.json_schema", given.get("json_schema"))
+    if kind == "structural_tag":
+        _check_keys(source, given, ("type", *TAG_KEYS))
+        return GuidedDecodingParams(structural_tag=dict(given), source=source)
+    raise InvalidRequestError("response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {kind!r}")
+
+
+def _json_schema(at: str, given: Any) -> GuidedDecodingParams:
+    """Read OpenAI's `json_schema`: the schema is followed to the letter, whatever `strict` says."""
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(at, f"expected an object with name and schema, got {type(given).__name__}")
+    _check_keys(at, given, ("name", "schema", "strict", "description"))
+    for name, kind in (("name", str), ("description", str), ("strict", bool)):
+        value = given.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidRequestError(f"{at}.{name}", f"expected a {kind.__name__}, got {type(value).__name__}")
+    schema = given.get("schema")
+    if not isinstance(schema, Mapping):
+        raise InvalidRequestError(f"{at}.schema", f"expected an object, got {type(schema).__name__}")
+    return GuidedDecodingParams(json=dict(schema), source="response_format")
+
+
+def _check_keys(at: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise InvalidRequestError(f"{at}.{key}", f"unknown key; known keys: {', '.join(known)}")

@@ -21,29 +21,29 @@ TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", 
 NUM_TAIL_TOKENS = 16  # of a prompt of token ids: enough to end in a marker and white space
 
 
-def render_prompt(server: ApiServer, asked: ChatCompletionRequest) -> str | list[int]:
+def render_prompt(server: ApiServer, body: ChatCompletionRequest) -> str | list[int]:
     """Return the prompt: token ids as given, the first message as it stands, or the rendered conversation.
 
     Raises:
         InvalidRequestError: naming the field.
     """
-    if asked.prompt_token_ids is not None:
-        _check_unused(asked, "prompt_token_ids")
-        return asked.prompt_token_ids
-    messages = check_messages(asked.messages or [])
-    if asked.disable_chat_template:
-        return _plain_prompt(asked, messages)
-    tools = check_tools(asked.tools or []) if asked.tool_choice != "none" else []
-    continues = asked.continue_final_message
+    if body.prompt_token_ids is not None:
+        _check_unused(body, "prompt_token_ids")
+        return body.prompt_token_ids
+    messages = check_messages(body.messages or [])
+    if body.disable_chat_template:
+        return _plain_prompt(body, messages)
+    tools = check_tools(body.tools or []) if body.tool_choice != "none" else []
+    continues = body.continue_final_message
     if continues:
-        _check_continued(asked, messages)
-    opens = asked.add_generation_prompt if asked.add_generation_prompt is not None else not continues
-    conversation = Conversation(messages, opens, continues, tools or None, _template_names(asked))
+        _check_continued(body, messages)
+    opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    conversation = Conversation(messages, opens, continues, tools or None, _template_names(body))
     templates = server.tokenizer.chat_templates
-    if asked.chat_template is None or asked.chat_template in templates.sources:
-        given = asked.chat_template if asked.chat_template is not None else server.chat_template
+    if body.chat_template is None or body.chat_template in templates.sources:
+        given = body.chat_template if body.chat_template is not None else server.chat_template
         return templates.render(conversation, templates.source(given, bool(tools)))
-    return templates.render(conversation, asked.chat_template, _template_process().render)
+    return templates.render(conversation, body.chat_template, _template_process().render)
 
 
 def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
@@ -52,33 +52,33 @@ def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
     return REASONING_FORMATS[name] if name else None
 
 
-def reasoning_state(server: ApiServer, asked: ChatCompletionRequest, prompt: str | list[int]) -> ReasoningState:
+def reasoning_state(server: ApiServer, body: ChatCompletionRequest, prompt: str | list[int]) -> ReasoningState:
     """Return where `prompt` leaves the output."""
     form = reasoning_format(server)
     if form is None:
         return ReasoningState.CLOSED
     if not isinstance(prompt, str):
         return form.state_after(server.tokenizer.decode(prompt[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
-    return form.state_after(prompt, asked.continue_final_message)
+    return form.state_after(prompt, body.continue_final_message)
 
 
-def _plain_prompt(asked: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:
-    _check_unused(asked, "disable_chat_template")
-    if asked.tools:
+def _plain_prompt(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:
+    _check_unused(body, "disable_chat_template")
+    if body.tools:
         raise InvalidRequestError("tools", "has no meaning with disable_chat_template")
     if len(messages) > 1:
         raise InvalidRequestError("messages", "expected one message with disable_chat_template: the prompt")
     return str(messages[0]["content"] or "")
 
 
-def _check_unused(asked: ChatCompletionRequest, name: str) -> None:
+def _check_unused(body: ChatCompletionRequest, name: str) -> None:
     for unused in TEMPLATE_FIELDS:
-        if getattr(asked, unused):
+        if getattr(body, unused):
             raise InvalidRequestError(unused, f"has no meaning with {name}: no template is rendered")
 
 
-def _check_continued(asked: ChatCompletionRequest, messages: list[dict[str, Any]]) -> None:
-    if asked.add_generation_prompt:
+def _check_continued(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> None:
+    if body.add_generation_prompt:
         raise InvalidRequestError("add_generation_prompt", "expected false with continue_final_message")
     last = messages[-1]
     if last["role"] != "assistant" or not last["content"] or "tool_calls" in last:
@@ -87,17 +87,17 @@ def _check_continued(asked: ChatCompletionRequest, messages: list[dict[str, Any]
         )
 
 
-def _template_names(asked: ChatCompletionRequest) -> dict[str, Any]:
+def _template_names(body: ChatCompletionRequest) -> dict[str, Any]:
     """Return the further names that the template reads.
 
     Raises:
         InvalidRequestError: a name has a field of its own, or says otherwise than `reasoning_effort`.
     """
-    names = dict(asked.chat_template_kwargs or {})
+    names = dict(body.chat_template_kwargs or {})
     for name in OWN_FIELDS:
         if name in names:
             raise InvalidRequestError("chat_template_kwargs", f"{name!r} is a field of its own")
-    effort = asked.reasoning_effort
+    effort = body.reasoning_effort
     if effort is None:
         return names
     if effort not in REASONING_EFFORTS:

@@ -24,7 +24,7 @@ from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.metrics.server_metrics import ServerMetrics
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Lets at most `limit` requests in; the next ones wait `max_wait_s` seconds (-1: for ever), then get 429."""
 
     def __init__(self, limit: int, max_wait_s: float, inside: Gauge) -> None:
@@ -88,7 +88,7 @@ class ApiServer:
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(lambda: self.client.stats, self.description, self.metrics_folder, self.json_log)
         limit = -(-self.config.max_concurrency // self.config.workers)  # each API process takes its part
-        self.gate = Gate(limit, self.config.max_waiting_time, self.metrics.inside)
+        self.limiter = ConcurrencyLimiter(limit, self.config.max_waiting_time, self.metrics.inside)
         self.registry = self.metrics.registry
         self.recorder = self.metrics.requests
         path = self.engine_config.model
@@ -108,7 +108,7 @@ class ApiServer:
     @property
     def status(self) -> str:
         """One of ready, starting, draining, dead."""
-        if self.client.death is not None:
+        if self.client.dead_error is not None:
             return "dead"
         if self.is_draining:
             return "draining"

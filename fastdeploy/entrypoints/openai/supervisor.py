@@ -14,15 +14,16 @@ import tempfile
 from types import TracebackType
 
 import msgspec
+from prometheus_client.multiprocess import mark_process_dead
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.core.child_command import child_command
-from fastdeploy.entrypoints.openai.hosting import LAST_ANSWERS_S
-from fastdeploy.entrypoints.openai.worker import READY_LINE, WorkerOrder
+from fastdeploy.entrypoints.openai.api_worker import READY_LINE, WorkerOrder
+from fastdeploy.entrypoints.openai.lifecycle import LAST_ANSWERS_S
 from fastdeploy.ipc.client import EngineClient
-from fastdeploy.metrics.server_metrics import FOLDER_VARIABLE, ServerMetrics, forget_process
+from fastdeploy.metrics.server_metrics import FOLDER_VARIABLE, ServerMetrics
 
-MODULE = "fastdeploy.entrypoints.openai.worker"
+MODULE = "fastdeploy.entrypoints.openai.api_worker"
 MAX_FAILED_STARTS = 3
 PATIENCE_S = 5.0  # beyond the graceful time, for a worker to end before it is killed
 
@@ -116,7 +117,7 @@ class Supervisor:
         while True:
             assert worker.process is not None
             status = await self._follow(worker)
-            forget_process(worker.process.pid, self._folder)
+            mark_process_dead(worker.process.pid, self._folder)
             if self._ending:
                 return
             worker.num_failed_starts = 0 if worker.ready.is_set() else worker.num_failed_starts + 1
@@ -125,7 +126,7 @@ class Supervisor:
                 logger.error("API process %d does not start", worker.number)
                 self._failed.set()
                 return
-            self._client.forget_client(worker.identity)
+            self._client.disconnect_client(worker.identity)
             worker.generation += 1
             await self._start(worker)
 

@@ -94,7 +94,7 @@ def _expression(given: GuidedDecodingParams) -> str:
     raise InvalidRequestError(given.field, "beside tools, expected a JSON schema or json_object")
 
 
-def tool_use(asked: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
+def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
     """Return what the request says of tools; None if none may be called.
 
     Args:
@@ -103,12 +103,12 @@ def tool_use(asked: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
     Raises:
         InvalidRequestError: naming the field.
     """
-    tools = check_tools(asked.tools or [])
+    tools = check_tools(body.tools or [])
     if not tools:
-        _check_no_tools(asked)
+        _check_no_tools(body)
         return None
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-    mode, names = _choice(asked.tool_choice if asked.tool_choice is not None else "auto", list(functions))
+    mode, names = _choice(body.tool_choice if body.tool_choice is not None else "auto", list(functions))
     form = tool_format(parser_name)
     if mode == "none":
         return None
@@ -120,14 +120,14 @@ def tool_use(asked: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
         is_required=mode in ("required", "named"),
         is_named=mode == "named",
         is_limited=len(names) < len(functions),
-        max_calls=1 if mode == "named" or asked.parallel_tool_calls is False else None,
+        max_calls=1 if mode == "named" or body.parallel_tool_calls is False else None,
     )
 
 
-def _check_no_tools(asked: ChatCompletionRequest) -> None:
-    if asked.tool_choice not in (None, "none", "auto"):
+def _check_no_tools(body: ChatCompletionRequest) -> None:
+    if body.tool_choice not in (None, "none", "auto"):
         raise InvalidRequestError("tool_choice", "needs tools")
-    if asked.parallel_tool_calls is not None:
+    if body.parallel_tool_calls is not None:
         raise InvalidRequestError("parallel_tool_calls", "needs tools")
 
 

@@ -8,8 +8,8 @@ import paddle
 from fastdeploy.ops.reference.rotary import prepare
 
 if TYPE_CHECKING:
-    from fastdeploy.ops.attention import KVCache, RowIndex
-    from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+    from fastdeploy.ops.attention import AttentionMetadata, KVCache
+    from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> "KVCache":
@@ -23,12 +23,12 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
 def append_attention(
     qkv: paddle.Tensor,
     cache: "KVCache",
-    batch: "RowIndex",
+    batch: "AttentionMetadata",
     out: paddle.Tensor,
     heads: "HeadLayout",
     scale: float,
     num_masked_prefix: int,
-    rotary: "RotaryRule | None" = None,
+    rotary: "RotaryParams | None" = None,
 ) -> None:
     """As fastdeploy.ops.attention.append_attention, one sequence at a time."""
     if rotary is not None:

@@ -20,12 +20,12 @@ _POSITION_COLUMN = 1  # of SamplingBatch.int_params
 
 def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
     """As `fastdeploy.ops.drafting.DraftLoop.fill_stage`; every stage computes its whole output."""
-    loop.batch.index(num_seqs)
-    num_rows = loop.batch.num_rows
+    metadata = loop.batch.compute(num_seqs)
+    num_rows = metadata.num_rows
     if loop.source is not None and loop.states is not None:
-        before = loop.states[paddle.to_tensor(_slots_before(loop))] if stage == 0 else loop.output[:num_rows]
+        before = loop.states[paddle.to_tensor(_slots_before(loop, num_rows))] if stage == 0 else loop.output[:num_rows]
         loop.source[:num_rows] = before
-    loop.stages[stage].compute(loop.batch, num_rows)
+    loop.stages[stage].compute(metadata)
 
 
 def draft(loop: DraftLoop, num_seqs: int) -> None:
@@ -38,16 +38,15 @@ def draft(loop: DraftLoop, num_seqs: int) -> None:
         if index <= last:
             fill_stage(loop, index, num_seqs)
         else:
-            loop.batch.index(num_seqs)
-            loop.stages[last].compute(loop.batch, loop.batch.num_rows)
+            loop.stages[last].compute(loop.batch.compute(num_seqs))
         _sample_drafts(loop, loop.stages[min(index, last)], num_seqs, index)
 
 
-def _slots_before(loop: DraftLoop) -> NDArray[np.int64]:
+def _slots_before(loop: DraftLoop, num_rows: int) -> NDArray[np.int64]:
     """Return the slot of the position before each row; for position 0, the extra entry at the end of the states."""
     assert loop.states is not None
     batch, size = loop.batch.buffers, loop.batch.block_size
-    before = batch.positions.array[: loop.batch.num_rows].astype(np.int64) - 1
+    before = batch.positions.array[:num_rows].astype(np.int64) - 1
     blocks = batch.block_tables.array[batch.batch_id_per_row.array[: len(before)], before // size]
     return np.where(before < 0, loop.states.shape[0] - 1, blocks * size + before % size)
 

@@ -12,7 +12,7 @@ from fastdeploy.ops.reference.quantization import dequantized, quantized_rows
 
 if TYPE_CHECKING:
     from fastdeploy.ops.linear import PackedLinear, WeightPiece
-    from fastdeploy.ops.norm import NormRule
+    from fastdeploy.ops.norm import NormParams
 
 
 def pack_linear(
@@ -42,7 +42,7 @@ def linear(
     out: paddle.Tensor,
     num_rows: int,
     residual: paddle.Tensor | None = None,
-    norm: "NormRule | None" = None,
+    norm: "NormParams | None" = None,
 ) -> None:
     """As fastdeploy.ops.linear.linear, except that a row's rounding may depend on num_rows."""
     rows = x[:num_rows]

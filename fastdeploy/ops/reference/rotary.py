@@ -8,7 +8,7 @@ import paddle
 from fastdeploy.ops.reference.norm import normalise
 
 if TYPE_CHECKING:
-    from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+    from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddle.Tensor:
@@ -26,7 +26,7 @@ def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddl
 
 
 def prepare(
-    qkv: paddle.Tensor, positions: paddle.Tensor, num_rows: int, heads: "HeadLayout", rule: "RotaryRule"
+    qkv: paddle.Tensor, positions: paddle.Tensor, num_rows: int, heads: "HeadLayout", rule: "RotaryParams"
 ) -> None:
     """Normalise and rotate the query and key heads of the first `num_rows` rows of qkv in place."""
     if num_rows == 0:

@@ -61,12 +61,13 @@ class AcceptanceModel:
             if request.status is not RequestStatus.FINISHED:
                 self.requests[request.key] = seen, expected
         for source in touched:
-            source.refresh()
+            source.scale(FADE)
         return num_accepted
 
-    def reset(self) -> None:
-        """Start again from the first guess, so that drafts that have become better are soon recognized."""
-        self._sources.clear()
+    def limit_evidence(self) -> None:
+        """Let what was seen weigh no more than a prior, so that drafts that have become better are soon recognized."""
+        for source in self._sources.values():
+            source.scale(PRIOR_WEIGHT / max(PRIOR_WEIGHT, *source.seen))
         self.requests.clear()
 
     def _rejection_rates(self, draft: Draft) -> list[float]:
@@ -82,15 +83,16 @@ class _Source:
 
     def __init__(self) -> None:
         self.rejection_rates = [1.0 - FIRST_GUESS] * (MAX_DEPTH + 1)
-        self._accepted, self._seen = [0.0] * (MAX_DEPTH + 1), [0.0] * (MAX_DEPTH + 1)
+        self._accepted, self.seen = [0.0] * (MAX_DEPTH + 1), [0.0] * (MAX_DEPTH + 1)
 
     def count(self, depth: int, is_accepted: bool) -> None:
         self._accepted[depth] += is_accepted
-        self._seen[depth] += 1.0
+        self.seen[depth] += 1.0
 
-    def refresh(self) -> None:
+    def scale(self, weight: float) -> None:
+        """Compute the rates, then let the counts fade."""
         rate = FIRST_GUESS
-        for depth, (accepted, seen) in enumerate(zip(self._accepted, self._seen)):
+        for depth, (accepted, seen) in enumerate(zip(self._accepted, self.seen)):
             rate = (accepted + PRIOR_WEIGHT * rate) / (seen + PRIOR_WEIGHT)
             self.rejection_rates[depth] = 1.0 - rate
-            self._accepted[depth], self._seen[depth] = FADE * accepted, FADE * seen
+            self._accepted[depth], self.seen[depth] = weight * accepted, weight * seen

@@ -170,7 +170,7 @@ class AdaptiveLength(LengthPolicy):
             budget.time_plain_step(step_s, predicted_s)
         self._was_plain = not num_drafts
         if budget.pause_left and not self._is_drafting and budget.advance_pause():
-            self._acceptance.reset()
+            self._acceptance.limit_evidence()
             self._deferred_s = 0.0
 
     def _best_num_passes(self, count: int) -> int:

@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a smaller model of the same vocabulary beside its target."""
+"""Runs a draft model: a smaller model with the same vocabulary as its target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fastdeploy.models.decoder import CausalLM
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
 
 
 class DraftModelRunner(Drafter):
-    """Drafts with a model that reads tokens alone."""
+    """Drafts with a model that reads token ids only."""
 
     def __init__(self, model: CausalLM, kv_caches: Sequence[KVCache], num_blocks: int, config: RunnerConfig) -> None:
         """Bind the model to its caches.
 
         Args:
-            kv_caches: one per layer of the model, of `num_blocks` blocks and one more per sequence.
-            num_blocks: of the target's cache, whose block ids are used here too.
+            kv_caches: one per layer, of `num_blocks` blocks and one scratch block per sequence.
+            num_blocks: of the target's cache, whose block ids the model shares.
         """
         self.model = model
         buffers = DraftBuffers(config)
 
-        def compute(batch: RowIndex, num_rows: int) -> None:
-            model.forward(buffers.token_ids.tensor, batch, kv_caches)
+        def compute(metadata: AttentionMetadata) -> None:
+            model.forward(buffers.token_ids.tensor, metadata, kv_caches)
 
         stage = DraftStage(compute, model.compute_logits)
         super().__init__(buffers.loop([stage], model.output), num_blocks, config)

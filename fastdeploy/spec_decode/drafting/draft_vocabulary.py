@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Among how many ids a draft is looked for.
+"""Chooses how many of the first token ids drafts are sampled from.
 
-Tokenizers that merge pairs number their tokens in the order in which they were merged, frequent ones first: a text in
-the languages that most of the training text was in uses few of the later ids. On a large vocabulary the head is most of
-what a draft costs, and it can be asked for its first outputs alone. A token left out so is a draft missed, not a text
-changed.
+Byte-pair tokenizers number their tokens in the order of the merges, frequent ones first. Text in the main languages of
+the training data therefore uses few of the later ids. With a large vocabulary, the head takes most of the time of a
+draft pass, and it can compute the logits of the first ids only. If the target samples another id, one draft is
+rejected; the output does not change.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ import numpy as np
 
 from fastdeploy.core.request import TokenArray
 
-LEAST_IDS = 4096  # below it a head costs little
-MEMORY = 0.999  # of the counts, with every token
-MOST_MISSED = 1 / 32  # of the text's tokens
+MIN_VOCAB_SIZE = 4096  # smaller heads cost little
+DECAY = 0.999  # of the counts, per token
+MAX_MISSED_FRACTION = 1 / 32  # of the tokens
 
 
 class DraftVocabulary:
-    """Finds the fewest first ids that nearly all tokens of late were among."""
+    """Finds the smallest number of first ids that covers nearly all recent tokens."""
 
     def __init__(self, vocab_sizes: Sequence[int]) -> None:
-        """Start with all ids; `vocab_sizes` are the numbers of first ids to choose from, rising, all of them last."""
+        """Start with the whole vocabulary.
+
+        Args:
+            vocab_sizes: the numbers of first ids to choose from, ascending; the last is the whole vocabulary.
+        """
         self._bounds = np.array(vocab_sizes[:-1])
         self._counts = np.zeros(len(vocab_sizes))
         self._counts[-1] = 1.0
 
     def observe(self, token_ids: TokenArray | memoryview) -> None:
-        """Take in a piece of text."""
+        """Count tokens that were drafted from or filled."""
         if len(self._bounds):
-            kinds = np.searchsorted(self._bounds, np.asarray(token_ids), side="right")
-            self._counts *= MEMORY ** len(token_ids)
-            self._counts += np.bincount(kinds, minlength=len(self._counts))
+            buckets = np.searchsorted(self._bounds, np.asarray(token_ids), side="right")
+            self._counts *= DECAY ** len(token_ids)
+            self._counts += np.bincount(buckets, minlength=len(self._counts))
 
-    def choose(self) -> int:
-        """Return which of the sizes to draft from."""
+    def best_index(self) -> int:
+        """Return the index in `vocab_sizes` of the size to sample from."""
         if not len(self._bounds):
             return 0
         missed = self._counts.sum() - self._counts.cumsum()
-        return int(np.argmax(missed <= MOST_MISSED * self._counts.sum()))
+        return int(np.argmax(missed <= MAX_MISSED_FRACTION * self._counts.sum()))
 
 
 def draft_vocab_sizes(vocab_size: int) -> list[int]:
-    """Return an eighth, a quarter and half of the ids, as far as that is many, and all."""
-    parts = (vocab_size // share // 64 * 64 for share in (8, 4, 2))
-    return [*(size for size in parts if size >= LEAST_IDS), vocab_size]
+    """Return an eighth, a quarter and half of the ids, each only if it is large enough, and the whole vocabulary."""
+    fractions = (vocab_size // divisor // 64 * 64 for divisor in (8, 4, 2))
+    return [*(size for size in fractions if size >= MIN_VOCAB_SIZE), vocab_size]

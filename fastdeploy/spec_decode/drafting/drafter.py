@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runners of drafting models share: caches under the target's block ids, and the choice of drafts.
+"""Fills the KV caches of a drafting model and runs its draft passes, for draft models and MTP layers alike.
 
-token    x_0 ...    x_{ready} ...      x_{n-1} |  draft 1     draft 2
-         |<-filled->|<- the first call's rows->|  one row in each further call
-stage 2             |      the second call's rows         |
+token    x_0 ...    x_{filled} ...     x_{n-1} |  draft 1     draft 2
+         |<-filled->|<- rows of pass 0 ------->|  one row in each further pass
+stage 1             |       rows of pass 1         |
 
-What decoding adds is computed when drafts are wanted, in the call that makes the first of them or, where it is much, in
-one before it, which stops at the last keys and values: a request without drafts costs nothing. For each block it is
-known how many of its slots are filled, so that whoever finds a block by its prefix fills what is missing. Of requests
-that may draft no more than a backlog is left open, lest much be caught up at once; chunks of long prompts are so
-computed beside the target's.
+A drafting model uses the block ids of the target, in caches of its own. They are filled lazily: the tokens that were
+emitted since the last draft are computed by the first draft pass. If there are many of them, they are computed by
+separate calls before, which stop after the last keys and values. A request that never drafts costs nothing. The number
+of filled slots is tracked per block, so that a request which finds a block in the prefix cache fills only what is
+missing. A request that may draft is filled as soon as `MAX_BACKLOG` tokens are missing, so that the first draft after a
+pause does not delay the other requests; long prompts are thereby filled along with the target's chunks.
 
-A model of several stages makes draft k in stage k, and all further ones in the last. A row of stage k reads its token
-and the row that stage k - 1 has one position earlier: the stages' calls have equally many rows, each of them one
-position behind the rows of the call before. What stands behind the text is computed again.
+A model of several stages makes draft k in stage k, and all further drafts in the last stage. A row of stage k reads its
+token and the output of stage k - 1 one position earlier. The rows of pass k are therefore those of pass k - 1, one
+position further on. The rows after the last token depend on drafts, so they are computed again next time.
 
-A drafting model's caches have the target's blocks and, behind them, one scratch block per sequence. Drafts are written
-behind the committed slots: into the request's last block, or its scratch block where that one is full. What comes next
-overwrites them.
+Behind the target's blocks, each cache has one scratch block per sequence. Drafts are written behind the filled slots:
+to the last block of the request, or to the scratch block if that one is full. Later tokens overwrite them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
 from fastdeploy.worker.row_rules import RowRules
 
-MAX_BACKLOG = 1024  # rows of a request that may draft; a model of 1/16 computes them while its target does 64
+MAX_BACKLOG = 1024  # rows; a drafting model of 1/16 of the target computes them in the time of 64 rows of the target
 
 
 class DraftBuffers:
-    """What the calls of a drafting model read: the index of their rows, and the tokens."""
+    """The input buffers of a drafting model: the index of its rows, and their tokens."""
 
     def __init__(self, config: RunnerConfig) -> None:
         self._config = config
@@ -56,7 +56,7 @@ class DraftBuffers:
         source: Tensor | None = None,
         vocab_sizes: Sequence[int] = (),
     ) -> DraftLoop:
-        """Return the loop over these buffers of stages that write `output`, by default to draft any id; see there."""
+        """Return a DraftLoop over these buffers; without `vocab_sizes`, drafts are sampled from all ids."""
         config = self._config
         return DraftLoop(
             stages,
@@ -73,7 +73,7 @@ class DraftBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of one request: its tokens in the positions [start, end)."""
+    """The tokens of one request at the positions [start, end), one row each."""
 
     request: Request
     start: int
@@ -81,152 +81,153 @@ class Span:
 
 
 @dataclass(slots=True)
-class _Known:
-    """How far the blocks of a request are known to be filled, while it holds them.
+class CacheFillState:
+    """How many blocks of a request are known to be full.
 
     Attributes:
-        block_ids: the request's own list, another one after a preemption.
-        num_whole: by stage, blocks filled to the last slot, from the first one on.
+        block_ids: the request's own list; a preempted request gets a new one.
+        num_full_blocks: per stage, the number of leading blocks whose slots are all filled.
     """
 
     block_ids: list[int]
-    num_whole: list[int]
+    num_full_blocks: list[int]
 
 
 class Drafter:
-    """Fills the caches of a drafting model and drafts token by token for many requests together.
+    """Runs a drafting model for many requests together.
 
     Attributes:
-        loop: computes and draws.
+        config: sizes of the drafting model.
+        loop: the native loop over the draft passes.
     """
 
-    def __init__(self, loop: DraftLoop, num_blocks: int, config: RunnerConfig, least_fill: int | None = None) -> None:
-        """Start with nothing filled.
+    def __init__(
+        self, loop: DraftLoop, num_blocks: int, config: RunnerConfig, max_rows_of_first_pass: int | None = None
+    ) -> None:
+        """Start with empty caches.
 
         Args:
             loop: over the buffers of `DraftBuffers`; at most max_rows / max_seqs stages.
             num_blocks: of the target's cache.
             config: sizes of the drafting model.
-            least_fill: where more rows per request are missing, they are filled in a call of their own, before that of
-                the first drafts; None: where they would not fit into that.
+            max_rows_of_first_pass: if more rows per request are missing on average, they are filled by separate calls
+                before the first draft pass; None: only if they exceed the capacity of the pass.
         """
         self.config, self.loop = config, loop
         self._num_blocks, self._num_stages = num_blocks, len(loop.stages)
-        self._least_fill = least_fill
-        self._num_filled = [[0] * num_blocks for _ in loop.stages]  # slots of each block, from its first on
-        self._known: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
+        self._max_rows_of_first_pass = max_rows_of_first_pass
+        self._num_filled = [[0] * num_blocks for _ in loop.stages]  # by stage and block: number of leading filled slots
+        self._fill_states: WeakKeyDictionary[Request, CacheFillState] = WeakKeyDictionary()
         self._vocabulary = DraftVocabulary(loop.vocab_sizes)
-        self._rules = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
-        self._tables: list[list[int] | None] = [None] * config.max_seqs  # the blocks that each sequence's row shows
-        self._num_shown = [0] * config.max_seqs
-        self._grown: list[tuple[Request, int]] = []  # requests to be filled after the step, and to where
+        self._sampling_metadata = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
+        self._synced_tables: list[list[int] | None] = [None] * config.max_seqs  # by index in the batch
+        self._num_synced_blocks = [0] * config.max_seqs
+        self._backlogged: list[tuple[Request, int]] = []  # to be filled after this step, up to which position
 
     def begin_step(self, plan: StepPlan) -> bool:
-        """Take in a step of the target: empty the blocks that it begins, note whose backlog will have grown too far.
+        """Mark the blocks that the target's step starts to write as empty; return whether `end_step` has work to do.
 
-        It is done before the step, while what the plan is made of lies in near caches.
+        This runs before the step, while the plan's data is still in the processor's caches.
         """
         size = self.config.block_size
-        self._grown.clear()
+        self._backlogged.clear()
         for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
             end = start + count
             if (start - 1) // size == end // size:
-                continue  # begins no block and completes none
+                continue  # starts no block and completes none
             for block in request.block_ids[-(-start // size) : -(-end // size)]:
                 for filled in self._num_filled:
                     filled[block] = 0
             if request.max_drafts and start // size < end // size:
                 known = min(end, request.num_tokens)
-                if known - self._first_missing(request, self._num_stages) >= MAX_BACKLOG:
-                    self._grown.append((request, known))
-        return bool(self._grown)
+                if known - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
+                    self._backlogged.append((request, known))
+        return bool(self._backlogged)
 
     def end_step(self) -> None:
-        """Fill what has grown."""
-        self._fill(self._grown)
+        """Fill the caches of requests whose backlog has become too large."""
+        self._fill(self._backlogged)
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         """Return up to counts[i] tokens to follow the last one of requests[i].
 
-        All tokens of a request but its last are computed.
+        The target must have computed all tokens of a request except the last.
         """
         order = sorted((i for i, count in enumerate(counts) if count > 0), key=lambda i: -counts[i])
         drafts = [NO_DRAFT.token_ids] * len(requests)
         if not order:
             return drafts
-        wanted = [counts[i] for i in order]
-        spans = self._first_spans([requests[i] for i in order], wanted)
+        spans = self._spans_of_first_pass([requests[i] for i in order], [counts[i] for i in order])
         self._pack(spans)
-        self.loop.vocab_index = self._vocabulary.choose()
-        for row, count in enumerate(wanted):
-            self.loop.num_drafts.memory[row] = count
+        self.loop.vocab_index = self._vocabulary.best_index()
+        for index, i in enumerate(order):
+            self.loop.num_drafts.memory[index] = counts[i]
         self.loop.draft(len(order))
-        for row, (i, span) in enumerate(zip(order, spans)):
-            drafts[i] = self._read_draft(row, counts[i])
+        for index, (i, span) in enumerate(zip(order, spans)):
+            drafts[i] = self._read_draft(index, counts[i])
             for stage in range(min(counts[i], self._num_stages)):
-                self._mark(stage, span.request, span.start + stage, span.end)
+                self._mark_filled(stage, span.request, span.start + stage, span.end)
         return drafts
 
-    def _read_draft(self, row: int, count: int) -> list[int]:
-        """Return a draft, which ends where no token could be drawn."""
-        tokens = [self.loop.drafts.memory[row, i] for i in range(count)]
+    def _read_draft(self, index: int, count: int) -> list[int]:
+        """Return a draft; it ends where no token could be sampled."""
+        tokens = [self.loop.drafts.memory[index, i] for i in range(count)]
         return tokens[: tokens.index(-1)] if -1 in tokens else tokens
 
-    def _first_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
-        """Return the rows of the call of the first drafts; fill first what would not fit into it."""
-        spans = self._missing(requests, counts)
-        num_rows = sum(span.end - span.start for span in spans)
-        is_long = self._least_fill is not None and num_rows > len(spans) * self._least_fill
-        if num_rows > self.config.max_rows or is_long:
+    def _spans_of_first_pass(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
+        """Return the rows of the first draft pass; if they are too many, fill all but the last ones first."""
+        spans = self._unfilled_spans(requests, counts)
+        num_rows, limit = sum(span.end - span.start for span in spans), self._max_rows_of_first_pass
+        if num_rows > self.config.max_rows or (limit is not None and num_rows > len(spans) * limit):
             self._fill([(request, request.num_tokens - 1) for request in requests])
-            spans = self._missing(requests, counts)
+            spans = self._unfilled_spans(requests, counts)
         return spans
 
-    def _missing(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
+    def _unfilled_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
         spans = []
         for request, count in zip(requests, counts):
-            missing, end = self._first_missing(request, min(count, self._num_stages)), request.num_tokens
-            spans.append(Span(request, min(missing, end - 1), end))
+            first, end = self._first_unfilled(request, min(count, self._num_stages)), request.num_tokens
+            spans.append(Span(request, min(first, end - 1), end))
         return spans
 
     def _pack(self, spans: Sequence[Span]) -> None:
-        """Describe the rows of a call: at most max_rows, of at most max_seqs requests."""
+        """Write the rows of a call to the buffers: at most max_rows rows of at most max_seqs requests."""
         tokens, buffers, at = self.loop.token_ids.memory, self.loop.batch.buffers, 0
-        for row, span in enumerate(spans):
+        for index, span in enumerate(spans):
             count = span.end - span.start
             tokens[at : at + count] = span.request.tokens_of_rows(span.start, count)
-            buffers.num_scheduled.memory[row], buffers.num_computed.memory[row] = count, span.start
+            buffers.num_scheduled.memory[index], buffers.num_computed.memory[index] = count, span.start
             at += count
-            self._show(row, span.request)
+            self._sync_block_table(index, span.request)
         self._vocabulary.observe(tokens[:at])
 
-    def _show(self, row: int, request: Request) -> None:
-        """Let a row of the loop's buffers stand for a request; what has not changed since the last call stays."""
+    def _sync_block_table(self, index: int, request: Request) -> None:
+        """Write the block table of a request at an index of the batch; only blocks added since the last call."""
         blocks = request.block_ids
-        if self._tables[row] is not blocks:
-            self._tables[row], self._num_shown[row] = blocks, 0
-            self._rules.write_draft(request, row)
-        shown, count = self._num_shown[row], len(blocks)
-        if shown == count:
+        if self._synced_tables[index] is not blocks:
+            self._synced_tables[index], self._num_synced_blocks[index] = blocks, 0
+            self._sampling_metadata.write_draft(request, index)
+        num_synced, count = self._num_synced_blocks[index], len(blocks)
+        if num_synced == count:
             return
-        table = self.loop.batch.buffers.block_tables.array[row]
-        table[shown:count] = blocks[shown:]
-        self._num_shown[row] = count
+        table = self.loop.batch.buffers.block_tables.array[index]
+        table[num_synced:count] = blocks[num_synced:]
+        self._num_synced_blocks[index] = count
         if count < len(table):
-            table[count] = self._num_blocks + row
+            table[count] = self._num_blocks + index  # the scratch block
             count += 1
-        self.loop.batch.buffers.num_blocks.array[row] = count
+        self.loop.batch.buffers.num_blocks.array[index] = count
 
-    def _fill(self, wanted: Sequence[tuple[Request, int]]) -> None:
-        """Compute what each request lacks before a position, in as many rounds of all stages as that takes.
+    def _fill(self, targets: Sequence[tuple[Request, int]]) -> None:
+        """Fill the caches of each request up to a position, in as many rounds through all stages as necessary.
 
-        The rows of the first stage end earlier by as many positions as there are further stages.
+        Stage k computes positions that are k further on, so the first stage ends earlier by the number of other stages.
         """
-        ends = [(request, end + 1 - self._num_stages) for request, end in wanted]
-        while ends := [(request, end) for request, end in ends if self._first_missing(request, self._num_stages) < end]:
+        ends = [(request, end + 1 - self._num_stages) for request, end in targets]
+        while ends := [(r, end) for r, end in ends if self._first_unfilled(r, self._num_stages) < end]:
             spans, room = list[Span](), self.config.max_rows
             for request, end in ends:
-                start = self._first_missing(request, self._num_stages)
+                start = self._first_unfilled(request, self._num_stages)
                 spans.append(Span(request, start, min(end, start + room)))
                 room -= spans[-1].end - start
                 if not room:
@@ -235,30 +236,30 @@ class Drafter:
                 self._fill_stage(stage, [Span(span.request, span.start + stage, span.end + stage) for span in spans])
 
     def _fill_stage(self, stage: int, spans: Sequence[Span]) -> None:
-        """Compute rows of a stage, each one position behind that of the stage before."""
+        """Compute rows of one stage."""
         self._pack(spans)
         self.loop.fill_stage(stage, len(spans))
         for span in spans:
-            self._mark(stage, span.request, span.start, span.end)
+            self._mark_filled(stage, span.request, span.start, span.end)
 
-    def _first_missing(self, request: Request, num_stages: int) -> int:
-        """Return the first position from which on the first stage must compute to fill so many stages."""
-        known = self._known.get(request)
-        if known is None or known.block_ids is not request.block_ids:
-            known = self._known[request] = _Known(request.block_ids, [0] * self._num_stages)
-        return max(0, min(self._num_ready(stage, known) - stage for stage in range(num_stages)))
+    def _first_unfilled(self, request: Request, num_stages: int) -> int:
+        """Return the position from which the first stage must compute, so that the first `num_stages` get filled."""
+        state = self._fill_states.get(request)
+        if state is None or state.block_ids is not request.block_ids:
+            state = self._fill_states[request] = CacheFillState(request.block_ids, [0] * self._num_stages)
+        return max(0, min(self._num_filled_tokens(stage, state) - stage for stage in range(num_stages)))
 
-    def _num_ready(self, stage: int, known: _Known) -> int:
-        """Return how many positions, from 0 on, a stage has filled without a hole."""
-        size, filled, blocks = self.config.block_size, self._num_filled[stage], known.block_ids
-        whole = known.num_whole[stage]
-        while whole < len(blocks) and filled[blocks[whole]] == size:
-            whole += 1
-        known.num_whole[stage] = whole
-        return whole * size + (filled[blocks[whole]] if whole < len(blocks) else 0)
+    def _num_filled_tokens(self, stage: int, state: CacheFillState) -> int:
+        """Return the number of leading tokens that a stage has filled without a gap."""
+        size, filled, blocks = self.config.block_size, self._num_filled[stage], state.block_ids
+        full = state.num_full_blocks[stage]
+        while full < len(blocks) and filled[blocks[full]] == size:
+            full += 1
+        state.num_full_blocks[stage] = full
+        return full * size + (filled[blocks[full]] if full < len(blocks) else 0)
 
-    def _mark(self, stage: int, request: Request, start: int, end: int) -> None:
-        """Note that the positions [start, end) are filled, as far as the request's own blocks hold them."""
+    def _mark_filled(self, stage: int, request: Request, start: int, end: int) -> None:
+        """Mark the positions [start, end) as filled, except those in the scratch block."""
         size, filled = self.config.block_size, self._num_filled[stage]
         first = start // size * size
         for block in request.block_ids[start // size : -(-end // size)]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs layers for multi-token prediction beside their target.
+"""Runs layers for multi-token prediction (MTP).
 
-slot      s        s + 1        ...   n - 1      |  n           n + 1        <- drafts
+slot      s        s + 1        ...   n - 1      |  n           n + 1        <- draft passes
 token     x_s      x_{s+1}            x_{n-1}    |  x_n         draft 1
 state     h_{s-1}  h_s                h_{n-2}    |  h_{n-1}     the layer's own output
 
-Each row of the layer reads the target's state one position earlier. The target's states are kept, one per slot of its
-cache, so that the layer can be filled whenever drafts are wanted, by whoever holds the block then. A further layer's
-rows read the states of the layer before it instead, one position earlier too.
+Each row of the layer reads its token and the hidden state of the target one position earlier. The target's states are
+stored per slot of its KV cache, so that any request that holds a block can fill the layer's cache later. The rows of a
+second layer read the output of the first one instead, also one position earlier, and so on.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from paddle import Tensor
 
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.mtp import MTPLayer
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.drafting import DraftStage
 from fastdeploy.spec_decode.drafting.draft_vocabulary import draft_vocab_sizes
 from fastdeploy.spec_decode.drafting.drafter import DraftBuffers, Drafter
 from fastdeploy.worker.model_runner import RunnerConfig
 
-LEAST_FILL = 32  # rows; filling takes a third of the layer's arithmetic, but that third's weights are read once more
+MAX_ROWS_OF_FIRST_PASS = 32  # per request; filling alone takes a third of the arithmetic, but reads its weights again
 
 
 class MTPRunner(Drafter):
-    """Has the target keep its states, and drafts from them."""
+    """Drafts with MTP layers from the stored hidden states of the target."""
 
     def __init__(
         self,
@@ -40,32 +40,34 @@ class MTPRunner(Drafter):
         num_blocks: int,
         config: RunnerConfig,
     ) -> None:
-        """Allocate the states.
+        """Allocate the states and let the target store them.
 
         Args:
-            layers: which share their buffers.
-            target: whose states they read.
-            caches: one per layer, of `num_blocks` blocks and one more per sequence.
-            num_blocks: of the target's cache, whose block ids are used here too.
+            layers: MTP layers, which share their buffers.
+            target: the model whose states they read.
+            caches: one per layer, of `num_blocks` blocks and one scratch block per sequence.
+            num_blocks: of the target's cache, whose block ids the layers share.
         """
         self.layers, buffers = layers, DraftBuffers(config)
         num_slots = num_blocks * config.block_size
-        self._states: Tensor = paddle.zeros([num_slots + 1, config.hidden_size], config.dtype)  # the last: before all
+        self._states: Tensor = paddle.zeros(
+            [num_slots + 1, config.hidden_size], config.dtype
+        )  # last: before a sequence
         target.keep_states(self._states)
 
         def stage(layer: MTPLayer, cache: KVCache) -> DraftStage:
-            def compute(batch: RowIndex, num_rows: int) -> None:
-                layer.call_operators(buffers.token_ids.tensor, batch, cache, num_rows)
+            def compute(metadata: AttentionMetadata) -> None:
+                layer.forward(buffers.token_ids.tensor, metadata, cache)
 
             return DraftStage(compute, layer.compute_logits)
 
         stages = [stage(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
         sizes = draft_vocab_sizes(config.vocab_size)
         loop = buffers.loop(stages, layers[0].output, self._states, layers[0].source, sizes)
-        super().__init__(loop, num_blocks, config, least_fill=LEAST_FILL if len(layers) == 1 else None)
+        super().__init__(loop, num_blocks, config, MAX_ROWS_OF_FIRST_PASS if len(layers) == 1 else None)
 
     def describe(self) -> dict[str, Any]:
-        """Return how many layers there are, the format of their heads, and the bytes that are not the target's."""
+        """Return the number of layers, the format of their heads, and the bytes that they add to the target's."""
         heads = {id(head): head for layer in self.layers if (head := layer.own_head) is not None}
         return {
             "num_layers": len(self.layers),

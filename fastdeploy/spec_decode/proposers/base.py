@@ -12,7 +12,7 @@ from fastdeploy.core.stats import SuffixCacheStats
 
 
 class DraftRunner(Protocol):
-    """Runs a drafting model for a proposer: see worker.drafter.Drafter."""
+    """Runs a drafting model for a proposer: see spec_decode.drafting.drafter.Drafter."""
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         """Return up to counts[i] tokens to follow the last one of requests[i]."""

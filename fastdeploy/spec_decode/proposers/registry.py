@@ -27,11 +27,11 @@ def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> NgramPropos
 
 
 def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProposer:
-    from fastdeploy.ops.suffix_cache import SuffixRules
+    from fastdeploy.ops.suffix_cache import SuffixConfig
     from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 
     return SuffixProposer(
-        SuffixRules(
+        SuffixConfig(
             max_tree_depth=config.suffix_decoding_max_tree_depth,
             max_drafts=config.num_speculative_tokens,
             max_spec_factor=config.suffix_decoding_max_spec_factor,

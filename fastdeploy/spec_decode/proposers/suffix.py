@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import SuffixCacheStats
-from fastdeploy.ops.suffix_cache import SuffixCache, SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixCache, SuffixConfig
 from fastdeploy.spec_decode.proposers.text_proposer import TextProposer
 
 
@@ -16,7 +16,7 @@ class SuffixProposer(TextProposer):
 
     name = "suffix"
 
-    def __init__(self, rules: SuffixRules) -> None:
+    def __init__(self, rules: SuffixConfig) -> None:
         self._cache = SuffixCache(rules)
         super().__init__(self._cache, rules.max_tree_depth - rules.reach)
         self._num_drafts = self._num_shared_drafts = 0

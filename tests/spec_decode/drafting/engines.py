@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines with a drafting model, and what they draft."""
+"""Engines with a drafting model, and recorders of their drafts and rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def engine_with(
     max_num_seqs: int = 8,
     load_choices: str = "default_v1",
 ) -> Engine:
-    """Return an engine of the demonstration model that drafts as SPECULATIVE says."""
+    """Return an engine of the demonstration model with the configuration SPECULATIVE[method]."""
     return make_engine(
         EngineConfig(
             model="demo",
@@ -68,7 +68,7 @@ def eight_requests() -> list[GenerationRequest]:
 
 
 def record_drafts(engine: Engine) -> Drafts:
-    """Return a dictionary that fills, as the engine runs, with what was drafted after which tokens with which seed."""
+    """Return a dictionary that collects the drafts of a running engine by context and seed."""
     drafts: Drafts = {}
     propose = engine.proposer.propose
 
@@ -84,7 +84,7 @@ def record_drafts(engine: Engine) -> Drafts:
 
 
 def record_rows(engine: Engine) -> list[int]:
-    """Return a list that fills with the number of rows of the drafting model's calls."""
+    """Return a list that collects the number of rows of each draft pass and fill call."""
     loop, rows = engine.runner.observer.loop, list[int]()  # type: ignore[attr-defined]
     fill_stage, draft = loop.fill_stage, loop.draft
 
@@ -111,13 +111,13 @@ def greedy(prompt: list[int], max_tokens: int, speculative: SpeculativeParams | 
     return GenerationRequest("a", prompt, params)
 
 
-def check_equal(found: Drafts, expected: Drafts, least: int) -> None:
-    """Assert that at least `least` contexts occur in both and that the same was drafted after each of them.
+def check_equal(found: Drafts, expected: Drafts, min_common: int) -> None:
+    """Assert that at least `min_common` contexts occur in both, with the same drafts.
 
-    Not all do: a chunk or a prefix hit that leaves one token of the prompt lets the draft begin before the first token.
+    Not all do: if a chunk or a prefix hit leaves one token of the prompt, drafting starts before the first token.
     """
     common = found.keys() & expected.keys()
-    assert len(common) >= least
+    assert len(common) >= min_common
     for context in common:
         shorter = min(len(found[context]), len(expected[context]))
         assert found[context][:shorter] == expected[context][:shorter]

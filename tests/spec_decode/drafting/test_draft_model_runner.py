@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a draft model computes, when, and what it agrees on with its target."""
+"""Which rows a draft model computes, and that a copy of the target is always accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def requests() -> list[GenerationRequest]:
 
 @pytest.mark.parametrize("num_blocks", [None, 30], ids=["room for all", "preemption"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_itself_as_draft_model_is_always_right(
+def test_copy_of_the_target_as_draft_model_is_always_accepted(
     requests: list[GenerationRequest], temperature: float, num_blocks: int | None
 ) -> None:
     engine = engine_with("itself", chunk=7, prefix_caching=True, num_blocks=num_blocks)
@@ -33,7 +33,7 @@ def test_the_target_itself_as_draft_model_is_always_right(
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 700
 
 
-def test_every_token_is_computed_once_and_with_the_first_draft() -> None:
+def test_every_token_is_computed_once_by_the_first_draft_pass() -> None:
     engine = engine_with("itself")
     rows = record_rows(engine)
     run_all(engine, [greedy(list(range(100, 140)), max_tokens=10)])

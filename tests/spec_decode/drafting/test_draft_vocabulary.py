@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts are looked for among the first ids that the text was among, and are the same where they lie there."""
+"""Drafts are sampled from the first ids that cover recent tokens; the output does not depend on their number."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.doubles import run
     ("vocab_size", "sizes"),
     [(4096, [4096]), (10000, [4992, 10000]), (151936, [18944, 37952, 75968, 151936])],
 )
-def test_parts_of_large_vocabularies_alone_are_chosen_from(vocab_size: int, sizes: list[int]) -> None:
+def test_only_large_vocabularies_are_sampled_in_part(vocab_size: int, sizes: list[int]) -> None:
     assert draft_vocab_sizes(vocab_size) == sizes
 
 
-def test_the_fewest_ids_are_chosen_that_nearly_all_tokens_of_late_were_among() -> None:
+def test_smallest_size_that_covers_recent_tokens_is_best() -> None:
     vocabulary = DraftVocabulary([10, 20, 40])
-    assert vocabulary.choose() == 2  # nothing is known
+    assert vocabulary.best_index() == 2  # nothing was observed yet
     vocabulary.observe(np.full(2000, 9))
-    assert vocabulary.choose() == 0
+    assert vocabulary.best_index() == 0
     vocabulary.observe(np.full(100, 19))
-    assert vocabulary.choose() == 1
+    assert vocabulary.best_index() == 1
     vocabulary.observe(np.full(100, 39))
-    assert vocabulary.choose() == 2
+    assert vocabulary.best_index() == 2
     vocabulary.observe(np.full(2000, 10))
-    assert vocabulary.choose() == 1
+    assert vocabulary.best_index() == 1
 
 
 @pytest.mark.parametrize("quantization", ["none", *QUANTIZATIONS])
-def test_the_first_outputs_of_a_layer_are_bit_for_bit_its_own(quantization: str) -> None:
+def test_first_outputs_of_a_layer_are_bit_identical(quantization: str) -> None:
     weight = pack_linear(random_rows(300, 64, "bfloat16", 1), None, quantization)
     rows = random_rows(3, 64, "bfloat16", 2)
     whole, few = paddle.zeros([3, 300], "float32"), paddle.zeros([3, 128], "float32")
@@ -62,25 +62,27 @@ def drafter_of(engine: Engine) -> Drafter:
     return engine.runner.observer
 
 
-def test_few_ids_change_drafts_but_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_ids_change_drafts_but_not_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True)
     requests = [GenerationRequest(str(i), [5 + i, 6, 7, 8], params) for i in range(3)]
     whole = drafting_engine()
     texts = run(whole, requests)
-    monkeypatch.setattr(draft_vocabulary, "LEAST_IDS", 512)
+    monkeypatch.setattr(draft_vocabulary, "MIN_VOCAB_SIZE", 512)
     few = drafting_engine()
     assert len(drafter_of(few).loop.vocab_sizes) == 4
-    monkeypatch.setattr(DraftVocabulary, "choose", lambda self: 0)
+    monkeypatch.setattr(DraftVocabulary, "best_index", lambda self: 0)
     assert run(few, requests) == texts
-    monkeypatch.setattr(DraftVocabulary, "choose", lambda self: 3)
+    monkeypatch.setattr(DraftVocabulary, "best_index", lambda self: 3)
     all_ids = drafting_engine()
     assert run(all_ids, requests) == texts
     assert all_ids.stats().num_accepted_tokens == whole.stats().num_accepted_tokens > 0
     assert 0 < few.stats().num_accepted_tokens < whole.stats().num_accepted_tokens
 
 
-def test_all_drafts_are_drawn_from_the_first_ids_where_the_text_was_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_vocabulary, "LEAST_IDS", 512)
+def test_drafts_are_sampled_from_the_first_ids_if_recent_tokens_were_among_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_vocabulary, "MIN_VOCAB_SIZE", 512)
     engine = drafting_engine()
     loop, drafts = drafter_of(engine).loop, list[int]()
     native = loop.draft
@@ -93,4 +95,4 @@ def test_all_drafts_are_drawn_from_the_first_ids_where_the_text_was_among_them(m
     drafter_of(engine)._vocabulary.observe(np.zeros(100_000, np.int32))
     params = SamplingParams(temperature=2.0, seed=3, max_tokens=8, ignore_eos=True)
     run(engine, [GenerationRequest("a", [5, 6, 7, 8], params)])
-    assert drafts and max(drafts[:3]) < loop.vocab_sizes[0]  # the text soon goes beyond
+    assert drafts and max(drafts[:3]) < loop.vocab_sizes[0]  # later tokens are not among the first ids

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A drafting model's caches stay complete: its drafts depend on the text alone, whatever became of the request."""
+"""The caches of a drafting model stay complete: drafts depend on the context only, not on scheduling."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_chunks_and_prefix_hits_draft_the_same(
     drafts = record_drafts(engine)
     for _ in range(2):
         assert run_all(engine, requests) == alone[1]
-        check_equal(drafts, alone[2], least=len(alone[2]) * 9 // 10)
+        check_equal(drafts, alone[2], min_common=len(alone[2]) * 9 // 10)
         drafts.clear()
     assert (engine.stats().num_prefix_hit_tokens > 0) == prefix_caching
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_requests_that_are_asked_for_different_numbers_of_drafts_draft_the_same(
+def test_requests_with_different_numbers_of_drafts_draft_the_same(
     requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     engine = engine_with(method)
@@ -80,12 +80,12 @@ def test_requests_that_are_asked_for_different_numbers_of_drafts_draft_the_same(
 
     monkeypatch.setattr(engine.length_policy, "draft_quotas", draft_quotas)
     assert run_all(engine, requests) == texts
-    check_equal(drafts, expected, least=100)
+    check_equal(drafts, expected, min_common=100)
     assert {len(draft) for draft in drafts.values()} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_turn_that_goes_on_behind_emitted_blocks_drafts_the_same(
+def test_next_turn_of_a_conversation_drafts_the_same_with_cached_blocks(
     requests: list[GenerationRequest], method: str
 ) -> None:
     found: list[Drafts] = []
@@ -105,7 +105,7 @@ def test_a_turn_that_goes_on_behind_emitted_blocks_drafts_the_same(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_backlog_is_computed_beside_the_target(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_backlog_is_filled_along_with_the_targets_chunks(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(drafter, "MAX_BACKLOG", 60)
     engine = engine_with(method, chunk=64)
     found = record_rows(engine)
@@ -114,7 +114,7 @@ def test_a_backlog_is_computed_beside_the_target(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("method", "num_filling", "num_drafting"), [("mtp", 5, 11), ("draft_model", 18, 24)])
-def test_filling_stops_where_the_last_keys_are_written(method: str, num_filling: int, num_drafting: int) -> None:
+def test_filling_stops_after_the_last_keys_are_written(method: str, num_filling: int, num_drafting: int) -> None:
     engine = engine_with(method)
     loop, found = engine.runner.observer.loop, []  # type: ignore[attr-defined]
     fill_stage, draft = loop.fill_stage, loop.draft
@@ -128,12 +128,12 @@ def test_filling_stops_where_the_last_keys_are_written(method: str, num_filling:
         return count_and_call
 
     loop.fill_stage, loop.draft = counted(fill_stage), counted(draft)
-    run_all(engine, [greedy([5 * i % 4000 for i in range(300)], 3)])  # more than a call holds; then one draft
+    run_all(engine, [greedy([5 * i % 4000 for i in range(300)], 3)])  # more than the capacity of a call; then one draft
     assert found == [num_filling, num_filling, num_drafting]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_request_without_drafts_costs_nothing_and_leaves_no_hole(method: str) -> None:
+def test_request_without_drafts_costs_nothing_and_leaves_no_gap(method: str) -> None:
     engine = engine_with(method, chunk=64, prefix_caching=True)
     found, prompt = record_rows(engine), [5 * i % 4000 for i in range(400)]
     run_all(engine, [greedy(prompt, 8, OFF)])
@@ -141,7 +141,7 @@ def test_a_request_without_drafts_costs_nothing_and_leaves_no_hole(method: str) 
     drafts = record_drafts(engine)
     text = run_all(engine, [greedy(prompt, 8)])["a", 0]
     assert engine.stats().num_prefix_hit_tokens == 384
-    assert found[:2] == [256, 144]  # as many as a call holds
+    assert found[:2] == [256, 144]  # the capacity of a call
     fresh = engine_with(method)
     expected = record_drafts(fresh)
     assert run_all(fresh, [greedy(prompt, 8)])["a", 0] == text
@@ -149,7 +149,7 @@ def test_a_request_without_drafts_costs_nothing_and_leaves_no_hole(method: str) 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_requests_that_share_a_hole_fill_it(method: str) -> None:
+def test_requests_that_share_an_unfilled_prefix_fill_it(method: str) -> None:
     engine = engine_with(method, prefix_caching=True)
     prompt = [7 * i % 4000 for i in range(100)]
     run_all(engine, [greedy(prompt, 8, OFF)])
@@ -161,7 +161,7 @@ def test_requests_that_share_a_hole_fill_it(method: str) -> None:
     assert drafts == expected
 
 
-def test_a_pause_in_drafting_is_caught_up_when_drafting_resumes(
+def test_tokens_of_a_pause_are_filled_when_drafting_resumes(
     monkeypatch: pytest.MonkeyPatch, requests: list[GenerationRequest], alone: tuple[str, Texts, Drafts]
 ) -> None:
     method, texts, drafts = alone
@@ -178,15 +178,15 @@ def test_a_pause_in_drafting_is_caught_up_when_drafting_resumes(
     assert run_alone(engine, requests[:1]).items() <= texts.items()
     assert len(found) >= 10
     assert found.items() <= drafts.items()
-    filled = rows.pop(0) if method == "mtp" else 0  # a layer fills many rows in a call of their own
+    filled = rows.pop(0) if method == "mtp" else 0  # a layer fills many rows by a separate call
     assert filled in (0, resumed - 1)
     assert filled + rows[0] == resumed
-    assert max(rows[1:]) <= 5  # what a step emits, and the row before it where a block begins
+    assert max(rows[1:]) <= 5  # the emitted tokens, and the row before them at the start of a block
     assert len(rows) == sum(map(len, found.values()))
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_preemption_and_aborts_leave_no_hole(
+def test_preemption_and_aborts_leave_no_gap(
     requests: list[GenerationRequest],
     alone: tuple[str, Texts, Drafts],
     prefix_caching: bool,
@@ -204,14 +204,14 @@ def test_preemption_and_aborts_leave_no_hole(
                 engine.abort(doomed.pop())
             engine.check_integrity()
     assert engine.stats().num_preemptions > 0
-    check_equal(drafts, alone[2], least=len(alone[2]) // 2)
+    check_equal(drafts, alone[2], min_common=len(alone[2]) // 2)
     drafts.clear()
     assert run_alone(engine, requests) == alone[1]
-    check_equal(drafts, alone[2], least=len(alone[2]) * 9 // 10)
+    check_equal(drafts, alone[2], min_common=len(alone[2]) * 9 // 10)
 
 
 def change_noise(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    rules = engine.runner.observer._rules  # type: ignore[attr-defined]
+    rules = engine.runner.observer._sampling_metadata  # type: ignore[attr-defined]
     write = rules.write_draft
 
     def write_with_another_seed(request: Request, row: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the MTP layer drafts with, what it takes, and what its checkpoint must hold."""
+"""Acceptance, memory and checkpoints of layers for multi-token prediction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.entrypoints.openai.summary import summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.spec_decode.drafting import factory as drafting
+from fastdeploy.spec_decode.drafting import drafting_model
 from tests.exactness.requests import run_all
 from tests.spec_decode.drafting.engines import eight_requests, engine_with, record_drafts
 
@@ -26,7 +26,7 @@ def requests() -> list[GenerationRequest]:
     return eight_requests()
 
 
-def test_acceptance_does_not_decay_over_a_long_text(requests: list[GenerationRequest]) -> None:
+def test_acceptance_does_not_decay_over_a_long_output(requests: list[GenerationRequest]) -> None:
     engine = engine_with("mtp", max_num_seqs=4)
     long = [replace(r, params=replace(r.params, max_tokens=400)) for r in requests if r.params.is_greedy]
     drafts = record_drafts(engine)
@@ -44,7 +44,7 @@ def test_acceptance_does_not_decay_over_a_long_text(requests: list[GenerationReq
     assert min(shares) > 0.85
 
 
-def test_the_memory_plan_counts_the_layer_and_the_fingerprint_does_not() -> None:
+def test_memory_plan_includes_the_layer_and_the_fingerprint_does_not() -> None:
     plain, drafted = (engine_with(method, cache_memory=1 << 22).describe() for method in ("naive", "mtp"))
     assert plain["fingerprint"] == drafted["fingerprint"]
     layer_block = 2 * 2 * 64 * 2 * 16
@@ -62,7 +62,7 @@ def test_the_memory_plan_counts_the_layer_and_the_fingerprint_does_not() -> None
     ],
     ids=str,
 )
-def test_drafts_are_chosen_with_a_head_of_four_bits_unless_told_otherwise(
+def test_drafts_are_sampled_with_a_head_of_four_bits_by_default(
     requests: list[GenerationRequest], quantization: dict[str, str] | None, head: str, heads_bytes: int, shown: str
 ) -> None:
     given = {"method": "mtp", "num_speculative_tokens": 3, "quantization": quantization, "adaptive": False}
@@ -88,7 +88,7 @@ def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPa
 
     def load(*args: Any) -> Any:
         order.append("layers")
-        return drafting.load_drafting_model(*args)
+        return drafting_model.load_drafting_model(*args)
 
     def measure() -> int:
         order.append("free memory")
@@ -100,7 +100,7 @@ def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPa
     assert order == ["layers", "free memory"]
 
 
-def test_a_checkpoint_without_the_layer_is_refused() -> None:
+def test_checkpoint_without_the_layer_is_refused() -> None:
     config = engine_config_of("tests/golden/ernie4_5")
     with pytest.raises(ConfigError, match="holds no layer for multi-token prediction"):
         make_engine(config)
@@ -120,7 +120,7 @@ def engine_config_of(model: str) -> EngineConfig:
     ],
     ids=str,
 )
-def test_summary_says_who_drafts_behind_the_layer(given: dict[str, Any], shown: str) -> None:
+def test_summary_names_the_method_that_extends_the_layers_drafts(given: dict[str, Any], shown: str) -> None:
     speculative = SpeculativeConfig.from_mapping({"method": "mtp", "num_speculative_tokens": 4, **given})
     engine = make_engine(EngineConfig(model="demo", max_model_len=32, speculative=speculative))
     [line] = [line for line in summary_lines(engine.describe(), ()) if "speculation" in line]
@@ -129,7 +129,7 @@ def test_summary_says_who_drafts_behind_the_layer(given: dict[str, Any], shown: 
     assert f"up to 4 drafts{of_layer}, verify topp" in line
 
 
-def test_keys_of_suffix_decoding_draft_alone_where_there_is_no_layer(caplog: pytest.LogCaptureFixture) -> None:
+def test_suffix_decoding_drafts_alone_if_the_checkpoint_has_no_layer(caplog: pytest.LogCaptureFixture) -> None:
     given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 64}
     config = EngineConfig(
         model="tests/golden/ernie4_5", max_model_len=32, speculative=SpeculativeConfig.from_mapping(given)

@@ -10,7 +10,7 @@ import pytest
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.ops.suffix_cache import SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixConfig
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.ngram import NgramProposer
 from fastdeploy.spec_decode.proposers.registry import PROPOSERS, make_proposer
@@ -205,7 +205,7 @@ def salted(index: int, salt: str, prompt: list[int]) -> Request:
 
 
 def test_suffix_shares_the_whole_output_with_requests_of_the_same_salt_only() -> None:
-    proposer = SuffixProposer(SuffixRules())
+    proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [50])
     proposer.start(first)
     emit([first], [[1, 2, 3, 4]])
@@ -220,7 +220,7 @@ def test_suffix_shares_the_whole_output_with_requests_of_the_same_salt_only() ->
 
 
 def test_suffix_does_not_share_prompts() -> None:
-    proposer = SuffixProposer(SuffixRules())
+    proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [1, 2, 3, 4, 5, 6])
     proposer.start(first)
     emit([first], [[9]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.ops.suffix_cache import SuffixRules
+from fastdeploy.ops.suffix_cache import SuffixConfig
 from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 
 
@@ -25,7 +25,7 @@ def draft(proposer: SuffixProposer, salt: str, prompt: list[int]) -> list[int]:
 
 
 def test_outputs_are_followed_by_requests_of_the_same_salt_only() -> None:
-    proposer = SuffixProposer(SuffixRules(max_cache_bytes=1 << 20))
+    proposer = SuffixProposer(SuffixConfig(max_cache_bytes=1 << 20))
     finish_with(proposer, 0, "key of alice", [1, 2, 3, 4, 5, 6])
     finish_with(proposer, 1, "key of bob", [1, 2, 3, 7, 8, 9])
     assert draft(proposer, "key of alice", [50, 1, 2, 3]) == [4, 5, 6]
@@ -35,7 +35,7 @@ def test_outputs_are_followed_by_requests_of_the_same_salt_only() -> None:
 
 
 def test_stats_tell_drafts_from_the_own_context_and_from_shared_outputs_apart() -> None:
-    proposer = SuffixProposer(SuffixRules(max_cache_bytes=1 << 20))
+    proposer = SuffixProposer(SuffixConfig(max_cache_bytes=1 << 20))
     finish_with(proposer, 0, "s", [1, 2, 3, 4, 5, 6])
     draft(proposer, "s", [50, 1, 2, 3])
     draft(proposer, "s", [7, 8, 9, 7, 8])

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import paddle
 
-from fastdeploy.ops.attention import KVCache, RowIndex
+from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.backends.cpu.library import run_native
 from fastdeploy.ops.backends.cpu.memory import allocate_streamed
-from fastdeploy.ops.rotary import HeadLayout, RotaryRule
+from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 _SCALE_BYTES = 4  # bytes of an fp32 scale, KvCacheView::scale_width of custom_ops/cpu_ops/kernels.h
 _ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1}
@@ -39,12 +39,12 @@ def row_bytes(head_dim: int, dtype: str) -> tuple[int, int]:
 def append_attention(
     qkv: paddle.Tensor,
     cache: KVCache,
-    batch: RowIndex,
+    batch: AttentionMetadata,
     out: paddle.Tensor,
     heads: HeadLayout,
     scale: float,
     num_masked_prefix: int,
-    rotary: RotaryRule | None = None,
+    rotary: RotaryParams | None = None,
 ) -> None:
     """Rotate, write and attend in one native call."""
     tables = (None, None, None) if rotary is None else (rotary.cos_sin, rotary.q_norm, rotary.k_norm)

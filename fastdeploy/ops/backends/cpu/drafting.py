@@ -13,7 +13,6 @@ from paddle import Tensor
 
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.backends.cpu.library import load_library, run_native
-from fastdeploy.ops.batch_index import step_view
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.ops.gather import gather_rows
@@ -41,13 +40,13 @@ class BoundLoop:
     def __init__(self, loop: DraftLoop) -> None:
         """Capture for as many rows and sequences as the buffers have room for."""
         num_rows, max_logits_rows = loop.output.shape[0], loop.logits.shape[0]
-        all_rows = step_view(loop.batch, num_rows, loop.batch.kv_lens.shape[0])
+        metadata = loop.batch.attention_metadata(num_rows, loop.batch.kv_lens.shape[0])
 
         def compute_head(stage: DraftStage, logits: Tensor) -> None:
             gather_rows(loop.output, loop.logits_rows.tensor, loop.logits_hidden, max_logits_rows)
             stage.compute_logits(loop.logits_hidden, max_logits_rows, logits)
 
-        self.stages = [OpGraph(partial(stage.compute, all_rows, num_rows)) for stage in loop.stages]
+        self.stages = [OpGraph(partial(stage.compute, metadata)) for stage in loop.stages]
         self.heads = [OpGraph(partial(compute_head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
         self._free = load_library().fd_drafting_free  # kept here: at interpreter exit, modules may be gone before this
         self._free.argtypes = [ctypes.c_void_p]

@@ -19,7 +19,7 @@ from fastdeploy.ops.linear import (
     dtype_name,
     pieces_of,
 )
-from fastdeploy.ops.norm import NormRule
+from fastdeploy.ops.norm import NormParams
 
 _PANEL = 16  # outputs of one packed panel, kPanel of custom_ops/cpu_ops/kernels.h
 
@@ -60,7 +60,7 @@ def linear(
     out: paddle.Tensor,
     num_rows: int,
     residual: paddle.Tensor | None = None,
-    norm: NormRule | None = None,
+    norm: NormParams | None = None,
 ) -> None:
     """Multiply by a packed weight, of bf16 or fp32 values or of codes and scales."""
     norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)

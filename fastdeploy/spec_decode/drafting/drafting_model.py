@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the model that drafts, for the speculation methods that have one."""
+"""Finds, checks and loads the drafting model: the draft model, or the layers of multi-token prediction (MTP)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from fastdeploy.spec_decode.drafting.mtp_runner import MTPRunner
 from fastdeploy.worker.model_runner import RunnerConfig
 
 SECTION = "speculative_config"
-_OWN_FIELDS = ("model", "revision", "quantization")
-DRAFT_HEAD = "w4a8"
+KEYS_IN_SECTION = ("model", "revision", "quantization")
+MTP_HEAD_FORMAT = "w4a8"
 
 DraftingModel = CausalLM | list[MTPLayer]
 
 
 @dataclass(frozen=True)
-class Drafting:
-    """The model that drafts, found and checked but not loaded.
+class DraftingModelConfig:
+    """A drafting model that was found and checked, but not loaded.
 
     Attributes:
-        config: of a draft model; of the target for a layer beside it.
-        path: its folder; None where the layer lies in the target's files.
-        num_layers: that have a cache.
-        state_bytes: kept per token beside the caches.
+        method: `mtp` or `draft_model`.
+        config: of the draft model; for MTP layers, of the target.
+        path: folder of the checkpoint; None if the MTP layers are in the target's checkpoint.
+        num_layers: number of layers, each of which has a KV cache.
+        state_bytes: bytes per token of the target's states, which MTP layers read.
     """
 
     method: str
@@ -53,58 +54,58 @@ class Drafting:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of one block in all its caches."""
+        """Return the bytes of one block over all layers."""
         config = self.config
         layer_bytes = selected_backend().kv_bytes_per_token(config.num_kv_heads, config.head_dim, config.kv_cache_dtype)
         return self.num_layers * layer_bytes * self.block_size
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, the kept states among them."""
+        """Return the bytes of one block over all layers, with the states of its tokens."""
         return self.cache_bytes + self.state_bytes * self.block_size
 
 
-def find_drafting(
+def find_drafting_model(
     config: EngineConfig, target: ModelConfig, tokenizer: Tokenizer | None, vocab_limit: int, max_model_len: int
-) -> Drafting | None:
+) -> DraftingModelConfig | None:
     """Find the model that `config.speculative` names and check that it can draft for `target`.
 
     Returns:
-        None for methods without a model.
+        None for methods without a drafting model.
 
     Raises:
-        ConfigError: naming the key at fault.
+        ConfigError: the model does not exist or cannot draft for the target; names the key.
     """
-    wanted = config.speculative
-    if wanted.method not in ("mtp", "draft_model"):
+    speculative = config.speculative
+    if speculative.method not in ("mtp", "draft_model"):
         return None
-    with _naming_the_key():
-        path = None if wanted.model is None else resolve_model_path(wanted.model, wanted.revision)
-        if wanted.method == "mtp" or path is None:
+    with _errors_name_the_key():
+        path = None if speculative.model is None else resolve_model_path(speculative.model, speculative.revision)
+        if speculative.method == "mtp" or path is None:
             num_layers = _num_layers_used(config, path or target.path)
-            return Drafting("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
+            return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
         method = infer_method_of(Path(path))
         if method != "draft_model":
-            raise ConfigError("model", f"{wanted.model} is no draft model but one for method {method!r}")
+            raise ConfigError("model", f"{speculative.model} is not a draft model but a model for method {method!r}")
         draft = ModelConfig.from_pretrained(
             path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
         )
         find_architecture(draft)
         _check_context(draft, max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
-    return Drafting("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)
+    return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)
 
 
-def load_drafting_model(drafting: Drafting, config: EngineConfig, target: CausalLM) -> DraftingModel:
-    """Load the model that drafts.
+def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, target: CausalLM) -> DraftingModel:
+    """Load the drafting model.
 
     Raises:
-        ConfigError: naming the key at fault.
+        ConfigError: the checkpoint cannot be loaded; names the key.
     """
     quantization = _quantization_of(drafting, config)
     if drafting.method == "mtp":
         return load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers)
-    with _naming_the_key():
+    with _errors_name_the_key():
         return load_model(
             drafting.config,
             max_rows=target.max_rows,
@@ -114,15 +115,15 @@ def load_drafting_model(drafting: Drafting, config: EngineConfig, target: Causal
         )
 
 
-def make_draft_runner(
-    drafting: Drafting,
+def make_drafter(
+    drafting: DraftingModelConfig,
     model: DraftingModel,
     target: CausalLM,
     config: EngineConfig,
     num_blocks: int,
     runner_config: RunnerConfig,
 ) -> MTPRunner | DraftModelRunner:
-    """Give the model caches of the target's blocks and one scratch block per sequence."""
+    """Allocate the model's KV caches, the target's blocks and one scratch block per sequence, and make its runner."""
     draft = drafting.config
     caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
     if isinstance(model, list):
@@ -131,24 +132,27 @@ def make_draft_runner(
     return DraftModelRunner(model, caches, num_blocks, sizes)
 
 
-def _quantization_of(drafting: Drafting, config: EngineConfig) -> QuantizationConfig:
-    """Return the formats of the drafting model: those asked for, else the target's.
+def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> QuantizationConfig:
+    """Return the formats of the drafting model: those configured, else the target's.
 
-    Layers for multi-token prediction guess with a head of four bits unless they are told otherwise: on a large
-    vocabulary the head is most of what a draft costs, and drafts are verified anyway.
+    The default head of MTP layers has four bits: with a large vocabulary, the head takes most of the time of a draft
+    pass, and drafts are verified anyway.
     """
-    wanted = config.speculative.quantization
-    if wanted is not None:
-        return QuantizationConfig.from_value(wanted)
+    requested = config.speculative.quantization
+    if requested is not None:
+        return QuantizationConfig.from_value(requested)
     if drafting.method == "mtp" and drafting.config.dtype == "bfloat16":
-        return replace(config.quantization, head=DRAFT_HEAD)
+        return replace(config.quantization, head=MTP_HEAD_FORMAT)
     return config.quantization
 
 
-def describe_draft_model(
-    drafting: Drafting | None, runner: MTPRunner | DraftModelRunner | None, config: EngineConfig, num_blocks: int
+def describe_drafting_model(
+    drafting: DraftingModelConfig | None,
+    runner: MTPRunner | DraftModelRunner | None,
+    config: EngineConfig,
+    num_blocks: int,
 ) -> dict[str, Any]:
-    """Return what drafts and what memory it takes, as `draft_model` or `mtp`; nothing where there is no such model."""
+    """Describe the drafting model and its memory under the key `draft_model` or `mtp`; {} if there is none."""
     if drafting is None:
         return {}
     cache_bytes = drafting.cache_bytes * (num_blocks + config.scheduler.max_num_seqs)
@@ -167,43 +171,43 @@ def describe_draft_model(
 
 
 def _num_layers_used(config: EngineConfig, folder: str) -> int:
-    """Return how many layers for multi-token prediction draft: one per draft, as far as a call has room for them."""
+    """Return how many MTP layers draft: one per draft, as far as they exist and their rows fit a batch."""
     found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder)
     room = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
     return max(1, min(found, config.speculative.num_model_steps, room))
 
 
 @contextmanager
-def _naming_the_key() -> Iterator[None]:
-    """Lay errors about the drafting model's checkpoint at the door of the key that names it."""
+def _errors_name_the_key() -> Iterator[None]:
+    """Make errors about the drafting model's checkpoint name the key of speculative_config that caused them."""
     try:
         yield
     except ConfigError as error:
-        is_own = error.field in _OWN_FIELDS
-        field = f"{SECTION}.{error.field if is_own else 'model'}"
-        raise ConfigError(field, error.message if is_own else str(error)) from None
+        is_key = error.field in KEYS_IN_SECTION
+        field = f"{SECTION}.{error.field if is_key else 'model'}"
+        raise ConfigError(field, error.message if is_key else str(error)) from None
 
 
 def _check_context(draft: ModelConfig, max_model_len: int) -> None:
     if draft.max_context_len < max_model_len:
         raise ConfigError(
             "model",
-            f"{draft.path} holds {draft.max_context_len} tokens, less than --max-model-len {max_model_len}; lower that",
+            f"{draft.path} has a context of {draft.max_context_len} tokens; lower --max-model-len {max_model_len}",
         )
     draft.check_max_model_len(max_model_len)
 
 
 def _check_vocabulary(draft: ModelConfig, target: ModelConfig, tokenizer: Tokenizer | None, vocab_limit: int) -> None:
-    """Refuse a draft model to which token ids mean something else; rows that stand for no token may differ."""
+    """Refuse a draft model whose token ids mean something else; ids without a token may differ in number."""
     if tokenizer is not None and has_tokenizer(Path(draft.path)):
-        mine, other = tokenizer.vocabulary(), Tokenizer.from_pretrained(draft.path).vocabulary()
-        differing = mine.items() ^ other.items()
+        ours, theirs = tokenizer.vocabulary(), Tokenizer.from_pretrained(draft.path).vocabulary()
+        differing = ours.items() ^ theirs.items()
         if differing:
             token = min(token for token, _ in differing)
             raise ConfigError(
                 "model",
-                f"{draft.path} has another vocabulary: {token!r} is {_shown(mine.get(token))} in the target's "
-                f"tokenizer, {_shown(other.get(token))} in its own",
+                f"{draft.path} has another vocabulary: {token!r} is {_token_id_text(ours.get(token))} in the target's "
+                f"tokenizer, {_token_id_text(theirs.get(token))} in its own",
             )
     elif draft.vocab_size != target.vocab_size:
         raise ConfigError(
@@ -213,11 +217,11 @@ def _check_vocabulary(draft: ModelConfig, target: ModelConfig, tokenizer: Tokeni
         raise ConfigError("model", f"{draft.path} has {draft.vocab_size} embeddings, expected at least {vocab_limit}")
 
 
-def _shown(token_id: int | None) -> str:
+def _token_id_text(token_id: int | None) -> str:
     return "missing" if token_id is None else str(token_id)
 
 
-def _allocate(drafting: Drafting, num_blocks: int) -> list[KVCache]:
+def _allocate(drafting: DraftingModelConfig, num_blocks: int) -> list[KVCache]:
     config = drafting.config
     shape = (num_blocks, drafting.block_size, config.num_kv_heads, config.head_dim)
     return [allocate_kv_cache(*shape, config.kv_cache_dtype) for _ in range(drafting.num_layers)]

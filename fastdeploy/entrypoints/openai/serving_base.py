@@ -19,8 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.entrypoints.openai.errors import error_response, to_api_error
-from fastdeploy.entrypoints.openai.gather import ChunkGatherer, describe_tokens
-from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, Generation, GenerationGroup
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Generation, GenerationGroup
+from fastdeploy.entrypoints.openai.logprobs import describe_tokens
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
 from fastdeploy.entrypoints.openai.server import ApiServer
 
@@ -28,28 +28,28 @@ MAX_REQUEST_ID_LENGTH = 128
 DONE = b"data: [DONE]\n\n"
 
 
-def make_request_id(asked: str | None) -> str:
+def make_request_id(requested: str | None) -> str:
     """Return the client's own request id, or a fresh one.
 
     Raises:
         InvalidRequestError: it is empty, too long, or no printable ASCII.
     """
-    if asked is None:
+    if requested is None:
         return uuid.uuid4().hex
-    if not 1 <= len(asked) <= MAX_REQUEST_ID_LENGTH or not asked.isascii() or not asked.isprintable():
+    if not 1 <= len(requested) <= MAX_REQUEST_ID_LENGTH or not requested.isascii() or not requested.isprintable():
         raise InvalidRequestError("request_id", f"expected 1 to {MAX_REQUEST_ID_LENGTH} printable ASCII characters")
-    return asked
+    return requested
 
 
-class Job(ABC):
+class ServingBase(ABC):
     """A checked request and the shape of its answer."""
 
     object_name = ""
     chunk_object_name = ""
 
-    def __init__(self, server: ApiServer, asked: GenerationFields, answer_id: str) -> None:
+    def __init__(self, server: ApiServer, body: GenerationFields, answer_id: str) -> None:
         self.server = server
-        self.asked = asked
+        self.body = body
         self.answer_id = answer_id
         self._created = int(time.time())
         self.requests: Sequence[GenerationRequest] = ()
@@ -62,10 +62,10 @@ class Job(ABC):
     def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
         """Yield the choices of the chunks that `update` makes, one chunk each."""
 
-    async def whole(self) -> bytes:
+    async def run_to_completion(self) -> bytes:
         """Run to the end and return the JSON answer."""
         group = self._group()
-        updates = await group.whole()
+        updates = await group.run_to_completion()
         answer = self._frame(self.object_name)
         answer["choices"] = [self.choice(update) for update in updates]
         answer["usage"] = group.usage.as_dict()
@@ -74,13 +74,13 @@ class Job(ABC):
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events, the last one excepted."""
         group = self._group()
-        options = self.asked.stream_options or StreamOptions()
-        gatherer = ChunkGatherer(self.asked.max_streaming_response_tokens or 1)
+        options = self.body.stream_options or StreamOptions()
+        aggregator = ChunkAggregator(self.body.max_streaming_response_tokens or 1)
         head = self._chunk_head()
         async with contextlib.aclosing(group.updates()) as stream:
             async for updates in stream:
                 lines = []
-                for update in gatherer.push(updates):
+                for update in aggregator.push(updates):
                     usage = _usage(group) if options.continuous_usage_stats else b""
                     for choice in self.chunk_choices(update):
                         lines.append(head + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
@@ -97,17 +97,17 @@ class Job(ABC):
         """
         delta = update.delta
         made: dict[str, Any] = {}
-        if self.asked.return_token_ids:
+        if self.body.return_token_ids:
             decode = partial(self.server.tokenizer.decode, skip_special_tokens=False)
             if update.is_first:
                 prompt = self.requests[update.prompt_index].prompt_token_ids
                 made.update({names[0]: prompt, "prompt_tokens": decode(prompt)})
             made.update({names[1]: delta.token_ids, "completion_tokens": decode(delta.token_ids)})
-            if self.asked.collect_metrics:
+            if self.body.collect_metrics:
                 made["tokens"] = describe_tokens(self.server.tokenizer, delta)
         if delta.finish_reason is not None:
             made["stop_reason"] = delta.stop_reason
-            if self.asked.collect_metrics:
+            if self.body.collect_metrics:
                 made["speculate_metrics"] = asdict(delta.speculate_metrics) if delta.speculate_metrics else None
                 made["metrics"] = asdict(delta.metrics) if delta.metrics else None
         return {"seed": delta.seed, **made}
@@ -140,13 +140,13 @@ class Job(ABC):
         return b"data: " + frame.removesuffix(b"}") + b',"choices":['
 
 
-class JobResponse:
-    """Runs a job as an ASGI answer. When the client leaves, the job is cancelled, and so its work on the engine."""
+class GenerationResponse:
+    """Runs a request as an ASGI response. A client that disconnects cancels it, and with it the engine's work."""
 
-    def __init__(self, job: Job, client_id: str | None = None) -> None:
+    def __init__(self, serving: ServingBase, client_id: str | None = None) -> None:
         """Answer with the `X-Request-Id` that the client sent, else with the answer's own id."""
-        self._job = job
-        self._id = client_id or job.answer_id
+        self._serving = serving
+        self._id = client_id or serving.answer_id
         self._headers = [(b"x-request-id", self._id.encode())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,23 +164,23 @@ class JobResponse:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._job.server.gate.enter():
-                if self._job.asked.stream:
+            async with self._serving.server.limiter.enter():
+                if self._serving.body.stream:
                     await self._stream(send)
                 else:
-                    body = await self._job.whole()
+                    body = await self._serving.run_to_completion()
                     await send(self._start(200, b"application/json", len(body)))
                     await send({"type": "http.response.body", "body": body})
         except Exception as error:
             if isinstance(error, OSError):  # the connection is gone
                 return
-            await error_response(to_api_error(error, self._job.answer_id), self._id)(scope, receive, send)
+            await error_response(to_api_error(error, self._serving.answer_id), self._id)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
         """Send events. An error before the first one is an ordinary error answer; later it is an event of its own."""
         has_started = False
         try:
-            async with contextlib.aclosing(self._job.events()) as events:
+            async with contextlib.aclosing(self._serving.events()) as events:
                 async for event in events:
                     if not has_started:
                         await send(self._start(200, b"text/event-stream; charset=utf-8"))
@@ -189,7 +189,7 @@ class JobResponse:
         except Exception as error:
             if not has_started or isinstance(error, OSError):
                 raise
-            event = _event(to_api_error(error, self._job.answer_id).body())
+            event = _event(to_api_error(error, self._serving.answer_id).body())
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": DONE})
 

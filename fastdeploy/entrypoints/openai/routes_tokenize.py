@@ -15,9 +15,9 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.detokenize.preprocess import check_token_ids
 from fastdeploy.entrypoints.openai.auth import key_salt
 from fastdeploy.entrypoints.openai.bodies import read_body
-from fastdeploy.entrypoints.openai.info import json_response, server_of
 from fastdeploy.entrypoints.openai.prompt import render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, parse_body
+from fastdeploy.entrypoints.openai.routes_info import json_response, server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
 
 ID_PREFIXES = ("", "cmpl-", "chatcmpl-")  # clients know a request by its own name or by its answer's
@@ -74,13 +74,13 @@ async def abort_requests(request: Request) -> Response:
     """End requests of this client's key; return which, and how many tokens each had."""
     server = server_of(request)
     server.check_available()
-    asked = parse_body(await read_body(request), AbortRequests)
-    if asked.abort_all == (asked.req_ids is not None):
+    body = parse_body(await read_body(request), AbortRequests)
+    if body.abort_all == (body.req_ids is not None):
         raise InvalidRequestError("req_ids", "expected a list of request ids, or abort_all: true")
-    names = asked.req_ids or []
+    names = body.req_ids or []
     if len(names) > MAX_IDS:
         raise InvalidRequestError("req_ids", f"at most {MAX_IDS} ids, got {len(names)}")
-    wanted = None if asked.abort_all else [prefix + name for name in names for prefix in ID_PREFIXES]
+    wanted = None if body.abort_all else [prefix + name for name in names for prefix in ID_PREFIXES]
     ended = await server.client.abort_requests(wanted, key_salt(request.scope))
     known = {known for request_id, _ in ended for known in (request_id, request_id.rpartition("-")[0])}
     return json_response(
@@ -94,44 +94,44 @@ async def abort_requests(request: Request) -> Response:
 async def _answer(request: Request, work: Any) -> Response:
     server = server_of(request)
     server.check_available()
-    body = await read_body(request)
-    return json_response(await asyncio.to_thread(work, server, body))  # a client's template may take seconds
+    raw_body = await read_body(request)
+    return json_response(await asyncio.to_thread(work, server, raw_body))  # a client's template may take seconds
 
 
-def _tokenize(server: ApiServer, body: bytes) -> dict[str, Any]:
-    asked = parse_body(body, TokenizeRequest)
-    server.check_model(asked.model)
-    prompt = _prompt(server, asked)
-    is_text = asked.prompt is not None
-    add_special = asked.add_special_tokens if asked.add_special_tokens is not None else is_text
+def _tokenize(server: ApiServer, raw_body: bytes) -> dict[str, Any]:
+    body = parse_body(raw_body, TokenizeRequest)
+    server.check_model(body.model)
+    prompt = _prompt(server, body)
+    is_text = body.prompt is not None
+    add_special = body.add_special_tokens if body.add_special_tokens is not None else is_text
     tokens = server.tokenizer.encode(prompt, add_special) if isinstance(prompt, str) else prompt
     return {
         "count": len(tokens),
         "max_model_len": server.limits.max_model_len,
         "tokens": tokens,
-        "token_strs": [server.tokenizer.token_text(token) for token in tokens] if asked.return_token_strs else None,
+        "token_strs": [server.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
     }
 
 
-def _prompt(server: ApiServer, asked: TokenizeRequest) -> str | list[int]:
+def _prompt(server: ApiServer, body: TokenizeRequest) -> str | list[int]:
     """Return the text as given, or the conversation as it would be sent to the model."""
-    if (asked.prompt is None) == (asked.messages is None):
+    if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "expected a text, or messages; one of both")
-    given = {name: value for name in TEMPLATE_FIELDS if (value := getattr(asked, name)) is not None}
-    if asked.prompt is None:
-        return render_prompt(server, ChatCompletionRequest(messages=asked.messages, **given))
+    given = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
+    if body.prompt is None:
+        return render_prompt(server, ChatCompletionRequest(messages=body.messages, **given))
     if given:
         raise InvalidRequestError(next(iter(given)), "belongs to messages, not to a prompt")
-    return asked.prompt
+    return body.prompt
 
 
-def _detokenize(server: ApiServer, body: bytes) -> dict[str, Any]:
-    asked = parse_body(body, DetokenizeRequest)
-    server.check_model(asked.model)
-    if asked.tokens is None:
+def _detokenize(server: ApiServer, raw_body: bytes) -> dict[str, Any]:
+    body = parse_body(raw_body, DetokenizeRequest)
+    server.check_model(body.model)
+    if body.tokens is None:
         raise InvalidRequestError("tokens", "is missing")
-    check_token_ids("tokens", asked.tokens, server.limits.vocab_size)
-    return {"prompt": server.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+    check_token_ids("tokens", body.tokens, server.limits.vocab_size)
+    return {"prompt": server.tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
 
 ROUTES = [

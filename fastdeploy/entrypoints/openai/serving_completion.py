@@ -11,48 +11,48 @@ from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.detokenize.fill_in import fill_in_prompt
 from fastdeploy.detokenize.preprocess import build_request
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
-from fastdeploy.entrypoints.openai.job import Job, make_request_id
 from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.serving_base import ServingBase, make_request_id
 
 MAX_CHOICES = 1024
 
 Prompt = str | list[int]
 
 
-class CompletionJob(Job):
+class ServingCompletion(ServingBase):
     """A request for completions of one or several prompts."""
 
+    body: CompletionRequest
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def __init__(self, server: ApiServer, asked: CompletionRequest) -> None:
+    def __init__(self, server: ApiServer, body: CompletionRequest) -> None:
         """Check the request.
 
         Raises:
             InvalidRequestError: naming the field and its range.
         """
-        request_id = make_request_id(asked.request_id)
-        super().__init__(server, asked, f"cmpl-{request_id}")
-        self._asked = asked
-        params = completion_params(asked, server.defaults, server.config.max_logprobs)
-        self._prompts = split_prompts(asked)
+        request_id = make_request_id(body.request_id)
+        super().__init__(server, body, f"cmpl-{request_id}")
+        params = completion_params(body, server.defaults, server.config.max_logprobs)
+        self._prompts = split_prompts(body)
         if len(self._prompts) * params.n > MAX_CHOICES:
             raise InvalidRequestError(
                 "n", f"prompts times n may reach {MAX_CHOICES}, got {len(self._prompts) * params.n}"
             )
-        add_special = asked.add_special_tokens is not False
-        field = "prompt" if asked.prompt_token_ids is None else "prompt_token_ids"
+        add_special = body.add_special_tokens is not False
+        field = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
         self.requests = [
             build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special, field)
             for at, prompt in enumerate(self._with_suffix(add_special))
         ]
         for request in self.requests:
-            request.cache_salt = asked.cache_salt or ""
+            request.cache_salt = body.cache_salt or ""
         num_choices = len(self._prompts) * params.n
-        self._num_top = completion_logprobs(asked)
+        self._num_top = completion_logprobs(body)
         self._logprobs = [CompletionLogprobs(server.tokenizer, self._num_top or 0) for _ in range(num_choices)]
 
     def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
@@ -65,24 +65,24 @@ class CompletionJob(Job):
             "finish_reason": delta.finish_reason,
             **self.extensions(update, ("prompt_token_ids", "completion_token_ids")),
         }
-        if delta.prompt_logprobs is not None and self._asked.prompt_logprobs is not None:
-            has_texts = self._asked.include_logprobs_decode_token
+        if delta.prompt_logprobs is not None and self.body.prompt_logprobs is not None:
+            has_texts = self.body.include_logprobs_decode_token
             made["prompt_logprobs"] = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs, has_texts)
         return made
 
     def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
         """Yield one choice, unless nothing of it would be new to the client."""
         choice = self.choice(update)
-        is_new = choice["text"] or choice["finish_reason"] or choice["logprobs"] or self._asked.return_token_ids
+        is_new = choice["text"] or choice["finish_reason"] or choice["logprobs"] or self.body.return_token_ids
         if is_new or "prompt_logprobs" in choice:
             yield choice
 
     def _with_suffix(self, add_special: bool) -> list[Prompt]:
         """Return the prompts as the model reads them: filled into the form that asks for what precedes a suffix."""
-        suffix = self._asked.suffix
+        suffix = self.body.suffix
         if not suffix:
             return self._prompts
-        if self._asked.truncate_prompt_tokens is not None:
+        if self.body.truncate_prompt_tokens is not None:
             raise InvalidRequestError("truncate_prompt_tokens", "given beside suffix; a cut prompt has lost its marks")
         texts = [prompt for prompt in self._prompts if isinstance(prompt, str)]
         if len(texts) < len(self._prompts):
@@ -93,7 +93,7 @@ class CompletionJob(Job):
         return self.answer_id if len(self._prompts) == 1 else f"{self.answer_id}-{at}"
 
     def _echo(self, update: ChoiceUpdate) -> str:
-        if not self._asked.echo or not update.is_first:
+        if not self.body.echo or not update.is_first:
             return ""
         prompt = self._prompts[update.prompt_index]
         return prompt if isinstance(prompt, str) else self.server.tokenizer.decode(prompt, skip_special_tokens=False)
@@ -103,25 +103,25 @@ class CompletionJob(Job):
             return None
         delta = update.delta
         token_ids, entries = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs or [])
-        if self._asked.echo and delta.prompt_logprobs is not None:
+        if self.body.echo and delta.prompt_logprobs is not None:
             token_ids = [*self.requests[update.prompt_index].prompt_token_ids, *token_ids]
             entries = [*delta.prompt_logprobs, *entries]
         return self._logprobs[update.index].make(token_ids, entries)
 
 
-def split_prompts(asked: CompletionRequest) -> list[Prompt]:
+def split_prompts(body: CompletionRequest) -> list[Prompt]:
     """Return the prompts of a request: text, token ids, or a list of either.
 
     Raises:
         InvalidRequestError: none, both fields, or a list of mixed things.
     """
-    if asked.prompt_token_ids is not None:
-        if asked.prompt:
+    if body.prompt_token_ids is not None:
+        if body.prompt:
             raise InvalidRequestError("prompt_token_ids", "given beside prompt; use one of both")
-        return _split("prompt_token_ids", asked.prompt_token_ids)
-    if asked.prompt is None:
+        return _split("prompt_token_ids", body.prompt_token_ids)
+    if body.prompt is None:
         raise InvalidRequestError("prompt", "is missing")
-    return [asked.prompt] if isinstance(asked.prompt, str) else _split("prompt", asked.prompt)
+    return [body.prompt] if isinstance(body.prompt, str) else _split("prompt", body.prompt)
 
 
 def _split(field: str, given: list[Any]) -> list[Prompt]:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.entrypoints.openai.gather import ChunkGatherer, describe_tokens
-from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator
+from fastdeploy.entrypoints.openai.logprobs import describe_tokens
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 
@@ -15,7 +15,7 @@ def update(index: int, token_ids: list[int], text: str, finish_reason: str | Non
 
 
 def test_choices_wait_for_their_own_tokens_and_lose_none() -> None:
-    gatherer = ChunkGatherer(3)
+    gatherer = ChunkAggregator(3)
     assert gatherer.push([update(0, [1], "a"), update(1, [1, 2, 3, 4], "b")])[0].text == "b"
     assert gatherer.push([update(0, [2], "c")]) == []
     (ready,) = gatherer.push([update(0, [3, 4], "d")])
@@ -27,7 +27,7 @@ def test_choices_wait_for_their_own_tokens_and_lose_none() -> None:
 
 def test_one_token_holds_nothing_back() -> None:
     updates = [update(0, [1], "a"), update(0, [2], "b")]
-    assert ChunkGatherer(1).push(updates) == updates
+    assert ChunkAggregator(1).push(updates) == updates
 
 
 def test_described_tokens_tell_half_characters_and_origin() -> None:

@@ -95,7 +95,7 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Take what start-up has made out of the garbage collector's sight: its full passes stop every stream."""
     gc.collect()
     gc.freeze()
@@ -107,7 +107,7 @@ async def drain(server: ApiServer, dying: asyncio.Task[None]) -> None:
     emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
     await asyncio.wait({emptied, dying}, return_when=asyncio.FIRST_COMPLETED)
     emptied.cancel()
-    if server.gate.num_inside and not dying.done():
+    if server.limiter.num_inside and not dying.done():
         server.client.abort_all()
         await wait_empty(server, LAST_ANSWERS_S)
 
@@ -116,7 +116,7 @@ async def wait_empty(server: ApiServer, timeout_s: float | None) -> None:
     """Return when no request is inside, or after `timeout_s` seconds."""
 
     async def poll() -> None:
-        while server.gate.num_inside:
+        while server.limiter.num_inside:
             await asyncio.sleep(DRAIN_POLL_S)
 
     with contextlib.suppress(asyncio.TimeoutError):
@@ -136,7 +136,7 @@ def stop_signal() -> asyncio.Task[bool]:
     return asyncio.create_task(stop.wait())
 
 
-class _Measured:
+class MetricsMiddleware:
     """Counts the answers of an application and the time that they take."""
 
     def __init__(self, app: Starlette, metrics: HttpMetrics) -> None:
@@ -168,7 +168,7 @@ class _Measured:
 def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
     return _Uvicorn(
         uvicorn.Config(
-            _Measured(make_app(server), server.metrics.http),
+            MetricsMiddleware(make_app(server), server.metrics.http),
             lifespan="off",
             log_config=None,
             log_level=config.uvicorn_log_level,

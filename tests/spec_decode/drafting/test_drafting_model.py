@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model is checked before anything is loaded, counted, and described."""
+"""A draft model is checked before it is loaded; the memory plan and the description include it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.entrypoints.openai.summary import summary_lines
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from tests.exactness.requests import run_all
 
 DRAFT = Path(resolve_model_path("demo/draft"))
@@ -52,19 +52,19 @@ def changed_draft(folder: Path, values: Mapping[str, Any]) -> Path:
     ("values", "message"),
     [
         ({"vocab_size": 4000}, "has a vocabulary of 4000 tokens, the target 4096$"),
-        ({"max_position_embeddings": 32}, "holds 32 tokens, less than --max-model-len 64; lower that$"),
+        ({"max_position_embeddings": 32}, "has a context of 32 tokens; lower --max-model-len 64$"),
         ({"architectures": ["OPTForCausalLM"]}, r"config.json: 'OPTForCausalLM' is not supported \(supported: Llama"),
         ({"num_hidden_layers": 5}, "model.layers.4"),
     ],
 )
-def test_a_model_that_cannot_draft_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+def test_model_that_cannot_draft_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         engine({"model": str(changed_draft(tmp_path, values))})
     assert caught.value.field == "speculative_config.model"
     assert "\n" not in str(caught.value)
 
 
-def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
     folder = changed_draft(tmp_path, {})
     tokenizer = json.loads((DRAFT / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -83,11 +83,11 @@ def test_a_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
         ({"model": "demo", "revision": "v9"}, "speculative_config.revision: 'v9' needs the name of a hub's model"),
         (
             {"method": "draft_model", "model": "layer"},
-            "speculative_config.model: layer is no draft model but one for method 'mtp'",
+            "speculative_config.model: layer is not a draft model but a model for method 'mtp'",
         ),
     ],
 )
-def test_a_name_that_leads_to_no_draft_model_is_refused(
+def test_name_of_something_else_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: dict[str, Any], error: str
 ) -> None:
     header = b'{"model.mtp_emb_norm.0.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
@@ -99,7 +99,7 @@ def test_a_name_that_leads_to_no_draft_model_is_refused(
     assert str(caught.value).startswith(error)
 
 
-def test_memory_plan_and_description_count_the_draft_model() -> None:
+def test_memory_plan_and_description_include_the_draft_model() -> None:
     plain, drafting = (engine(spec).describe() for spec in ({"method": "naive"}, {"model": "demo/draft"}))
     assert plain["fingerprint"] == drafting["fingerprint"]
     assert plain["kv_cache"]["num_blocks"] == (1 << 22) // TARGET_BLOCK
@@ -113,14 +113,14 @@ def test_memory_plan_and_description_count_the_draft_model() -> None:
     assert any("draft_model demo/draft (" in line for line in summary_lines(drafting, ()))
 
 
-def test_a_format_of_its_own_makes_the_draft_model_smaller() -> None:
+def test_quantization_of_the_draft_model_makes_it_smaller_than_the_default() -> None:
     plain, small = (engine({"model": "demo/draft", **q}).describe() for q in ({}, {"quantization": "wint4"}))
     sizes = [d["speculation"]["draft_model"]["weights_bytes"] for d in (plain, small)]
     assert sizes[1] < sizes[0]
     assert plain["weights_bytes"] == small["weights_bytes"]
 
 
-def test_drawn_weights_draft_too(tmp_path: Path) -> None:
+def test_random_weights_draft_too(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((DRAFT / "config.json").read_text())
     running = engine({"model": str(tmp_path)}, load_choices="dummy")
     run_all(running, [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9))])

@@ -17,12 +17,12 @@ import uvloop
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import read_env
-from fastdeploy.entrypoints.openai.hosting import (
+from fastdeploy.entrypoints.openai.lifecycle import (
     LAST_ANSWERS_S,
     drain,
+    freeze_gc,
     make_server,
     serving,
-    settle,
     stop_signal,
     wait_empty,
 )
@@ -70,18 +70,18 @@ async def _work() -> int:
 
 
 async def _live(server: ApiServer, connection: EngineConnection, lines: asyncio.StreamReader) -> int:
-    stopping, dying = stop_signal(), asyncio.create_task(connection.wait_dead())
+    stopping, dying = stop_signal(), asyncio.create_task(connection.wait_until_dead())
     orders = asyncio.create_task(_read_orders(connection, lines))
     starting = asyncio.create_task(connection.start())
     await asyncio.wait({starting, stopping, orders}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done() and starting.exception() is None:
-        settle()
+        freeze_gc()
         sys.stdout.buffer.write(READY_LINE)
         sys.stdout.flush()
         await asyncio.wait({stopping, dying, orders}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done() and not dying.done():
         await drain(server, dying)
-    if connection.death is not None:
+    if connection.dead_error is not None:
         await wait_empty(server, LAST_ANSWERS_S)
         return 1
     return 0
@@ -90,7 +90,7 @@ async def _live(server: ApiServer, connection: EngineConnection, lines: asyncio.
 async def _read_orders(connection: EngineConnection, lines: asyncio.StreamReader) -> None:
     """Return at the end of the input."""
     while line := await lines.readline():
-        connection.die(msgspec.json.decode(line, type=str))
+        connection.mark_dead(msgspec.json.decode(line, type=str))
 
 
 if __name__ == "__main__":

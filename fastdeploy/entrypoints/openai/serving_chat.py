@@ -11,7 +11,6 @@ from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import build_request
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
-from fastdeploy.entrypoints.openai.job import Job, make_request_id
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params
 from fastdeploy.entrypoints.openai.parsers.machine import Part
@@ -20,36 +19,37 @@ from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, Re
 from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.serving_base import ServingBase, make_request_id
 from fastdeploy.entrypoints.openai.tool_choice import tool_use
 
 
-class ChatJob(Job):
+class ServingChat(ServingBase):
     """A request for the next message of a conversation."""
 
+    body: ChatCompletionRequest
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
-    def __init__(self, server: ApiServer, asked: ChatCompletionRequest) -> None:
+    def __init__(self, server: ApiServer, body: ChatCompletionRequest) -> None:
         """Check the request and render the conversation.
 
         Raises:
             InvalidRequestError: naming the field and its range.
         """
-        request_id = make_request_id(asked.request_id)
-        super().__init__(server, asked, f"chatcmpl-{request_id}")
-        self._asked = asked
+        request_id = make_request_id(body.request_id)
+        super().__init__(server, body, f"chatcmpl-{request_id}")
         self._reasoning = reasoning_format(server)
-        self._tools = tool_use(asked, server.config.tool_call_parser)
-        params = chat_params(asked, server.defaults, server.config.max_logprobs)
-        prompt = render_prompt(server, asked)
-        state = reasoning_state(server, asked, prompt)
+        self._tools = tool_use(body, server.config.tool_call_parser)
+        params = chat_params(body, server.defaults, server.config.max_logprobs)
+        prompt = render_prompt(server, body)
+        state = reasoning_state(server, body, prompt)
         self._add_form(params)
-        add_special = asked.add_special_tokens is True or (  # a template writes its own
-            asked.disable_chat_template and asked.add_special_tokens is None
+        add_special = body.add_special_tokens is True or (  # a template writes its own
+            body.disable_chat_template and body.add_special_tokens is None
         )
-        field = "messages" if asked.prompt_token_ids is None else "prompt_token_ids"
+        field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
         request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special, field)
-        request.cache_salt = asked.cache_salt or ""
+        request.cache_salt = body.cache_salt or ""
         request.reasoning = state
         self.requests = [request]
         is_plain = self._reasoning is None and self._tools is None
@@ -73,7 +73,7 @@ class ChatJob(Job):
         for delta in before:
             yield {"index": update.index, "delta": delta, "logprobs": None, "finish_reason": None}
         rest = self._rest(update)
-        if last or rest["finish_reason"] or rest["logprobs"] or self._asked.return_token_ids:
+        if last or rest["finish_reason"] or rest["logprobs"] or self.body.return_token_ids:
             yield {"index": update.index, "delta": last, **rest}
 
     def _add_form(self, params: SamplingParams) -> None:
@@ -121,11 +121,11 @@ class ChatJob(Job):
         made: dict[str, Any] = {"logprobs": None, "finish_reason": delta.finish_reason}
         if self._parsers is not None and delta.finish_reason == "stop" and self._parsers[update.index].num_calls:
             made["finish_reason"] = "tool_calls"
-        if self._asked.logprobs:
-            made["logprobs"] = chat_logprobs(tokenizer, delta.logprobs or [], self._asked.top_logprobs or 0)
+        if self.body.logprobs:
+            made["logprobs"] = chat_logprobs(tokenizer, delta.logprobs or [], self.body.top_logprobs or 0)
         made.update(self.extensions(update, ("prompt_token_ids", "completion_token_ids")))
         if delta.prompt_logprobs is not None:
-            has_texts = self._asked.include_logprobs_decode_token
+            has_texts = self.body.include_logprobs_decode_token
             made["prompt_logprobs"] = prompt_logprobs(tokenizer, delta.prompt_logprobs, has_texts)
         return made
 
