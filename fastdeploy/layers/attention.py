@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Self-attention over the paged cache."""
+"""Self-attention over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 class Attention:
-    """x + o(attend(rotate(qkv(x)))); q, k and v are one linear layer."""
+    """hidden + o(attention(rotary(qkv(hidden)))); q, k and v are one linear layer."""
 
     __slots__ = ("attended", "heads", "num_masked_prefix", "output", "qkv", "qkv_out", "rotary", "scale")
 
@@ -25,15 +25,15 @@ class Attention:
         attended: Tensor,
         num_masked_prefix: int = 0,
     ) -> None:
-        """Bind the weights to scratch buffers that all layers share.
+        """Hold the weights, and scratch buffers that all layers share.
 
         Args:
             qkv: hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim (q | k | v), after the layer's norm.
-            heads: how a row of q | k | v is divided.
-            rotary: norm and rotation of q and k.
+            heads: layout of a row of q | k | v.
+            rotary: normalisation and rotation of q and k.
             output: num_heads * head_dim -> hidden_size.
-            qkv_out: scratch [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
-            attended: scratch [capacity, num_heads * head_dim].
+            qkv_out: scratch buffer [capacity, (num_heads + 2 * num_kv_heads) * head_dim].
+            attended: scratch buffer [capacity, num_heads * head_dim].
             num_masked_prefix: number of leading positions that are masked for every row but their own.
         """
         self.qkv = qkv
@@ -46,7 +46,13 @@ class Attention:
         self.scale = float(heads.head_dim) ** -0.5
 
     def __call__(self, hidden: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
-        """Write the keys and values of the rows, attend, and add the output to hidden [capacity, hidden_size]."""
+        """Write the keys and values of the rows to the cache and add the attention output to `hidden`.
+
+        Args:
+            hidden: [capacity, hidden_size].
+            metadata: the rows and where their keys and values are in the cache.
+            cache: of this layer.
+        """
         qkv_out, attended, num_rows = self.qkv_out, self.attended, metadata.num_rows
         self.qkv(hidden, qkv_out, num_rows)
         append_attention(

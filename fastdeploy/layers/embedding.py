@@ -10,7 +10,7 @@ from fastdeploy.ops.linear import PackedLinear
 
 
 class Embedding:
-    """Rows of a table [vocab_size, hidden_size], plain or packed as the head that shares it."""
+    """A table [vocab_size, hidden_size], or the packed weight of the head that is tied to it."""
 
     __slots__ = ("table",)
 
@@ -18,7 +18,7 @@ class Embedding:
         self.table = table
 
     def __call__(self, token_ids: Tensor, out: Tensor, num_rows: int) -> None:
-        """Write the rows of token_ids [capacity] int32 into out [capacity, hidden_size]."""
+        """Write the embeddings of token_ids [capacity] int32 to out [capacity, hidden_size]."""
         if isinstance(self.table, PackedLinear):
             packed_embedding(token_ids, self.table, out, num_rows)
         else:

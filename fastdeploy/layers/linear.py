@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layer over a prepacked weight."""
+"""Linear layer with a packed weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastdeploy.ops.norm import NormParams
 
 
 class Linear:
-    """y = norm(x) W^T + bias (+ residual), one rounding at the end; a gated weight makes it silu(gate) * up."""
+    """y = norm(x) W^T + bias + residual, rounded once; with a gated weight, y = silu(gate) * up + residual."""
 
     __slots__ = ("norm", "weight")
 
@@ -19,12 +19,12 @@ class Linear:
         self.norm = norm
 
     def __call__(self, x: Tensor, out: Tensor, num_rows: int, residual: Tensor | None = None) -> None:
-        """Write the first num_rows rows.
+        """Compute the first num_rows rows.
 
         Args:
             x: [capacity, in_features].
             out: [capacity, out_features]; same dtype as x, or float32.
             num_rows: rows to compute.
-            residual: [capacity, out_features], added before rounding; may be `out` itself.
+            residual: [capacity, out_features], added before rounding; may be `out`.
         """
         linear(x, self.weight, out, num_rows, residual, self.norm)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vocabulary head."""
+"""Language-model head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastdeploy.ops.linear import PackedLinear, linear
 
 
 class LogitsHead:
-    """Logits of every id, accumulated and stored in float32."""
+    """Logits of every token id, accumulated and stored in float32."""
 
     __slots__ = ("weight",)
 
@@ -17,5 +17,5 @@ class LogitsHead:
         self.weight = weight
 
     def __call__(self, hidden: Tensor, out: Tensor, num_rows: int) -> None:
-        """Write the logits of hidden [capacity, hidden_size] into out [capacity, vocab_size] float32."""
+        """Write the logits of hidden [capacity, hidden_size] to out [capacity, vocab_size] float32."""
         linear(hidden, self.weight, out, num_rows)

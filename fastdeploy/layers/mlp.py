@@ -9,17 +9,17 @@ from fastdeploy.layers.linear import Linear
 
 
 class GatedMLP:
-    """x + down(silu(gate(x)) * up(x)); gate and up are one gated linear layer."""
+    """hidden + down(silu(gate(hidden)) * up(hidden)); gate and up are one gated linear layer."""
 
     __slots__ = ("activated", "down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, activated: Tensor) -> None:
-        """Bind the weights to a scratch buffer that all layers share.
+        """Hold the weights, and a scratch buffer that all layers share.
 
         Args:
             gate_up: hidden_size -> intermediate_size, after the layer's norm.
             down: intermediate_size -> hidden_size.
-            activated: scratch [capacity, intermediate_size].
+            activated: scratch buffer [capacity, intermediate_size].
         """
         self.gate_up = gate_up
         self.down = down

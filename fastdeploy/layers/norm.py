@@ -9,7 +9,7 @@ from fastdeploy.ops.norm import rms_norm
 
 
 class RMSNorm:
-    """y = x / rms(x) * weight, float32 inside."""
+    """y = x / rms(x) * weight, computed in float32."""
 
     __slots__ = ("eps", "weight")
 
@@ -18,5 +18,5 @@ class RMSNorm:
         self.eps = eps
 
     def __call__(self, x: Tensor, out: Tensor, num_rows: int) -> None:
-        """Write the first num_rows rows of x [capacity, hidden_size] into out of the same shape."""
+        """Normalise the first num_rows rows of x [capacity, hidden_size] into out of the same shape."""
         rms_norm(x, self.weight, out, num_rows, self.eps)

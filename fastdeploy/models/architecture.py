@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What distinguishes one dense architecture from another, as data."""
+"""The differences between dense architectures, as data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fastdeploy.config.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class DecoderTraits:
-    """Switches of the shared decoder.
+    """Options of the shared decoder.
 
     Attributes:
-        qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
-        qk_norm: q and k heads are normalised before the rotation.
-        interleaved_rotary: pairs are (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
+        qkv_bias, output_bias, mlp_bias: whether these linear layers have a bias.
+        qk_norm: whether q and k heads are normalised before the rotation.
+        interleaved_rotary: rotated pairs are (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
     """
 
     qkv_bias: bool = False
@@ -29,7 +29,7 @@ class DecoderTraits:
 
 @dataclass(frozen=True)
 class LayerNames:
-    """Names of one layer's tensors in a checkpoint; linear layers without their .weight or .bias."""
+    """Names of one layer's tensors in a checkpoint; those of linear layers omit .weight and .bias."""
 
     input_norm: str
     q: str
@@ -78,12 +78,12 @@ class Architecture:
 
     Attributes:
         name: that value.
-        traits: reads the decoder's switches from a checkpoint's configuration.
+        traits: returns the decoder's options for a checkpoint's configuration.
         names: the checkpoint's tensor names.
-        ignorable: substrings of tensor names that are left unread when present.
-        paddle_prefix: what Paddle checkpoints put where others have `model`.
-        has_grouped_qkv: a fused qkv of a Paddle checkpoint holds, for each key head, its queries, key and value; if
-            not, all queries, all keys, all values (ERNIE, but where every query has its own key).
+        ignorable: substrings of tensor names that need not be read.
+        paddle_prefix: prefix of tensor names in Paddle checkpoints, where others have `model`.
+        has_grouped_qkv: a fused qkv in a Paddle checkpoint holds the queries, key and value of one key head after the
+            other. Otherwise it holds all queries, all keys, then all values, as ERNIE has it with grouped queries.
     """
 
     name: str
@@ -95,9 +95,9 @@ class Architecture:
 
 
 def nextn_layers(names: Collection[str]) -> list[int]:
-    """Return the numbers of the layers that are for multi-token prediction, in DeepSeek-V3's and GLM-4.5's form.
+    """Return the indices of the layers for multi-token prediction in checkpoints like those of DeepSeek-V3 and GLM-4.5.
 
-    They follow the decoder's layers; a projection of their own tells them apart.
+    They follow the decoder's layers and are recognised by their extra projection.
     """
     found = (re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name) for name in names)
     return sorted(int(match[1]) for match in found if match)

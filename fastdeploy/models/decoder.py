@@ -26,7 +26,7 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
 class StepBuffers:
-    """Scratch of one step, shared by all layers; every tensor is [max_rows, ...] in the model's dtype."""
+    """Activations of one step, shared by all layers; every tensor is [max_rows, width] in the model's dtype."""
 
     __slots__ = ("activated", "attended", "hidden", "normed", "qkv")
 
@@ -43,7 +43,7 @@ class StepBuffers:
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What a layer for multi-token prediction shares with its target."""
+    """The parts of the target model that layers for multi-token prediction use."""
 
     traits: DecoderTraits
     heads: HeadLayout
@@ -54,7 +54,7 @@ class SharedParts:
 
 
 class DecoderLayer:
-    """hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)): five operators."""
+    """hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)). The layer calls five operators."""
 
     __slots__ = ("attention", "hidden", "mlp")
 
@@ -79,7 +79,7 @@ class DecoderLayer:
         self.hidden = buffers.hidden
 
     def __call__(self, metadata: AttentionMetadata, cache: KVCache) -> None:
-        """Advance the rows of the shared hidden buffer by one layer."""
+        """Apply the layer to the rows of the shared hidden buffer."""
         self.attention(self.hidden, metadata, cache)
         self.mlp(self.hidden, metadata.num_rows)
 
@@ -88,16 +88,16 @@ class CausalLM:
     """A decoder with its weights and the buffers of its steps.
 
     Attributes:
-        config: the checkpoint's description; `config.dtype` is the type of hidden rows and of the cache.
-        heads: attention heads, as the cache is shaped.
-        num_layers: caches that `forward` takes.
-        vocab_size: width of the logits (rows of the head; the tokenizer may know fewer ids).
-        max_rows: most rows of one step.
-        max_model_len: positions from 0 up to here, excluded.
+        config: the checkpoint's configuration; `config.dtype` is the dtype of activations.
+        heads: layout of the attention heads.
+        num_layers: number of layers, each with a KV cache.
+        vocab_size: number of logits per row; the tokenizer may have fewer ids.
+        max_rows: maximum number of rows in a step.
+        max_model_len: maximum number of positions.
         num_weight_bytes: bytes of the embedding and the packed linear layers.
-        num_streamed_bytes: those of them that every step reads.
-        output: [max_rows, hidden_size], what `forward` returns.
-        shared: parts that a layer for multi-token prediction uses too.
+        num_streamed_bytes: bytes of these weights that every step reads.
+        output: [max_rows, hidden_size], the tensor that `forward` returns.
+        shared: parts that layers for multi-token prediction use too.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class CausalLM:
         max_rows: int,
         max_model_len: int,
     ) -> None:
-        """Bind weights to preallocated buffers.
+        """Allocate the activations and build the layers.
 
         Raises:
-            ConfigError: max_model_len needs a sliding window to take effect.
+            ConfigError: with max_model_len, a sliding window would take effect, which is not supported.
         """
         config.check_max_model_len(max_model_len)
         self.config = config
@@ -136,11 +136,11 @@ class CausalLM:
         self._states: Tensor | None = None
 
     def keep_states(self, states: Tensor) -> None:
-        """Let every step write the last hidden states of its rows into states [num_slots, hidden_size], by slot."""
+        """From now on, write the final hidden state of every row to its slot in states [num_slots, hidden_size]."""
         self._states = states
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
-        """Compute one step: write the keys and values of its rows and return their last hidden states.
+        """Compute one step: write the keys and values of its rows and return their final hidden states.
 
         Args:
             token_ids: [capacity] int32, of which the first metadata.num_rows are read.
@@ -160,5 +160,5 @@ class CausalLM:
         return self.output
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
-        """Write the logits of the first num_rows rows of hidden into out [capacity, vocab_size] float32."""
+        """Write the logits of the first num_rows rows of `hidden` to out [capacity, vocab_size] float32."""
         self._head(hidden, out, num_rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ERNIE 4.5 dense: interleaved rotary pairs, one switch for all biases."""
+"""ERNIE 4.5 (dense): interleaved rotary pairs, and one option for all biases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _traits(config: ModelConfig) -> DecoderTraits:
     return DecoderTraits(qkv_bias=bias, output_bias=bias, mlp_bias=bias, interleaved_rotary=True)
 
 
-# Layers for multi-token prediction travel in the same files; they belong to the proposer, not to the decoder.
+# Layers for multi-token prediction are in the same files but belong to drafting, not to the decoder.
 ERNIE4_5 = Architecture(
     "Ernie4_5ForCausalLM",
     _traits,

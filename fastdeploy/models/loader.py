@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checkpoint's description to a model that steps."""
+"""Loading of models: from a checkpoint's configuration to a model that can run steps."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def load_model(
     on_progress: Progress | None = None,
     quantization: QuantizationConfig = UNQUANTIZED,
 ) -> CausalLM:
-    """Build the model of a checkpoint, ready to step.
+    """Load the model of a checkpoint.
 
     Args:
-        config: the checkpoint; its `path` holds the weights.
-        max_rows: most rows of one step.
-        max_model_len: longest context in tokens.
-        load_choices: `default_v1` reads the files, `dummy` draws weights of the same shapes from `seed`.
+        config: the checkpoint's configuration; the weights are in its `path`.
+        max_rows: maximum number of rows in a step.
+        max_model_len: maximum context length in tokens.
+        load_choices: `default_v1` reads the files, `dummy` generates random weights of the same shapes from `seed`.
         dtype: overrides config.dtype.
         seed: of the dummy weights.
-        on_progress: called with (what is being done, fraction done).
-        quantization: the format of each part's weights.
+        on_progress: called with (name of the phase, fraction done).
+        quantization: weight format of each part of the model.
 
     Raises:
-        ConfigError: an unsupported architecture, context, load choice or file; tensors that do not match.
+        ConfigError: the architecture, context length, load choice or file is not supported, or tensors do not match.
     """
     if dtype is not None:
         config = replace(config, dtype=dtype)
@@ -55,7 +55,7 @@ def load_model(
 
 
 def load_head(config: ModelConfig, load_choices: str, quantization: str) -> PackedLinear:
-    """Read the vocabulary head of a checkpoint, tied or not, in a format of its own."""
+    """Load only the language-model head of a checkpoint, which may be tied to the embedding, in the given format."""
     architecture = find_architecture(config)
     source, _ = _open(config, architecture, load_choices, seed=0)
     names = architecture.names
@@ -64,7 +64,7 @@ def load_head(config: ModelConfig, load_choices: str, quantization: str) -> Pack
 
 
 def _open(config: ModelConfig, architecture: Architecture, load_choices: str, seed: int) -> tuple[WeightSource, str]:
-    """Return the tensors as torch stores them, and what said how the files do."""
+    """Return the tensors in torch layout, and how the layout of the files was determined."""
     if load_choices == "dummy":
         return DummySource(expected_shapes(config, architecture), seed), ""
     if load_choices != "default_v1":
@@ -73,11 +73,13 @@ def _open(config: ModelConfig, architecture: Architecture, load_choices: str, se
 
 
 def _open_checkpoint(config: ModelConfig, architecture: Architecture) -> tuple[WeightSource, str]:
-    """Return the checkpoint's tensors as torch stores them, and what said how the files do."""
+    """Return the checkpoint's tensors in torch layout, and how the layout of the files was determined."""
     source = SafetensorsSource(Path(config.path))
     if read_env().is_torch_forced:
         return source, "FD_FOR_TORCH_MODEL_FORMAT=1"
     layout, reason = find_layout(source, config, architecture)
     if layout == "torch":
         return source, reason
-    return PaddleSource(source, config, architecture, f"{reason} (FD_FOR_TORCH_MODEL_FORMAT=1 says torch)"), reason
+    return PaddleSource(
+        source, config, architecture, f"{reason}; FD_FOR_TORCH_MODEL_FORMAT=1 selects torch layout"
+    ), reason

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers for multi-token prediction beside their target; their forms are described in models.mtp_forms.
+"""Layers for multi-token prediction (MTP) of a target model; their forms are described in models.mtp_forms.
 
-The first layer's row at position t reads the target's state at t - 1, a further one's the state of the layer before it:
-position 0, and one position more for each further layer, has no state before it and is seen by nobody.
+A row of the first layer at position t reads the target's hidden state at t - 1; a row of a later layer reads the output
+of the previous layer at t - 1. Position 0, and one more position for each later layer, therefore has no input and is
+masked for all other rows.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from fastdeploy.ops.norm import NormParams
 
 @dataclass(frozen=True)
 class MTPWeights:
-    """The layer's own weights; the projection is split into the halves that read the embedding and the state.
+    """Weights of one layer; the projection is split into the halves that read the embedding and the hidden state.
 
-    What is None is the target's.
+    A part that is None is shared with the target.
     """
 
     emb_norm: Tensor
@@ -61,7 +62,7 @@ class MTPWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the embedding and of the packed layers, without the head, which layers may share."""
+        """Bytes of the embedding and of the packed layers, without the head, which several layers may share."""
         block = self.block
         linears = (self.emb_projection, self.hidden_projection, block.qkv, block.output, block.gate_up, block.down)
         embedding = 0 if self.embedding is None else int(self.embedding.size) * int(self.embedding.element_size())
@@ -69,24 +70,24 @@ class MTPWeights:
 
 
 class MTPBuffers:
-    """Buffers of all layers of a target, of which one runs at a time."""
+    """Buffers that all MTP layers of a target share; one layer runs at a time."""
 
     def __init__(self, target: CausalLM) -> None:
-        """Allocate as many rows as the target takes."""
+        """Allocate as many rows as the target has."""
         self.step = StepBuffers(target.config, target.max_rows)
         self.source: Tensor = paddle.zeros([target.max_rows, target.config.hidden_size], target.config.dtype)
 
 
 class MTPLayer:
-    """A layer, bound to the parts that it shares with its target and to the layers' buffers.
+    """One layer with the parts that it shares with its target.
 
     Attributes:
-        source: [max_rows, hidden_size], the state that each row reads; written by the caller.
-        output: [max_rows, hidden_size], what stands for the states of the next positions.
-        head: what drafts are chosen with.
-        own_head: its weight if it is not the target's; layers may share it.
-        num_weight_bytes: of all that is not the target's, without the head.
-        max_rows: most rows of a call.
+        source: [max_rows, hidden_size], the hidden state that each row reads; written by the caller.
+        output: [max_rows, hidden_size], the hidden states that the next layer or pass reads.
+        head: the head that computes the logits of drafts.
+        own_head: its weight if it is not the target's; several layers may share it.
+        num_weight_bytes: bytes of the weights that are not the target's, without the head.
+        max_rows: maximum number of rows in a pass.
     """
 
     def __init__(
@@ -97,11 +98,11 @@ class MTPLayer:
         index: int,
         buffers: MTPBuffers,
     ) -> None:
-        """Bind the weights.
+        """Build the layer.
 
         Args:
-            recycles_normed: `output` is what the final norm leaves.
-            index: 0 for the layer that reads the target's states.
+            recycles_normed: whether `output` is taken after the final norm.
+            index: 0 for the layer that reads the target's hidden states.
         """
         config = target.config
         shared, eps = target.shared, config.rms_norm_eps
@@ -126,10 +127,10 @@ class MTPLayer:
         )
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> None:
-        """Compute the layer: write keys and values, and to `output` what takes the place of the target's states.
+        """Compute the layer: write the keys and values of the rows, and their hidden states to `output`.
 
         Args:
-            token_ids: [max_rows] int32, the token at each row's position; `source` holds the state before it.
+            token_ids: [max_rows] int32, the token at each row's position; `source` has the state of the one before.
             metadata: the rows, at most max_rows.
             cache: of this layer.
         """
@@ -142,9 +143,11 @@ class MTPLayer:
             self._final_norm(hidden, normed, num_rows)
 
     def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
-        """Write the logits of the first num_rows rows, rows of `output`, into out [capacity, vocab] float32.
+        """Write the logits of the first num_rows rows of `states` to out [capacity, vocab] float32.
 
-        A narrower `out` takes those of the first ids, a multiple of 64.
+        Args:
+            states: rows of `output`.
+            out: may have fewer columns, a multiple of 64, for the logits of the first ids only.
         """
         if not self._recycles_normed:
             self._final_norm(states, self._buffers.normed, num_rows)
@@ -154,19 +157,19 @@ class MTPLayer:
 
 
 def load_mtp_layers(
-    target: CausalLM, path: str | None, load_choices: str, quantization: QuantizationConfig, most: int = 1
+    target: CausalLM, path: str | None, load_choices: str, quantization: QuantizationConfig, max_layers: int = 1
 ) -> list[MTPLayer]:
-    """Read the layers that belong to `target`.
+    """Load the MTP layers of `target`.
 
     Args:
-        path: folder of the layers' tensors; None where they lie in the target's checkpoint.
-        load_choices: `default_v1` reads the files, `dummy` draws weights of the same shapes, for one layer.
-        quantization: the format of the layers' weights (the projection's is that of attention) and of the head that
-            they draft with: the target's own where it has this format, else another copy.
-        most: layers wanted; the files may hold more.
+        path: folder of the layers' tensors; None if they are in the target's checkpoint.
+        load_choices: `default_v1` reads the files, `dummy` generates random weights for one layer.
+        quantization: weight format of the layers (the projection has that of attention) and of their head. If the
+            target's head has another format, a copy of the head is loaded.
+        max_layers: load at most this many layers.
 
     Raises:
-        ConfigError: no such layer, tensors that do not match, or quantization of another dtype than bfloat16.
+        ConfigError: there is no such layer, tensors do not match, or a dtype other than bfloat16 is quantized.
     """
     config = target.config
     check_quantization(config, quantization)
@@ -179,7 +182,7 @@ def load_mtp_layers(
         files = MTPSource(Path(path or config.path), config, architecture)
         forms, source = files.forms, files
     loader = WeightLoader(config, architecture, source, dict(source.shapes), None, quantization)
-    forms, head = forms[:most], None
+    forms, head = forms[:max_layers], None
     if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
         head = load_head(config, load_choices, quantization.head)
     buffers = MTPBuffers(target)
@@ -190,7 +193,7 @@ def load_mtp_layers(
 
 
 def num_mtp_layers(folder: str) -> int:
-    """Return of how many such layers the checkpoint in `folder` has tensors, readable or not."""
+    """Return how many MTP layers the tensor names in the checkpoint in `folder` imply, without checking the tensors."""
     names = SafetensorsSource(Path(folder)).shapes
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
@@ -198,42 +201,44 @@ def num_mtp_layers(folder: str) -> int:
 def _load(
     loader: WeightLoader, config: ModelConfig, form: MTPForm, quantization: str, shared_head: PackedLinear | None
 ) -> MTPWeights:
-    """Read one layer; `quantization` is the projection's format."""
+    """Load one layer; `quantization` is the format of the projection."""
     hidden = config.hidden_size
-    projection = loader.owned(f"{form.projection}.weight")
-    bias = loader.owned(f"{form.projection}.bias") if form.has_bias else None
+    projection = loader.copy(f"{form.projection}.weight")
+    bias = loader.copy(f"{form.projection}.bias") if form.has_bias else None
     head = (LinearPart(form.head, config.vocab_size),)
     return MTPWeights(
-        emb_norm=loader.owned(form.emb_norm),
-        hidden_norm=loader.owned(form.hidden_norm),
+        emb_norm=loader.copy(form.emb_norm),
+        hidden_norm=loader.copy(form.hidden_norm),
         emb_projection=pack_linear(projection[:, :hidden].contiguous(), bias, quantization),
         hidden_projection=pack_linear(projection[:, hidden:].contiguous(), None, quantization),
         block=loader.layer(form.block),
-        embedding=loader.owned(form.embedding) if form.embedding else None,
-        final_norm=loader.owned(form.final_norm) if form.final_norm else None,
+        embedding=loader.copy(form.embedding) if form.embedding else None,
+        final_norm=loader.copy(form.final_norm) if form.final_norm else None,
         head=loader.linear(head, hidden, False, loader.head_format) if form.head else shared_head,
     )
 
 
 class MTPSource(StoredSource):
-    """The layers' tensors under the names and in the shapes of torch layout, wherever and however the files hold them.
+    """Tensors of MTP layers by their names and shapes in torch layout, wherever the files store them.
 
-    The projection is not square: its shape says whether linear layers are stored [out, in] or, as Paddle does,
-    [in, out]; then some may be fused.
+    The projection is not square, so its shape shows whether linear layers are stored as [out, in] or, in Paddle layout,
+    as [in, out], where some may be fused.
     """
 
     def __init__(self, folder: Path, config: ModelConfig, architecture: Architecture) -> None:
         """Open the files and compare names and shapes.
 
         Raises:
-            ConfigError: no layer there, or tensors that are missing, surplus or misshapen, by name.
+            ConfigError: there is no layer, or tensors are missing, unexpected or of a wrong shape.
         """
         files = SafetensorsSource(folder)
         prefix = name_prefix(files, architecture)
         names = {re.sub(f"^{prefix}\\.", "model.", name): name for name in files.shapes}
         self.forms = find_forms(names, config)
         if not self.forms:
-            raise ConfigError(FIELD, f"{folder} holds no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)")
+            raise ConfigError(
+                FIELD, f"{folder} contains no layer for multi-token prediction (*{ERNIE_MARK}*, *.eh_proj)"
+            )
         shapes = Shapes()
         for form in self.forms:
             shapes.update(form.shapes(config, architecture.traits(config)))
@@ -251,7 +256,7 @@ class MTPSource(StoredSource):
         check_shapes(found, self.stored_shapes, replace(config, path=str(folder)), strict, layout)
 
     def _of_layers(self, names: Mapping[str, str], of_target: Shapes, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
-        """Return the files' tensors without the target's own, which lie beside the layers'."""
+        """Return the files' tensors without those of the target."""
         marks = "|".join(form.marks for form in self.forms)
         return {
             stored: shapes[stored]
@@ -261,5 +266,5 @@ class MTPSource(StoredSource):
 
 
 def _is_of_decoder(name: str) -> bool:
-    """Return whether the target's loader answers for the tensor, fused layers among them."""
+    """Return whether the tensor belongs to the decoder, fused or not, and is checked when the target is loaded."""
     return name.startswith(("model.layers.", "lm_head."))

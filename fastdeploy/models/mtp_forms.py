@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which checkpoints hold layers for multi-token prediction, as data.
+"""The forms in which checkpoints store layers for multi-token prediction, as data.
 
-At position t + 1 the layer reads proj([emb_norm(embed(x_{t+1})) ; hidden_norm(h_t)]), where h_t is the target's state
-after its final norm; one decoder layer follows; a norm and a head make the prediction of x_{t+2}. To draft further, the
-layer's output takes the place of h_t. Where there are several layers, draft k is made by the k-th, which reads what
-takes the place of h_t from the layer before it and the token one position further on (DeepSeek-V3 report, section 2.2);
-the last one makes all further drafts.
+At position t + 1 the layer reads proj([emb_norm(embed(x_{t+1})) ; hidden_norm(h_t)]), where h_t is the target's hidden
+state after its final norm. One decoder layer follows, then a norm and a head that predict x_{t+2}. For later drafts,
+the layer's own output replaces h_t. If there are several layers, the k-th one computes draft k: it reads the output of
+the previous layer in place of h_t, and the token one position further on (DeepSeek-V3 report, section 2.2). The last
+layer computes all later drafts.
 
-- ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's; the output after that norm takes
-  the place of h_t.
-- DeepSeek-V3 and GLM-4.5 (`model.layers.{number of layers}.enorm`, ...): norm, head and embedding are the layer's own,
-  the latter two as far as the files hold them; the output before the norm takes the place of h_t.
+- ERNIE 4.5 (`model.mtp_emb_norm.0`, ...): norm, head and embedding are the target's. The output after that norm
+  replaces h_t.
+- DeepSeek-V3 and GLM-4.5 (`model.layers.{number of layers}.enorm`, ...): the layer has its own norm and, if the files
+  contain them, its own head and embedding. The output before the norm replaces h_t.
 
-The embedding comes first in the projection, as in the released checkpoints (the DeepSeek-V3 report writes the state
-first); tests/models/test_mtp_training.py shows that a trained layer drafts well in this order only.
+The embedding comes first in the projection, as in the released checkpoints, although the DeepSeek-V3 report puts the
+state first. tests/models/test_mtp_training.py shows that a trained layer drafts well only in this order.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fastdeploy.models.architecture import DecoderTraits, LayerNames, TensorName
 from fastdeploy.models.weights import Shapes, layer_shapes
 
 FIELD = "speculative_config.model"
-ERNIE_MARK = ".mtp_"  # in the name of every tensor of ERNIE's form, and of no other
+ERNIE_MARK = ".mtp_"  # occurs in the tensor names of ERNIE's form only
 
 
 @dataclass(frozen=True)
 class MTPForm:
-    """Names of the layer's tensors, and its rules.
+    """Names of one layer's tensors, and its variant of the computation.
 
     Attributes:
-        emb_norm, hidden_norm, final_norm, embedding: tensors; "" stands for the target's own.
-        projection, head: linear layers without their .weight or .bias; a head of "" is the target's.
-        block: of the decoder layer.
-        has_bias: the projection has one.
-        recycles_normed: the output after the final norm stands for the next position's state, instead of before it.
-        marks: regular expression that the name of every tensor of the layer matches, and of no other.
+        emb_norm, hidden_norm, final_norm, embedding: tensor names; "" if the target's tensor is used.
+        projection, head: names of linear layers without .weight or .bias; a head of "" is the target's.
+        block: names of the decoder layer's tensors.
+        has_bias: whether the projection has a bias.
+        recycles_normed: whether later passes read the output after the final norm instead of before it.
+        marks: regular expression that matches the names of this layer's tensors only.
     """
 
     emb_norm: str
@@ -69,7 +69,7 @@ class MTPForm:
 
 
 def ernie_form(config: ModelConfig, index: int) -> MTPForm:
-    """Return ERNIE 4.5's form, for the layer of this number."""
+    """Return the form of ERNIE 4.5 for the layer of this index."""
     return MTPForm(
         emb_norm=f"model.mtp_emb_norm.{index}.weight",
         hidden_norm=f"model.mtp_hidden_norm.{index}.weight",
@@ -82,10 +82,10 @@ def ernie_form(config: ModelConfig, index: int) -> MTPForm:
 
 
 def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
-    """Return the form that DeepSeek-V3 and GLM-4.5 share, for the layer of this number.
+    """Return the form of DeepSeek-V3 and GLM-4.5 for the layer of this index.
 
     Args:
-        names: of the files' tensors: where embedding or head are not among them, they are the target's.
+        names: tensor names of the files; if embedding or head are missing, the target's are used.
     """
     prefix = f"model.layers.{index}."
     embedding, head = f"{prefix}embed_tokens.weight", f"{prefix}shared_head.head"
@@ -104,12 +104,12 @@ def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
 
 
 def find_forms(names: Collection[str], config: ModelConfig) -> list[MTPForm]:
-    """Return the form of each layer among these tensors, in order; none if there is no layer."""
+    """Return the form of each MTP layer among these tensors, in order."""
     if any(ERNIE_MARK in name for name in names):
         return [ernie_form(config, index) for index in range(max(1, len(ernie_layers(names))))]
     return [deepseek_form(index, names) for index in nextn_layers(names)]
 
 
 def ernie_layers(names: Collection[str]) -> set[str]:
-    """Return the numbers of the layers of ERNIE's form among these tensors."""
+    """Return the indices of the layers in ERNIE's form among these tensors."""
     return {match[1] for name in names if (match := re.search(r"\.mtp_block\.(\d+)\.", name))}

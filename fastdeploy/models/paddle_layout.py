@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in Paddle layout: linear layers are [in, out], names have a prefix of their own, and some are fused."""
+"""Checkpoints in Paddle layout: linear layers are [in, out] and may be fused, and names have another prefix."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _FUSED_NAMES = {"qkv": ("qkv_proj",), "gate_up": ("gate_up_fused_proj", "up_gate
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the files hold one tensor of the decoder: as a whole, or as columns of a fused one.
+    """Where a checkpoint stores one tensor of the decoder: as a whole, or as columns of a fused tensor.
 
     Attributes:
-        name: of the tensor in the files.
-        shape: of that tensor; a linear layer's weight is [in, out].
-        is_linear: the decoder wants it transposed.
-        num_groups: the columns come in that many equal groups, of which [begin, end) are taken.
+        name: name of the tensor in the files.
+        shape: shape of that tensor; a linear layer's weight is [in, out].
+        is_linear: whether it is a linear layer's weight, which the decoder expects transposed.
+        num_groups: 0 for a whole tensor. For a fused tensor, its columns form this many equal groups, and the decoder's
+            tensor consists of the columns [begin, end) of each group.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Stored:
     end: int = 0
 
     def read(self, source: WeightSource) -> Tensor:
-        """Return the tensor, of which a linear layer's weight stays [in, out]."""
+        """Return the tensor; a linear layer's weight is [in, out]."""
         tensor = source.read(self.name)
         if not self.num_groups:
             return tensor
@@ -55,7 +56,7 @@ class Stored:
         return groups[..., self.begin : self.end].reshape([*rows, -1])
 
     def pieces(self, source: WeightSource, dtype: str) -> list[WeightPiece]:
-        """Return a linear layer's weight as columns of the stored matrix."""
+        """Return a linear layer's weight as column ranges of the stored matrix."""
         matrix = source.read(self.name).astype(dtype)
         if not self.num_groups:
             return [WeightPiece(matrix, 0, self.shape[1], True)]
@@ -65,14 +66,14 @@ class Stored:
 
 
 class StoredSource:
-    """Tensors by the names and in the shapes of torch layout, wherever the files hold them."""
+    """Tensors by their names and shapes in torch layout, wherever the files store them."""
 
     def __init__(self, source: WeightSource, shapes: Shapes, stored: dict[str, Stored]) -> None:
-        """Bind the places to the files.
+        """Hold the tensors' places in the files.
 
         Args:
-            shapes: of the tensors in torch layout.
-            stored: where each of them is.
+            shapes: shapes of the tensors in torch layout.
+            stored: tensor name -> place in the files.
         """
         self._source, self._shapes, self._stored = source, shapes, stored
 
@@ -83,32 +84,32 @@ class StoredSource:
 
     @property
     def stored_shapes(self) -> Shapes:
-        """Return the name and shape of every tensor that the files must hold for that."""
+        """Return the name and shape of every tensor that the files must contain."""
         return {stored.name: stored.shape for stored in self._stored.values()}
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor on the CPU in the type it is stored in."""
+        """Return one tensor in the dtype in which it is stored."""
         stored = self._stored[name]
         tensor = stored.read(self._source)
         return tensor.t() if stored.is_linear else tensor
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return a linear layer's weight in this type: columns of what is stored."""
+        """Return a linear layer's weight in this dtype, as column ranges of the stored matrix."""
         stored = self._stored[name]
         return stored.pieces(self._source, dtype) if stored.is_linear else whole_matrix(self.read(name).astype(dtype))
 
 
 class PaddleSource(StoredSource):
-    """The tensors of a Paddle checkpoint under the names and in the shapes of the same checkpoint in torch layout."""
+    """The tensors of a Paddle checkpoint by their names and shapes in torch layout."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, architecture: Architecture, layout: str) -> None:
-        """Find out how the files name and fuse the tensors; nothing is read yet.
+        """Find how the files name and fuse the tensors, without reading any.
 
         Args:
-            layout: what said that this is Paddle layout, for messages.
+            layout: how Paddle layout was detected, for error messages.
 
         Raises:
-            ConfigError: tensors are missing, surplus or misshapen, by their names in the files.
+            ConfigError: tensors are missing, unexpected or of a wrong shape; the message has their names in the files.
         """
         prefix = name_prefix(source, architecture)
         shapes, names = expected_shapes(config, architecture), architecture.names
@@ -120,7 +121,7 @@ class PaddleSource(StoredSource):
 
 
 def name_prefix(source: WeightSource, architecture: Architecture) -> str:
-    """Return the first part of the tensor names: Paddle's own, or `model` as others have it."""
+    """Return the first part of the tensor names: the Paddle prefix of the architecture, or `model`."""
     own = architecture.paddle_prefix
     return own if any(name.startswith(f"{own}.") for name in source.shapes) else "model"
 
@@ -130,7 +131,7 @@ def _renamed(name: str, prefix: str) -> str:
 
 
 def stored_whole(shapes: Shapes, prefix: str, embeddings: Collection[str]) -> Iterator[tuple[str, Stored]]:
-    """Yield each tensor with its place, were it stored as a whole; matrices but the embeddings are linear layers."""
+    """Yield each tensor with its place if it is not fused; all matrices but the embeddings are linear layers."""
     for name, shape in shapes.items():
         is_linear = len(shape) == 2 and name not in embeddings
         yield name, Stored(_renamed(name, prefix), shape[::-1] if is_linear else shape, is_linear)
@@ -139,7 +140,7 @@ def stored_whole(shapes: Shapes, prefix: str, embeddings: Collection[str]) -> It
 def stored_fused(
     source: WeightSource, config: ModelConfig, architecture: Architecture, prefix: str, layers: Iterable[LayerNames]
 ) -> Iterator[tuple[str, Stored]]:
-    """Yield the parts of those linear layers that the files hold fused."""
+    """Yield the parts of the linear layers that the files store fused."""
     traits = architecture.traits(config)
     for layer in layers:
         linears = layer_linears(config, traits, layer)
@@ -170,13 +171,13 @@ def _parts_of(
 
 
 def find_layout(source: SafetensorsSource, config: ModelConfig, architecture: Architecture) -> tuple[Layout, str]:
-    """Return how linear layers are stored, and what says so.
+    """Return how linear layers are stored, and how that was determined.
 
-    In this order: the files' own `format`, names that only Paddle checkpoints have, config.json, and at last the shapes
-    of layers that are not square.
+    The evidence is, in this order: the `format` in the files' headers, tensor names that only Paddle checkpoints have,
+    config.json, and the shapes of layers that are not square.
 
     Raises:
-        ConfigError: nothing says it, or two files say different things.
+        ConfigError: there is no evidence, or files contradict each other.
     """
     formats = {_HEADER_FORMATS[name]: name for name in source.header_formats if name in _HEADER_FORMATS}
     if len(formats) > 1:
@@ -199,7 +200,7 @@ def _layout_by_shape(source: WeightSource, config: ModelConfig, architecture: Ar
             return ("torch" if source.shapes[name] == shape else "paddle"), f"{name} is {list(source.shapes[name])}"
     raise ConfigError(
         "model",
-        f"{config.path}: nothing says whether linear layers are stored as torch has them or as Paddle does: expected a "
-        "format in the safetensors header (pt or np), or paddlenlp_version, transformers_version or torch_dtype in "
-        "config.json; FD_FOR_TORCH_MODEL_FORMAT=1 says torch",
+        f"{config.path}: cannot tell whether linear layers are in torch or Paddle layout: expected a format in the "
+        "safetensors header (pt or np), or paddlenlp_version, transformers_version or torch_dtype in config.json; "
+        "FD_FOR_TORCH_MODEL_FORMAT=1 selects torch layout",
     )

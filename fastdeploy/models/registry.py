@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Architectures by the name that config.json gives them."""
+"""Architectures by their name in config.json."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ARCHITECTURES: dict[str, Architecture] = {arch.name: arch for arch in (LLAMA, QW
 
 
 def find_architecture(config: ModelConfig) -> Architecture:
-    """Return the description of config's architecture.
+    """Return the architecture that the configuration names.
 
     Raises:
-        ConfigError: it is not a supported one; the message lists those.
+        ConfigError: it is not supported; the message lists the supported ones.
     """
     try:
         return ARCHITECTURES[config.architecture]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tensors come from: safetensors files, or a seeded generator."""
+"""Sources of weights: safetensors files, or a seeded generator."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class WeightSource(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor there is."""
+        """Return the shape of every tensor."""
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor on the CPU in the type it is stored in."""
+        """Return one tensor in the dtype in which it is stored."""
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return a linear layer's weight in this type as it is stored, the pieces in order."""
+        """Return a linear layer's weight, converted to this dtype, as pieces in order."""
 
 
 class SafetensorsSource:
@@ -60,10 +60,10 @@ class SafetensorsSource:
         """Open every file and read its header.
 
         Raises:
-            ConfigError: no safetensors, an incomplete or damaged file, a tensor type that cannot be read, an index that
-                names other tensors than the files hold.
+            ConfigError: there is no safetensors file, a file is incomplete or damaged, a dtype is not supported, or the
+                index does not match the files.
         """
-        # Made at once: between one and the next packing drives out of the caches what makes them, five times as slow.
+        # All tensors are created at once: between packing steps, when the caches are cold, it takes five times as long.
         self._tensors: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
@@ -81,11 +81,11 @@ class SafetensorsSource:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor whose memory is the mapped file itself, in the stored type."""
+        """Return a tensor whose memory is the mapped file, in the stored dtype."""
         return self._tensors[name]
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return the whole matrix, the mapped file itself where it holds this type."""
+        """Return the whole matrix, without a copy if the file holds this dtype."""
         return whole_matrix(self.read(name).astype(dtype))
 
     def _open(self, path: Path) -> None:
@@ -103,15 +103,15 @@ class SafetensorsSource:
                     f"{path}: tensor {name} is stored as {header.get_dtype()}, expected one of {_READABLE_DTYPES}",
                 )
             if name in self._shapes:
-                raise ConfigError("model", f"{path} holds tensor {name}, and so does {self._file_names[name]}")
+                raise ConfigError("model", f"tensor {name} is in both {self._file_names[name]} and {path}")
             self._shapes[name] = tuple(header.get_shape())
-            if 0 not in self._shapes[name]:  # Paddle makes no tensor of nothing, nor does a model have one
+            if 0 not in self._shapes[name]:  # Paddle cannot create empty tensors, and models have none
                 self._tensors[name] = file.get_tensor(name)
             self._file_names[name] = path.name
 
 
 class DummySource:
-    """Random tensors of given shapes: a function of the seed and the name, not of the order of reading."""
+    """Random tensors of given shapes. Each depends on the seed and its name only, not on the order of reading."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
         self._shapes = shapes
@@ -119,11 +119,11 @@ class DummySource:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes that were asked for."""
+        """Return the given shapes."""
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Return float32 values: matrices scaled to keep magnitudes, norms near 1, biases near 0."""
+        """Return float32 values: matrices that preserve magnitudes, norms near 1, biases near 0."""
         shape = self._shapes[name]
         generator = np.random.default_rng([self._seed, crc32(name.encode())])
         values = generator.random(shape, np.float32)
@@ -136,27 +136,27 @@ class DummySource:
         return paddle.to_tensor(values)
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
-        """Return the values of `read`."""
+        """Return the values of `read` as one piece."""
         return whole_matrix(self.read(name).astype(dtype))
 
 
 def whole_matrix(matrix: Tensor) -> list[WeightPiece]:
-    """Return a matrix [out, in] as its only piece."""
+    """Return a matrix [out, in] as a single piece."""
     return [WeightPiece(matrix, 0, matrix.shape[0])]
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """Return the files of a checkpoint without index: model.safetensors, else the only one there is."""
+    """Return the file of a checkpoint without index: model.safetensors, or the only safetensors file."""
     single = directory / "model.safetensors"
     found = [single] if single.exists() else sorted(directory.glob("*.safetensors"))
     if len(found) == 1:
         return found
     if found:
-        raise ConfigError("model", f"{directory} holds {len(found)} safetensors files but no {_INDEX_FILE}")
+        raise ConfigError("model", f"{directory} contains {len(found)} safetensors files but no {_INDEX_FILE}")
     for pattern, name in _FOREIGN_FORMATS.items():
         if any(directory.glob(pattern)):
             raise ConfigError("model", f"{directory}: {name} checkpoints are not supported, only safetensors")
-    raise ConfigError("model", f"{directory} holds no *.safetensors")
+    raise ConfigError("model", f"{directory} contains no *.safetensors")
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -172,13 +172,13 @@ def _shards(index: Path, weight_map: Mapping[str, str]) -> list[Path]:
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (index.parent / name).exists()]
     if missing:
-        raise ConfigError("model", f"{index} names files that are not there: {listed(missing)}")
+        raise ConfigError("model", f"{index} names files that do not exist: {listed(missing)}")
     return [index.parent / name for name in names]
 
 
 def _check_index(index: Path, weight_map: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Compare tensor name -> file name of the index with what the files hold."""
-    complaints = [
+    """Compare two maps from tensor name to file name: that of the index and that of the files."""
+    mismatches = [
         f"{len(names)} {kind} ({listed(names)})"
         for kind, names in (
             ("not in the files", [name for name in weight_map if name not in found]),
@@ -187,11 +187,11 @@ def _check_index(index: Path, weight_map: Mapping[str, str], found: Mapping[str,
         )
         if names
     ]
-    if complaints:
-        raise ConfigError("model", f"{index} does not match its shards: {'; '.join(complaints)}")
+    if mismatches:
+        raise ConfigError("model", f"{index} does not match its shards: {'; '.join(mismatches)}")
 
 
 def listed(names: list[str]) -> str:
-    """Return the names for a message, of many only the first ones and how many more there are."""
+    """Return the names for a message: the first ones and, if there are more, their number."""
     shown = ", ".join(names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown}, and {len(names) - _NAMES_SHOWN} more"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From named tensors to the packed weights of a decoder, one tensor at a time."""
+"""Loading of a decoder's packed weights, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, pack_linear
 
 Shapes = dict[str, tuple[int, ...]]
-Progress = Callable[[str, float], None]  # (what is being done, fraction done)
+Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: qkv holds q | k | v, gate_up is gated."""
+    """Weights of one decoder layer: qkv holds q | k | v, gate_up is gated."""
 
     input_norm: Tensor
     qkv: PackedLinear
@@ -40,7 +40,7 @@ class DecoderWeights:
     """All weights of a decoder.
 
     Attributes:
-        embedding: [vocab_size, hidden_size]; where it is tied to a head that is not quantized, that head itself.
+        embedding: [vocab_size, hidden_size]; if it is tied to a head that is not quantized, that head itself.
     """
 
     embedding: Tensor | PackedLinear
@@ -50,21 +50,21 @@ class DecoderWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the embedding and of every packed layer; the norms do not count."""
+        """Bytes of the embedding and of every packed layer, without the norms."""
         table = self.embedding
         embedding = 0 if isinstance(table, PackedLinear) else int(table.size) * int(table.element_size())
         return embedding + self.num_streamed_bytes
 
     @property
     def num_streamed_bytes(self) -> int:
-        """Bytes that every step reads: all but the embedding, of which it reads a few rows."""
+        """Bytes that every step reads: all but the embedding, of which only a few rows are read."""
         linears = [linear for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return sum(linear.num_bytes for linear in (*linears, self.head))
 
 
 @dataclass(frozen=True)
 class LinearPart:
-    """One of the stored linear layers that make up a packed one."""
+    """One of the stored linear layers that are packed into one."""
 
     name: str
     out_features: int
@@ -73,7 +73,7 @@ class LinearPart:
 def layer_linears(
     config: ModelConfig, traits: DecoderTraits, names: LayerNames
 ) -> dict[str, tuple[tuple[LinearPart, ...], int, bool]]:
-    """Return field of LayerWeights -> (stored parts in order, in_features, has bias)."""
+    """Return field of LayerWeights -> (stored parts in order, in_features, whether it has a bias)."""
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     qkv = (LinearPart(names.q, query), LinearPart(names.k, key_value), LinearPart(names.v, key_value))
@@ -86,7 +86,7 @@ def layer_linears(
 
 
 def expected_shapes(config: ModelConfig, architecture: Architecture) -> Shapes:
-    """Return the name and shape of every tensor that a checkpoint of this configuration holds."""
+    """Return the name and shape of every tensor that a checkpoint of this configuration must contain."""
     traits, names = architecture.traits(config), architecture.names
     shapes: Shapes = {
         names.embedding: (config.vocab_size, config.hidden_size),
@@ -118,38 +118,42 @@ def check_shapes(
     """Compare the tensors of a checkpoint with those that its configuration implies.
 
     Args:
-        layout: what said how linear layers are stored, for the message if they are not.
+        layout: how the layout of linear layers was determined, for the error message.
 
     Raises:
-        ConfigError: tensors are missing, surplus or misshapen; the message lists their names.
+        ConfigError: tensors are missing, unexpected or of a wrong shape; the message lists their names.
     """
     ignorable = architecture.ignorable + ((f"{architecture.names.head}.weight",) if config.tie_word_embeddings else ())
     missing = [name for name in expected if name not in found]
     ignorable += tuple(f"model.layers.{index}." for index in nextn_layers(found) if index >= config.num_layers)
-    surplus = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
-    misshapen = [
+    unexpected = [name for name in found if name not in expected and not any(part in name for part in ignorable)]
+    of_wrong_shape = [
         f"{name} is {list(found[name])}, expected {list(shape)}"
         for name, shape in expected.items()
         if name in found and found[name] != shape
     ]
-    complaints = [
+    mismatches = [
         f"{len(names)} {kind} ({listed(names)})"
-        for kind, names in (("missing", missing), ("surplus", sorted(surplus)), ("misshapen", misshapen))
+        for kind, names in (
+            ("missing", missing),
+            ("unexpected", sorted(unexpected)),
+            ("of wrong shape", of_wrong_shape),
+        )
         if names
     ]
-    if complaints:
+    if mismatches:
         hint = _hint(found, expected, layout)
-        raise ConfigError("model", f"{config.path}: tensors do not match config.json: {'; '.join(complaints)}{hint}")
+        raise ConfigError("model", f"{config.path}: tensors do not match config.json: {'; '.join(mismatches)}{hint}")
 
 
 def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes, layout: str) -> str:
-    """Return a likely reason, if the pattern of names or shapes betrays one."""
+    """Return a likely reason for the mismatch, if names or shapes suggest one."""
     if any(name.endswith((".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")) for name in found):
         return "; this looks like a quantized checkpoint, which is not supported"
     matrices = [(found[name], shape) for name, shape in expected.items() if len(shape) == 2 and name in found]
     transposed = [have for have, want in matrices if have != want and have == want[::-1]]
     if transposed and len(transposed) == sum(have != want for have, want in matrices):
-        return f"; the linear layers are transposed, against what says their layout: {layout or 'nothing'}"
+        return f"; the linear layers are transposed, contrary to the layout ({layout or 'unknown'})"
     return ""
 
 
@@ -161,20 +165,20 @@ def load_weights(
     layout: str = "",
     quantization: QuantizationConfig = UNQUANTIZED,
 ) -> DecoderWeights:
-    """Read, convert, quantize where asked for, and pack every tensor of a checkpoint.
+    """Read, convert, quantize and pack every tensor of a checkpoint.
 
-    Beyond the packed weights, at most one packed layer's plain form is in memory at a time.
+    Besides the packed weights, at most the unpacked form of one layer is in memory at a time.
 
     Args:
-        config: sizes and the dtype to convert to.
-        architecture: names and switches.
+        config: the sizes of the model and its dtype.
+        architecture: tensor names and options.
         source: the tensors.
-        on_progress: called with (what is being done, fraction done) after each tensor.
-        layout: what said how linear layers are stored, for messages.
-        quantization: the format of each part; other than none needs bfloat16.
+        on_progress: called with (name of the phase, fraction done) after each tensor.
+        layout: how the layout of linear layers was determined, for error messages.
+        quantization: weight format of each part; formats other than none need bfloat16.
 
     Raises:
-        ConfigError: tensors are missing, surplus or misshapen; quantization of another dtype than bfloat16.
+        ConfigError: tensors are missing, unexpected or of a wrong shape, or a dtype other than bfloat16 is quantized.
     """
     check_quantization(config, quantization)
     expected = expected_shapes(config, architecture)
@@ -183,7 +187,7 @@ def load_weights(
 
 
 def check_quantization(config: ModelConfig, quantization: QuantizationConfig) -> None:
-    """Raise ConfigError where weights of the model's dtype cannot be quantized."""
+    """Raise ConfigError if weights of the model's dtype cannot be quantized."""
     if not quantization.is_none and config.dtype != "bfloat16":
         raise ConfigError("quantization", f"{quantization} needs dtype bfloat16, got {config.dtype}")
 
@@ -215,25 +219,25 @@ class WeightLoader:
     def load(self) -> DecoderWeights:
         """Return all weights of a decoder."""
         names, config = self.architecture.names, self.config
-        embedding, head = self.tied() if config.tie_word_embeddings else self.untied()
+        embedding, head = self._tied() if config.tie_word_embeddings else self._untied()
         layers = tuple(self.layer(names.layer(index)) for index in range(config.num_layers))
-        return DecoderWeights(embedding, layers, self.owned(names.final_norm), head)
+        return DecoderWeights(embedding, layers, self.copy(names.final_norm), head)
 
-    def tied(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
-        """Return embedding and head, which are one tensor where the head keeps the embedding's values."""
+    def _tied(self) -> tuple[Tensor | PackedLinear, PackedLinear]:
+        """Return embedding and head, which share their memory unless the head is quantized."""
         name = self.architecture.names.embedding
         if self.head_format != NO_QUANTIZATION:
-            table = self.owned(name)
+            table = self.copy(name)
             return table, pack_linear(table, None, self.head_format)
         head = pack_linear(self.source.pieces(name, self.config.dtype))
-        self.advance([name])
+        self._advance([name])
         return head, head
 
-    def untied(self) -> tuple[Tensor, PackedLinear]:
+    def _untied(self) -> tuple[Tensor, PackedLinear]:
         names = self.architecture.names
         part = LinearPart(names.head, self.config.vocab_size)
         head = self.linear((part,), self.config.hidden_size, False, self.head_format)
-        return self.owned(names.embedding), head
+        return self.copy(names.embedding), head
 
     def layer(self, names: LayerNames) -> LayerWeights:
         """Return the weights of one decoder layer."""
@@ -243,16 +247,16 @@ class WeightLoader:
         }
         qk_norm = self.traits.qk_norm
         return LayerWeights(
-            input_norm=self.owned(names.input_norm),
-            q_norm=self.owned(names.q_norm) if qk_norm else None,
-            k_norm=self.owned(names.k_norm) if qk_norm else None,
-            post_norm=self.owned(names.post_norm),
+            input_norm=self.copy(names.input_norm),
+            q_norm=self.copy(names.q_norm) if qk_norm else None,
+            k_norm=self.copy(names.k_norm) if qk_norm else None,
+            post_norm=self.copy(names.post_norm),
             **linears,
         )
 
-    def owned(self, name: str) -> Tensor:
-        """Return one tensor in the model's dtype, in memory of its own: the files may change or go after the load."""
-        self.advance([name])
+    def copy(self, name: str) -> Tensor:
+        """Return a copy of one tensor in the model's dtype, which does not depend on the mapped file."""
+        self._advance([name])
         return self.source.read(name).astype(self.config.dtype).clone()
 
     def linear(
@@ -263,15 +267,15 @@ class WeightLoader:
         quantization: str,
         is_gated: bool = False,
     ) -> PackedLinear:
-        """Pack stored layers of equal input into one."""
+        """Pack stored layers that have the same input into one layer."""
         names = [f"{part.name}.weight" for part in parts]
         pieces = [piece for name in names for piece in self.source.pieces(name, self.config.dtype)]
-        bias = paddle.concat([self.owned(f"{part.name}.bias") for part in parts]) if has_bias else None
+        bias = paddle.concat([self.copy(f"{part.name}.bias") for part in parts]) if has_bias else None
         packed = pack_linear(pieces, bias, quantization, is_gated)
-        self.advance(names)
+        self._advance(names)
         return packed
 
-    def advance(self, names: list[str]) -> None:
+    def _advance(self, names: list[str]) -> None:
         self.num_done += sum(prod(self.shapes[name]) for name in names)
         if self.on_progress is not None:
             self.on_progress("loading weights", self.num_done / self.num_total)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a paged key/value cache: rotate and write the new rows, then attend, for any mix of rows.
+"""Attention over a paged KV cache: rotate the new rows, write their keys and values, then attend.
 
-A cache of int8 holds, of every position and KV head, codes -127..127 and their scale absmax / 127 for the key, and the
-same for the value. Queries stay bfloat16. A position's scale follows from that position alone, so that neither chunks
-nor rejected drafts leave a trace.
+One call takes any mix of prefill, decode and verification rows.
+
+An int8 cache holds codes -127..127 and the scale absmax / 127 for the key of each position and KV head, and the same
+for the value. Queries stay bfloat16. The scale depends on that position alone, so chunked prefill and rejected drafts
+do not change any cached value.
 """
 
 from collections.abc import Sequence
@@ -21,14 +23,12 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 @dataclass(frozen=True)
 class KVCache:
-    """The keys and values of one layer, block-major: a block is one contiguous byte range of each tensor.
+    """Keys and values of one layer. A block is one contiguous byte range of each tensor.
 
     Attributes:
-        key: [num_blocks, num_kv_heads, block_size, head_dim]; the order inside a block is the backend's own. In int8
-            the last axis is longer by the SCALE_BYTES of a position's scale.
-        value: [num_blocks, num_kv_heads, block_size, head_dim padded to 16]; likewise.
-        block_size: positions of a block, a multiple of 16.
-        is_int8: the cache holds codes and scales.
+        key, value: [num_blocks, ...]; only the backend that allocated them knows the layout inside a block.
+        block_size: positions per block, a multiple of 16.
+        is_int8: whether the cache holds codes and scales.
     """
 
     key: paddle.Tensor
@@ -65,10 +65,10 @@ def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_
     """Allocate the cache of one layer for the selected backend, filled with zeros.
 
     Args:
-        dtype: "bfloat16" or "float32", that of the rows, or "int8" for rows of bfloat16.
+        dtype: "bfloat16" or "float32", the dtype of the rows, or "int8" for bfloat16 rows.
 
     Raises:
-        ValueError: block_size is no multiple of 16, head_dim is odd or above 256, or the dtype is not supported.
+        ValueError: block_size is not a multiple of 16, head_dim is odd or above 256, or the dtype is not supported.
     """
     cache: KVCache = _ALLOCATE.run(num_blocks, block_size, num_kv_heads, head_dim, dtype)
     return cache
@@ -84,28 +84,27 @@ def append_attention(
     num_masked_prefix: int = 0,
     rotary: RotaryParams | None = None,
 ) -> None:
-    """Write the keys and values of the new rows to their slots, then attend causally: row at position t sees 0..t.
+    """Write the keys and values of the new rows to their slots, then attend causally.
 
-    With `rotary`, the queries and keys of the new rows are first prepared as it says. Scores and sums are fp32; weights
-    are rounded to the dtype for their product with the values only where an instruction multiplies pairs of bfloat16. A
-    row's result depends on the values that it sees and on their absolute positions, never on how many rows or sequences
-    share the call.
+    A row at position t attends to positions 0..t. With `rotary`, queries and keys of the new rows are normalised and
+    rotated first. Scores and sums are fp32. Attention weights are rounded to bfloat16 before they multiply the values
+    only on processors whose instructions multiply pairs of bfloat16. The result of a row depends on the keys and values
+    that it attends to and on their positions, but not on the other rows or sequences of the call.
 
     Args:
-        qkv: [cap, heads.row_size] bfloat16 or float32. With `rotary` its queries and keys hold anything afterwards.
-        cache: of the same dtype, or int8 beside bfloat16; slots that no sequence uses may hold anything, NaN included.
-            A key or value that is not finite makes int8 rows that see it NaN.
-        batch: the rows of this step. Sequences that share any block share their first one.
-        out: [cap, num_heads * head_dim], dtype of qkv.
-        heads: num_heads is a multiple of num_kv_heads.
-        scale: multiplies the scores, usually head_dim ** -0.5.
+        qkv: [capacity, heads.row_size] bfloat16 or float32. With `rotary`, queries and keys are undefined afterwards.
+        cache: of the same dtype, or int8 for bfloat16 rows. Slots that no sequence uses may hold anything, including
+            NaN. With int8, rows that attend to a key or value that is not finite become NaN.
+        batch: the rows of this call. Sequences that share any block share their first one.
+        out: [capacity, num_heads * head_dim], dtype of qkv.
+        heads: layout of qkv; num_heads must be a multiple of num_kv_heads.
+        scale: factor of the scores, usually head_dim ** -0.5.
         num_masked_prefix: number of leading positions, 0 to 16, that are masked for every row but their own, so that
             each row attends to at least one position. Their keys and values must be finite.
-        rotary: norm and rotation of queries and keys; None leaves them as they are.
+        rotary: normalisation and rotation of queries and keys; None leaves them unchanged.
 
     Raises:
-        ValueError: a slot or block outside the cache, a position outside rotary.cos_sin, or a shape or dtype that does
-            not fit.
+        ValueError: a slot or block outside the cache, a position outside rotary.cos_sin, or an invalid shape or dtype.
     """
     _APPEND_ATTENTION.run(qkv, cache, batch, out, heads, scale, num_masked_prefix, rotary)
 
@@ -161,10 +160,10 @@ def _example(
     lookup: Lookup,
 ) -> Sequence[paddle.Tensor]:
     rotary = _example_rotary(heads, rotary_dim, is_interleaved, has_norm, dtype) if rotary_dim else None
-    num_seqs, most = len(steps[-1][1]), -(-max(steps[-1][1]) // block_size)
-    tables = np.random.default_rng(14).permutation(num_seqs * most).reshape(num_seqs, most)
+    num_seqs, max_blocks = len(steps[-1][1]), -(-max(steps[-1][1]) // block_size)
+    tables = np.random.default_rng(14).permutation(num_seqs * max_blocks).reshape(num_seqs, max_blocks)
     cache = lookup("allocate_kv_cache")(
-        num_seqs * most + 1, block_size, heads.num_kv_heads, heads.head_dim, cache_dtype
+        num_seqs * max_blocks + 1, block_size, heads.num_kv_heads, heads.head_dim, cache_dtype
     )
     outs = []
     for seed, (num_new, kv_lens) in enumerate(steps):

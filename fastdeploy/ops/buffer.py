@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that the host fills: a Paddle CPU tensor and a NumPy view of the same memory."""
+"""Tensors that the host fills without copies: a Paddle CPU tensor and a NumPy view of the same memory."""
 
 import ctypes
 
@@ -9,12 +9,12 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class HostBuffer:
-    """Owns memory that is at once a Paddle CPU tensor (`tensor`) and a writable NumPy array (`array`), zeros at first.
+    """Memory that is both a Paddle CPU tensor (`tensor`) and a writable NumPy array (`array`), initially zero.
 
-    Writing `array[...]` changes the tensor with no copy and no call into Paddle. `memory` is for the few numbers that
-    every step writes and reads: behind a model's weights NumPy has to be fetched anew, 20 to 50 us for the first
-    assignment, where a memoryview takes 10. Shape and dtype never change; the memory lives as long as the tensor, the
-    array or a view of either.
+    Writing `array[...]` changes the tensor with no copy and no call into Paddle. `memory`, a memoryview, is for the few
+    numbers that every step writes and reads: after a model's weights have displaced the caches, the first assignment
+    takes 20 to 50 us through NumPy but 10 us through a memoryview. The memory lives as long as the tensor, the array or
+    a view of either.
     """
 
     __slots__ = ("array", "memory", "tensor")

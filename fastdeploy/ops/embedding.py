@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a table by token id."""
+"""Token embedding: rows of a table by token id."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,28 +17,28 @@ def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor
     """Copy table[token_ids[r]] to out[r] for the first `num_rows` rows.
 
     Args:
-        token_ids: [cap] int32.
+        token_ids: [capacity] int32.
         table: [vocab, hidden] of any dtype.
-        out: [cap, hidden], dtype of table.
+        out: [capacity, hidden], dtype of table.
         num_rows: rows to read and write.
 
     Raises:
-        ValueError: an id outside 0..vocab-1, or a shape or dtype that does not fit.
+        ValueError: an id outside 0..vocab-1, or an invalid shape or dtype.
     """
     _EMBEDDING.run(token_ids, table, out, num_rows)
 
 
 def packed_embedding(token_ids: paddle.Tensor, table: PackedLinear, out: paddle.Tensor, num_rows: int) -> None:
-    """As embedding, with the rows of a packed weight: a head that is tied to the embedding need not be held twice.
+    """Do the same as `embedding` with a packed weight, so that a tied head and embedding share their memory.
 
     Args:
-        token_ids: [cap] int32.
-        table: of vocab outputs and hidden inputs, not quantized.
-        out: [cap, hidden], dtype of table.
+        token_ids: [capacity] int32.
+        table: a packed weight [vocab, hidden], not quantized.
+        out: [capacity, hidden], dtype of table.
         num_rows: rows to read and write.
 
     Raises:
-        ValueError: a quantized table, an id outside 0..vocab-1, or a shape or dtype that does not fit.
+        ValueError: a quantized table, an id outside 0..vocab-1, or an invalid shape or dtype.
     """
     if table.quantization != NO_QUANTIZATION:
         raise ValueError(f"embedding: table: expected a weight that is not quantized, got {table.quantization}")

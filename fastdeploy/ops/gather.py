@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by their numbers: those whose logits are wanted, and states kept by slot."""
+"""Copies of rows by index: gather for the rows whose logits are wanted, scatter for states kept by slot."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,13 +16,13 @@ def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_r
     """Copy x[rows[r]] to out[r] for the first `num_rows` entries of `rows`.
 
     Args:
-        x: [cap, hidden] of any dtype.
-        rows: [cap_out] int32, row indices into x.
-        out: [cap_out, hidden], dtype of x, no memory in common with x.
+        x: [capacity, hidden] of any dtype.
+        rows: [capacity_out] int32, row indices into x.
+        out: [capacity_out, hidden], dtype of x; must not overlap x.
         num_rows: rows to write.
 
     Raises:
-        ValueError: an index outside x, or a shape or dtype that does not fit.
+        ValueError: an index outside x, or an invalid shape or dtype.
     """
     _GATHER_ROWS.run(x, rows, out, num_rows)
 
@@ -31,13 +31,13 @@ def scatter_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_
     """Copy x[r] to out[rows[r]] for the first `num_rows` entries of `rows`.
 
     Args:
-        x: [cap, hidden] of any dtype.
-        rows: [cap] int32, row indices into out, none of them twice.
-        out: [num_out, hidden], dtype of x, no memory in common with x.
+        x: [capacity, hidden] of any dtype.
+        rows: [capacity] int32, distinct row indices into out.
+        out: [num_out, hidden], dtype of x; must not overlap x.
         num_rows: rows to read.
 
     Raises:
-        ValueError: an index outside out, or a shape or dtype that does not fit.
+        ValueError: an index outside out, or an invalid shape or dtype.
     """
     _SCATTER_ROWS.run(x, rows, out, num_rows)
 

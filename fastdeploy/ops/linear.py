@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers over weights that are packed once, at load, into the order in which the kernel streams them.
+"""Linear layers. Weights are packed once, when the model is loaded, into the order in which the kernel reads them.
 
-`wint8`, `wint4`, `w8a8` and `w4a8` hold integers and scales instead of bf16. Eight bits: codes -127..127 with the scale
-absmax / 127 per output. Four bits: codes -8..7 with a bf16 scale per output and group of 128 inputs, of seven
-candidates that with the least squared error. Each row of inputs becomes integers as well: in `w8a8` and `w4a8`
--127..127 with the scale absmax / 127, in `wint8` and `wint4` sixteen bits with a power of two as scale, which keeps all
-bits of bf16 down to 1/128 of the row's largest input.
+The formats `wint8`, `wint4`, `w8a8` and `w4a8` store integer codes and scales instead of bf16 values:
 
-A layer can normalise its rows on the way in, and be gated on the way out: two halves, gate and up, of which it writes
-silu(gate) * up. The activation reads the sums in fp32, before any rounding.
+- Weights of 8 bits: codes -127..127; the scale of each output is absmax / 127.
+- Weights of 4 bits: codes -8..7; each output has a bf16 scale per group of 128 inputs, chosen from seven candidates for
+  the smallest squared error.
+
+The inputs of each row are converted to integers as well:
+
+- `w8a8` and `w4a8`: codes -127..127 with the scale absmax / 127.
+- `wint8` and `wint4`: 16-bit codes whose scale is a power of two. They keep every bit of bf16 inputs down to 1/128 of
+  the row's absmax.
+
+A layer can apply RMSNorm to its inputs. A gated layer computes two halves, gate and up, and writes silu(gate) * up; the
+activation is computed from the fp32 sums before any rounding.
 """
 
 from collections.abc import Sequence
@@ -24,17 +30,17 @@ from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 QUANTIZATIONS = ("wint8", "wint4", "w8a8", "w4a8")  # the order of Quantization in custom_ops/cpu_ops/kernels.h
 NO_QUANTIZATION = "none"
-GROUP = 128  # inputs that share a scale in the formats of four bits
+GROUP = 128  # inputs that share a scale in 4-bit formats
 
 
 @dataclass(frozen=True)
 class WeightPiece:
-    """Some outputs of a stored linear layer.
+    """A range of outputs of a linear layer as a checkpoint stores it.
 
     Attributes:
-        matrix: [out, in], or [in, out] where it is transposed.
-        begin, end: the outputs that are meant, [begin, end).
-        is_transposed: the matrix is stored [in, out].
+        matrix: [out, in], or [in, out] if `is_transposed`.
+        begin, end: the range of outputs, [begin, end).
+        is_transposed: whether the matrix is stored as [in, out].
     """
 
     matrix: paddle.Tensor
@@ -52,13 +58,13 @@ class PackedLinear:
     """A weight and bias ready for `linear`.
 
     Attributes:
-        data: the weight in the order of the backend that packed it; opaque.
-        bias: [out_features], gated [2 * out_features], or None.
+        data: the packed weight; only the backend that packed it knows its layout.
+        bias: [out_features], or [2 * out_features] if gated, or None.
         in_features: K.
-        out_features: N, the columns that `linear` writes.
-        dtype: "bfloat16" or "float32", of bias and input, and of the weight unless it is quantized.
+        out_features: N, the number of columns that `linear` writes.
+        dtype: "bfloat16" or "float32": dtype of the bias and the inputs, and of the weight unless it is quantized.
         quantization: "none" or one of QUANTIZATIONS.
-        is_gated: `linear` writes silu(gate) * up of two halves of out_features each.
+        is_gated: `linear` writes silu(gate) * up, where gate and up have out_features columns each.
     """
 
     data: paddle.Tensor
@@ -71,7 +77,7 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that a step reads of it."""
+        """Bytes that one step reads: weight and bias."""
         tensors = [self.data] if self.bias is None else [self.data, self.bias]
         return sum(int(tensor.size) * int(tensor.element_size()) for tensor in tensors)
 
@@ -85,15 +91,15 @@ def pack_linear(
     """Pack a weight for the selected backend.
 
     Args:
-        weight: [out_features, in_features] bfloat16 or float32; sizes are arbitrary, the layout is padded inside. When
-            gated, [2 * out_features, in_features]: the rows of the gate, then those of up. Or the pieces that make it
-            in order, of one dtype and all transposed or none.
-        bias: [out_features], gated [2 * out_features], dtype of weight.
+        weight: [out_features, in_features] bfloat16 or float32 of any size; the packed layout is padded. If gated,
+            [2 * out_features, in_features]: the rows of gate, then those of up. Alternatively the pieces of this matrix
+            in order, of one dtype, either all transposed or none.
+        bias: [out_features], or [2 * out_features] if gated; dtype of weight.
         quantization: "none", or one of QUANTIZATIONS for a finite bfloat16 weight.
-        is_gated: the layer is gate and up of a feed-forward block.
+        is_gated: the layer holds gate and up of a feed-forward block.
 
     Raises:
-        ValueError: a shape, dtype or quantization that does not fit; a weight to quantize that is not finite.
+        ValueError: invalid shape, dtype or quantization; NaN or infinity in a weight that is to be quantized.
     """
     pieces = pieces_of(weight)
     _check_pieces(pieces, bias, quantization)
@@ -122,25 +128,26 @@ def linear(
 ) -> None:
     """Write out = norm(x) @ weight.T + bias + residual for the first `num_rows` rows.
 
-    Every output is one fp32 accumulation over in_features in order (with a quantized weight, of exact sums of integers
-    over each group, scaled and added to those before). The bias is added, the gate applied and the residual added in
-    fp32, in this order, and the result is rounded once. A row's result does not depend on num_rows.
+    Each output is accumulated in fp32 over in_features in order. With a quantized weight, the terms are exact integer
+    sums over each group, times the scales. Then the bias is added, the gate applied and the residual added in fp32, and
+    the result is rounded once. The result of a row does not depend on num_rows.
 
     Args:
-        x: [cap, in_features], dtype of w.
+        x: [capacity, in_features], dtype of w.
         w: from pack_linear.
-        out: [cap, out_features], dtype of w, or float32 (logits).
+        out: [capacity, out_features], dtype of w, or float32 (logits).
         num_rows: rows to read and write.
-        residual: [cap, out_features], dtype of out; may be out.
-        norm: what rows of x go through first, with the rounding of rms_norm; its weight is [in_features].
+        residual: [capacity, out_features], dtype of out; may be out.
+        norm: RMSNorm applied to the rows of x first, rounded as rms_norm does; its weight is [in_features].
 
     Raises:
-        ValueError: a shape or dtype that does not fit, named with operator and argument.
+        ValueError: invalid shape or dtype.
     """
     _LINEAR.run(x, w, out, num_rows, residual, norm)
 
 
 def pieces_of(weight: paddle.Tensor | Sequence[WeightPiece]) -> tuple[WeightPiece, ...]:
+    """Return a weight as `pack_linear` takes it as pieces."""
     return (WeightPiece(weight, 0, weight.shape[0]),) if isinstance(weight, paddle.Tensor) else tuple(weight)
 
 
@@ -183,7 +190,7 @@ def _example(
     bias = random_rows(1, weight_rows, dtype, 7).reshape([-1]) if extras else None
     x, out = random_rows(rows + 1, k, dtype, 8), paddle.full([rows + 1, n], 7.0, out_dtype)
     residual = random_rows(rows + 1, n, out_dtype, 9) if extras else None
-    # Rounded rows may differ by one step, which only a result in the same type hides.
+    # The norm's rounding may differ by one ulp, which a result of the same dtype hides and an fp32 result would not.
     has_norm = dtype == out_dtype and (extras or is_gated)
     norm = NormParams(random_rows(1, k, dtype, 10).reshape([k]), 1e-6) if has_norm else None
     lookup("linear")(x, lookup("pack_linear")(weight, bias, quantization, is_gated), out, rows, residual, norm)

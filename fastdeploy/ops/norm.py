@@ -14,7 +14,7 @@ from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 @dataclass(frozen=True)
 class NormParams:
-    """A norm that another operator applies to its rows: weight [size], and eps, as rms_norm takes them."""
+    """RMSNorm that another operator applies to its inputs: weight [size] and eps as rms_norm takes them."""
 
     weight: paddle.Tensor
     eps: float
@@ -24,14 +24,14 @@ def rms_norm(x: paddle.Tensor, weight: paddle.Tensor, out: paddle.Tensor, num_ro
     """Normalise the first `num_rows` rows: out = x / sqrt(mean(x^2) + eps) * weight, in fp32, rounded once.
 
     Args:
-        x: [cap, size] bfloat16 or float32.
+        x: [capacity, size] bfloat16 or float32.
         weight: [size], dtype of x.
-        out: [cap, size], dtype of x; may be x.
+        out: [capacity, size], dtype of x; may be x.
         num_rows: rows to read and write.
-        eps: added to the mean square.
+        eps: term added to the mean square.
 
     Raises:
-        ValueError: a shape or dtype that does not fit, named with operator and argument.
+        ValueError: invalid shape or dtype.
     """
     _RMS_NORM.run(x, weight, out, num_rows, eps)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a row of qkv is divided into heads, and what queries and keys go through before attention."""
+"""The layout of heads in a row of qkv, and the normalisation and rotation of queries and keys before attention."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import paddle
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How a row of qkv is divided: num_heads query heads, then num_kv_heads key heads, then as many value heads."""
+    """Heads of a row of qkv: num_heads query heads, then num_kv_heads key heads, then num_kv_heads value heads."""
 
     num_heads: int
     num_kv_heads: int
@@ -16,23 +16,23 @@ class HeadLayout:
 
     @property
     def row_size(self) -> int:
-        """Return the elements of one row of qkv."""
+        """Return the number of elements of a row of qkv."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
 @dataclass(frozen=True)
 class RotaryParams:
-    """The preparation of query and key heads (Su et al., 2021).
+    """Normalisation and rotation of query and key heads (Su et al., 2021).
 
-    With q_norm or k_norm each query or key head is first normalised over head_dim (rms_norm). Then its first rotary_dim
-    elements are rotated. Both compute in fp32 and round once.
+    With q_norm or k_norm, each query or key head is first normalised over head_dim as rms_norm does. Then its first
+    rotary_dim elements are rotated. Both are computed in fp32 and rounded once.
 
     Attributes:
         cos_sin: [max_position, rotary_dim] float32: rotary_dim / 2 cosines, then as many sines.
         is_interleaved: pairs are (0, 1), (2, 3), ...; otherwise (0, rotary_dim / 2), (1, rotary_dim / 2 + 1), ...
         q_norm: [head_dim], dtype of qkv, or None.
         k_norm: [head_dim], dtype of qkv, or None.
-        eps: of the two norms.
+        eps: term added to the mean square in both norms.
     """
 
     cos_sin: paddle.Tensor

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing tokens: one rule over rows of float32 logits, the same on every backend.
+"""Sampling: one procedure over rows of float32 logits, the same on every backend.
 
 logit_bias -> repetition, presence, frequency penalties -> banned ids, mask -> temperature -> top_k -> top_p -> min_p ->
-argmax(logit + noise) over the ids that survive. Noise is a function of (seed, position, token id) alone, so a row's
-token does not depend on its batch.
+argmax(logit + noise) over the remaining ids. The Gumbel noise is a function of (seed, position, token id) alone, so a
+row's token does not depend on the batch. Ids that no step removes are said to survive.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ class FloatColumn(IntEnum):
 class IntColumn(IntEnum):
     """Columns of `SamplingBatch.int_params`."""
 
-    SEED = 0  # the 64 bits of an unsigned seed
-    POSITION = 1  # absolute position of the token to be drawn
+    SEED = 0  # unsigned 64-bit seed, stored as int64
+    POSITION = 1  # absolute position of the sampled token
     TOP_K = 2  # 0 and below: off
-    HISTORY_BEGIN = 3  # history[begin:end] are the tokens before this one, read by the penalties
-    OUTPUT_BEGIN = 4  # history from here on is output
+    HISTORY_BEGIN = 3  # history[begin:end] are the token ids that the penalties count
+    OUTPUT_BEGIN = 4  # start of the output tokens in history
     HISTORY_END = 5
     BIAS_BEGIN = 6
     BIAS_END = 7
     BANNED_BEGIN = 8
     BANNED_END = 9
     DRAFT_ID = 10  # -1: none
-    VOCAB_LIMIT = 11  # ids from here on never survive
-    MASK_BEGIN = 12  # mask_words[begin:] say which ids may survive; -1: all
+    VOCAB_LIMIT = 11  # ids from this one on are never sampled
+    MASK_BEGIN = 12  # start of the row's bit mask in mask_words; -1: all ids are allowed
 
 
 class RowStatus(IntEnum):
-    """What became of a row."""
+    """Outcome of a row."""
 
     OK = 0
     NAN = 1  # a logit is NaN or +inf
-    EMPTY = 2  # no id survives
-    SKIPPED = 3  # behind a row that rejected its draft
+    EMPTY = 2  # every id was removed
+    SKIPPED = 3  # not sampled: an earlier row rejected its draft
 
 
 class _RaggedList:
-    """A host buffer that grows by doubling; rows refer to ranges of it."""
+    """A growable host buffer; rows refer to ranges of it."""
 
     def __init__(self, dtype: str, capacity: int = 1024) -> None:
         self._dtype = dtype
@@ -83,14 +83,14 @@ class _RaggedList:
 
 
 class SamplingBatch:
-    """Parameters and results of up to `max_rows` rows, in memory that the host writes and reads without copies.
+    """Sampling parameters and results of up to `max_rows` rows, in memory that the host accesses without copies.
 
     Attributes:
         float_params: [max_rows, 6] float32, columns FloatColumn.
         int_params: [max_rows, 13] int64, columns IntColumn.
-        token_ids: [max_rows] int32, the chosen ids; -1 where the status is not OK.
+        token_ids: [max_rows] int32, the sampled ids; -1 where the status is not OK.
         status: [max_rows] int32, RowStatus.
-        draft_survives: [max_rows] uint8, 1 where the row's draft is in its surviving set.
+        draft_survives: [max_rows] uint8, 1 if the row's draft is among the ids that survive.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -120,46 +120,46 @@ class SamplingBatch:
 
     @property
     def bias_values(self) -> HostBuffer:
-        """What is added to the logits of `bias_ids`, float32."""
+        """Terms added to the logits of `bias_ids`, float32."""
         return self._bias_values.buffer
 
     @property
     def banned_ids(self) -> HostBuffer:
-        """Ids that may not be chosen, int32."""
+        """Ids that are never sampled, int32."""
         return self._banned_ids.buffer
 
     @property
     def mask_words(self) -> HostBuffer:
-        """Masks of ceil(V / 32) words each, int32: bit v % 32 of word v // 32 is 1 where id v may survive."""
+        """Masks of ceil(V / 32) words each, int32: bit v % 32 of word v // 32 is 1 if id v is allowed."""
         return self._mask_words.buffer
 
     def clear(self) -> None:
-        """Empty the lists; parameter rows stay as they are."""
+        """Empty the lists; the rows of parameters are unchanged."""
         for ragged in self._lists:
             ragged.size = 0
 
     def has_moved(self) -> bool:
-        """Return whether a list has outgrown its memory since the last call, so that its buffer is another one."""
+        """Return whether a list has been reallocated since the last call; captured graphs then hold an old address."""
         moved = [ragged for ragged in self._lists if ragged.has_moved]
         for ragged in moved:
             ragged.has_moved = False
         return bool(moved)
 
     def append_history(self, token_ids: NDArray | Sequence[int]) -> int:
-        """Append a context; return where it begins."""
+        """Append a context and return its start."""
         return self._history.append(token_ids)
 
     def append_bias(self, ids: NDArray | Sequence[int], values: NDArray | Sequence[float]) -> int:
-        """Append biases; return where they begin."""
+        """Append biases and return their start."""
         self._bias_values.append(values)
         return self._bias_ids.append(ids)
 
     def append_banned(self, ids: NDArray | Sequence[int]) -> int:
-        """Append banned ids; return where they begin."""
+        """Append banned ids and return their start."""
         return self._banned_ids.append(ids)
 
     def append_mask(self, words: NDArray) -> int:
-        """Append one mask or several, int32 words in a row; return where they begin."""
+        """Append one or more masks of int32 words and return their start."""
         return self._mask_words.append(words.reshape(-1))
 
 
@@ -167,10 +167,10 @@ class LogprobBuffers:
     """Inputs and results of `logprobs` for up to `max_rows` rows.
 
     Attributes:
-        rows: [max_rows] int32, rows of the logits; chosen: [max_rows] int32, the ids asked about.
+        rows: [max_rows] int32, rows of the logits; chosen: [max_rows] int32, the ids whose log-probability is wanted.
         chosen_logprob: [max_rows] float32; chosen_rank: [max_rows] int32, 1 for the most probable id.
-        top_ids, top_logprobs: [max_rows, max_top_n] int32 and float32, most probable first, equals by id; -1 and NaN
-            where the vocabulary is smaller or the row holds NaN.
+        top_ids, top_logprobs: [max_rows, max_top_n] int32 and float32, most probable first, ties by id; -1 and NaN
+            if the vocabulary is smaller or the row holds NaN.
     """
 
     def __init__(self, max_rows: int, max_top_n: int = MAX_TOP_LOGPROBS) -> None:
@@ -189,17 +189,18 @@ def sample(
     keep_processed: bool = False,
     stop_at_rejections: bool = False,
 ) -> None:
-    """Choose a token for each of the first rows; fill batch.token_ids, batch.status and batch.draft_survives.
+    """Sample a token for each of the first rows; fill batch.token_ids, batch.status and batch.draft_survives.
 
     Args:
-        logits: [>= num_rows, V] float32. Unchanged afterwards, unless `keep_processed`: then they are as the rule left
-            them, -inf for ids that did not survive (a greedy row keeps all but banned ids, undivided).
+        logits: [>= num_rows, V] float32.
         num_rows: rows to sample.
-        stop_at_rejections: a row with a draft is followed by the row that the draft would lead to. Rows behind one
-            whose token is not its draft are then SKIPPED; `keep_processed` leaves their logits undefined.
+        keep_processed: write the processed logits back, -inf for ids that do not survive. In greedy rows only banned
+            and masked ids are removed, and logits are not divided by the temperature.
+        stop_at_rejections: a row with a draft is followed by the row that verifies the next token. Rows after one whose
+            token differs from its draft are SKIPPED; with `keep_processed` their logits are undefined.
 
     Raises:
-        ValueError: a row's range lies outside its list, or a buffer is too small.
+        ValueError: a row's range exceeds its list, or a buffer is too small.
     """
     _sample.run(logits, batch, num_rows, keep_processed, stop_at_rejections)
 
@@ -209,7 +210,7 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n:
 
     Args:
         logits: [capacity, V] float32; rows, chosen: [>= num_rows] int32.
-        top_n: 0..columns of out.top_ids.
+        top_n: 0 up to the number of columns of out.top_ids.
 
     Raises:
         ValueError: a row, an id or top_n is out of range.
@@ -218,12 +219,12 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n:
 
 
 def philox4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
-    """Return the random words [n, 4] of counters [n, 4] under a 64-bit key (low word first)."""
+    """Return the random words [n, 4] of counters [n, 4] with a 64-bit key (low word first)."""
     return _philox.run(counters, key)
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
-    """Return the noise [vocab_size] float32 that the rule adds to the logits of every id at this position."""
+    """Return the noise [vocab_size] float32 that sampling adds to the logits at this position."""
     return _gumbel.run(seed, position, vocab_size)
 
 
@@ -233,7 +234,7 @@ def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 
 def _example_batch(num_rows: int, vocab_size: int) -> tuple[Tensor, SamplingBatch]:
-    """Return logits and parameters in which every option of the rule occurs."""
+    """Return logits and parameters that use every option of sampling."""
     rng = np.random.default_rng(7)
     logits = HostBuffer((num_rows, vocab_size), "float32")
     logits.array[:] = rng.standard_normal(logits.array.shape) * 3

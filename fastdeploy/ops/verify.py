@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification by comparison: a draft is accepted while it equals the token that the target drew in its place.
+"""Verification by comparison: drafts are accepted as long as they equal the tokens that the target sampled.
 
-For a draft that is a function of the past this *is* optimal speculative sampling: it is accepted with its probability
-under the target (Leviathan et al. 2023 with a one-hot draft distribution).
+For drafts that are a function of the context this *is* optimal speculative sampling: a draft is accepted with its
+probability under the target (Leviathan et al. 2023 with a one-hot draft distribution).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastdeploy.ops.registry import Lookup, OpEntry, register
 
 
 class AcceptPolicy(IntEnum):
-    """Which drafts are accepted; all but NORMAL are for measuring speed."""
+    """Which drafts are accepted; the others than NORMAL serve to measure speed."""
 
     NORMAL = 0
     ACCEPT_ALL = 1
@@ -32,11 +32,11 @@ class VerifyBatch:
     """Row ranges and results of up to `max_rows` rows and as many requests.
 
     Attributes:
-        num_seqs: requests in this call.
-        first_row, row_count: [max_rows] int32, where the verification rows of each request lie; rows of different
-            requests need not touch. Row i of a request judges its draft i + 1; its last row judges none.
-        num_accepted: [max_rows] int32 per request; -1 for a request without rows.
-        emitted: [max_rows] int32; emitted[first_row + i] is token i of the num_accepted + 1 emitted ones.
+        num_seqs: number of requests in this call.
+        first_row, row_count: [max_rows] int32, the verification rows of each request; there may be gaps between
+            requests. Row i of a request verifies its draft i; its last row samples the bonus token.
+        num_accepted: [max_rows] int32, per request; -1 for a request without rows.
+        emitted: [max_rows] int32; emitted[first_row + i] is token i of the num_accepted + 1 emitted tokens.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -47,7 +47,7 @@ class VerifyBatch:
         self.emitted = HostBuffer(max_rows, "int32")
 
     def fill(self, first_row: NDArray | Sequence[int], row_count: NDArray | Sequence[int]) -> None:
-        """Set the row range of every request."""
+        """Set the number of requests and their row ranges."""
         self.num_seqs = len(row_count)
         for seq, (first, count) in enumerate(zip(first_row, row_count)):
             self.first_row.memory[seq] = first
@@ -57,19 +57,20 @@ class VerifyBatch:
 def verify_draft_tokens(
     target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
 ) -> None:
-    """Accept drafts row by row; fill batch.num_accepted and batch.emitted.
+    """Verify the drafts of every request; fill batch.num_accepted and batch.emitted.
 
     Args:
-        target: [R] int32, the token drawn at each row.
-        draft_ids: [R] int32 or SamplingBatch.int_params [R, 12] int64, the draft that each row judges, -1 for none.
-        survives: [R] uint8, whether the draft is in the row's surviving set.
-        relaxed: accept every surviving draft (lossy).
-        accept_policy: AcceptPolicy.
+        target: [num_rows] int32, the token sampled at each row.
+        draft_ids: [num_rows] int32 or SamplingBatch.int_params [num_rows, 13] int64, the draft that each row verifies,
+            -1 for none.
+        survives: [num_rows] uint8, whether the draft is among the ids that survive sampling's filters.
+        relaxed: accept every draft that survives (lossy).
+        accept_policy: an AcceptPolicy.
 
     Raises:
-        ValueError: a range lies outside the rows, or the policy is unknown.
+        ValueError: a range exceeds the rows, or the policy is unknown.
     """
-    _verify.run(target, draft_ids, survives, batch, relaxed, accept_policy)
+    _VERIFY.run(target, draft_ids, survives, batch, relaxed, accept_policy)
 
 
 def _example(lookup: Lookup) -> Sequence[Tensor]:
@@ -89,4 +90,4 @@ def _example(lookup: Lookup) -> Sequence[Tensor]:
     return results
 
 
-_verify = register(OpEntry("verify_draft_tokens", reference.verify_draft_tokens, examples=[_example]))
+_VERIFY = register(OpEntry("verify_draft_tokens", reference.verify_draft_tokens, examples=[_example]))

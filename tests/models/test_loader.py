@@ -52,19 +52,19 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [40, 0])
-def test_surplus_tensors_are_named(tmp_path: Path, size: int) -> None:
+def test_unexpected_tensors_are_named(tmp_path: Path, size: int) -> None:
     def add(tensors: Tensors) -> None:
         tensors["model.layers.0.self_attn.o_proj.bias"] = paddle.zeros([size], "bfloat16")
 
-    assert "1 surplus (model.layers.0.self_attn.o_proj.bias)" in refusal(copy_of("qwen2", tmp_path, add))
+    assert "1 unexpected (model.layers.0.self_attn.o_proj.bias)" in refusal(copy_of("qwen2", tmp_path, add))
 
 
-def test_misshapen_tensors_are_named_with_both_shapes(tmp_path: Path) -> None:
+def test_tensors_of_wrong_shape_are_named_with_both_shapes(tmp_path: Path) -> None:
     def shrink(tensors: Tensors) -> None:
         tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"][:-1]
 
     message = refusal(copy_of("qwen2", tmp_path, shrink))
-    assert "1 misshapen (model.layers.0.mlp.up_proj.weight is [39, 40], expected [40, 40])" in message
+    assert "1 of wrong shape (model.layers.0.mlp.up_proj.weight is [39, 40], expected [40, 40])" in message
 
 
 def test_transposed_linears_are_recognised_against_what_says_otherwise(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_transposed_linears_are_recognised_against_what_says_otherwise(tmp_path:
 
     message = refusal(copy_of("qwen3", tmp_path, transpose))
     assert message.endswith(
-        "the linear layers are transposed, against what says their layout: config.json has transformers_version"
+        "the linear layers are transposed, contrary to the layout (config.json has transformers_version)"
     )
 
 

@@ -143,7 +143,7 @@ def test_what_stands_before_a_layers_first_entry_is_seen_by_nobody(
     states = random.standard_normal((9, 256)).astype(np.float32)
     folder, outputs = str(folder_of(tmp_path, repeat)), []
     for first, scale in ((7, 0.0), (900, 3.0)):
-        layer = load_mtp_layers(target, folder, "default_v1", UNQUANTIZED, most=3)[index]
+        layer = load_mtp_layers(target, folder, "default_v1", UNQUANTIZED, max_layers=3)[index]
         scales = np.array([[scale]] * (index + 1) + [[1.0]] * (8 - index))
         outputs.append(Stepper(layer)([*[first] * (index + 1), *range(50, 58 - index)], states * scales))
     np.testing.assert_array_equal(outputs[0][index + 1 :], outputs[1][index + 1 :])
@@ -226,7 +226,7 @@ def lose_all(tensors: Tensors) -> None:
     ("change", "reason"),
     [
         (lose_norm, r"1 missing \(model.mtp_emb_norm.0.weight\)"),
-        (add_foreign, r"1 surplus \(model.mtp_block.0.self_attn.q_norm.weight\)"),
+        (add_foreign, r"1 unexpected \(model.mtp_block.0.self_attn.q_norm.weight\)"),
         (cut_projection, r"mtp_linear_proj.0.weight is \[256, 256\], expected \[256, 512\]"),
         (add_layer, r"11 missing \(model.mtp_emb_norm.1.weight"),
         (add_deepseek_layers, r"24 missing \(model.layers.14.enorm.weight"),

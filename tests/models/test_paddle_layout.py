@@ -108,7 +108,7 @@ def test_every_tensor_is_found_behind_names_transposition_and_fusion(
         np.testing.assert_array_equal(found.read(name).numpy(), tensor.numpy(), err_msg=name)
 
 
-def test_missing_and_misshapen_tensors_have_the_names_of_the_files() -> None:
+def test_missing_and_wrongly_shaped_tensors_have_the_names_of_the_files() -> None:
     config = small_config("Ernie4_5ForCausalLM", 4, 2)
     stored = as_paddle_writes_it(random_tensors(config), "ernie", {"qkv_proj": (QKV, 1)})
     del stored["ernie.norm.weight"]
@@ -180,7 +180,7 @@ def test_square_matrices_without_any_mark_are_refused_and_never_guessed(
     config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
     without_marks(config, tensors)
     folder = write(tmp_path, config, tensors, None)
-    with pytest.raises(ConfigError, match=r"nothing says whether.*FD_FOR_TORCH_MODEL_FORMAT=1"):
+    with pytest.raises(ConfigError, match=r"cannot tell whether.*FD_FOR_TORCH_MODEL_FORMAT=1"):
         logits_of(folder)
     monkeypatch.setenv("FD_FOR_TORCH_MODEL_FORMAT", "1")
     as_torch = logits_of(folder)
@@ -204,7 +204,7 @@ def test_a_header_of_torch_wins_over_config_and_then_shapes_must_agree(tmp_path:
     golden = GOLDEN / "paddlenlp_llama_rope_linear"
     config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
     renamed = {name.replace("llama.", "model.", 1): tensor for name, tensor in tensors.items()}
-    with pytest.raises(ConfigError, match=r"transposed, against what says their layout: .* format 'pt'"):
+    with pytest.raises(ConfigError, match=r"transposed, contrary to the layout \(.* format 'pt'"):
         logits_of(write(tmp_path, config, renamed, "pt"))
 
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_in_torch_layout_with_a_header_of_numpy_is_refused_with_the
     config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
     folder = write(tmp_path, config, tensors, "np")
     with pytest.raises(
-        ConfigError, match=r"transposed, against .* format 'np' \(FD_FOR_TORCH_MODEL_FORMAT=1 says torch"
+        ConfigError, match=r"transposed, contrary .* format 'np'; FD_FOR_TORCH_MODEL_FORMAT=1 selects torch"
     ):
         logits_of(folder)
     monkeypatch.setenv("FD_FOR_TORCH_MODEL_FORMAT", "1")

@@ -54,8 +54,8 @@ def folder_with(tmp_path: Path, files: list[str], **config: Any) -> Path:
         (["quantize_config.json"], "is quantized with GPTQ: quantize_config.json"),
         (["quant_config.json"], "is quantized with AWQ: quant_config.json"),
         (["hf_quant_config.json"], "is quantized with ModelOpt: hf_quant_config.json"),
-        (["a.safetensors", "b.safetensors"], "holds 2 safetensors files but no model.safetensors.index.json"),
-        ([], "holds no *.safetensors"),
+        (["a.safetensors", "b.safetensors"], "contains 2 safetensors files but no model.safetensors.index.json"),
+        ([], "contains no *.safetensors"),
     ],
 )
 def test_files_of_other_formats(tmp_path: Path, files: list[str], message: str) -> None:
@@ -128,7 +128,7 @@ def sharded(tmp_path: Path, edit_index: dict[str, str | None]) -> Path:
         ({"llama.norm.weight": None}, "1 not in the index (llama.norm.weight)"),
         ({"llama.x.weight": "model-00001-of-00004.safetensors"}, "1 not in the files (llama.x.weight)"),
         ({"llama.norm.weight": "model-00001-of-00004.safetensors"}, "1 in another file (llama.norm.weight)"),
-        ({"llama.norm.weight": "model-9.safetensors"}, "names files that are not there: model-9.safetensors"),
+        ({"llama.norm.weight": "model-9.safetensors"}, "names files that do not exist: model-9.safetensors"),
     ],
 )
 def test_an_index_that_does_not_match_its_shards(
@@ -142,7 +142,7 @@ def test_a_shard_that_is_not_there_is_named_in_both_layouts(tmp_path: Path, gold
     shutil.copytree(GOLDEN / golden, tmp_path, dirs_exist_ok=True)
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
-    assert f"names files that are not there: {shard.name}" in refusal(tmp_path)
+    assert f"names files that do not exist: {shard.name}" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": ["a"]}'])

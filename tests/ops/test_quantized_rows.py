@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import linear, pack_linear
-from fastdeploy.ops.reference.quantization import dequantized
+from fastdeploy.ops.reference.quantization import dequantize_weight
 
 LARGEST = 255 * 2.0**7  # 32640, in bf16 the last number below 2^15: a row with it has the scale 1
 
@@ -64,7 +64,7 @@ def error_and_magnitude(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return |error| against float64, the sums of |x| |w| and those of |w|: [rows, 48]."""
     weight = random_rows(48, k, "bfloat16", 1, k**-0.5)
-    exact = wide(dequantized(weight.astype("float32"), quantization))
+    exact = wide(dequantize_weight(weight.astype("float32"), quantization))
     error = np.abs(applied(weight, x, quantization) - wide(x) @ exact.T)
     return error, np.abs(wide(x)) @ np.abs(exact).T, np.ones_like(wide(x)) @ np.abs(exact).T
 

@@ -39,7 +39,7 @@ def attend(
     cache = allocate_kv_cache(2, 16, 1, 16, cache_dtype)
     batch = make_attention_metadata([2], [kv_len], np.array([[table]]), 16)
     if slot is not None:
-        batch.slot_mapping = ints(0, slot)
+        batch = replace(batch, slot_mapping=ints(0, slot))
     append_attention(floats(2, 64) if qkv is None else qkv, cache, batch, floats(2, 32), heads, 0.25, rotary=rotary)
 
 
@@ -203,7 +203,7 @@ def test_refused_with_one_sentence(message: str, call: Callable[[], object]) -> 
 def test_a_block_table_that_is_too_short_is_refused() -> None:
     cache = allocate_kv_cache(2, 16, 1, 16, "float32")
     batch = make_attention_metadata([2], [2], np.array([[0]]), 16)
-    batch.kv_lens = ints(17)
+    batch = replace(batch, kv_lens=ints(17))
     with pytest.raises(ValueError, match=r"append_attention: kv_lens: .* got 17"):
         append_attention(floats(2, 64), cache, batch, floats(2, 32), HEADS, 0.25)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged causal attention in Paddle operators, cache in plain order: [num_blocks, block_size, num_kv_heads, D]."""
+"""Paged causal attention in Paddle operators; the cache is [num_blocks, block_size, num_kv_heads, head_dim]."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> "KVCache":
-    """As fastdeploy.ops.attention.allocate_kv_cache, in plain order; int8 as float32 numbers that codes stand for."""
+    """As fastdeploy.ops.attention.allocate_kv_cache; an int8 cache holds the values of its codes as float32."""
     from fastdeploy.ops.attention import KVCache
 
     shape, stored = [num_blocks, block_size, num_kv_heads, head_dim], "float32" if dtype == "int8" else dtype
@@ -52,7 +52,7 @@ def append_attention(
 
 
 def round_to_codes(rows: paddle.Tensor) -> paddle.Tensor:
-    """Return float32 rows, rounded along their last axis to what codes -127..127 times absmax / 127 can hold."""
+    """Round rows to codes -127..127 times the scale absmax / 127 of their last axis; the result is float32."""
     wide = rows.astype("float32")
     absmax = wide.abs().max(axis=-1, keepdim=True).clip(min=1e-30)
     return paddle.round(wide * (127.0 / absmax)) * (absmax / 127.0)
@@ -61,21 +61,21 @@ def round_to_codes(rows: paddle.Tensor) -> paddle.Tensor:
 def causal_attention(
     query: paddle.Tensor, keys: paddle.Tensor, values: paddle.Tensor, scale: float, num_masked_prefix: int = 0
 ) -> paddle.Tensor:
-    """Return [rows, num_heads, D] float32: the last `rows` of len(keys) positions attend to themselves and before.
+    """Return [rows, num_heads, D] float32: the last `rows` positions attend to themselves and those before.
 
     Args:
         query: [rows, num_heads, D].
         keys: [positions, num_kv_heads, D].
         values: [positions, num_kv_heads, D].
-        scale: multiplies the scores.
+        scale: factor of the scores.
         num_masked_prefix: number of leading positions that are masked for every row but their own.
     """
     (rows, num_heads, dim), (positions, num_kv_heads, _) = query.shape, keys.shape
     grouped = query.astype("float32").reshape([rows, num_kv_heads, num_heads // num_kv_heads, dim])
     scores = paddle.einsum("rkgd,pkd->rkgp", grouped, keys.astype("float32")) * scale
     visible = paddle.arange(positions)[None, :] <= paddle.arange(positions - rows, positions)[:, None]
-    for hidden in range(min(num_masked_prefix, positions - 1)):
-        visible[max(0, rows - positions + hidden + 1) :, hidden] = False
-    masked = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
-    weights = paddle.nn.functional.softmax(masked, axis=-1)
+    for masked in range(min(num_masked_prefix, positions - 1)):
+        visible[max(0, rows - positions + masked + 1) :, masked] = False
+    scores = paddle.where(visible[:, None, None, :], scores, paddle.full_like(scores, float("-inf")))
+    weights = paddle.nn.functional.softmax(scores, axis=-1)
     return paddle.einsum("rkgp,pkd->rkgd", weights, values.astype("float32")).reshape([rows, num_heads, dim])

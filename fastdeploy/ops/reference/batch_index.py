@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> None:
     """As `fastdeploy.ops.batch_index.virtual_padding`."""
-    counts, computed, wanted = (
+    counts, computed, num_logits = (
         buffer.array[:num_seqs] for buffer in (buffers.num_scheduled, buffers.num_computed, buffers.num_logits)
     )
     kv_lens = computed + counts
@@ -23,11 +23,11 @@ def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> Non
     owner = np.repeat(np.arange(num_seqs), counts)
     positions = computed[owner] + np.arange(starts[-1]) - starts[owner]
     slots = buffers.block_tables.array[owner, positions // block_size] * block_size + positions % block_size
-    is_wanted = np.arange(starts[-1]) >= starts[owner + 1] - wanted[owner]
+    is_wanted = np.arange(starts[-1]) >= starts[owner + 1] - num_logits[owner]
     rows = len(positions)
-    buffers.totals.array[:] = [rows, wanted.sum()]
+    buffers.totals.array[:] = [rows, num_logits.sum()]
     buffers.cu_seqlens_q.array[: num_seqs + 1] = starts
-    buffers.cu_logits_rows.array[: num_seqs + 1] = np.cumsum([0, *wanted])
+    buffers.cu_logits_rows.array[: num_seqs + 1] = np.cumsum([0, *num_logits])
     buffers.kv_lens.array[:num_seqs] = kv_lens
     buffers.batch_id_per_row.array[:rows] = owner
     buffers.positions.array[:rows] = positions

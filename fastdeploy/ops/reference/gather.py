@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows in Paddle operators."""
+"""Gathering and scattering of rows in Paddle operators."""
 
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ def gather_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_r
 
 def scatter_rows(x: paddle.Tensor, rows: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
     """As fastdeploy.ops.gather.scatter_rows."""
-    wanted = rows[:num_rows]
+    rows = rows[:num_rows]
     if num_rows == 0:
         return
-    if int(wanted.min()) < 0 or int(wanted.max()) >= out.shape[0]:
-        raise ValueError(f"scatter_rows: rows: expected 0..{out.shape[0] - 1}, got {wanted.tolist()}")
-    out[wanted] = x[:num_rows]
+    if int(rows.min()) < 0 or int(rows.max()) >= out.shape[0]:
+        raise ValueError(f"scatter_rows: rows: expected 0..{out.shape[0] - 1}, got {rows.tolist()}")
+    out[rows] = x[:num_rows]
 
 
 def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
@@ -30,14 +30,14 @@ def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor
 
 
 def packed_embedding(token_ids: paddle.Tensor, table: "PackedLinear", out: paddle.Tensor, num_rows: int) -> None:
-    """As fastdeploy.ops.embedding.packed_embedding; reference.linear.pack_linear keeps the weight as it is."""
+    """As fastdeploy.ops.embedding.packed_embedding; reference.linear.pack_linear does not change the weight."""
     embedding(token_ids, table.data, out, num_rows)
 
 
 def _gather(argument: str, table: paddle.Tensor, ids: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
-    wanted = ids[:num_rows]
+    ids = ids[:num_rows]
     if num_rows == 0:
         return
-    if int(wanted.min()) < 0 or int(wanted.max()) >= table.shape[0]:
-        raise ValueError(f"{argument}: expected 0..{table.shape[0] - 1}, got {wanted.tolist()}")
-    out[:num_rows] = paddle.gather(table, wanted)
+    if int(ids.min()) < 0 or int(ids.max()) >= table.shape[0]:
+        raise ValueError(f"{argument}: expected 0..{table.shape[0] - 1}, got {ids.tolist()}")
+    out[:num_rows] = paddle.gather(table, ids)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import paddle
 
 from fastdeploy.ops.reference.norm import normalise
-from fastdeploy.ops.reference.quantization import dequantized, quantized_rows
+from fastdeploy.ops.reference.quantization import dequantize_rows, dequantize_weight
 
 if TYPE_CHECKING:
     from fastdeploy.ops.linear import PackedLinear, WeightPiece
@@ -21,13 +21,13 @@ def pack_linear(
     quantization: str = "none",
     is_gated: bool = False,
 ) -> "PackedLinear":
-    """As fastdeploy.ops.linear.pack_linear; the weight stays as it is, or is what its codes and scales stand for."""
+    """As fastdeploy.ops.linear.pack_linear; the data is the weight, or the values of its codes and scales."""
     from fastdeploy.ops.linear import PackedLinear
 
     if not isinstance(weight, paddle.Tensor):
         weight = paddle.concat([piece.rows() for piece in weight])
     n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
-    data = weight if quantization == "none" else dequantized(weight.astype("float32"), quantization)
+    data = weight if quantization == "none" else dequantize_weight(weight.astype("float32"), quantization)
     return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization, is_gated)
 
 
@@ -44,13 +44,13 @@ def linear(
     residual: paddle.Tensor | None = None,
     norm: "NormParams | None" = None,
 ) -> None:
-    """As fastdeploy.ops.linear.linear, except that a row's rounding may depend on num_rows."""
+    """As fastdeploy.ops.linear.linear, but the rounding of a row may depend on num_rows."""
     rows = x[:num_rows]
     if norm is not None:
         rows = normalise(rows, norm.weight, norm.eps).astype(x.dtype)
     rows = rows.astype("float32")
     if w.quantization != "none":
-        rows = quantized_rows(rows, w.quantization)
+        rows = dequantize_rows(rows, w.quantization)
     total = paddle.matmul(rows, w.data.astype("float32"), transpose_y=True)
     if w.bias is not None:
         total = total + w.bias.astype("float32")

@@ -15,27 +15,30 @@ def rotate(x: paddle.Tensor, cos_sin: paddle.Tensor, interleaved: bool) -> paddl
     """Return [rows, heads, head_dim] float32 with its first rotary_dim elements rotated; cos_sin [rows, rotary_dim]."""
     rotary_dim = cos_sin.shape[-1]
     cosine, sine = paddle.chunk(cos_sin.unsqueeze(1), 2, axis=-1)
-    turned, kept = x[..., :rotary_dim], x[..., rotary_dim:]
+    rotated_part, rest = x[..., :rotary_dim], x[..., rotary_dim:]
     if interleaved:
-        first, second = turned[..., 0::2], turned[..., 1::2]
+        first, second = rotated_part[..., 0::2], rotated_part[..., 1::2]
     else:
-        first, second = turned[..., : rotary_dim // 2], turned[..., rotary_dim // 2 :]
+        first, second = rotated_part[..., : rotary_dim // 2], rotated_part[..., rotary_dim // 2 :]
     parts = [first * cosine - second * sine, second * cosine + first * sine]
-    rotated = paddle.stack(parts, axis=-1).reshape(turned.shape) if interleaved else paddle.concat(parts, axis=-1)
-    return paddle.concat([rotated, kept], axis=-1) if kept.shape[-1] else rotated
+    rotated = paddle.stack(parts, axis=-1).reshape(rotated_part.shape) if interleaved else paddle.concat(parts, axis=-1)
+    return paddle.concat([rotated, rest], axis=-1) if rest.shape[-1] else rotated
 
 
 def prepare(
-    qkv: paddle.Tensor, positions: paddle.Tensor, num_rows: int, heads: "HeadLayout", rule: "RotaryParams"
+    qkv: paddle.Tensor, positions: paddle.Tensor, num_rows: int, heads: "HeadLayout", rotary: "RotaryParams"
 ) -> None:
     """Normalise and rotate the query and key heads of the first `num_rows` rows of qkv in place."""
     if num_rows == 0:
         return
-    angles = paddle.gather(rule.cos_sin, positions[:num_rows])
+    angles = paddle.gather(rotary.cos_sin, positions[:num_rows])
     rows = qkv[:num_rows].astype("float32").reshape([num_rows, -1, heads.head_dim])
-    for start, count, norm in ((0, heads.num_heads, rule.q_norm), (heads.num_heads, heads.num_kv_heads, rule.k_norm)):
+    for start, count, norm in (
+        (0, heads.num_heads, rotary.q_norm),
+        (heads.num_heads, heads.num_kv_heads, rotary.k_norm),
+    ):
         part = rows[:, start : start + count]
         if norm is not None:
-            part = normalise(part, norm, rule.eps).astype(qkv.dtype).astype("float32")
-        rows[:, start : start + count] = rotate(part, angles, rule.is_interleaved)
+            part = normalise(part, norm, rotary.eps).astype(qkv.dtype).astype("float32")
+        rows[:, start : start + count] = rotate(part, angles, rotary.is_interleaved)
     qkv[:num_rows] = rows.reshape([num_rows, -1]).astype(qkv.dtype)

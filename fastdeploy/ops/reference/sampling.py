@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sampling rule in plain NumPy, step by step and in float64 where the native kernels use integers.
+"""Sampling in plain NumPy, step by step, in float64 where the native kernels use integers.
 
-It is the oracle of the tests and stands in for a missing kernel on accelerators; the filters of a row run on the host.
+Tests compare kernels with it, and it replaces the kernel on backends that have none; it runs on the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 Floats = NDArray[np.float32]
-DRAFT_ID, SKIPPED = 10, 3  # of IntColumn and RowStatus, whose module imports this one
+DRAFT_ID, SKIPPED = 10, 3  # of IntColumn and RowStatus, which cannot be imported here: their module imports this one
 
 
 def philox4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
@@ -105,14 +105,14 @@ def _sample_row(raw: Floats, batch: SamplingBatch, row: int) -> tuple[Floats, in
     return x, token_id, 0, 0 <= draft_id < len(x) and x[draft_id] > -np.inf
 
 
-def _known(ids: NDArray, vocab_size: int) -> NDArray:
+def _in_vocabulary(ids: NDArray, vocab_size: int) -> NDArray:
     return (ids >= 0) & (ids < vocab_size)
 
 
 def _bias(x: Floats, batch: SamplingBatch, begin: int, end: int) -> None:
     ids = batch.bias_ids.array[begin:end]
-    known = _known(ids, len(x))
-    np.add.at(x, ids[known], batch.bias_values.array[begin:end][known])
+    valid = _in_vocabulary(ids, len(x))
+    np.add.at(x, ids[valid], batch.bias_values.array[begin:end][valid])
 
 
 def _penalise(
@@ -122,15 +122,15 @@ def _penalise(
     if repetition == 1 and presence == 0 and frequency == 0:
         return
     seen = history[begin:end]
-    seen = np.unique(seen[_known(seen, len(x))])
+    seen = np.unique(seen[_in_vocabulary(seen, len(x))])
     x[seen] = np.where(x[seen] > 0, x[seen] / repetition, x[seen] * repetition)
     output = history[max(output_begin, begin) : end]
-    ids, counts = np.unique(output[_known(output, len(x))], return_counts=True)
+    ids, counts = np.unique(output[_in_vocabulary(output, len(x))], return_counts=True)
     x[ids] = x[ids] - presence - frequency * counts.astype(np.float32)
 
 
 def _ban(x: Floats, banned: NDArray) -> None:
-    x[banned[_known(banned, len(x))]] = -np.inf
+    x[banned[_in_vocabulary(banned, len(x))]] = -np.inf
 
 
 def _mask(x: Floats, words: NDArray) -> None:
@@ -139,7 +139,7 @@ def _mask(x: Floats, words: NDArray) -> None:
 
 
 def filtered(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
-    """Return scaled logits [V] with -inf for the ids that top_k, top_p and min_p remove, in this order."""
+    """Apply top_k, top_p and min_p, in this order, to scaled logits [V]; removed ids become -inf."""
     order = np.lexsort((np.arange(len(x)), -x))  # logit descending, id ascending
     order = order[x[order] > -np.inf]
     if top_k > 0:
@@ -150,9 +150,9 @@ def filtered(x: Floats, top_k: int, top_p: float, min_p: float) -> Floats:
         order = order[: 1 + int(np.argmax(share.astype(np.float32) >= np.float32(top_p)))]
     if min_p > 0:
         order = order[x[order] >= x[order[0]] + np.log(np.float32(min_p))]
-    kept = np.full_like(x, -np.inf)
-    kept[order] = x[order]
-    return kept
+    remaining = np.full_like(x, -np.inf)
+    remaining[order] = x[order]
+    return remaining
 
 
 def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n: int, out: LogprobBuffers) -> None:
@@ -164,8 +164,8 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n:
         order = np.lexsort((np.arange(len(x)), -x))
         out.chosen_logprob.array[i] = values[token_id]
         out.chosen_rank.array[i] = 1 + int(np.argmax(order == token_id))
-        kept = min(top_n, len(x))
+        count = min(top_n, len(x))
         out.top_ids.array[i, :top_n] = -1
         out.top_logprobs.array[i, :top_n] = np.nan
-        out.top_ids.array[i, :kept] = order[:kept]
-        out.top_logprobs.array[i, :kept] = values[order[:kept]]
+        out.top_ids.array[i, :count] = order[:count]
+        out.top_logprobs.array[i, :count] = values[order[:count]]

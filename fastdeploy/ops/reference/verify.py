@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verification walk, written for reading."""
+"""Verification in plain Python."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def verify_draft_tokens(
 ) -> None:
     """As `fastdeploy.ops.verify.verify_draft_tokens`."""
     drafts = (draft_ids[:, _DRAFT_COLUMN] if draft_ids.ndim == 2 else draft_ids).tolist()
-    tokens, kept = target.tolist(), survives.tolist()
+    tokens, is_candidate = target.tolist(), survives.tolist()
     for b in range(batch.num_seqs):
         first, count = int(batch.first_row.array[b]), int(batch.row_count.array[b])
         emitted: list[int] = []
         for row in range(first, first + count):
             draft = drafts[row] if row < first + count - 1 else -1
-            equal = tokens[row] == draft or (relaxed and kept[row])
+            equal = tokens[row] == draft or (relaxed and is_candidate[row])
             accepted = draft >= 0 and (accept_policy == _ACCEPT_ALL or (accept_policy == _NORMAL and equal))
             emitted.append(draft if accepted else tokens[row])
             if not accepted:

@@ -102,7 +102,7 @@ def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPa
 
 def test_checkpoint_without_the_layer_is_refused() -> None:
     config = engine_config_of("tests/golden/ernie4_5")
-    with pytest.raises(ConfigError, match="holds no layer for multi-token prediction"):
+    with pytest.raises(ConfigError, match="contains no layer for multi-token prediction"):
         make_engine(config)
 
 

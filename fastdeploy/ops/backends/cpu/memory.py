@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory for what kernels stream: packed weights and caches, in huge pages where the system has them.
+"""Memory for packed weights and caches, in huge pages if the system has them.
 
-A processor that walks page tables for every 4 KiB of a weight reads at half of the memory's bandwidth. Weights are
-placed next to each other in slabs: asking the system for memory of its own costs as much as packing a megabyte.
+With 4 KiB pages, page table walks halve the bandwidth at which a weight is read. Weights are placed next to each other
+in slabs, because allocating memory from the system costs as much as packing a megabyte.
 """
 
 import ctypes
@@ -11,19 +11,19 @@ import math
 import paddle
 
 _HUGE_PAGE = 1 << 21  # bytes; x86-64 and arm64 with 4 KiB base pages
-_SLAB = 1 << 27  # bytes of a slab, of which those written are resident; a quarter or more gets memory of its own
-_LINE = 64  # bytes; every tensor begins on a cache line
+_SLAB = 1 << 27  # bytes of a slab; tensors of a quarter of it or more are allocated separately
+_LINE = 64  # bytes; every tensor is aligned to a cache line
 _MADV_HUGEPAGE = 14
 
 _itemsize = {"uint8": 1, "int8": 1, "bfloat16": 2, "float32": 4}
-_slabs: dict[str, tuple[paddle.Tensor, int]] = {}  # by dtype: the current slab and the first free element
+_slabs: dict[str, tuple[paddle.Tensor, int]] = {}  # by dtype: the current slab and its first free element
 
 
 def allocate_streamed(shape: list[int], dtype: str) -> paddle.Tensor:
-    """Return a CPU tensor whose contents are undefined, to be written once and read often.
+    """Return an uninitialised tensor for data that is written once and read often.
 
     Args:
-        shape: sizes.
+        shape: shape of the tensor.
         dtype: "uint8", "int8", "bfloat16" or "float32".
     """
     count, item = math.prod(shape), _itemsize[dtype]
@@ -38,7 +38,7 @@ def allocate_streamed(shape: list[int], dtype: str) -> paddle.Tensor:
 
 
 def _allocate(count: int, dtype: str) -> tuple[paddle.Tensor, int]:
-    """Return untouched memory with room for `count` elements from the returned element on, a huge page's first."""
+    """Return a tensor and the index of an element at the start of a huge page, with room for `count` elements."""
     item = _itemsize[dtype]
     tensor = paddle.empty([count + _HUGE_PAGE // item], dtype=dtype).cpu()
     skipped = -tensor.data_ptr() % _HUGE_PAGE
