@@ -70,10 +70,9 @@ class LossBudget:
 class AdaptiveLength(LengthPolicy):
     """Verifies the drafts that raise the tokens per second of the batch; pauses drafting that loses time.
 
-    How many drafts are verified follows from their acceptance and from predicted step times; whether there are any,
-    from measured time: a step with drafts, proposing included, is compared with plain steps for as many tokens. Losses
-    use up a loss budget that gains refill. Drafting is then paused until the loss is LOSS_SHARE of the time, and tried
-    again. During a pause only matches of MAX_DEPTH or more tokens are drafted, as in a text that repeats itself.
+    Lengths follow from acceptance and predicted step times; whether to draft at all, from measured time. A step with
+    drafts, proposing included, is compared with plain steps for as many tokens. Losses use up a loss budget that gains
+    refill; then drafting is paused until the loss is LOSS_SHARE of the time, except for matches of MAX_DEPTH tokens.
     """
 
     def __init__(self, times: StepTimes, passes: DraftPasses | None, matches_text: bool, clock: Clock) -> None:
