@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DraftLengthStats:
-    """What adaptive length does (docs/guide/speculation.md); all zero where it is off.
+    """What adaptive length does (docs/design/adaptive-length.md); all zero where it is off.
 
     Attributes:
         mean_length: running mean of the drafts verified per decoding request and step.
