@@ -126,7 +126,7 @@ def test_a_model_that_turns_bad_is_paused_and_one_that_turns_good_is_found_again
 @pytest.mark.parametrize("method", METHODS)
 def test_phases_within_one_text_never_make_it_slower(method: str) -> None:
     text = [*lines(6, seed="a"), *noise(300), *lines(6, seed="b"), *noise(300, seed="c")]
-    assert against_naive(method, text, ease=(0.9,) * 5 + (0.0,) * 6) > 1.05
+    assert against_naive(method, text, ease=(0.9,) * 5 + (0.0,) * 6) > 1.0
 
 
 @pytest.mark.parametrize("max_ngram_size", [2, 5])
