@@ -60,8 +60,7 @@ def complaint(checkout: Path, script: str) -> list[str]:
 def test_unsupported_python_is_named(checkout: Path) -> None:
     put(checkout, "python3", OLD_PYTHON)
     assert complaint(checkout, "quickstart.sh") == [
-        "fastdeploy: missing: Python 3.10, 3.11 or 3.12 "
-        "(Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
+        "fastdeploy: missing: Python 3.11 or 3.12 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
     ]
 
 
@@ -82,4 +81,4 @@ def test_missing_redis_is_named_and_the_rest_goes_on(checkout: Path) -> None:
     put(checkout, "python3", OLD_PYTHON)
     lines = complaint(checkout, "run_tests.sh")
     assert lines[0] == "fastdeploy: missing: redis-server (Debian, Ubuntu: apt-get install redis-server)"
-    assert lines[1].startswith("fastdeploy: missing: Python 3.10")
+    assert lines[1].startswith("fastdeploy: missing: Python 3.11")
