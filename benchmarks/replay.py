@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.workloads import Session, Turn
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
@@ -89,9 +89,9 @@ class LayerRecord:
                 self._engine.step()
         return self._drafts[key]
 
-    def _record(self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]) -> list[Draft]:
+    def _record(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Keep a draft instead of handing it on, so that the answer is drafted after every token."""
-        for request, draft in zip(requests, self._propose(requests, caps, steps)):
+        for request, draft in zip(requests, self._propose(requests, quotas)):
             self._now[request.num_output_tokens] = draft.token_ids
         return [NO_DRAFT] * len(requests)
 
@@ -128,9 +128,9 @@ def replay_drafts(
     emitted = answer[:1]
     while request.num_output_tokens + len(emitted) < len(answer):
         request.append(emitted)
-        proposer.observe([request], [emitted])
         rest = answer[request.num_output_tokens :]
-        draft = proposer.propose([request], [request.draft_room])[0].token_ids if request.draft_room else []
+        quota = DraftQuota(request.draft_room, request.draft_room)
+        draft = proposer.propose([request], [quota])[0].token_ids if request.draft_room else []
         num_right = (*(drafted == token for drafted, token in zip(draft, rest)), False).index(False)
         emitted = rest[: num_right + 1]
         tally.steps += 1

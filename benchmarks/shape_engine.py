@@ -18,7 +18,7 @@ from fastdeploy.config.engine_config import CacheConfig, EngineConfig, Scheduler
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine, Runner
@@ -92,11 +92,9 @@ class FixedDraft(NaiveProposer):
     name = "fixed"
     length = 0
 
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Return the same token `length` times, as far as a request has room."""
-        return [Draft([TOKEN] * min(self.length, cap), self.name) for cap in caps]
+        return [Draft([TOKEN] * min(self.length, quota.max_drafts), self.name) for quota in quotas]
 
 
 class PromptSkipper:

@@ -76,7 +76,6 @@ class Timed:
         if record is not None:
             replay_layer(engine, self.drafts)
         for part, name, bucket in (
-            (engine.proposer, "observe", "draft_s"),
             (engine.proposer, "propose", "draft_s"),
             (engine.runner, "run", "verify_s"),
         ):

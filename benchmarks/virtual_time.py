@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine whose model says recorded answers in no time but that of a table, so that policies are judged exactly.
+"""An engine in virtual time: its model emits recorded answers, and a table says how long steps and drafting take.
 
-Scheduler, proposers and the choice of draft lengths are the real ones. Time is a number: a step adds what the table
-says of its rows and requests, a proposer what its asking is said to cost.
+Scheduler, proposers and adaptive length are the real ones, so that policies are compared exactly on any machine.
 """
 
 from __future__ import annotations
@@ -18,27 +17,27 @@ import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import Draft, Request
+from fastdeploy.core.length_policy import LengthPolicy
+from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
-from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
-from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 1 << 17
 
 
-class Calls(NamedTuple):
-    """Seconds of a call of a drafting model, of each request in it, and of each row that it must catch up with."""
+class Passes(NamedTuple):
+    """Seconds of a draft pass, of each request in it, and of each token that the drafting model has missed."""
 
-    call_s: float
+    pass_s: float
     request_s: float
     row_s: float
 
@@ -50,15 +49,15 @@ class Machine:
     Attributes:
         rows_s: rows: seconds without what the requests cost; joined by lines.
         request_s: that each request adds.
-        ask_s, ask_request_s: of asking a proposer that matches text, and of each request asked.
-        calls: method: what the calls of its drafting model take.
+        match_s, match_request_s: of a proposer that matches text, and of each of its requests.
+        passes: method: what draft passes take.
     """
 
     rows_s: Mapping[int, float]
     request_s: float
-    ask_s: float
-    ask_request_s: float
-    calls: Mapping[str, Calls]
+    match_s: float
+    match_request_s: float
+    passes: Mapping[str, Passes]
 
     def step_s(self, num_rows: int, num_requests: int) -> float:
         """Return the time of a step."""
@@ -70,11 +69,11 @@ class Machine:
         return num_rows * seconds / rows
 
 
-def _machine(step_s: float, rows: Mapping[int, float], request: float, **calls: tuple[float, float, float]) -> Machine:
+def _machine(step_s: float, rows: Mapping[int, float], request: float, **passes: tuple[float, float, float]) -> Machine:
     """Make one of parts of the time of a step of one row."""
     rows_s = {count: step_s * share for count, share in rows.items()}
-    calls_s = {method: Calls(*(step_s * share for share in shares)) for method, shares in calls.items()}
-    return Machine(rows_s, step_s * request, 25e-6, 5e-6, calls_s)
+    passes_s = {method: Passes(*(step_s * share for share in shares)) for method, shares in passes.items()}
+    return Machine(rows_s, step_s * request, 25e-6, 5e-6, passes_s)
 
 
 MACHINES = {  # about what two cores of an Intel Xeon without AVX-512 BF16 take, at 400 tokens of context
@@ -103,10 +102,20 @@ MACHINES = {  # about what two cores of an Intel Xeon without AVX-512 BF16 take,
 
 
 class Clock:
-    """Virtual seconds."""
+    """Virtual seconds.
+
+    Attributes:
+        slowdown: factor by which everything takes longer than the machine's table says.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.slowdown = 1.0
+
+    def spend(self, seconds: float) -> float:
+        """Let time pass; return how much it was with the slowdown."""
+        self.now += self.slowdown * seconds
+        return self.slowdown * seconds
 
     def __call__(self) -> float:
         return self.now
@@ -120,7 +129,7 @@ class BusyClock(Clock):
 
 
 class Reciter:
-    """Says what is recorded; a step takes the machine's time, times a seeded noise."""
+    """Emits what is recorded; a step takes the time of the machine, times a seeded noise."""
 
     def __init__(self, machine: Machine, clock: Clock, noise: float = 0.0) -> None:
         self.answers: dict[str, Sequence[int]] = {}
@@ -138,9 +147,9 @@ class Reciter:
         """Let the time of the step go by; what prompts take passes too, but is not counted."""
         num_rows = sum(plan.num_verify_rows)
         step_s = self._machine.step_s(num_rows, len(plan.requests))
-        self._clock.now += self._machine.prompt_s(sum(plan.num_scheduled) - num_rows)
-        self.busy_s += step_s
-        self._clock.now += step_s * math.exp(self._noise * self._dice.gauss(0, 1))
+        self._clock.spend(self._machine.prompt_s(sum(plan.num_scheduled) - num_rows))
+        noise = math.exp(self._noise * self._dice.gauss(0, 1))
+        self.busy_s += self._clock.spend(step_s * noise) / noise
 
     def _result(self, request: Request) -> RequestResult:
         first, draft = request.num_output_tokens, request.draft.token_ids
@@ -150,7 +159,7 @@ class Reciter:
 
 
 class Charged:
-    """A proposer that matches text, for a price."""
+    """A proposer that matches text, and takes time for it."""
 
     def __init__(self, proposer: Proposer, machine: Machine, clock: Clock) -> None:
         self.busy_s = 0.0
@@ -158,14 +167,11 @@ class Charged:
         self._machine, self._clock = machine, clock
         proposer.propose = self.propose  # type: ignore[method-assign]
 
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
-        """Charge, and let the proposer do it."""
-        ask_s = self._machine.ask_s + self._machine.ask_request_s * len(requests)
-        self.busy_s += ask_s
-        self._clock.now += ask_s
-        return self._propose(requests, caps, steps)
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        """Let the time pass, and the proposer propose."""
+        seconds = self._machine.match_s + self._machine.match_request_s * len(requests)
+        self.busy_s += self._clock.spend(seconds)
+        return self._propose(requests, quotas)
 
 
 class SimulatedModel:
@@ -177,10 +183,10 @@ class SimulatedModel:
 
     PASSAGE = 48
 
-    def __init__(self, answers: dict[str, Sequence[int]], calls: Calls, clock: Clock) -> None:
+    def __init__(self, answers: dict[str, Sequence[int]], passes: Passes, clock: Clock) -> None:
         self.busy_s = 0.0
         self.reliabilities: dict[str, Sequence[float]] = {}
-        self._answers, self._calls, self._clock = answers, calls, clock
+        self._answers, self._passes, self._clock = answers, passes, clock
         self._filled: dict[str, int] = {}
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
@@ -189,10 +195,10 @@ class SimulatedModel:
         beside_prompts = [request for request in asked if request.num_output_tokens == 1]
         num_missing = sum(map(self._num_missing, asked))
         num_hidden = sum(map(self._num_missing, beside_prompts))
-        call_s, request_s, row_s = self._calls
-        drafting_s = max(counts) * call_s + sum(counts) * request_s
-        self.busy_s += drafting_s + (num_missing - num_hidden) * row_s
-        self._clock.now += drafting_s + num_missing * row_s
+        pass_s, request_s, row_s = self._passes
+        drafting_s = max(counts) * pass_s + sum(counts) * request_s
+        self.busy_s += self._clock.spend(drafting_s + (num_missing - num_hidden) * row_s)
+        self._clock.spend(num_hidden * row_s)
         self._filled.update((request.request_id, request.num_tokens) for request in asked)
         return [self._draft(request, count) for request, count in zip(requests, counts)]
 
@@ -217,9 +223,10 @@ class VirtualEngine:
     engine: Engine
     reciter: Reciter
     drafting: Charged | SimulatedModel
+    clock: Clock
 
     def busy_s(self) -> float:
-        """Seconds of all steps and of all asking."""
+        """Seconds of all steps and of all drafting."""
         return self.reciter.busy_s + self.drafting.busy_s
 
 
@@ -241,8 +248,8 @@ def make_virtual_engine(
     """
     clock = clock or Clock()
     reciter = Reciter(machine, clock, noise)
-    calls = machine.calls.get(speculative.method)
-    model = SimulatedModel(reciter.answers, calls, clock) if calls else None
+    passes = machine.passes.get(speculative.method)
+    model = SimulatedModel(reciter.answers, passes, clock) if passes else None
     proposer = make_proposer(speculative, model)
     drafting = model or Charged(proposer, machine, clock)
     num_blocks = max_seqs * -(-max_model_len // BLOCK_SIZE) + 1
@@ -255,29 +262,23 @@ def make_virtual_engine(
         speculative=speculative,
         server_seed=0,
     )
-    budget = DraftBudget()
-    if speculative.adaptive:
-        told = believed or machine
-        budget = _adaptive_budget(speculative, StepCost(told.rows_s, told.request_s), calls, clock)
-        if isinstance(proposer, HybridProposer) and speculative.extension == "ngram":
-            proposer.weigh = budget.weigh
+    policy = _length_policy(speculative, believed or machine, clock) if speculative.adaptive else LengthPolicy()
     config = SchedulerConfig(
         max_num_seqs=max_seqs, max_num_batched_tokens=max_seqs * max_model_len, enable_chunked_prefill=False
     )
-    scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), budget)
+    scheduler = BatchScheduler(config, KVCacheManager(num_blocks, BLOCK_SIZE, False), policy)
     engine = Engine(admission, scheduler, reciter, proposer, OutputProcessor([], _no_scanner, clock), clock)
-    return VirtualEngine(engine, reciter, drafting)
+    return VirtualEngine(engine, reciter, drafting, clock)
 
 
-def _adaptive_budget(
-    speculative: SpeculativeConfig, cost: StepCost, calls: Calls | None, clock: Clock
-) -> AdaptiveBudget:
-    if calls is None:
-        return AdaptiveBudget(cost, clock=clock)
+def _length_policy(speculative: SpeculativeConfig, believed: Machine, clock: Clock) -> AdaptiveLength:
+    times, passes = StepTimes(believed.rows_s, believed.request_s), believed.passes.get(speculative.method)
+    if passes is None:
+        return AdaptiveLength(times, None, True, clock)
     is_layer = speculative.method == "mtp"
-    steps = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
-    model = DraftingModel(speculative.method, steps, CallCost(*calls))
-    return AdaptiveBudget(cost, model, clock, speculative.extension is not None)
+    max_passes = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
+    draft_passes = DraftPasses(speculative.method, max_passes, passes.pass_s, passes.request_s)
+    return AdaptiveLength(times, draft_passes, speculative.extension is not None, clock)
 
 
 def _no_scanner(request: Request) -> object:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
+from fastdeploy.core.length_policy import LengthPolicy
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.admission import Admission
@@ -18,8 +19,6 @@ from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.draft_budget import DraftBudget
-from fastdeploy.spec_decode.adaptive.step_cost import StepCost
 from fastdeploy.spec_decode.proposers.base import Proposer
 
 EOS = 0
@@ -83,14 +82,8 @@ class OracleProposer(Proposer):
     def start(self, request: Request) -> None:
         self._live.add(request.key)
 
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        for request, tokens in zip(requests, emitted):
-            assert request.output_token_ids[-len(tokens) :].tolist() == list(tokens)
-
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
-        return [self._draft(request, cap) for request, cap in zip(requests, caps)]
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        return [self._draft(request, quota.max_drafts) for request, quota in zip(requests, quotas)]
 
     def finish(self, request: Request) -> None:
         self._live.remove(request.key)
@@ -105,21 +98,6 @@ class OracleProposer(Proposer):
             return NO_DRAFT
         wrong = self._random.random(len(tokens)) < self.corruption
         return Draft(np.where(wrong, np.maximum(tokens - 1, 0), tokens).tolist(), self.name)
-
-
-class FixedCost(StepCost):
-    """A step whose time is what it is said to be, whatever a clock says."""
-
-    def is_known(self, num_requests: int, weight: float) -> bool:
-        return True
-
-    def learn_plain(
-        self, num_requests: int, weight: float, seconds: float, num_alike: int = 1, most_rate: float = 1.0
-    ) -> None:
-        pass
-
-    def learn_drafted(self, num_requests: int, num_drafts: int, weight: float, seconds: float) -> None:
-        pass
 
 
 class ManualClock:
@@ -142,7 +120,7 @@ def make_engine(
     prefix_caching: bool = True,
     scheduler: SchedulerConfig | None = None,
     clock: ManualClock | None = None,
-    draft_budget: DraftBudget | None = None,
+    length_policy: LengthPolicy | None = None,
 ) -> Engine:
     """Build a real engine around the slot model."""
     clock = clock or ManualClock()
@@ -160,7 +138,7 @@ def make_engine(
     outputs = OutputProcessor([EOS], _no_scanner, clock)
     scheduler = scheduler or SchedulerConfig()
     runner = SlotModelRunner(num_blocks, block_size)
-    return Engine(admission, BatchScheduler(scheduler, kv, draft_budget), runner, proposer, outputs, clock)
+    return Engine(admission, BatchScheduler(scheduler, kv, length_policy), runner, proposer, outputs, clock)
 
 
 def plain_text(prompt: Sequence[int], seed: int, params: SamplingParams, max_model_len: int = 64) -> list[int]:

@@ -41,7 +41,14 @@ ALLOWED = {  # by the longest prefix of a file's path; every package may import 
         *("structured_output", "engine", "detokenize", "ipc", "metrics", "scheduler"),
     },
 }
-DEVICE_NAMES = {"CPUPlace", "OpGraph", "load_op_meta_info_and_register_op", "run_native", "_run_custom_op"}
+DEVICE_NAMES = {
+    "CPUPlace",
+    "OpGraph",
+    "load_op_meta_info_and_register_op",
+    "run_native",
+    "_run_custom_op",
+    "thread_time",
+}
 WITHOUT_PADDLE = ("core", "config", "detokenize", "ipc", "metrics", "entrypoints/openai", "entrypoints/cli")
 
 

@@ -112,16 +112,20 @@ int32_t NgramSequence::find_in_tail(const Tail& tail, const int32_t* ngram, int 
 Proposal NgramSequence::propose(const Tail& tail, int32_t cap) {
   const Proposal found = look_up(tail, cap);
   if (found.match_len == 0) return found;
-  if (tail.num_tokens == 0 && anchor_.is_worn() && is_long_match(found.first)) {
+  if (tail.num_tokens == 0 && anchor_.is_worn() && match_len_at(tail, found.first) >= kLongMatch) {
     anchor_.set(0, found.first, length(), kLongMatch, [this](int64_t i) { return tokens_[i]; });
   }
-  const Proposal resumed = resume(tail, cap, found.match_len);
-  return resumed.match_len > 0 ? resumed : found;
+  Proposal best = resume(tail, cap, found.match_len);
+  if (best.match_len == 0) best = found;
+  best.match_len = match_len_at(tail, best.first);
+  return best;
 }
 
-bool NgramSequence::is_long_match(int32_t place) const {
-  return place >= kLongMatch &&
-         std::equal(tokens_.end() - kLongMatch, tokens_.end(), tokens_.begin() + place - kLongMatch);
+int32_t NgramSequence::match_len_at(const Tail& tail, int32_t place) const {
+  const int32_t whole = length() + tail.num_tokens, limit = std::min(place, kMaxMatchLen);
+  int32_t n = 0;
+  while (n < limit && token(tail, place - 1 - n) == token(tail, whole - 1 - n)) ++n;
+  return n;
 }
 
 Proposal NgramSequence::resume(const Tail& tail, int32_t cap, int min_evidence) const {

@@ -53,9 +53,10 @@ class PositionTable {
 };
 
 constexpr int32_t kMaxNgram = 16;
+constexpr int32_t kMaxMatchLen = 16;  // longer matches are reported as this long
 
 struct Proposal {
-  int32_t match_len = 0;   // tokens of the suffix that was found, 0 if none
+  int32_t match_len = 0;   // last tokens of the text that equal those before `first`, at most kMaxMatchLen; 0 if none
   int32_t first = 0;       // position of the first proposed token
   int32_t num_tokens = 0;  // tokens[first], tokens[first + 1], ... and from the end of the text again from `first` on
 };
@@ -78,7 +79,8 @@ class NgramSequence {
   Proposal look_up(const Tail& tail, int32_t cap) const;
   // The continuation of what was being copied, if the last tokens, at least `min_evidence`, say that it goes on.
   Proposal resume(const Tail& tail, int32_t cap, int min_evidence) const;
-  bool is_long_match(int32_t place) const;
+  // How many of the last tokens equal those before `place`, whatever the length of the n-gram that was looked up.
+  int32_t match_len_at(const Tail& tail, int32_t place) const;
   // The last end, behind the indexed ones and before the text's own, of an n-gram that equals ngram[0 .. n), or -1.
   int32_t find_in_tail(const Tail& tail, const int32_t* ngram, int n) const;
 

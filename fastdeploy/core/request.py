@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,6 +72,21 @@ class Draft:
 
 
 NO_DRAFT = Draft([])
+
+
+class DraftQuota(NamedTuple):
+    """What may be proposed for a request.
+
+    Attributes:
+        max_drafts: draft tokens, at least 1.
+        max_draft_passes: passes of a drafting model for this request.
+        min_match_len: shortest match, in tokens, that is drafted from; behind drafts of a model any match is. 0 leaves
+            it to the proposer.
+    """
+
+    max_drafts: int
+    max_draft_passes: int
+    min_match_len: int = 0
 
 
 class RequestStatus(Enum):

@@ -6,21 +6,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
-class DraftBudgetStats:
-    """What the choice of the draft length does (docs/guide/speculation.md); all zero where it is off.
+@dataclass
+class DraftLengthStats:
+    """What adaptive length does (docs/design/adaptive-length.md); all zero where it is off.
 
     Attributes:
         mean_length: running mean of the drafts verified per decoding request and step.
         num_rows: drafts that the latest step verified.
         num_zero_choices: steps that had drafts and verified none.
-        num_withheld_tokens: draft tokens that were proposed and did not pay.
+        num_withheld_tokens: draft tokens that were proposed and not verified.
+        is_paused: drafting is paused because drafts have lost time.
+        paused_s: seconds for which it has been paused without a break.
     """
 
     mean_length: float = 0.0
     num_rows: int = 0
     num_zero_choices: int = 0
     num_withheld_tokens: int = 0
+    is_paused: bool = False
+    paused_s: float = 0.0
 
 
 @dataclass
@@ -73,4 +77,4 @@ class EngineStats:
     accepted_per_source: dict[str, int] = field(default_factory=dict)
     suffix_cache: SuffixCacheStats | None = None
     num_finished: dict[str, int] = field(default_factory=dict)
-    draft_budget: DraftBudgetStats = field(default_factory=DraftBudgetStats)
+    draft_length: DraftLengthStats = field(default_factory=DraftLengthStats)

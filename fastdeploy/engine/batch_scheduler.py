@@ -11,10 +11,10 @@ from bisect import insort
 from collections import deque
 
 from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import Request, RequestStatus
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.adaptive.draft_budget import DraftBudget
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
 MAX_PAUSE_S = 0.05  # of those that decode, for more prompt rows than that; as long as streams wait for a chunk
@@ -31,10 +31,10 @@ class BatchScheduler:
     `MAX_PAUSE_S`: a prompt that arrives makes nobody's next token wait for more than about two steps, or unnoticeably.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, draft_budget: DraftBudget | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, length_policy: LengthPolicy | None = None) -> None:
         self.config = config
         self.kv = kv
-        self.draft_budget = draft_budget or DraftBudget()
+        self.length_policy = length_policy or LengthPolicy()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -62,7 +62,7 @@ class BatchScheduler:
         decoding = [r for r in self.running if r.num_pending == 1]
         reading = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
         num_prompt_rows = self._num_prompt_rows(reading) if reading else 0
-        self.draft_budget.choose(decoding, num_prompt_rows)
+        self.length_policy.trim_drafts(decoding, num_prompt_rows)
         budget = self._plan_all(plan, decoding, budget)
         if reading or self.waiting:
             if plan.requests and self.config.enable_chunked_prefill:

@@ -51,7 +51,7 @@ class Engine:
     ) -> None:
         self.admission = admission
         self.scheduler = scheduler
-        self.draft_budget = scheduler.draft_budget
+        self.length_policy = scheduler.length_policy
         self.runner = runner
         self.proposer = proposer
         self.outputs = outputs
@@ -111,7 +111,6 @@ class Engine:
         results = self.runner.run(plan)
         self.scheduler.learn(plan, self._clock() - began_s)
         deltas += self._commit(plan, results)
-        self.draft_budget.end_step(plan)
         self._propose(plan)
         return deltas
 
@@ -149,12 +148,10 @@ class Engine:
         assert {r.key for r in live} == {r.key for r in (*self.scheduler.running, *self.scheduler.waiting)}
         self.scheduler.check_integrity()
         self.proposer.check_integrity(live)
-        self.draft_budget.check_integrity(live)
+        self.length_policy.check_integrity(live)
 
     def _commit(self, plan: StepPlan, results: Sequence[RequestResult]) -> list[TokenDelta]:
         deltas: list[TokenDelta] = []
-        going_on: list[Request] = []
-        emitted: list[list[int]] = []
         for row, (request, result) in enumerate(zip(plan.requests, results)):
             if result.error:
                 deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
@@ -171,36 +168,24 @@ class Engine:
             self.scheduler.commit(plan, row, result, delta.token_ids)
             self.outputs.complete(delta, request)
             deltas.append(delta)
-            if delta.finish_reason is None:
-                going_on.append(request)
-                emitted.append(delta.token_ids)
-            else:
+            if delta.finish_reason is not None:
                 self._forget(request, delta.finish_reason)
-        if going_on:
-            self.proposer.observe(going_on, emitted)
-            self.draft_budget.observe(going_on, emitted)
         return deltas
 
     def _propose(self, plan: StepPlan) -> None:
-        """Ask for drafts of the requests whose next step decodes, where the budget wants any."""
-        wants_drafts = self.draft_budget.wants_drafts(len(plan.requests))
-        ready = [r for r in plan.requests if (wants_drafts or r.constraint is not None) and _is_ready(r)]
-        if not ready:
-            return
-        asks = self.draft_budget.ask(ready) if wants_drafts else []
-        asked = [request for request, ask in zip(ready, asks) if ask.num_drafts]
-        if len(asked) < len(ready):
-            asks = [ask for ask in asks if ask.num_drafts]
-        if asked:
-            for request, draft in zip(asked, self.proposer.propose(asked, *zip(*asks))):
+        """Draft for the requests whose next step decodes, unless drafting is paused."""
+        ready = [request for request in plan.requests if _is_ready(request)]
+        quotas = self.length_policy.draft_quotas(plan, ready)
+        if quotas:
+            for request, draft in zip(ready, self.proposer.propose(ready, quotas)):
                 if len(draft):
                     request.set_draft(draft)
         for request in ready:
             if request.constraint is not None:
                 draft = self._permitted(request, request.constraint)
                 request.set_draft(draft if len(draft) else NO_DRAFT)
-        if asked:
-            self.draft_budget.proposed(asked, asks)
+        if ready:
+            self.length_policy.on_drafts_proposed(ready)
 
     def _permitted(self, request: Request, constraint: TokenConstraint) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
@@ -226,7 +211,7 @@ class Engine:
     def _forget(self, request: Request, finish_reason: str) -> None:
         self.scheduler.remove(request)
         self.proposer.finish(request)
-        self.draft_budget.forget(request)
+        self.length_policy.finish_request(request)
         self.outputs.finish(request)
         if request.deadline_s is not None:
             self._timed.remove(request)

@@ -15,6 +15,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import Request
 from fastdeploy.detokenize.stop_strings import StopStringScanner
@@ -29,7 +30,8 @@ from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.registry import OperatorLibraryError, is_exact, select_backend, selected_backend
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget, DraftingModel
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.drafting_model import (
     DraftingModelConfig,
@@ -39,11 +41,10 @@ from fastdeploy.spec_decode.drafting.drafting_model import (
     make_drafter,
 )
 from fastdeploy.spec_decode.proposers.base import Proposer
-from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
-from fastdeploy.worker.step_timing import time_calls, time_steps
+from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 
 Progress = Callable[[str, float], None]
 
@@ -139,7 +140,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     return Engine(
         admission,
         BatchScheduler(
-            config.scheduler, kv, _make_draft_budget(config, runner, drafter, proposer, plan, max_model_len)
+            config.scheduler, kv, _make_length_policy(config, runner, drafter, proposer, plan, max_model_len)
         ),
         runner,
         proposer,
@@ -154,28 +155,27 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     )
 
 
-def _make_draft_budget(
+def _make_length_policy(
     config: EngineConfig,
     runner: ModelRunner,
     drafter: Drafter | None,
     proposer: Proposer,
     plan: MemoryPlan,
     max_model_len: int,
-) -> DraftBudget:
-    """Return the choice of draft lengths that the configuration asks for; the adaptive one times the models first."""
-    if not config.speculative.adaptive:
-        return DraftBudget()
-    num_drafts, scheduler = config.speculative.num_speculative_tokens, config.scheduler
+) -> LengthPolicy:
+    """Return the policy that the configuration asks for; the adaptive one measures step times first."""
+    speculative, scheduler, clock = config.speculative, config.scheduler, selected_backend().clock
+    if not speculative.adaptive:
+        return LengthPolicy()
+    num_drafts, num_tokens = speculative.num_speculative_tokens, min(plan.num_tokens, max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
-    cost = time_steps(runner, max_rows, num_drafts, min(plan.num_tokens, max_model_len))
+    times = time_steps(runner, max_rows, num_drafts, num_tokens, clock)
     if drafter is None or not proposer.is_model:
-        return AdaptiveBudget(cost)
-    steps = num_drafts if proposer.name == "draft_model" else config.speculative.num_model_steps
-    model = DraftingModel(proposer.name, steps, time_calls(drafter, min(plan.num_tokens, max_model_len)))
-    budget = AdaptiveBudget(cost, model, matches_text=config.speculative.extension is not None)
-    if isinstance(proposer, HybridProposer) and config.speculative.extension == "ngram":
-        proposer.weigh = budget.weigh
-    return budget
+        return AdaptiveLength(times, None, True, clock)
+    max_passes = num_drafts if proposer.name == "draft_model" else speculative.num_model_steps
+    pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
+    passes = DraftPasses(proposer.name, max_passes, pass_s, request_s)
+    return AdaptiveLength(times, passes, speculative.extension is not None, clock)
 
 
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:

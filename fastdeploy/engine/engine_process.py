@@ -31,6 +31,7 @@ from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import OWNER
 from fastdeploy.ipc.outbox import Outbox
 from fastdeploy.metrics.logs import set_up_engine_logging
+from fastdeploy.metrics.pause_log import PauseLog
 
 STATS_INTERVAL_S = 0.5
 PREPARING_POLL_MS = 2  # between looks at requests in preparation, while nothing else is to be done
@@ -92,6 +93,7 @@ class EngineServer:
         self._gone: set[bytes] = set()
         self._outbox = Outbox(self._send)
         self._stats_sent_s = 0.0
+        self._pause_log = PauseLog()
         self._stopping = False
 
     def run(self) -> None:
@@ -210,7 +212,9 @@ class EngineServer:
 
     def _send_stats(self) -> None:
         self._stats_sent_s = time.monotonic()
-        message = messages.Stats(self._engine.stats())
+        stats = self._engine.stats()
+        self._pause_log.update(stats.draft_length)
+        message = messages.Stats(stats)
         for client in self._clients:
             self._send(client, message)
 

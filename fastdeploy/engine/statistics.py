@@ -66,5 +66,5 @@ class StatsKeeper:
             drafted_per_source=dict(tally.drafted_per_source),
             accepted_per_source=dict(tally.accepted_per_source),
             num_finished=dict(self._stats.num_finished),
-            draft_budget=scheduler.draft_budget.stats(),
+            draft_length=scheduler.length_policy.stats(),
         )

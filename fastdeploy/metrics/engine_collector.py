@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fastdeploy.core.stats import DraftBudgetStats, EngineStats, SuffixCacheStats
+from fastdeploy.core.stats import DraftLengthStats, EngineStats, SuffixCacheStats
 
 PREFIX = "fastdeploy:"
 
@@ -82,7 +82,7 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
         ("num_emitted_tokens", "Tokens emitted in decoding steps", stats.num_emitted_tokens),
     ):
         yield _counter("spec_decode_" + name, text, value, labels)
-    yield from _draft_budget(stats.draft_budget, labels)
+    yield from _draft_length(stats.draft_length, labels)
     yield from _per_position(stats, labels)
     yield from _per_source(stats, labels)
     rows = stats.num_steps + stats.num_draft_tokens
@@ -123,12 +123,14 @@ def _suffix_cache(cache: SuffixCacheStats) -> Iterator[Metric]:
     yield _counters("suffix_cache_drafts", text, "text", drafts, {})
 
 
-def _draft_budget(stats: DraftBudgetStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+def _draft_length(stats: DraftLengthStats, labels: Mapping[str, str]) -> Iterator[Metric]:
     name = "spec_decode_adaptive_"
     yield _gauge(name + "mean_length", "Drafts verified per request and step, running mean", stats.mean_length, labels)
     yield _gauge(name + "rows", "Drafts that the latest step verified", stats.num_rows, labels)
-    yield _counter(name + "zero_choices", "Steps with drafts that verified none", stats.num_zero_choices, labels)
-    yield _counter(name + "withheld_tokens", "Draft tokens that did not pay", stats.num_withheld_tokens, labels)
+    yield _counter(name + "zero_choices", "Steps that had drafts and verified none", stats.num_zero_choices, labels)
+    yield _counter(name + "withheld_tokens", "Draft tokens that were not verified", stats.num_withheld_tokens, labels)
+    yield _gauge(name + "paused", "1 while drafting is paused because drafts lost time", stats.is_paused, labels)
+    yield _gauge(name + "paused_seconds", "Seconds since the pause of drafting began", stats.paused_s, labels)
 
 
 def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:

@@ -15,6 +15,7 @@ from fastdeploy.ops.text_batch import IntArray, TextBatch
 from fastdeploy.version import __version__
 
 MAX_NGRAM = 16
+MAX_MATCH_LEN = 16  # longer matches of an NgramIndex are reported as this long
 _MESSAGE_BYTES = 256
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {

@@ -1,160 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times decoding steps of a runner, and calls of a drafting model, before they serve."""
+"""Measures the times of decoding steps and of draft passes at start-up, before anything is served."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
-from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.adaptive.step_times import StepTimes
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
-NUM_COMPUTED = 512  # tokens in the cache of each request that is timed, where the cache holds twice as many
-MIN_SIZES = 4  # timed however long they take: many requests with and without drafts, one row, all drafts of a request
-TIME_LIMIT_S = 0.7  # no size is timed, and none more than twice, that would go beyond it
-REPEATS = 6  # at least, of sizes that can be done without
-MOST_TURNS = 12  # of everything
-CALL_DRAFTS = 2  # of each request, where that many are made
-CALL_FILLS = 3  # requests whose caches are filled, where the cache is as large
-CALL_CROWD = 16  # requests of a call of several
+TIME_LIMIT_S = 0.7  # of all measurements of a kind; each is made at least twice
+CONTEXT_TOKENS = 512  # of each request, where the cache holds twice as many
 
 
-class DraftRunner(Protocol):
-    """A runner of a drafting model, as `spec_decode.drafting` has them."""
+def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int, clock: Clock) -> StepTimes:
+    """Measure steps of about a dozen row counts from 1 to `max_rows`, fewer where steps are slow.
 
-    config: RunnerConfig
-
-    def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]: ...
-
-
-def time_steps(runner: ModelRunner, max_rows: int, max_drafts: int, num_cache_tokens: int) -> StepCost:
-    """Time about a dozen row counts from 1 to `max_rows`, fewer where steps are slow, and what a request adds.
-
-    The calling thread's own time is taken, the least of several, as whatever else the machine does makes a step only
-    longer; the sizes take turns. Too short a time corrects itself: drafts are then verified, and their steps measured.
-
-    The cache must be unused. Requests have blocks of their own as far as it goes: what a request adds to a step is
-    mostly reading its keys and values, which lie in a near cache if they are another one's too.
+    The KV cache must be unused. Requests have blocks of their own as far as it goes, because what a request adds to a
+    step is mostly the reading of its keys and values.
     """
     max_drafts = min(max_drafts, num_cache_tokens - 1)
-    num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
-    max_rows = min(max_rows, runner.config.max_seqs * (1 + max_drafts))
-    timer = _Timer(runner, num_tokens, max_drafts)
-    sizes = _row_counts(max_rows, 1 + max_drafts)
-    lone = min(runner.config.max_seqs, max_rows, 16)  # requests without drafts
-    timer.add("lone", [1] * lone)
-    for num_rows in (lone, *(size for size in sizes if size != lone)):
-        if timer.has_time():
-            timer.add(num_rows, _split(num_rows, 1 + max_drafts))
-    timer.repeat()
-    num_packed = len(_split(lone, 1 + max_drafts))
-    added_s = (timer.seconds["lone"] - timer.seconds[lone]) / max(1, lone - num_packed)
-    request_s = min(max(0.0, added_s), min(timer.seconds.values()) / 2)
-    timed = ((rows, seconds) for rows, seconds in timer.seconds.items() if isinstance(rows, int))
-    lines = {rows: seconds - request_s * len(_split(rows, 1 + max_drafts)) for rows, seconds in timed}
-    return StepCost(lines, request_s, num_tokens)
+    num_tokens = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 2), num_cache_tokens - max_drafts)
+    per_request, max_seqs = 1 + max_drafts, runner.config.max_seqs
+    max_rows = min(max_rows, max_seqs * per_request)
+    num_plain = min(max_seqs, max_rows, 16)
+    counts = [num_plain, 1, per_request, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
+    packed = {n: [per_request] * (n // per_request) + [n % per_request] * (n % per_request > 0) for n in counts}
+    shapes = {0: [1] * num_plain} | {n: rows for n, rows in packed.items() if n <= max_rows}  # 0: without drafts
+    plans = {name: _plan(runner, rows, num_tokens, max_drafts) for name, rows in shapes.items()}
+    seconds = _least_seconds({name: partial(runner.run, plan) for name, plan in plans.items()}, clock)
+    added_s = (seconds.pop(0) - seconds[num_plain]) / max(1, num_plain - len(packed[num_plain]))
+    request_s = min(max(0.0, added_s), min(seconds.values()) / 2)
+    return StepTimes({n: taken - request_s * len(packed[n]) for n, taken in seconds.items()}, request_s, num_tokens)
 
 
-def time_calls(drafter: DraftRunner, num_cache_tokens: int) -> CallCost:
-    """Time calls of a drafting model as `time_steps` does steps: of one request, of several, and with a cache to fill.
-
-    All requests have the first blocks of the cache, which must be unused.
-    """
-    size, drafts = drafter.config.block_size, min(CALL_DRAFTS, drafter.config.max_drafts)
-    num_tokens = min(NUM_COMPUTED, max(1, num_cache_tokens // 4))
-    num_blocks = -(-num_tokens // size)
-    groups = max(1, min(CALL_FILLS, num_cache_tokens // size // num_blocks))
-
-    def make_requests(first_block: int, count: int) -> list[Request]:
-        requests = [_make_request(num_tokens, drafts, num_blocks) for _ in range(count)]
-        for request in requests:
-            request.block_ids = [first_block + block for block in request.block_ids]
-        return requests
-
-    def seconds(requests: Sequence[Request]) -> float:
-        began_s = time.thread_time()
-        drafter.draft(requests, [drafts] * len(requests))
-        return (time.thread_time() - began_s) / drafts
-
-    filling_s = min(seconds(make_requests(group * num_blocks, 1)) for group in range(groups)) * drafts
-    lone, crowd = make_requests(0, 1), make_requests(0, min(drafter.config.max_seqs, CALL_CROWD))
-    one_s = min(seconds(lone) for _ in range(REPEATS))
-    many_s = min(seconds(crowd) for _ in range(REPEATS))
-    request_s = min(max(0.0, many_s - one_s) / max(1, len(crowd) - 1), one_s / 2)
-    row_s = max(0.0, filling_s - drafts * one_s) / max(1, num_tokens - 1)
-    return CallCost(one_s - request_s, request_s, row_s)
+def time_draft_passes(
+    draft: Callable[..., object], config: RunnerConfig, num_cache_tokens: int, clock: Clock
+) -> tuple[float, float]:
+    """Return the seconds of a draft pass without its requests, and of each request; they share the first blocks."""
+    num_tokens, num_passes = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 4)), min(2, config.max_drafts)
+    many, blocks = min(config.max_seqs, 16), range(-(-num_tokens // config.block_size))
+    batches = {n: [_request(num_tokens, num_passes, blocks) for _ in range(n)] for n in (1, many)}
+    calls = {n: partial(draft, requests, [num_passes] * n) for n, requests in batches.items()}
+    seconds = {n: taken / num_passes for n, taken in _least_seconds(calls, clock).items()}
+    request_s = min(max(0.0, seconds[many] - seconds[1]) / max(1, many - 1), seconds[1] / 2)
+    return seconds[1] - request_s, request_s
 
 
-class _Timer:
-    """The least time of each plan."""
-
-    def __init__(self, runner: ModelRunner, num_tokens: int, max_drafts: int) -> None:
-        self.seconds: dict[int | str, float] = {}
-        self._runner, self._num_tokens, self._max_drafts = runner, num_tokens, max_drafts
-        self._plans: dict[int | str, StepPlan] = {}
-        self._time(self._make_plan([1]))  # what only the first step does
-        self._began_s = time.perf_counter()
-        self._longest_s = 0.0
-
-    def add(self, name: int | str, num_rows: list[int]) -> None:
-        """Time a step of requests with so many rows each."""
-        began_s = time.perf_counter()
-        self._plans[name] = self._make_plan(num_rows)
-        self.seconds[name] = self._time(self._plans[name])
-        self._longest_s = max(self._longest_s, time.perf_counter() - began_s)
-
-    def has_time(self) -> bool:
-        """True while repeats of what was timed so far, and of something twice as long, end in time."""
-        elapsed_s = time.perf_counter() - self._began_s
-        return len(self.seconds) < MIN_SIZES or REPEATS * (elapsed_s + 2 * self._longest_s) < TIME_LIMIT_S
-
-    def repeat(self) -> None:
-        """Time everything again, in turns from few rows to many and back; slow steps only once.
-
-        A step finds the caches as one of about as many rows has left them: so steps follow each other in a server.
-        """
-        turn = sorted(self._plans.items(), key=lambda named: sum(named[1].num_scheduled))
-        for _ in range(MOST_TURNS):
-            for name, plan in turn:
-                self.seconds[name] = min(self.seconds[name], self._time(plan))
-            if time.perf_counter() - self._began_s > TIME_LIMIT_S:
-                return
-            turn.reverse()
-
-    def _time(self, plan: StepPlan) -> float:
-        began_s = time.thread_time()
-        self._runner.run(plan)
-        return time.thread_time() - began_s
-
-    def _make_plan(self, num_rows: list[int]) -> StepPlan:
-        num_blocks = -(-(self._num_tokens + self._max_drafts) // self._runner.config.block_size)
-        requests = [_make_request(self._num_tokens, n - 1, num_blocks) for n in num_rows]
-        num_apart = max(1, self._runner.kv_caches[0].key.shape[0] // num_blocks)
-        for i, request in enumerate(requests):
-            request.block_ids = [i % num_apart * num_blocks + block for block in request.block_ids]
-        computed = [self._num_tokens - 1] * len(num_rows)
-        return StepPlan(requests, num_rows, computed, [n - 1 for n in num_rows], num_rows, [0] * len(num_rows))
+def _least_seconds(calls: Mapping[int, Callable[[], object]], clock: Clock) -> dict[int, float]:
+    """Return the least time of each call, in rounds from fast to slow and back; too slow ones are left out."""
+    seconds: dict[int, float] = {}
+    order, total_s = list(calls), 0.0
+    for call_round in range(16):
+        for name in order:
+            if not call_round and len(seconds) >= 4 and total_s > TIME_LIMIT_S / 2:
+                break
+            began_s = clock()
+            calls[name]()
+            call_s = clock() - began_s
+            total_s += call_s
+            seconds[name] = min(seconds.get(name, call_s), call_s)
+        if call_round and total_s > TIME_LIMIT_S:
+            break
+        order = sorted(seconds, key=seconds.__getitem__, reverse=call_round % 2 == 1)
+    return seconds
 
 
-def _row_counts(max_rows: int, most: int) -> list[int]:
-    """Return 1, the `most` rows of a request, 2, 4, 8, ... , then 3, 6, 12, ... between them, up to `max_rows`."""
-    counts = [1, most, *(2**i for i in range(1, 16)), *(3 * 2**i for i in range(15))]
-    return [n for n in dict.fromkeys(counts) if n <= max_rows]
+def _plan(runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts: int) -> StepPlan:
+    num_blocks = -(-(num_tokens + max_drafts) // runner.config.block_size)
+    num_apart = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
+    firsts = (i % num_apart * num_blocks for i in range(len(rows)))
+    requests = [_request(num_tokens, n - 1, range(first, first + num_blocks)) for n, first in zip(rows, firsts)]
+    computed = [num_tokens - 1] * len(rows)
+    return StepPlan(requests, rows, computed, [n - 1 for n in rows], rows, [0] * len(rows))
 
 
-def _split(num_rows: int, most: int) -> list[int]:
-    """Share rows among as few requests as can have them."""
-    full, rest = divmod(num_rows, most)
-    return [most] * full + [rest] * (rest > 0)
-
-
-def _make_request(num_tokens: int, num_drafts: int, num_blocks: int) -> Request:
+def _request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> Request:
     source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
     request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
     request.set_draft(Draft([0] * num_drafts))
-    request.block_ids = list(range(num_blocks))
+    request.block_ids = list(block_ids)
     return request

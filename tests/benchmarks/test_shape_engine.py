@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.shape_engine import FixedDraft, ShapeEngine, StepShape, Work
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.request import DraftQuota
 from fastdeploy.core.step import StepPlan
 from fastdeploy.ops.backends.cpu import library
 
@@ -73,4 +74,4 @@ def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) ->
 def test_a_fixed_draft_is_cut_to_the_room_that_there_is() -> None:
     proposer = FixedDraft()
     proposer.length = 5
-    assert [len(draft) for draft in proposer.propose([], [1, 5, 9])] == [1, 5, 5]
+    assert [len(draft) for draft in proposer.propose([], [DraftQuota(n, n) for n in (1, 5, 9)])] == [1, 5, 5]

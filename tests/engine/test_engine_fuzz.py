@@ -15,8 +15,8 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.suffix_cache import SuffixConfig
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftingModel
-from fastdeploy.spec_decode.adaptive.step_cost import CallCost, StepCost
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 from fastdeploy.spec_decode.proposers.ngram import NgramProposer
@@ -77,12 +77,12 @@ def drive(
     return texts, aborted
 
 
-def adaptive_budget(seed: int) -> AdaptiveBudget:
+def adaptive_policy(seed: int) -> AdaptiveLength:
     """Price rows so that drafts pay at some loads and not at others, the same in every run."""
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
-    model = DraftingModel("oracle", 4, CallCost(0.1, 0.1, 0.01)) if seed % 2 else None
-    return AdaptiveBudget(StepCost({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), model, lambda: 0.7 * next(ticks))
+    passes = DraftPasses("oracle", 4, 0.1, 0.1) if seed % 2 else None
+    return AdaptiveLength(StepTimes({1: 1.0, 8: 1.0 + 7 * slope}, 0.1), passes, True, lambda: 0.7 * next(ticks))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_any_mix_gives_each_request_its_solo_text(method: str, adaptive: bool) -
                 max_num_batched_tokens=budget,
                 long_prefill_token_threshold=int(random.choice([0, 1, 3, 7])),
             ),
-            draft_budget=adaptive_budget(round_seed) if adaptive else None,
+            length_policy=adaptive_policy(round_seed) if adaptive else None,
         )
         texts, aborted = drive(engine, requests, random)
         for key, text in expected.items():
@@ -125,7 +125,7 @@ def test_any_mix_gives_each_request_its_solo_text(method: str, adaptive: bool) -
             accepted=stats.num_accepted_tokens,
             rejected=stats.num_draft_tokens - stats.num_accepted_tokens,
             aborted=len(aborted),
-            withheld=stats.draft_budget.num_withheld_tokens,
+            withheld=stats.draft_length.num_withheld_tokens,
         )
     assert totals["requests"] > (1600 if adaptive else 4000)
     assert (totals["withheld"] > 0) == adaptive

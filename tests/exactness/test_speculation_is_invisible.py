@@ -24,11 +24,11 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.ops.sampling import RowStatus
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftingModel
-from fastdeploy.spec_decode.adaptive.step_cost import CallCost
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.worker.model_runner import ModelRunner
-from tests.doubles import FixedCost, OracleProposer
+from tests.doubles import OracleProposer
 from tests.exactness.requests import Text, make_requests, run_all, run_alone
 
 Texts = dict[tuple[str, int], Text]
@@ -269,11 +269,10 @@ def adapt(engine: Engine, method: str, slope: float) -> None:
 
     engine.runner.run = step  # type: ignore[method-assign]
     is_model = method in MODELS
-    model = DraftingModel(engine.proposer.name, 5, CallCost(0.01, 0.0, 0.0)) if is_model else None
-    cost = FixedCost({1: 1.0, 2: 1.0 + slope})
-    matches_text = not is_model or method in EXTENSIONS
-    budget = AdaptiveBudget(cost, model, clock, matches_text)
-    engine.scheduler.draft_budget = engine.draft_budget = budget
+    passes = DraftPasses(engine.proposer.name, 5, 0.01, 0.0) if is_model else None
+    times = StepTimes({1: 1.0, 2: 1.0 + slope})
+    policy = AdaptiveLength(times, passes, not is_model or method in EXTENSIONS, clock)
+    engine.scheduler.length_policy = engine.length_policy = policy
 
 
 def check_choice(engine: Engine, method: str, slope: float) -> None:
@@ -284,7 +283,7 @@ def check_choice(engine: Engine, method: str, slope: float) -> None:
     if method in ("mtp", "draft_model"):  # which are asked for no more than is verified
         assert stats.num_draft_tokens < 5 * stats.num_steps
     else:
-        assert stats.draft_budget.num_withheld_tokens > 0
+        assert stats.draft_length.num_withheld_tokens > 0
 
 
 def check_bite(engine: Engine, method: str, num_drafts: int) -> None:

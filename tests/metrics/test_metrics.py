@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
-from fastdeploy.core.stats import DraftBudgetStats, EngineStats, SuffixCacheStats
+from fastdeploy.core.stats import DraftLengthStats, EngineStats, SuffixCacheStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -39,7 +39,9 @@ STATS = EngineStats(
     accepted_per_source={"mtp": 5, "suffix": 1},
     suffix_cache=SuffixCacheStats(4096, 8192, 3, 50, 2, 7, 9),
     num_finished={"stop": 2, "length": 1},
-    draft_budget=DraftBudgetStats(mean_length=1.5, num_rows=4, num_zero_choices=3, num_withheld_tokens=9),
+    draft_length=DraftLengthStats(
+        mean_length=1.5, num_rows=4, num_zero_choices=3, num_withheld_tokens=9, is_paused=True, paused_s=2.5
+    ),
 )
 SPECULATION = {"method": "ngram", "verify_strategy": "topp", "accept_policy": "normal"}
 DESCRIPTION = {
@@ -86,6 +88,8 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:spec_decode_adaptive_rows" + LABELS, 4),
         ("fastdeploy:spec_decode_adaptive_zero_choices_total" + LABELS, 3),
         ("fastdeploy:spec_decode_adaptive_withheld_tokens_total" + LABELS, 9),
+        ("fastdeploy:spec_decode_adaptive_paused" + LABELS, 1),
+        ("fastdeploy:spec_decode_adaptive_paused_seconds" + LABELS, 2.5),
         (
             "fastdeploy:spec_decode_num_accepted_tokens_per_pos_total"
             + LABELS.replace(",verify", ',position="1",verify'),

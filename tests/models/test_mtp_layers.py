@@ -11,10 +11,10 @@ import pytest
 from paddle import Tensor
 
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.spec_decode.adaptive.draft_budget import Ask
 from tests.exactness.requests import HEADS, run_all
 from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
 from tests.spec_decode.drafting.engines import Drafts, record_drafts
@@ -68,7 +68,7 @@ def test_two_layers_draft_what_their_definition_says(
     for num_blocks in (None, 12):
         engine = engine_of(str(tmp_path / "model"), "mtp", STEPS, chunk=7, num_blocks=num_blocks)
         found = record_drafts(engine)
-        monkeypatch.setattr(engine.draft_budget, "ask", one_layer_now_and_then)
+        monkeypatch.setattr(engine.length_policy, "draft_quotas", one_layer_now_and_then)
         for _ in range(2):  # the second time behind prefix hits
             run_all(engine, requests)
         stats = engine.stats()
@@ -78,8 +78,8 @@ def test_two_layers_draft_what_their_definition_says(
         assert count_equal(layers, found, texts, states) > 100
 
 
-def one_layer_now_and_then(ready: Sequence[Request]) -> list[Ask]:
-    return [Ask(count, count) for count in (min(r.draft_room, 1 if r.num_tokens % 3 else STEPS) for r in ready)]
+def one_layer_now_and_then(plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
+    return [DraftQuota(count, count) for count in (min(r.draft_room, 1 if r.num_tokens % 3 else STEPS) for r in ready)]
 
 
 def count_equal(layers: list[DefinedLayer], found: Drafts, texts: list[list[int]], states: Tensor) -> int:

@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
-from fastdeploy.spec_decode.adaptive.draft_budget import AdaptiveBudget, DraftBudget
+from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.worker import step_timing
 from fastdeploy.worker.model_runner import ModelRunner
-from fastdeploy.worker.step_timing import time_calls, time_steps
+from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 from tests.doubles import run
 
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 16}
@@ -43,11 +46,11 @@ def runner_of(engine: Engine) -> ModelRunner:
 
 
 def test_rows_cost_time_and_more_of_them_never_less() -> None:
-    cost = time_steps(runner_of(build(adaptive=False)), 20, 5, num_cache_tokens=64)
-    seconds = [cost.seconds(rows, 1) for rows in range(1, 21)]
+    times = time_steps(runner_of(build(adaptive=False)), 20, 5, num_cache_tokens=64, clock=time.thread_time)
+    seconds = [times.rows_s(rows) for rows in range(1, 21)]
     assert seconds[0] > 0.0
     assert seconds == sorted(seconds)
-    assert cost.seconds(20, 4) >= cost.seconds(20, 1)
+    assert times.contexts_s(4, 128) >= times.contexts_s(1, 32) >= 0.0
 
 
 def record_plans(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
@@ -66,35 +69,32 @@ def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(mo
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
-    time_steps(runner, 36, 8, num_cache_tokens=64)
-    assert {tuple(plan.num_scheduled) for plan in plans} == {(1, 1, 1, 1), (4,), (1,), (9,)}
+    time_steps(runner, 36, 8, num_cache_tokens=64, clock=time.thread_time)
+    assert Counter(tuple(plan.num_scheduled) for plan in plans) == {(1, 1, 1, 1): 2, (4,): 2, (1,): 2, (9,): 2}
 
 
-def test_sizes_are_repeated_from_few_rows_to_many_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_row_counts_are_timed_where_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 1000.0)
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
-    time_steps(runner, 20, 5, num_cache_tokens=64)
-    timed = [sum(plan.num_scheduled) for plan in plans][1:]  # the first one is not timed
-    turn = sorted(timed[: len(timed) // (1 + step_timing.MOST_TURNS)])
-    assert timed[len(turn) :] == (turn + turn[::-1]) * (step_timing.MOST_TURNS // 2)
+    time_steps(runner, 20, 5, num_cache_tokens=64, clock=time.thread_time)
+    assert {sum(plan.num_scheduled) for plan in plans} == {1, 2, 3, 4, 6, 8, 12, 16}
 
 
 def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
-    time_steps(runner, 4, 8, num_cache_tokens=64)
+    time_steps(runner, 4, 8, num_cache_tokens=64, clock=time.thread_time)
     crowd = next(plan for plan in plans if len(plan.requests) == 4)
     assert [request.block_ids for request in crowd.requests] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
 @pytest.mark.parametrize("num_cache_tokens", [1, 16, 64])
-def test_calls_of_a_layer_are_timed_by_requests_and_by_what_their_caches_lack(num_cache_tokens: int) -> None:
+def test_draft_passes_are_timed_by_requests(num_cache_tokens: int) -> None:
     drafter = runner_of(build(False, method=MTP)).observer
     assert isinstance(drafter, Drafter)
-    cost = time_calls(drafter, num_cache_tokens)
-    assert cost.call_s > 0.0
-    assert min(cost.request_s, cost.row_s) >= 0.0
+    pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_cache_tokens, time.thread_time)
+    assert pass_s > 0.0 and request_s >= 0.0
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 40])
@@ -102,7 +102,7 @@ def test_calls_of_a_layer_are_timed_by_requests_and_by_what_their_caches_lack(nu
 def test_timing_fits_in_the_cache_and_leaves_no_trace(num_blocks: int, method: dict[str, Any]) -> None:
     requests = [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))]
     plain, adaptive = build(False, num_blocks, method), build(True, num_blocks, method)
-    assert type(plain.draft_budget) is DraftBudget and isinstance(adaptive.draft_budget, AdaptiveBudget)
+    assert type(plain.length_policy) is LengthPolicy and isinstance(adaptive.length_policy, AdaptiveLength)
     assert run(adaptive, requests) == run(plain, requests)
     adaptive.check_integrity()
     assert adaptive.stats().num_free_blocks == num_blocks

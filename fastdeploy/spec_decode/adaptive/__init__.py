@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive length: how many drafts each request gets in a step."""
+"""Adaptive length: how many draft tokens each request gets in a step, and when drafting is paused."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-from fastdeploy.core.request import Draft, Request
+from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.stats import SuffixCacheStats
 
 
@@ -21,8 +21,8 @@ class DraftRunner(Protocol):
 class Proposer(ABC):
     """Guesses the tokens that follow a request's last one.
 
-    A proposer sees a request from `start` to `finish`, is told by `observe` what was really emitted, and may keep
-    whatever state it likes: drafts change the speed of decoding, never its text.
+    A proposer sees a request from `start` to `finish`, reads what was emitted from `request.token_ids`, and may keep
+    any state: drafts change the speed of decoding, never its text.
     """
 
     name: str
@@ -34,19 +34,8 @@ class Proposer(ABC):
         """Meet a request whose prompt is known."""
 
     @abstractmethod
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Learn the tokens that a step emitted; they already stand in `request.token_ids`."""
-
-    @abstractmethod
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
-        """Return one draft per request; a draft may be empty.
-
-        Args:
-            caps: most tokens of each, at least 1.
-            steps: most calls of a drafting model for each; None: as many as it takes.
-        """
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        """Return one draft per request, within its quota; a draft may be empty."""
 
     @abstractmethod
     def finish(self, request: Request) -> None:

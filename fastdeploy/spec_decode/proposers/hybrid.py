@@ -3,118 +3,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.mtp import MTPProposer
-from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 from fastdeploy.spec_decode.proposers.text_proposer import TextProposer
 
-GAIN_RATE = 1 / 8  # weight of the last step in what a request's drafts are known to bring
-
-
-Weigh = Callable[[Sequence[Request], Sequence[Draft], Sequence[int]], list[int]]
+SURE_MATCH = 4  # tokens of a match that is preferred to the layer's drafts where the quota does not say
 
 
 class HybridProposer(Proposer):
-    """Lets the layer draft, and the matcher go on behind its drafts.
+    """Lets the layer draft and the matcher go on behind its drafts.
 
-    A match that is worth more takes their place: it costs no pass through the layer. A suffix match is where it is
-    expected to have more tokens right than the layer's drafts lately had. What another one promises is not known here.
-
-    Attributes:
-        weigh: decides it for those: given requests, their matches and how many passes through the layer each may take,
-            returns how many it is to take beside its match. A request whose drafts may not go on behind the layer's is
-            not matched then. By default the layer goes first.
+    A match that is long enough (`DraftQuota.min_match_len`) and fills the quota takes the place of the layer's drafts:
+    it costs no draft pass.
     """
 
     name = "mtp"
     is_model = True
-    needs_hidden_states = True
 
-    def __init__(self, layer: MTPProposer, matcher: TextProposer, num_model_steps: int) -> None:
+    def __init__(self, layer: MTPProposer, matcher: TextProposer) -> None:
         self._layer = layer
         self._matcher = matcher
-        self._expected = float(num_model_steps)  # tokens that the layer's drafts have right, over all requests
-        self._gains: dict[tuple[str, int], float] = {}  # the same of each request, once it has drafted
-        self._is_layers: dict[tuple[str, int], bool] = {}  # whether the layer made the last draft
-        self.weigh: Weigh | None = None
 
     def start(self, request: Request) -> None:
-        """Show the matcher the prompt."""
+        """Pass the prompt to the matcher."""
         self._matcher.start(request)
 
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Note what the layer's drafts brought; show the matcher the tokens."""
-        for request, tokens in zip(requests, emitted) if self._is_layers else ():
-            if self._is_layers.pop(request.key, False):
-                self._learn(request.key, len(tokens) - 1)
-        self._matcher.observe(requests, emitted)
-
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
-        """Take the matches that are worth it, let the layer draft for the other requests, extend what it drafts."""
-        steps = steps or caps
-        if self.weigh is not None:
-            drafts, steps = self._weighed_matches(self.weigh, requests, caps, steps)
-            rest = [i for i, count in enumerate(steps) if count]
-        else:
-            drafts = self._sure_matches(requests, caps)
-            rest = [i for i, draft in enumerate(drafts) if not len(draft)]
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        """Match the tokens of every request; let the layer draft for those without a match that fills the quota."""
+        match_quotas = [quota._replace(min_match_len=quota.min_match_len or SURE_MATCH) for quota in quotas]
+        drafts = self._matcher.propose(requests, match_quotas)
+        rest = [
+            i
+            for i, (draft, quota) in enumerate(zip(drafts, quotas))
+            if len(draft) < quota.max_drafts and quota.max_draft_passes > 0
+        ]
         if rest:
-            extended = self._extended([requests[i] for i in rest], [caps[i] for i in rest], [steps[i] for i in rest])
+            extended = self._extended([requests[i] for i in rest], [quotas[i] for i in rest])
             for i, draft in zip(rest, extended):
                 drafts[i] = draft
-                self._is_layers[requests[i].key] = len(draft) > 0 and steps[i] > 0
         return drafts
 
     def finish(self, request: Request) -> None:
-        """Forget the request."""
+        """Drop the request's tokens."""
         self._matcher.finish(request)
-        self._gains.pop(request.key, None)
-        self._is_layers.pop(request.key, None)
 
     def suffix_cache_stats(self) -> SuffixCacheStats | None:
         """Return what the matcher keeps."""
         return self._matcher.suffix_cache_stats()
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Check the matcher's state, and that no other requests are remembered."""
+        """Check the matcher's state."""
         self._matcher.check_integrity(requests)
-        assert self._gains.keys() | self._is_layers.keys() <= {request.key for request in requests}
 
-    def _learn(self, key: tuple[str, int], num_right: int) -> None:
-        self._expected += GAIN_RATE * (num_right - self._expected)
-        before = self._gains.get(key, self._expected)
-        self._gains[key] = before + GAIN_RATE * (num_right - before)
-
-    def _weighed_matches(
-        self, weigh: Weigh, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]
-    ) -> tuple[list[Draft], Sequence[int]]:
-        """Return the matches of requests that may be matched, and how many passes each takes beside its match."""
-        drafts = [NO_DRAFT] * len(requests)
-        matched = [i for i, (cap, count) in enumerate(zip(caps, steps)) if cap > count]
-        if not matched:
-            return drafts, steps
-        found = self._matcher.propose([requests[i] for i in matched], [caps[i] for i in matched])
-        for i, draft in zip(matched, found):
-            drafts[i] = draft
-        return drafts, weigh(requests, drafts, steps) if any(steps) else steps
-
-    def _sure_matches(self, requests: Sequence[Request], caps: Sequence[int]) -> list[Draft]:
-        """Return the matches that promise more than the layer, NO_DRAFT for requests without one."""
-        if not isinstance(self._matcher, SuffixProposer):
-            return [NO_DRAFT] * len(requests)
-        bars = [self._gains.get(request.key, self._expected) for request in requests]
-        found = self._matcher.propose_scored(requests, caps)
-        return [draft if score > bar else NO_DRAFT for (draft, score), bar in zip(found, bars)]
-
-    def _extended(self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int]) -> list[Draft]:
-        firsts = self._layer.propose(requests, caps, steps)
-        room = [cap - len(first) for first, cap in zip(firsts, caps)]
+    def _extended(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        firsts = self._layer.propose(requests, quotas)
+        room = [quota.max_drafts - len(first) for first, quota in zip(firsts, quotas)]
         if not any(room):
             return firsts
         extensions = self._matcher.extend(requests, room, [first.token_ids for first in firsts])

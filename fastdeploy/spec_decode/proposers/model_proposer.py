@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
 from fastdeploy.spec_decode.proposers.base import DraftRunner, Proposer
 
 
@@ -24,14 +24,9 @@ class ModelProposer(Proposer):
     def start(self, request: Request) -> None:
         """Need nothing of the request."""
 
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Need nothing of the tokens: the runner finds them in the request, and sees every step itself."""
-
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
-        """Draft for all requests together, one packed call per model step."""
-        counts = [min(cap, step, self._num_model_steps) for cap, step in zip(caps, steps or caps)]
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        """Draft for all requests together, one packed call per draft pass."""
+        counts = [min(quota.max_drafts, quota.max_draft_passes, self._num_model_steps) for quota in quotas]
         if not any(counts):
             return [NO_DRAFT] * len(requests)
         drafts = self._runner.draft(requests, counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
 from fastdeploy.spec_decode.proposers.base import Proposer
 
 
@@ -17,12 +17,7 @@ class NaiveProposer(Proposer):
     def start(self, request: Request) -> None:
         """Need nothing of the request."""
 
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Need nothing of the tokens."""
-
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Return an empty draft per request."""
         return [NO_DRAFT] * len(requests)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from fastdeploy.core.request import Request
-from fastdeploy.ops.host import NgramIndex
+from fastdeploy.ops.host import MAX_MATCH_LEN, NgramIndex
 from fastdeploy.spec_decode.proposers.text_proposer import TextProposer
 
 
@@ -15,7 +15,7 @@ class NgramProposer(TextProposer):
 
     def __init__(self, max_ngram_size: int, min_ngram_size: int) -> None:
         self._index = NgramIndex(min_ngram_size, max_ngram_size)
-        super().__init__(self._index)
+        super().__init__(self._index, MAX_MATCH_LEN)
 
     def _begin(self, slot: int, request: Request) -> None:
         self._index.start(slot, request.token_ids)

@@ -51,7 +51,7 @@ def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 
     matcher = _suffix(config, None) if config.extension == "suffix" else _ngram(config, None)
-    return HybridProposer(layer, matcher, config.num_model_steps)
+    return HybridProposer(layer, matcher)
 
 
 def _draft_model(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:

@@ -18,7 +18,7 @@ class SuffixProposer(TextProposer):
 
     def __init__(self, rules: SuffixConfig) -> None:
         self._cache = SuffixCache(rules)
-        super().__init__(self._cache)
+        super().__init__(self._cache, rules.max_tree_depth - rules.reach)
         self._num_drafts = self._num_shared_drafts = 0
 
     def _begin(self, slot: int, request: Request) -> None:
@@ -36,10 +36,6 @@ class SuffixProposer(TextProposer):
         self._num_drafts += sum(draft is not NO_DRAFT for draft in drafts)
         self._num_shared_drafts += self._batch.num_shared()
         return drafts
-
-    def propose_scored(self, requests: Sequence[Request], caps: Sequence[int]) -> list[tuple[Draft, float]]:
-        """Draft as `propose` does; return the number of tokens that each draft is expected to have right, too."""
-        return list(zip(self.extend(requests, caps, None), self._batch.scores.tolist()))
 
     def suffix_cache_stats(self) -> SuffixCacheStats:
         """Return memory, contents and hits."""

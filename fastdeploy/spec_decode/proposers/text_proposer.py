@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-from fastdeploy.core.request import NO_DRAFT, Draft, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
 from fastdeploy.ops.text_batch import TextBatch
 from fastdeploy.spec_decode.proposers.base import Proposer
 
@@ -23,9 +23,14 @@ class TextStore(Protocol):
 
 
 class TextProposer(Proposer):
-    """Reads a request's new tokens when it is asked for a draft: where drafts do not pay, nothing is spent on them."""
+    """Finds earlier occurrences of a request's last tokens. New tokens are read when a draft is wanted, not before.
 
-    def __init__(self, store: TextStore) -> None:
+    Attributes:
+        max_match_len: longest match that is reported, in tokens.
+    """
+
+    def __init__(self, store: TextStore, max_match_len: int) -> None:
+        self.max_match_len = max_match_len
         self._store = store
         self._batch = TextBatch()
         self._slots: dict[tuple[str, int], int] = {}
@@ -62,14 +67,13 @@ class TextProposer(Proposer):
         self._num_read[slot] = request.num_tokens
         self._begin(slot, request)
 
-    def observe(self, requests: Sequence[Request], emitted: Sequence[Sequence[int]]) -> None:
-        """Leave the tokens to the next `propose`."""
-
-    def propose(
-        self, requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None
-    ) -> list[Draft]:
-        """Guess what follows each request's text."""
-        return self.extend(requests, caps, None)
+    def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        """Guess what follows each request's tokens, where the match is long enough."""
+        drafts = self.extend(requests, [quota.max_drafts for quota in quotas], None)
+        return [
+            draft if draft.match_len >= min(quota.min_match_len, self.max_match_len) else NO_DRAFT
+            for draft, quota in zip(drafts, quotas)
+        ]
 
     def finish(self, request: Request) -> None:
         """Drop the request's text."""

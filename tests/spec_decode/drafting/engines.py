@@ -9,7 +9,7 @@ from typing import Any
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import SpeculativeConfig
-from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
@@ -72,8 +72,8 @@ def record_drafts(engine: Engine) -> Drafts:
     drafts: Drafts = {}
     propose = engine.proposer.propose
 
-    def recorded(requests: Sequence[Request], caps: Sequence[int], steps: Sequence[int] | None = None) -> list[Draft]:
-        proposed = propose(requests, caps, steps)
+    def recorded(requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
+        proposed = propose(requests, quotas)
         for request, draft in zip(requests, proposed):
             seed = 0 if request.params.is_greedy else request.seed
             drafts[tuple(request.token_ids.tolist()), seed] = tuple(draft.token_ids)

@@ -10,12 +10,12 @@ from itertools import count
 import numpy as np
 import pytest
 
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SpeculativeParams
+from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.engine import Engine
 from fastdeploy.ops.backends.cpu.graph import num_launches
 from fastdeploy.ops.sampling import IntColumn
-from fastdeploy.spec_decode.adaptive.draft_budget import Ask
 from fastdeploy.spec_decode.drafting import drafter
 from tests.exactness.requests import Text, run_all, run_alone
 from tests.spec_decode.drafting.engines import (
@@ -74,14 +74,14 @@ def test_requests_with_different_numbers_of_drafts_draft_the_same(
     engine = engine_with(method)
     drafts, asked = record_drafts(engine), count()
 
-    def ask(ready: list[Request]) -> list[Ask]:
+    def draft_quotas(plan: StepPlan, ready: list[Request]) -> list[DraftQuota]:
         numbers = (min(next(asked) % 4, r.draft_room) for r in ready)
-        return [Ask(number, number) for number in numbers]
+        return [DraftQuota(number, number) for number in numbers]
 
-    monkeypatch.setattr(engine.draft_budget, "ask", ask)
+    monkeypatch.setattr(engine.length_policy, "draft_quotas", draft_quotas)
     assert run_all(engine, requests) == texts
     check_equal(drafts, expected, min_common=100)
-    assert {len(draft) for draft in drafts.values()} == {1, 2, 3}
+    assert {len(draft) for draft in drafts.values()} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -171,11 +171,10 @@ def test_tokens_of_a_pause_are_filled_when_drafting_resumes(
     engine = engine_with(method)
     rows, found = record_rows(engine), record_drafts(engine)
 
-    def ask(ready: list[Request]) -> list[Ask]:
-        rooms = (r.draft_room * (r.num_tokens >= resumed) for r in ready)
-        return [Ask(room, room) for room in rooms]
+    def draft_quotas(plan: StepPlan, ready: list[Request]) -> list[DraftQuota]:
+        return [DraftQuota(r.draft_room, r.draft_room) for r in ready if r.num_tokens >= resumed]
 
-    monkeypatch.setattr(engine.draft_budget, "ask", ask)
+    monkeypatch.setattr(engine.length_policy, "draft_quotas", draft_quotas)
     assert run_alone(engine, requests[:1]).items() <= texts.items()
     assert len(found) >= 10
     assert found.items() <= drafts.items()

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
-from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixConfig
 from fastdeploy.spec_decode.proposers.base import Proposer
-from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 from fastdeploy.spec_decode.proposers.ngram import NgramProposer
 from fastdeploy.spec_decode.proposers.registry import PROPOSERS, make_proposer
 from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
@@ -56,10 +55,13 @@ def request(index: int = 0, repeats: int = 3) -> Request:
     return Request(source, index, seed=0, max_total_tokens=200, max_drafts=16)
 
 
-def emit(proposer: Proposer, requests: list[Request], tokens: list[list[int]]) -> None:
+def quotas(*max_drafts: int) -> list[DraftQuota]:
+    return [DraftQuota(count, count) for count in max_drafts]
+
+
+def emit(requests: list[Request], tokens: list[list[int]]) -> None:
     for r, emitted in zip(requests, tokens):
         r.append(emitted)
-    proposer.observe(requests, tokens)
 
 
 def test_every_configurable_method_has_a_proposer() -> None:
@@ -72,9 +74,9 @@ def test_drafts_never_exceed_their_caps(name: str) -> None:
     requests = [request(i) for i in range(5)]
     for r in requests:
         proposer.start(r)
-    emit(proposer, requests, [[5, 6]] * 5)
+    emit(requests, [[5, 6]] * 5)
     caps = [1, 2, 3, 7, 16]
-    drafts = proposer.propose(requests, caps)
+    drafts = proposer.propose(requests, quotas(*caps))
     assert len(drafts) == 5
     for draft, cap in zip(drafts, caps):
         assert len(draft) <= cap
@@ -87,10 +89,10 @@ def test_proposing_changes_nothing(name: str) -> None:
     proposer = ALL[name]()
     r = request()
     proposer.start(r)
-    emit(proposer, [r], [[5, 6]])
+    emit([r], [[5, 6]])
     before = r.token_ids.tolist()
-    first = proposer.propose([r], [4])[0]
-    second = proposer.propose([r], [4])[0]
+    first = proposer.propose([r], quotas(4))[0]
+    second = proposer.propose([r], quotas(4))[0]
     assert r.token_ids.tolist() == before
     if name != "oracle":  # it draws its corruption anew
         assert first.token_ids == second.token_ids
@@ -106,13 +108,12 @@ def test_drafts_do_not_depend_on_neighbours(name: str) -> None:
     neighbours = [request(i, repeats=1 + i) for i in range(1, 4)]
     for other in [*neighbours, r]:
         together.start(other)
-    emit(alone, [r], [[5]])
+    emit([r], [[5]])
     r_twin_tokens = [[5], [9, 9], [1], [5, 6, 7]]
     for other, tokens in zip(neighbours, r_twin_tokens[1:]):
         other.append(tokens)
-    together.observe([r, *neighbours], r_twin_tokens)
-    expected = alone.propose([r], [6])[0].token_ids
-    assert together.propose([*neighbours, r], [6] * 4)[3].token_ids == expected
+    expected = alone.propose([r], quotas(6))[0].token_ids
+    assert together.propose([*neighbours, r], quotas(6, 6, 6, 6))[3].token_ids == expected
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -123,8 +124,8 @@ def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None
         for r in requests:
             proposer.start(r)
         proposer.check_integrity(requests)
-        emit(proposer, requests, [[5, 6]] * len(requests))
-        proposer.propose(requests, [4] * len(requests))
+        emit(requests, [[5, 6]] * len(requests))
+        proposer.propose(requests, quotas(*[4] * len(requests)))
         for r in requests[::-1]:
             proposer.finish(r)
         proposer.check_integrity([])
@@ -141,45 +142,48 @@ def numbered(index: int, tokens: list[int]) -> Request:
 def test_a_match_goes_on_behind_the_drafts_of_the_layer() -> None:
     proposer, r = ALL["with_ngram"](), of_text([7, 8, 9, 1, 2, 3, 7])
     proposer.start(r)
-    draft = proposer.propose([r], [4])[0]  # the layer says 8 9, which 1 2 followed
+    draft = proposer.propose([r], quotas(4))[0]  # the layer says 8 9, which 1 2 followed
     assert draft.token_ids == [8, 9, 1, 2]
     assert draft.source_of_each() == ["mtp", "mtp", "ngram", "ngram"]
     assert draft.cut(3).source_of_each() == ["mtp", "mtp", "ngram"]
-    assert proposer.propose([r], [2])[0].source_of_each() == ["mtp", "mtp"]
+    assert proposer.propose([r], quotas(2))[0].source_of_each() == ["mtp", "mtp"]
 
 
-def test_a_suffix_match_takes_the_place_of_drafts_that_were_lately_wrong() -> None:
-    proposer, r = ALL["with_suffix"](), of_text([7, 9, 3] * 6)
+def test_a_long_match_takes_the_place_of_draft_passes() -> None:
+    long, short = numbered(0, [1, 2, 3, 4, 5] * 3), numbered(1, [1, 2, 9, 1, 2])
+    for strategy in ("with_ngram", "with_suffix"):
+        proposer = ALL[strategy]()
+        for r in (long, short):
+            proposer.start(r)
+        drafts = proposer.propose([long, short], quotas(4, 4))
+        assert [draft.source for draft in drafts] == [strategy.removeprefix("with_"), "mtp"]
+        assert drafts[0].token_ids == [1, 2, 3, 4]
+
+
+def test_the_quota_says_how_long_a_match_must_be_to_take_the_place_of_draft_passes() -> None:
+    proposer, r = ALL["with_ngram"](), of_text([1, 2, 3, 1, 2])
     proposer.start(r)
-    assert proposer.propose([r], [4])[0].source_of_each() == ["suffix"] * 4  # four are sure, the layer drafts two
-    other, proposer = of_text([1, 2, 40, 1]), ALL["with_suffix"]()
-    proposer.start(other)
-    sources = []
-    for i in range(8):  # one token is sure to follow 1; of the layer's two, none comes true
-        sources.append(proposer.propose([other], [4])[0].source)
-        emit(proposer, [other], [[2]])
-        emit(proposer, [other], [[50 + i, 1]])
-    assert sources[0] == "mtp"
-    assert sources[-1] == "suffix"
+    sources = [proposer.propose([r], [DraftQuota(4, 2, min_match_len)])[0].source for min_match_len in (2, 3)]
+    assert sources == ["ngram", "mtp"]
 
 
-def test_whoever_weighs_matches_decides_who_takes_passes_through_the_layer() -> None:
-    proposer = ALL["with_ngram"]()
-    assert isinstance(proposer, HybridProposer)
-    requests = [numbered(i, [1, 2, 3, 1, 2]) for i in range(3)] + [numbered(3, [30])]
-    for r in requests:
+def test_without_draft_passes_a_match_is_drafted_however_short_the_draft() -> None:
+    proposer, r = ALL["with_suffix"](), of_text([*range(20, 40), 1, *range(20, 40)])
+    proposer.start(r)
+    assert proposer.propose([r], [DraftQuota(4, 0, 16)])[0].token_ids[0] == 1
+    r.append([77])
+    assert len(proposer.propose([r], [DraftQuota(4, 0, 16)])[0]) == 0
+
+
+@pytest.mark.parametrize("max_ngram_size", [2, 5, 16])
+def test_an_ngram_match_is_counted_up_to_sixteen_tokens_where_it_was_found(max_ngram_size: int) -> None:
+    for num_equal, match_len in ((1, 0), (2, 2), (9, 9), (16, 16), (30, 16)):
+        proposer, r = NgramProposer(max_ngram_size, 2), of_text([50, *range(num_equal), 60, 51, *range(num_equal)])
         proposer.start(r)
-    found: list[list[list[int]]] = []
-
-    def weigh(asked: Sequence[Request], matches: Sequence[Draft], steps: Sequence[int]) -> list[int]:
-        found.append([list(match.token_ids) for match in matches])
-        return [0, 2, 2, 2]
-
-    proposer.weigh = weigh
-    drafts = proposer.propose(requests, [4, 4, 2, 4], [2, 2, 2, 2])
-    assert found == [[[3, 1, 2, 3], [3, 1, 2, 3], [], []]]  # the third may have no more than the layer's
-    assert [draft.token_ids for draft in drafts] == [[3, 1, 2, 3], [3, 4], [3, 4], [31, 32]]
-    assert [draft.source for draft in drafts] == ["ngram", "mtp", "mtp", "mtp"]
+        draft = proposer.propose([r], quotas(3))[0]
+        assert draft.match_len == match_len
+        longer = proposer.propose([r], [DraftQuota(3, 0, match_len + 1)])[0]
+        assert len(longer) == 0 or match_len == 16
 
 
 def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> None:
@@ -187,12 +191,12 @@ def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> 
     source = GenerationRequest("a", [1, 2, 3, 4, 1, 2], SamplingParams())
     r = Request(source, 0, seed=0, max_total_tokens=100, max_drafts=8)
     proposer.start(r)
-    emit(proposer, [r], [[9, 8]])  # now 1 2 is followed by 9 8 most recently
-    assert len(proposer.propose([r], [4])[0]) == 0
-    emit(proposer, [r], [[1, 2]])
-    assert proposer.propose([r], [4])[0].token_ids == [9, 8, 1, 2]
-    emit(proposer, [r], [[3]])  # 1 2 3 is longer than any suffix that ends in 9
-    assert proposer.propose([r], [3])[0].token_ids == [4, 1, 2]
+    emit([r], [[9, 8]])  # now 1 2 is followed by 9 8 most recently
+    assert len(proposer.propose([r], quotas(4))[0]) == 0
+    emit([r], [[1, 2]])
+    assert proposer.propose([r], quotas(4))[0].token_ids == [9, 8, 1, 2]
+    emit([r], [[3]])  # 1 2 3 is longer than any suffix that ends in 9
+    assert proposer.propose([r], quotas(3))[0].token_ids == [4, 1, 2]
 
 
 def salted(index: int, salt: str, prompt: list[int]) -> Request:
@@ -200,21 +204,18 @@ def salted(index: int, salt: str, prompt: list[int]) -> Request:
     return Request(source, index, seed=0, max_total_tokens=100, max_drafts=8)
 
 
-@pytest.mark.parametrize("observed", [True, False], ids=["ended in a step", "aborted between steps"])
-def test_suffix_shares_all_that_a_request_said_with_its_salt_only(observed: bool) -> None:
+def test_suffix_shares_the_whole_output_with_requests_of_the_same_salt_only() -> None:
     proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [50])
     proposer.start(first)
-    emit(proposer, [first], [[1, 2, 3, 4]])
-    first.append([5, 6])  # a step that ends a request finishes it before it is observed
-    if observed:
-        proposer.observe([first], [[5, 6]])
+    emit([first], [[1, 2, 3, 4]])
+    first.append([5, 6])
     proposer.finish(first)
     drafts = {}
     for index, salt in enumerate(["mine", "theirs"]):
         later = salted(index, salt, [7, 1, 2, 3])
         proposer.start(later)
-        drafts[salt] = proposer.propose([later], [8])[0].token_ids
+        drafts[salt] = proposer.propose([later], quotas(8))[0].token_ids
     assert drafts == {"mine": [4, 5, 6], "theirs": []}
 
 
@@ -222,18 +223,18 @@ def test_suffix_does_not_share_prompts() -> None:
     proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [1, 2, 3, 4, 5, 6])
     proposer.start(first)
-    emit(proposer, [first], [[9]])
+    emit([first], [[9]])
     proposer.finish(first)
     later = salted(1, "mine", [7, 1, 2, 3])
     proposer.start(later)
-    assert len(proposer.propose([later], [8])[0]) == 0
+    assert len(proposer.propose([later], quotas(8))[0]) == 0
 
 
 def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None:
     config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
     proposer = make_proposer(config, CountingRunner())
-    assert (proposer.is_model, proposer.needs_hidden_states) == (True, True)
-    drafts = proposer.propose([request(), request(1)], [5, 1])
+    assert proposer.is_model
+    drafts = proposer.propose([request(), request(1)], quotas(5, 1))
     assert [draft.token_ids for draft in drafts] == [[9, 10], [9]]
     assert {draft.source for draft in drafts} == {"mtp"}
 
@@ -241,8 +242,8 @@ def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None
 def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
     config = SpeculativeConfig.from_mapping({"model": "demo/draft", "num_speculative_tokens": 3})
     proposer = make_proposer(config, CountingRunner())
-    assert (proposer.is_model, proposer.needs_hidden_states) == (True, False)
-    drafts = proposer.propose([request(), request(1)], [3, 1])
+    assert proposer.is_model
+    drafts = proposer.propose([request(), request(1)], quotas(3, 1))
     assert [draft.token_ids for draft in drafts] == [[9, 10, 11], [9]]
     assert {draft.source for draft in drafts} == {"draft_model"}
 

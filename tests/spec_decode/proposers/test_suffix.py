@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixConfig
 from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
@@ -19,7 +19,7 @@ def finish_with(proposer: SuffixProposer, index: int, salt: str, output: list[in
 def draft(proposer: SuffixProposer, salt: str, prompt: list[int]) -> list[int]:
     request = Request(GenerationRequest("b", prompt, SamplingParams(), cache_salt=salt), 0, 0, 100, 8)
     proposer.start(request)
-    drafted = proposer.propose([request], [8])[0].token_ids
+    drafted = proposer.propose([request], [DraftQuota(8, 8)])[0].token_ids
     proposer.finish(request)
     return [int(token) for token in drafted]
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicted times, and the drafts that pay by them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes, most_profitable
+
+
+def test_measurements_are_joined_by_lines_and_the_last_one_goes_on() -> None:
+    times = StepTimes({1: 1.0, 3: 2.0, 5: 6.0})
+    assert [times.rows_s(n) for n in (1, 2, 3, 4, 5, 9)] == pytest.approx([1.0, 1.5, 2.0, 4.0, 6.0, 11.0])
+
+
+def test_more_rows_never_take_less_time() -> None:
+    times = StepTimes({1: 1.0, 2: 3.0, 4: 2.0})
+    assert [times.rows_s(n) for n in (2, 3, 4)] == [3.0, 3.0, 3.0]
+
+
+def test_requests_add_time_by_the_length_of_their_contexts() -> None:
+    assert StepTimes({1: 1.0}, 0.5, 100).contexts_s(3, 600) == 3.0
+    assert StepTimes({1: 1.0}, 0.5).contexts_s(3, 600) == 1.5
+
+
+def test_beside_prefill_rows_drafts_are_charged_what_they_add_to_the_whole_step() -> None:
+    times = StepTimes({1: 1.0, 2: 1.0, 10: 9.0})
+    assert times.with_drafts(1, 0.0, 1, num_prefill_rows=0) == pytest.approx([1.0, 1.0])
+    assert times.with_drafts(1, 0.0, 1, num_prefill_rows=5) == pytest.approx([1.0, 2.0])
+    assert times.with_drafts(1, 0.25, 2, num_prefill_rows=100) == pytest.approx([1.25, 2.25 - 1 / 9, 3.25 - 2 / 9])
+
+
+def test_draft_passes_cost_for_the_batch_and_for_each_request() -> None:
+    assert DraftPasses("mtp", 4, 0.1, 0.01).seconds(5, 2) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("row_s", "length"), [(0.0, 4), (0.3, 2), (2.0, 0)])
+def test_as_many_drafts_are_verified_as_raise_tokens_per_second(row_s: float, length: int) -> None:
+    times = [1.0 + row_s * n for n in range(5)]
+    assert most_profitable([[0.7, 0.5, 0.3, 0.2]], 1, times) == [length]
+
+
+def test_only_the_request_with_good_drafts_gets_rows() -> None:
+    assert most_profitable([[0.9, 0.8], [0.1, 0.05]], 2, [1.0 + 0.2 * n for n in range(5)]) == [2, 0]
+
+
+def test_a_draft_pays_in_small_batches_first() -> None:
+    times = [1.0 + 0.3 * n for n in range(20)]
+    assert most_profitable([[0.6]], 1, times) == [1]
+    assert most_profitable([[0.6]], 16, times) == [0]
