@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.sampling_params import SamplingParams
@@ -17,7 +19,8 @@ def make(num_blocks: int = 32, **config: int) -> BatchScheduler:
 
 def request(name: str, num_prompt: int, priority: int = 0, **params: int) -> Request:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
-    source = GenerationRequest(name, [hash(name) % 97] * num_prompt, sampling, priority=priority)
+    token = crc32(name.encode()) % 2**31  # another one for every name: prompts share no blocks
+    source = GenerationRequest(name, [token] * num_prompt, sampling, priority=priority)
     return Request(source, 0, seed=0, max_total_tokens=1000, max_drafts=8)
 
 
