@@ -11,6 +11,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 API_KEY_VARIABLE = "FD_API_KEY"
 VARIABLES = {
     "FD_API_KEY": "keys that clients must send, comma-separated; `--api-key` replaces them",
+    "FD_BUILD_PATHS": "when the operators are built: all paths, or native, the machine's best one and the portable one",
     "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the fastest one there is)",
     "FD_DEBUG": "1 shows tracebacks where one line would do",
     "FD_FOR_TORCH_MODEL_FORMAT": "1 reads checkpoints in torch layout, whatever they say themselves",
@@ -22,7 +23,7 @@ VARIABLES = {
     "FD_NUM_THREADS": "threads of the operators (default: the cores that the process may use)",
     "FD_PADDLENLP_PYTHON": "interpreter with PaddleNLP, for tokenizers that nothing else reads",
 }
-"""What is read, here and in the operators; others that begin with FD_ are named at start-up."""
+"""What this module, the operators and setup.py read; other variables that begin with FD_ are named at start-up."""
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 

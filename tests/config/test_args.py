@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-import fastdeploy
 from fastdeploy.config.args import engine_config_from_kwargs, parse_serve_args
-from fastdeploy.config.env import VARIABLES, Env, read_env
+from fastdeploy.config.env import Env
 from fastdeploy.config.flags import FLAGS, FlagClass
 from fastdeploy.core.errors import ConfigError
 
@@ -380,20 +378,3 @@ def test_llm_arguments_of_other_engines_are_accepted_where_they_change_nothing()
         "max_seq_len_to_capture",
         "graph_optimization_config",
     ]
-
-
-def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FD_ATTENTION_BACKEND", "APPEND_ATTN")
-    monkeypatch.setenv("FD_LOG_DIRS", "log")
-    assert [note for note in parse_serve_args(["demo"], read_env()).notes if "FD_" in note] == [
-        "FD_ATTENTION_BACKEND has no effect: nothing reads this variable",
-        "FD_LOG_DIRS has no effect: nothing reads this variable; did you mean FD_LOG_DIR?",
-    ]
-
-
-def test_table_of_variables_holds_what_the_sources_read() -> None:
-    root = Path(fastdeploy.__file__).parents[1]
-    python = (root / "fastdeploy" / "config" / "env.py").read_text().partition("def read_env")[2]
-    native = "".join(file.read_text() for file in (root / "custom_ops" / "common").glob("*.cc"))
-    read = {*re.findall(r'environ.get\("(FD_\w+)"', python), *re.findall(r'getenv\("(FD_\w+)"', native), "FD_API_KEY"}
-    assert read == set(VARIABLES)
