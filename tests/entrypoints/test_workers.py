@@ -26,7 +26,7 @@ def children(server: ServerProcess, module: str) -> list[int]:
 
 
 def workers(server: ServerProcess) -> list[int]:
-    return children(server, "openai.worker")
+    return children(server, "openai.api_worker")
 
 
 def connections(server: ServerProcess, pid: int) -> int:
