@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.virtual_time import Machine, Passes, SimulatedModel, VirtualEngine, make_virtual_engine
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from tests.spec_decode.adaptive.virtual_time import Machine, Passes, SimulatedModel, VirtualEngine, make_virtual_engine
 
 MACHINE = Machine(
     {1: 0.95, 4: 1.4, 9: 1.7, 16: 2.1, 64: 6.6, 144: 14.0, 1088: 105.0},
@@ -35,9 +35,9 @@ def mapping(method: str, **keys: Any) -> dict[str, Any]:
 
 
 def make(method: str, machine: Machine = MACHINE, batch: int = 1, **keys: Any) -> VirtualEngine:
-    believed = keys.pop("believed", None)
+    predicted = keys.pop("predicted", None)
     config = SpeculativeConfig.from_mapping(mapping(method, **keys))
-    return make_virtual_engine(config, machine, batch, 4000, believed)
+    return make_virtual_engine(config, machine, batch, 4000, predicted)
 
 
 class Session:
@@ -58,7 +58,7 @@ class Session:
         for _ in range(batch):
             name = str(self._count)
             self._count += 1
-            self.virtual.reciter.answers[name] = list(answer)
+            self.virtual.runner.answers[name] = list(answer)
             if isinstance(self.virtual.drafting, SimulatedModel):
                 self.virtual.drafting.reliabilities[name] = ease
             params = SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
@@ -139,14 +139,14 @@ def test_a_line_that_is_repeated_is_drafted_during_a_pause(method: str, max_ngra
     assert virtual.engine.stats().draft_length.is_paused
     line = lines(14)
     rows = []
-    run = virtual.reciter.run
+    run = virtual.runner.run
 
     def record(plan: Any) -> Any:
         rows.extend((request.num_output_tokens, len(request.draft)) for request in plan.requests)
         return run(plan)
 
-    virtual.reciter.run = record  # type: ignore[method-assign]
-    virtual.engine.runner = virtual.reciter
+    virtual.runner.run = record  # type: ignore[method-assign]
+    virtual.engine.runner = virtual.runner
     session.seconds(line)
     first = min(at for at, num_drafts in rows if num_drafts and at > 40)
     assert first <= 40 + 20
@@ -175,8 +175,10 @@ def test_a_machine_that_changes_its_speed_keeps_bad_drafts_paused(method: str, s
 
 @pytest.mark.parametrize("error", [0.5, 2.0])
 def test_wrong_predictions_of_step_times_are_corrected(error: float) -> None:
-    believed = replace(MACHINE, rows_s={rows: error * seconds for rows, seconds in MACHINE.rows_s.items()})
-    good, bad, naive = (Session(make(method, believed=believed)) for method in ("draft_model", "draft_model", "naive"))
+    predicted = replace(MACHINE, rows_s={rows: error * seconds for rows, seconds in MACHINE.rows_s.items()})
+    good, bad, naive = (
+        Session(make(method, predicted=predicted)) for method in ("draft_model", "draft_model", "naive")
+    )
     plain_s = naive.seconds(noise(1000))
     assert plain_s / good.seconds(noise(1000), ease=(0.95,)) > 1.25
     assert plain_s / bad.seconds(noise(1000)) > 0.95
@@ -187,7 +189,7 @@ def test_bad_drafts_are_paused_even_if_every_step_has_prefill_rows() -> None:
     session = Session(virtual)
     for i in range(60):  # a request arrives in every step
         name = f"short {i}"
-        virtual.reciter.answers[name] = noise(8)
+        virtual.runner.answers[name] = noise(8)
         assert isinstance(virtual.drafting, SimulatedModel)
         virtual.drafting.reliabilities[name] = (0.0,)
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -210,7 +212,7 @@ def test_batch_sizes_are_judged_apart() -> None:
 def test_one_request_with_bad_drafts_does_not_take_rows_from_the_others() -> None:
     virtual = make("draft_model", batch=2)
     for name, ease in (("good", 0.95), ("bad", 0.0)):
-        virtual.reciter.answers[name] = noise(600, seed=name)
+        virtual.runner.answers[name] = noise(600, seed=name)
         assert isinstance(virtual.drafting, SimulatedModel)
         virtual.drafting.reliabilities[name] = (ease,)
         params = SamplingParams(temperature=0.0, max_tokens=600, ignore_eos=True)
