@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class ReasoningState(str, Enum):
+class ReasoningState(StrEnum):
     """Where an output stands.
 
     CLOSED: in the answer. OPEN: in the reasoning, until its end marker. UNDECIDED: nothing emitted yet; the start

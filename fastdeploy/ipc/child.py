@@ -73,7 +73,7 @@ class EngineChild:
         assert self._process is not None
         try:
             await asyncio.wait_for(self._process.wait(), timeout_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._process.kill()
             await self._process.wait()
 

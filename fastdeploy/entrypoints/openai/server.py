@@ -45,7 +45,7 @@ class ConcurrencyLimiter:
             raise self._full()
         try:
             await asyncio.wait_for(self._semaphore.acquire(), self._max_wait_s or None)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise self._full() from None
         self.num_inside += 1
         self._inside.inc()
