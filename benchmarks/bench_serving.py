@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.report import print_json, print_table
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.entrypoints.cli.bench.plot import plot_latencies, require_matplotlib
-from fastdeploy.entrypoints.cli.bench.serve import Run, latencies_ms, make_parser, measure, request_rate
+from fastdeploy.entrypoints.cli.bench.report import latencies_ms, plot_latencies, require_matplotlib
+from fastdeploy.entrypoints.cli.bench.serve import BenchmarkRun, make_parser, request_rate, run_benchmark
 from fastdeploy.entrypoints.cli.http_client import ServerError, UnreachableError
 from fastdeploy.entrypoints.cli.parser import positive_int
 
@@ -36,11 +36,11 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_own(arguments)
     if args.plot:
         require_matplotlib()
-    runs: dict[str, Run] = {}
+    runs: dict[str, BenchmarkRun] = {}
     for rate, most in itertools.product(args.request_rates, args.max_concurrencies):
         label = f"{rate:g}/s" + (f", {most} at once" if most else "")
         load = argparse.Namespace(**{**vars(args), "request_rate": rate, "max_concurrency": most})
-        runs[label] = asyncio.run(measure(load))
+        runs[label] = asyncio.run(run_benchmark(load))
     title = next(iter(runs.values())).title
     rows = [_row(label, run) for label, run in runs.items()]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -48,14 +48,14 @@ def main(arguments: list[str]) -> int:
     if args.plot:
         latencies = {label: latencies_ms(run.results) for label, run in runs.items()}
         plot_latencies(args.plot, title, latencies, dict(args.goodput))
-    print_json({"benchmark": "serving", "runs": {label: run.figures for label, run in runs.items()}})
+    print_json({"benchmark": "serving", "runs": {label: run.metrics for label, run in runs.items()}})
     return int(any(run.errors for run in runs.values()))
 
 
-def _row(label: str, run: Run) -> dict[str, Any]:
+def _row(label: str, run: BenchmarkRun) -> dict[str, Any]:
     """Return what the table shows of a run: rates, then medians and percentiles."""
-    latencies = {name: value for name, value in run.figures.items() if re.match(r"median_|p[\d.]+_", name)}
-    return {"load": label, **{name: run.figures[name] for name in COLUMNS if name in run.figures}, **latencies}
+    latencies = {name: value for name, value in run.metrics.items() if re.match(r"median_|p[\d.]+_", name)}
+    return {"load": label, **{name: run.metrics[name] for name in COLUMNS if name in run.metrics}, **latencies}
 
 
 if __name__ == "__main__":

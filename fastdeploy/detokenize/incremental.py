@@ -46,7 +46,7 @@ class IncrementalDetokenizer:
         return self._stream.flush()
 
     def _has_text(self, token_id: int) -> bool:
-        return token_id not in self._skipped and self._tokenizer.knows(token_id)
+        return token_id not in self._skipped and self._tokenizer.has_token(token_id)
 
     def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """Return the end of the prompt, beginning at a token that begins a character."""

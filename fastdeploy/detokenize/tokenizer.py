@@ -117,7 +117,7 @@ class Tokenizer:
             return bytes(table[char] for char in token)
         return bytes(token.encode("utf-8"))
 
-    def knows(self, token_id: int) -> bool:
+    def has_token(self, token_id: int) -> bool:
         """Return True for ids that stand for a token; the ids below `vocab_size` may have gaps."""
         return bool(self.token_bytes(token_id)) or self._backend.id_to_token(token_id) is not None
 

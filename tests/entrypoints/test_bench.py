@@ -19,13 +19,16 @@ from benchmarks import bench_serving
 from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.cli.bench.datasets import file_samples, random_samples
-from fastdeploy.entrypoints.cli.bench.figures import percentile, spread
-from fastdeploy.entrypoints.cli.bench.load import Result, arrival_times
-from fastdeploy.entrypoints.cli.bench.plot import plot_latencies
-from fastdeploy.entrypoints.cli.bench.serve import Run
+from fastdeploy.entrypoints.cli.bench.datasets import file_requests, random_requests
+from fastdeploy.entrypoints.cli.bench.report import (
+    RequestResult,
+    meets_limits,
+    percentile,
+    plot_latencies,
+    summarize,
+)
+from fastdeploy.entrypoints.cli.bench.serve import BenchmarkRun, arrival_times
 from fastdeploy.entrypoints.cli.bench.serve import main as serve_main
-from fastdeploy.entrypoints.cli.bench.slo import keeps
 from fastdeploy.entrypoints.cli.main import main
 from tests.entrypoints.server_process import ServerProcess
 from tests.entrypoints.test_cli import run
@@ -177,7 +180,10 @@ def test_goodput_counts_the_requests_within_every_limit(server: ServerProcess) -
     figures = last_json(bench(server, "--num-prompts", "4", *limits, "tpot:0.000001").stdout)
     assert (figures["completed"], figures["num_good"], figures["request_goodput"]) == (4, 0, 0)
     done = bench(server, "--goodput", "itl:5")
-    assert done.returncode == 2 and "--goodput: expected ttft, tpot, e2el with milliseconds" in done.stderr
+    assert (
+        done.returncode == 2
+        and "--goodput: expected METRIC:MILLISECONDS with one of ttft, tpot, e2el, got 'itl:5'" in done.stderr
+    )
 
 
 def test_bench_serve_plots_its_times(server: ServerProcess, tmp_path: Path) -> None:
@@ -192,7 +198,7 @@ def test_bench_serve_plots_its_times(server: ServerProcess, tmp_path: Path) -> N
 
 def test_a_plot_without_matplotlib_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"--plot: needs matplotlib: pip install 'fastdeploy\[bench\]'"):
+    with pytest.raises(ConfigError, match=r"--plot: requires matplotlib: pip install 'fastdeploy\[bench\]'"):
         serve_main(["--port", "9", "--plot", "times.png"])
 
 
@@ -213,10 +219,10 @@ def test_a_figure_that_one_load_of_a_sweep_has_not_leaves_its_cell_empty(
 ) -> None:
     loads = iter([{"completed": 3}, {"completed": 4, "median_itl_ms": 2.5}])
 
-    async def measured(args: argparse.Namespace) -> Run:
-        return Run("three answers of one piece each, then four of several", next(loads), [])
+    async def run_benchmark(args: argparse.Namespace) -> BenchmarkRun:
+        return BenchmarkRun("three answers of one piece each, then four of several", next(loads), [])
 
-    monkeypatch.setattr(bench_serving, "measure", measured)
+    monkeypatch.setattr(bench_serving, "run_benchmark", run_benchmark)
     assert bench_serving.main(["--port", "9", "--request-rates", "1", "2"]) == 0
     _, _, header, *rows, _ = capsys.readouterr().out.splitlines()
     assert [line.split() for line in (header, *rows)] == [
@@ -245,7 +251,7 @@ def test_bench_latency_and_throughput_run_the_engine(capsys: pytest.CaptureFixtu
         assert throughput["total_output_tokens"] == 20 * throughput["n"]
         tokens = throughput["output_tokens_per_second"] * throughput["elapsed_time"]
         assert tokens == pytest.approx(20 * throughput["n"])
-    for length, message in (("12", "--output-len: the context of 16 tokens ends before it"), ("40", "prompt")):
+    for length, message in (("12", "--output-len: input and output exceed the context of 16 tokens"), ("40", "prompt")):
         flags = ["--input-len", length, "--output-len", "5", "--max-model-len", "16"]
         assert main(["bench", "latency", "demo", *batches, *flags]) == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith(f"fastdeploy: error: {message}")
@@ -253,9 +259,9 @@ def test_bench_latency_and_throughput_run_the_engine(capsys: pytest.CaptureFixtu
 
 def test_random_prompts_have_their_length_and_follow_the_seed() -> None:
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
-    first = random_samples(tokenizer, 20, 40, 10, 0.5, 8, seed=1)
-    assert first == random_samples(tokenizer, 20, 40, 10, 0.5, 8, seed=1)
-    assert first != random_samples(tokenizer, 20, 40, 10, 0.5, 8, seed=2)
+    first = random_requests(tokenizer, 20, 40, 10, 0.5, 8, seed=1)
+    assert first == random_requests(tokenizer, 20, 40, 10, 0.5, 8, seed=1)
+    assert first != random_requests(tokenizer, 20, 40, 10, 0.5, 8, seed=2)
     assert {len(sample.token_ids) for sample in first} <= set(range(8 + 20, 8 + 60 + 1))
     assert {sample.output_len for sample in first} <= set(range(5, 16))
     assert len({tuple(sample.token_ids[:8]) for sample in first}) == 1
@@ -269,12 +275,12 @@ def test_sharegpt_file_gives_first_messages_and_the_lengths_of_their_answers(tmp
     args = argparse.Namespace(
         dataset_name="sharegpt", dataset_path=str(tmp_path / "chats.json"), seed=0, sharegpt_output_len=None
     )
-    [sample] = file_samples(args, TOKENIZER, 10)
+    [sample] = file_requests(args, TOKENIZER, 10)
     assert sample.prompt == 2 * PROMPT
     assert sample.output_len == len(TOKENIZER.encode(turns[1]["value"], add_special_tokens=False))
     (tmp_path / "chats.json").write_text('[{"messages": []}]')
-    with pytest.raises(ConfigError, match="is no sharegpt file: KeyError: 'conversations'"):
-        file_samples(args, TOKENIZER, 10)
+    with pytest.raises(ConfigError, match="is not a sharegpt file: KeyError: 'conversations'"):
+        file_requests(args, TOKENIZER, 10)
 
 
 def test_arrivals_are_a_poisson_process_of_the_rate_and_the_seed() -> None:
@@ -290,21 +296,23 @@ def test_figures_are_those_of_the_values() -> None:
     values = [1.0, 2.0, 3.0, 4.0]
     random.Random(0).shuffle(values)
     assert [percentile(values, percent) for percent in (0, 50, 75, 100)] == [1.0, 2.5, 3.25, 4.0]
-    assert spread("ttft", "_ms", values, [50]) == {
+    assert summarize("ttft", "_ms", values, [50]) == {
         "mean_ttft_ms": 2.5,
         "median_ttft_ms": 2.5,
         "std_ttft_ms": pytest.approx(1.118, abs=1e-3),
         "p50_ttft_ms": 2.5,
     }
-    assert spread("ttft", "_ms", [], [50]) == {}
-    assert Result(ttft_s=1.0, e2e_s=4.0, output_tokens=4).tpot_s == 1.0
-    assert Result(ttft_s=1.0, e2e_s=1.0, output_tokens=1).tpot_s is None
+    assert summarize("ttft", "_ms", [], [50]) == {}
+    assert RequestResult(ttft_s=1.0, e2e_s=4.0, output_tokens=4).tpot_s == 1.0
+    assert RequestResult(ttft_s=1.0, e2e_s=1.0, output_tokens=1).tpot_s is None
 
 
 def test_a_request_is_good_at_its_limit_and_not_beyond() -> None:
-    result = Result(ttft_s=0.5, e2e_s=2.0, output_tokens=4)  # half a second per further token
-    assert keeps(result, {"ttft": 500.0, "tpot": 500.0, "e2el": 2000.0})
+    result = RequestResult(ttft_s=0.5, e2e_s=2.0, output_tokens=4)  # half a second per further token
+    assert meets_limits(result, {"ttft": 500.0, "tpot": 500.0, "e2el": 2000.0})
     for name, limit in {"ttft": 499.0, "tpot": 499.0, "e2el": 1999.0}.items():
-        assert not keeps(result, {name: limit}), name
-    assert keeps(Result(ttft_s=0.5, e2e_s=0.5, output_tokens=1), {"tpot": 1.0}), "no further token, none too late"
-    assert not keeps(Result(error="refused"), {"ttft": 500.0})
+        assert not meets_limits(result, {name: limit}), name
+    assert meets_limits(RequestResult(ttft_s=0.5, e2e_s=0.5, output_tokens=1), {"tpot": 1.0}), (
+        "no further token, none too late"
+    )
+    assert not meets_limits(RequestResult(error="refused"), {"ttft": 500.0})

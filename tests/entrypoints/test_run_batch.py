@@ -50,7 +50,7 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
     )
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
     assert done.returncode == 1, "some requests failed"
-    assert "3 of 8 requests answered" in done.stderr
+    assert "3 of 8 requests succeeded" in done.stderr
     made = answers(tmp_path)
     assert [entry["custom_id"] for entry in made] == [
         "long",
@@ -74,7 +74,7 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
     assert messages == {
         "verb": "method: expected 'POST', got 'GET'",
         "route": "url: expected one of /v1/chat/completions, /v1/completions, got '/v1/embeddings'",
-        "stream": "body.stream: a batch has no streams",
+        "stream": "body.stream: streaming is not supported in batches",
     }
     assert not (tmp_path / "out.jsonl.part").exists()
 
@@ -82,8 +82,8 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([line("a"), line("b"), line("a")], "custom_id: 'a' stands in lines 1 and 3"),
-        ([line("a"), "{"], "line 2: no JSON"),
+        ([line("a"), line("b"), line("a")], "custom_id: 'a' occurs in lines 1 and 3"),
+        ([line("a"), "{"], "line 2: not valid JSON"),
         ([{"method": "POST"}], 'line 1: expected an object with a string "custom_id"'),
     ],
 )
@@ -108,7 +108,7 @@ def test_run_that_broke_off_goes_on_where_it_was(server: ServerProcess, tmp_path
     assert made[2]["response"]["body"]["choices"][0]["text"] == engine_text(PROMPT + " c", 0, 4)
     (tmp_path / "out.jsonl.part").write_text(json.dumps({**first, "custom_id": "z"}) + "\n")
     other = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
-    assert other.returncode == 2 and "holds answers to another input" in other.stderr
+    assert other.returncode == 2 and "has the answers to a different input" in other.stderr
 
 
 def test_full_server_is_asked_again(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_server_that_dies_ends_the_run_in_one_line_and_no_half_line_is_left(tmp_
         flags = write(tmp_path, line("a"), *(line(str(i), body={**GREEDY, "prompt": [300]}) for i in range(6)))
         done = run("run-batch", *flags, "--url", one.url + "/v1", "--resume")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("--resume goes on with what is done")
+    assert done.stderr.splitlines()[-1].endswith("; run again with --resume to continue")
     assert "never retrieved" not in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "out.jsonl").exists()
     text = (tmp_path / "out.jsonl.part").read_text()
@@ -148,8 +148,11 @@ def test_server_of_its_own_is_started_with_the_engine_s_flags_and_ended(tmp_path
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "demo", "--port", "1"], "--port: this command's server is its own; --url names a running one"),
-        (["--url", "http://localhost:1/v1", "--model", "demo"], "--model: is no flag for a server that runs already"),
+        (["--model", "demo", "--port", "1"], "--port: not allowed for a private server; use --url for a running one"),
+        (
+            ["--url", "http://localhost:1/v1", "--model", "demo"],
+            "--model: not allowed with --url, which names a running server",
+        ),
         (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size: 2 is not available yet"),
     ],
 )

@@ -106,8 +106,8 @@ def test_verbose_view_puts_accepted_drafts_on_the_colour_of_their_proposer(draft
     painted = re.findall(r"\033\[30;42m(.*?)\033\[0m", "\n".join(answer))
     assert re.sub(r"\033\[[0-9;]*m", "", "\n".join(answer)) + "\n" == plain
     counts = re.fullmatch(
-        r"\(40 tokens: \033\[30;42mngram\033\[0m (\d+), target (\d+); (\d\.\d\d) tokens per step; "
-        r"accepted (\d+) of (\d+) drafted; \d+\.\d tokens/s; first after \d+ ms\)",
+        r"\(40 tokens: \033\[30;42mngram\033\[0m (\d+), target (\d+); mean acceptance length (\d\.\d\d); "
+        r"(\d+) of (\d+) drafts accepted; \d+\.\d tokens/s; time to first token \d+ ms\)",
         figures,
     )
     assert counts is not None

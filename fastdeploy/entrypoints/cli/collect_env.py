@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastdeploy collect-env`: what a bug report needs to know of a machine; what cannot be found out says why."""
+"""`fastdeploy collect-env`: versions, hardware and limits for a bug report."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ PACKAGES = (
     "msgspec",
     "pyzmq",
     "redis",
+    "fastapi",
     "starlette",
     "uvicorn",
     "uvloop",
@@ -41,23 +42,23 @@ INSTRUCTION_SETS = (
 )
 VARIABLES = ("OMP_", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_ENDPOINT", "FLAGS_", "NVIDIA_VISIBLE_DEVICES")
 LIBRARY_SCRIPT = (
-    "from fastdeploy.ops.registry import select_backend; facts = select_backend('cpu').describe(); "
-    'print(f\'{facts["operator_library"]}, runs the {facts["isa"]} path\')'
+    "from fastdeploy.ops.registry import select_backend; backend = select_backend('cpu').describe(); "
+    'print(f\'{backend["operator_library"]} (path {backend["isa"]})\')'
 )
 CGROUP = Path("/sys/fs/cgroup")
 TIMEOUT_S = 120
 
 
 def main(arguments: list[str]) -> int:
-    """Print one line per fact, or one JSON document."""
-    parser = CommandParser("collect-env", "Print versions, machine and limits, for a bug report. Secrets are masked.")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    """Print one line per item, or one JSON document."""
+    parser = CommandParser("collect-env", "Print versions, hardware and limits for a bug report. Secrets are masked.")
+    parser.add_argument("--json", action="store_true", help="print a JSON document")
     args = parser.parse_own(arguments)
-    facts = collect()
+    report = collect()
     if args.json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(report, indent=2))
         return 0
-    for name, value in facts.items():
+    for name, value in report.items():
         if isinstance(value, dict):
             print(f"{name}:")
             print("\n".join(f"  {key}: {item}" for key, item in value.items()) or "  none")
@@ -67,14 +68,14 @@ def main(arguments: list[str]) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Return name -> what was found, or why nothing was."""
-    return {name: _ask(question) for name, question in QUESTIONS.items()}
+    """Return item -> value, or the reason why it is not available."""
+    return {name: _collect_item(read) for name, read in ITEMS.items()}
 
 
-def _ask(question: Callable[[], Any]) -> Any:
+def _collect_item(read: Callable[[], Any]) -> Any:
     try:
-        return question()
-    except Exception as error:  # one fact that is missing must not hide the others
+        return read()
+    except Exception as error:  # the report is useful without this item
         return f"not available: {type(error).__name__}: {error}"
 
 
@@ -84,11 +85,11 @@ def _cpu() -> dict[str, Any]:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
-    have = set((fields.get("flags") or fields.get("Features") or "").split())
+    flags = set((fields.get("flags") or fields.get("Features") or "").split())
     return {
         "model": fields.get("model name", platform.machine()),
         "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
-        "instruction sets": " ".join(name for name in INSTRUCTION_SETS if name in have),
+        "instruction sets": " ".join(name for name in INSTRUCTION_SETS if name in flags),
         "cgroup cpu.max": _read(CGROUP / "cpu.max"),
     }
 
@@ -103,30 +104,30 @@ def _memory() -> dict[str, str]:
 
 
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _operator_library() -> str:
-    """Ask in a process of its own: a library built for another processor ends the one that loads it."""
-    done = subprocess.run([sys.executable, "-c", LIBRARY_SCRIPT], capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode != 0:
-        return f"not usable, status {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1]}"
-    return done.stdout.strip().splitlines()[-1]
+    """Load the library in a child process, because one that was built for another processor kills its process."""
+    child = subprocess.run([sys.executable, "-c", LIBRARY_SCRIPT], capture_output=True, text=True, timeout=TIMEOUT_S)
+    if child.returncode != 0:
+        return f"not available (exit status {child.returncode}): {(child.stderr.strip().splitlines() or [''])[-1]}"
+    return child.stdout.strip().splitlines()[-1]
 
 
 def _gpus() -> str:
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S)
+        child = subprocess.run(query, capture_output=True, text=True, timeout=TIMEOUT_S)
     except FileNotFoundError:
-        return "none (no nvidia-smi)"
-    return "; ".join(done.stdout.strip().splitlines()) or f"none ({done.stderr.strip()})"
+        return "none (nvidia-smi not found)"
+    return "; ".join(child.stdout.strip().splitlines()) or f"none ({child.stderr.strip()})"
 
 
 def _environment() -> dict[str, str]:
@@ -150,7 +151,7 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-QUESTIONS: dict[str, Callable[[], Any]] = {
+ITEMS: dict[str, Callable[[], Any]] = {
     "fastdeploy": lambda: __version__,
     "operator library": _operator_library,
     "python": lambda: f"{platform.python_version()} ({sys.executable})",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of OpenAI servers for many streams at once: asyncio's connections, and the HTTP parser that the server has.
+"""An asyncio client for OpenAI-compatible servers, with one connection per request.
 
-Every request takes a connection of its own, so that no answer waits behind another.
+It uses the HTTP parser of the server, because a general HTTP client would limit the load that a benchmark can send.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ READ_BYTES = 65536
 
 
 class ServerError(Exception):
-    """The server has answered with an error.
+    """The server answered with an error.
 
     Attributes:
-        status: of the HTTP answer; 200 for an error within a stream.
+        status: HTTP status; 200 for an error within a stream.
     """
 
     def __init__(self, message: str, status: int = 200) -> None:
@@ -33,16 +33,16 @@ class ServerError(Exception):
 
 
 class UnreachableError(Exception):
-    """The server cannot be reached, or has closed a connection in the middle of an answer."""
+    """The server cannot be reached, or closed the connection before the answer was complete."""
 
 
-class _Answer:
-    """An answer while it arrives; the parser calls the `on_*` methods."""
+class _Response:
+    """A response while it arrives; the parser calls the `on_*` methods."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
         self._parser = httptools.HttpResponseParser(self)
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._has_headers = self._is_complete = False
         self.headers: dict[str, str] = {}
 
@@ -57,7 +57,7 @@ class _Answer:
         self._has_headers = True
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
+        self._chunks.append(data)
 
     def on_message_complete(self) -> None:
         self._is_complete = True
@@ -66,78 +66,78 @@ class _Answer:
         while not self._has_headers:
             await self._feed()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives."""
         while True:
-            pieces, self._pieces = self._pieces, []
-            for piece in pieces:
-                yield piece
+            chunks, self._chunks = self._chunks, []
+            for chunk in chunks:
+                yield chunk
             if self._is_complete:
                 return
             await self._feed()
 
-    async def whole(self) -> bytes:
-        return b"".join([piece async for piece in self.pieces()])
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.chunks()])
 
     async def _feed(self) -> None:
         data = await self._reader.read(READ_BYTES)
         if data:
             self._parser.feed_data(data)
         elif self._has_headers and not {"content-length", "transfer-encoding"} & set(self.headers):
-            self._is_complete = True  # such a body ends with its connection
+            self._is_complete = True  # the body ends with the connection
         else:
             raise ConnectionError("the server closed the connection")
 
 
 @dataclass(frozen=True)
 class HttpClient:
-    """A server, and the key that it asks for.
+    """A server and the API key to send.
 
     Attributes:
-        url: of the API, such as http://localhost:8000/v1.
+        url: base address, such as http://localhost:8000/v1.
     """
 
     url: str
     api_key: str = field(default="EMPTY", repr=False)
 
     async def get(self, path: str) -> Any:
-        """Return the JSON that a path holds.
+        """Return the JSON of a GET request.
 
         Raises:
-            ServerError: it holds none.
-            UnreachableError: there is no answer.
+            ServerError: the status is not 200, or the body is not JSON.
+            UnreachableError: there is no response.
         """
-        async with self._exchange("GET", path, None) as answer:
-            body = await answer.whole()
-            if answer.status != 200:
-                raise ServerError(error_message(body) or f"status {answer.status}", answer.status)
+        async with self._exchange("GET", path, None) as response:
+            body = await response.read()
+            if response.status != 200:
+                raise ServerError(error_message(body) or f"status {response.status}", response.status)
             try:
                 return json.loads(body)
             except ValueError:
-                raise ServerError(f"{self.url}{path} is no JSON") from None
+                raise ServerError(f"{self.url}{path} is not JSON") from None
 
     async def post(self, path: str, body: Any) -> tuple[int, dict[str, str], bytes]:
-        """Send a JSON body; return status, headers and body of the answer, whatever they are.
+        """Send a JSON body; return status, headers and body of the response.
 
         Raises:
-            UnreachableError: there is no answer.
+            UnreachableError: there is no response.
         """
-        async with self._exchange("POST", path, body) as answer:
-            content = await answer.whole()
-            return answer.status, answer.headers, content
+        async with self._exchange("POST", path, body) as response:
+            content = await response.read()
+            return response.status, response.headers, content
 
     async def stream(self, path: str, body: Any) -> AsyncIterator[dict[str, Any]]:
-        """Send a JSON body and yield the events of the streamed answer.
+        """Send a JSON body and yield the events of the streamed response.
 
         Raises:
-            ServerError: an error answer or event.
-            UnreachableError: there is no answer, or it breaks off.
+            ServerError: the status is not 200, or an event is an error.
+            UnreachableError: there is no response, or it is incomplete.
         """
-        async with self._exchange("POST", path, body) as answer:
-            if answer.status != 200:
-                content = await answer.whole()
-                raise ServerError(error_message(content) or f"status {answer.status}", answer.status)
-            async for data in _event_data(answer.pieces()):
+        async with self._exchange("POST", path, body) as response:
+            if response.status != 200:
+                content = await response.read()
+                raise ServerError(error_message(content) or f"status {response.status}", response.status)
+            async for data in _event_data(response.chunks()):
                 if data == b"[DONE]":
                     return
                 event = _event(data)
@@ -146,19 +146,19 @@ class HttpClient:
                 yield event
 
     async def first_model(self) -> str:
-        """Return the name of the first model that the server has.
+        """Return the name of the first model of /models.
 
         Raises:
-            ServerError, UnreachableError: it names none.
+            ServerError, UnreachableError: the list cannot be read or is empty.
         """
-        answer = await self.get("/models")
+        models = await self.get("/models")
         try:
-            return str(answer["data"][0]["id"])
+            return str(models["data"][0]["id"])
         except (LookupError, TypeError):
-            raise ServerError(f"{self.url}/models names no model") from None
+            raise ServerError(f"{self.url}/models lists no model") from None
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, method: str, path: str, body: Any) -> AsyncIterator[_Answer]:
+    async def _exchange(self, method: str, path: str, body: Any) -> AsyncIterator[_Response]:
         try:
             parts = urlsplit(self.url + path)
             secure = ssl.create_default_context() if parts.scheme == "https" else None
@@ -168,9 +168,9 @@ class HttpClient:
             raise UnreachableError(f"cannot reach {self.url}: {error}") from None
         try:
             writer.write(_request(method, parts.path or "/", parts.netloc, self.api_key, body))
-            answer = _Answer(reader)
-            await answer.wait_headers()
-            yield answer
+            response = _Response(reader)
+            await response.wait_headers()
+            yield response
         except (OSError, httptools.HttpParserError) as error:
             raise UnreachableError(f"{self.url}{path}: {error}") from None
         finally:
@@ -178,7 +178,7 @@ class HttpClient:
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an error answer in OpenAI's form; empty if it has none."""
+    """Return the message of an error response in OpenAI's format; empty if there is none."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -186,13 +186,13 @@ def error_message(body: bytes) -> str:
 
 
 def _event(data: bytes) -> dict[str, Any]:
-    """Return an event of a stream: `choices` are a list, whatever else is there."""
+    """Parse an event of a stream, which is an error or has a list of choices."""
     try:
         event = json.loads(data)
     except ValueError:
         event = None
     if not isinstance(event, dict) or not ("error" in event or isinstance(event.get("choices"), list)):
-        raise ServerError(f"an event of the stream is none of the OpenAI protocol: {data[:80]!r}")
+        raise ServerError(f"unexpected event in the stream: {data[:80]!r}")
     return event
 
 
@@ -205,11 +205,11 @@ def _request(method: str, path: str, host: str, api_key: str, body: Any) -> byte
     return head.encode() + content
 
 
-async def _event_data(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield what follows `data:` in the lines of server-sent events."""
+async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the data of server-sent events."""
     rest = b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()

@@ -3,84 +3,76 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
+import logging
 import sys
 from collections.abc import Sequence
 
 from fastdeploy.config.env import Env, read_env
-from fastdeploy.core.errors import ConfigError, FastDeployError
+from fastdeploy.core.errors import FastDeployError
+from fastdeploy.entrypoints.cli.parser import run_subcommand
 from fastdeploy.version import __version__
 
 USAGE = """usage: fastdeploy COMMAND [flags]
 
-  serve MODEL     serve a model over the OpenAI API
-  chat            talk to a running server
-  complete        let a running server continue texts
-  run-batch       answer a file of requests (OpenAI batch JSONL)
-  bench           measure: bench serve, bench latency, bench throughput
-  config          print the configuration that flags and a YAML file make, and where each value comes from
-  tokenizer       encode, decode, export the vocabulary
-  collect-env     print what a bug report needs: versions, machine, limits
-  --version       versions of the package and of its operator library
+  serve MODEL     serve a model with an OpenAI-compatible API
+  chat            chat with a running server
+  complete        complete prompts on a running server
+  run-batch       answer a file of requests in OpenAI's batch format
+  bench           run a benchmark: bench serve, bench latency or bench throughput
+  config          print the configuration that flags and a YAML file result in, and where each value comes from
+  tokenizer       encode or decode text, or export the vocabulary
+  collect-env     print versions, hardware and limits for a bug report
+  --version       print the versions of the package and of its operator library
 
 fastdeploy COMMAND --help lists the flags of a command.
 """
 COMMANDS = {
     "serve": "fastdeploy.entrypoints.openai.api_server:main",
-    "chat": "fastdeploy.entrypoints.cli.client:chat",
-    "complete": "fastdeploy.entrypoints.cli.client:complete",
+    "chat": "fastdeploy.entrypoints.cli.openai:chat",
+    "complete": "fastdeploy.entrypoints.cli.openai:complete",
     "run-batch": "fastdeploy.entrypoints.cli.run_batch:main",
-    "bench": "fastdeploy.entrypoints.cli.bench.command:main",
+    "bench": "fastdeploy.entrypoints.cli.bench:main",
     "config": "fastdeploy.entrypoints.cli.show_config:main",
     "tokenizer": "fastdeploy.entrypoints.cli.tokenizer:main",
     "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",
 }
-"""Command -> module:function; a command imports what it needs only when it runs."""
-INTERRUPTED = 130
+"""Command -> module:function. The module is imported when the command runs."""
+USAGE_STATUS = 2
+INTERRUPTED_STATUS = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 2 for what cannot be used as given."""
+    """Run a command; return the exit status, which is 2 for wrong flags and files that cannot be used."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments.pop(0) if arguments else "--help"
-    if command in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
-    if command in ("-v", "--version"):
+    if arguments[0] in ("-v", "--version"):
         print(version_line())
         return 0
     env = Env()
     try:
         env = read_env()
-        return _run(command, arguments)
+        return run_subcommand("", COMMANDS, arguments)
     except FastDeployError as error:
         if env.debug:
             raise
         print(f"fastdeploy: error: {error}", file=sys.stderr)
-        return 2
+        return USAGE_STATUS
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_STATUS
 
 
 def version_line() -> str:
-    """Return the package's version and the operator library's version and hash, or why there is none."""
+    """Return the version of the package, and version and hash of the operator library or why it cannot be loaded."""
+    logging.getLogger("fastdeploy").setLevel(logging.WARNING)
     try:
         from fastdeploy.ops.registry import select_backend
 
         library = select_backend("cpu").describe()["operator_library"]
     except Exception as error:
-        library = f"not usable: {error}"
+        library = f"not available: {error}"
     return f"fastdeploy {__version__}, operator library {library}"
-
-
-def _run(command: str, arguments: list[str]) -> int:
-    if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "see fastdeploy --help"
-        raise ConfigError(command, f"is no command; {hint}")
-    module, _, function = COMMANDS[command].partition(":")
-    return int(getattr(importlib.import_module(module), function)(arguments))
 
 
 if __name__ == "__main__":

@@ -1,31 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsing of the flags of every command but `serve`: one line per mistake, with the nearest flag."""
+"""Command-line parsing shared by all commands but `serve`: errors in one line, with the nearest flag or command."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from fastdeploy.config.args import hyphenate
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.config.env import read_env
+from fastdeploy.core.errors import ConfigError, FastDeployError
 
 ENGINE_FLAGS = (
-    "Beside these, the flags of the engine (docs/guide/flags.md): --model, --max-model-len, --speculative-config, ..."
+    "The flags of the engine are accepted as well: --model, --max-model-len, --speculative-config, ... "
+    "(docs/guide/flags.md)"
 )
 
 
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults that say something."""
+def run_subcommand(prefix: str, commands: Mapping[str, str], arguments: Sequence[str]) -> int:
+    """Import and run the command that `arguments` begin with; return its exit status.
+
+    Args:
+        prefix: what precedes the command on the command line, such as "bench ".
+        commands: command -> module:function.
+
+    Raises:
+        FastDeployError: the command does not exist.
+    """
+    name, *rest = arguments
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        hint = f"did you mean '{prefix}{near[0]}'?" if near else f"see fastdeploy {prefix}--help"
+        raise FastDeployError(f"unknown command '{prefix}{name}'; {hint}")
+    module, _, function = commands[name].partition(":")
+    return int(getattr(importlib.import_module(module), function)(rest))
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, except those that are empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return super()._get_help_string(action) if action.default else action.help
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argparse parser whose errors are ConfigError; underscores in flags may stand for hyphens."""
+    """A parser that raises ConfigError for wrong flags and accepts underscores for hyphens in their names."""
 
     def __init__(self, command: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -34,15 +56,15 @@ class CommandParser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             allow_abbrev=False,
-            formatter_class=_Formatter,
+            formatter_class=_HelpFormatter,
         )
         self._command = command
 
     def parse_own(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse flags that are all this command's.
+        """Parse the flags of a command that takes no engine flags.
 
         Raises:
-            ConfigError: an unknown flag, with the nearest one, or a wrong value.
+            ConfigError: a flag is unknown or its value is wrong.
         """
         args, unknown = self.parse_known_args([hyphenate(token) for token in arguments])
         if unknown:
@@ -53,15 +75,25 @@ class CommandParser(argparse.ArgumentParser):
         return args
 
     def parse_with_engine_flags(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """Parse this command's flags; return them, and the rest, which are the engine's."""
+        """Parse the command's own flags; return them and the other arguments, which are for the engine."""
         return self.parse_known_args([hyphenate(token) for token in arguments])
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError instead of leaving the process."""
+        """Raise ConfigError instead of exiting."""
         if not message.startswith("argument "):
             raise ConfigError(f"fastdeploy {self._command}", message)
         field, _, rest = message.removeprefix("argument ").partition(": ")
         raise ConfigError(field.split("/")[-1], rest)
+
+
+def add_api_key_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for the API key of a server."""
+    parser.add_argument("--api-key", help="API key of the server; default: OPENAI_API_KEY of the environment")
+
+
+def get_api_key(args: argparse.Namespace) -> str:
+    """Return the API key to send."""
+    return str(args.api_key or read_env().openai_api_key or "EMPTY")
 
 
 def positive_int(text: str) -> int:
@@ -72,12 +104,28 @@ def positive_int(text: str) -> int:
     return value
 
 
+def non_negative_int(text: str) -> int:
+    """Return an integer of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected at least 0, got {value}")
+    return value
+
+
+def ratio(text: str) -> float:
+    """Return a number in [0, 1)."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number in [0, 1), got {text}")
+    return value
+
+
 def json_mapping(text: str) -> dict[str, object]:
-    """Return the mapping that a JSON text holds."""
+    """Return the mapping of a JSON object."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected a JSON mapping: {error}") from None
+        raise argparse.ArgumentTypeError(f"expected a JSON object: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON mapping, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return value

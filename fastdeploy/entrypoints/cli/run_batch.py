@@ -1,39 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastdeploy run-batch`: answers a file of requests in OpenAI's batch format, every request as a server would.
+"""`fastdeploy run-batch`: answers a file of requests in OpenAI's batch format, on a private or a running server.
 
-The answers are written in the order of the requests to `OUT.part`, which becomes `OUT` when all are there.
+Answers are written in the order of the requests to `OUT.part`, which is renamed to `OUT` when it is complete.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import re
+import secrets
+import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tqdm import tqdm
 
 from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.env import API_KEY_VARIABLE, read_env
+from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.entrypoints.cli.client import add_key_flag, server_key
 from fastdeploy.entrypoints.cli.http_client import HttpClient, UnreachableError, error_message
-from fastdeploy.entrypoints.cli.local_server import ServerEndedError, local_server, refuse_network_flags
-from fastdeploy.entrypoints.cli.parser import ENGINE_FLAGS, CommandParser, positive_int
+from fastdeploy.entrypoints.cli.parser import (
+    ENGINE_FLAGS,
+    CommandParser,
+    add_api_key_flag,
+    get_api_key,
+    positive_int,
+)
 
 PATHS = {"/v1/chat/completions": "/chat/completions", "/v1/completions": "/completions"}
 KEYS = {"custom_id", "method", "url", "body"}
-BUSY, UNAVAILABLE = 429, 503
+TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503
+NETWORK_FLAGS = ("host", "port", "api_key", "metrics_port", "root_path", "ssl_keyfile", "ssl_certfile")
+READY_LINE = re.compile(r"Ready: (\S+) ")
+STOP_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
-class BatchLine:
+class BatchRequest:
     """One line of the input; `error` says why it cannot be sent."""
 
     custom_id: str
@@ -42,138 +55,155 @@ class BatchLine:
     error: str = ""
 
 
+class ServerEndedError(Exception):
+    """The private server ended before it was ready.
+
+    Attributes:
+        status: its exit status.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server ended with status {status} before it was ready")
+        self.status = status
+
+
 def main(arguments: list[str]) -> int:
     """Run the batch; return 0 if every request was answered with status 200, else 1."""
-    parser = _parser()
-    args, flags = parser.parse_with_engine_flags(arguments)
-    lines = read_lines(args.input_file)
-    done = _answers_so_far(args, lines)
+    args, flags = _make_parser().parse_with_engine_flags(arguments)
+    requests = read_requests(args.input_file)
+    answers = _read_partial_answers(args, requests)
     try:
         if args.url:
             if flags:
-                raise ConfigError(flags[0], "is no flag for a server that runs already (--url)")
-            client = HttpClient(args.url.rstrip("/"), server_key(args))
-            return asyncio.run(_run(client, lines, done, args))
+                raise ConfigError(flags[0], "not allowed with --url, which names a running server")
+            client = HttpClient(args.url.rstrip("/"), get_api_key(args))
+            return asyncio.run(_run(client, requests, answers, args))
         parsed = parse_serve_args(flags, read_env())
-        refuse_network_flags([name for name, origin in parsed.provenance.items() if origin != API_KEY_VARIABLE])
+        _refuse_network_flags([name for name, origin in parsed.provenance.items() if origin != API_KEY_VARIABLE])
         args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
-        with local_server(flags) as client:
-            return asyncio.run(_run(client, lines, done, args))
+        with private_server(flags) as client:
+            return asyncio.run(_run(client, requests, answers, args))
     except (UnreachableError, ServerEndedError) as error:
-        print(f"fastdeploy: error: {error}; --resume goes on with what is done", file=sys.stderr)
+        print(f"fastdeploy: error: {error}; run again with --resume to continue", file=sys.stderr)
         return error.status if isinstance(error, ServerEndedError) else 1
 
 
-def read_lines(path: str) -> list[BatchLine]:
-    """Read the input; a line that cannot be sent gets its error.
+def read_requests(path: str) -> list[BatchRequest]:
+    """Read the input; a request that cannot be sent gets an error.
 
     Raises:
-        ConfigError: no such file, or a custom_id that stands twice or is missing, without which an answer has no name.
+        ConfigError: the file cannot be read, or a custom_id is missing or not unique.
     """
     try:
-        texts = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--input-file", f"cannot read {path!r}: {getattr(error, 'strerror', error)}") from None
-    lines, seen = [], dict[str, int]()
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
+    requests, line_numbers = [], dict[str, int]()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
             continue
-        line = _parse_line(text, f"{path}, line {number}")
-        if line.custom_id in seen:
-            raise ConfigError("custom_id", f"{line.custom_id!r} stands in lines {seen[line.custom_id]} and {number}")
-        seen[line.custom_id] = number
-        lines.append(line)
-    return lines
+        request = _parse_line(line, f"{path}, line {number}")
+        if request.custom_id in line_numbers:
+            first = line_numbers[request.custom_id]
+            raise ConfigError("custom_id", f"{request.custom_id!r} occurs in lines {first} and {number}")
+        line_numbers[request.custom_id] = number
+        requests.append(request)
+    return requests
 
 
-def _parse_line(text: str, where: str) -> BatchLine:
+def _parse_line(line: str, location: str) -> BatchRequest:
     try:
-        given = json.loads(text)
+        content = json.loads(line)
     except ValueError as error:
-        raise ConfigError(where, f"no JSON: {error}") from None
-    if not isinstance(given, dict) or not isinstance(given.get("custom_id"), str):
-        raise ConfigError(where, 'expected an object with a string "custom_id"')
-    name, body = given["custom_id"], given.get("body")
-    if unknown := sorted(set(given) - KEYS):
-        return BatchLine(name, error=f"unknown key {unknown[0]!r}; expected {', '.join(sorted(KEYS))}")
-    if given.get("method") != "POST":
-        return BatchLine(name, error=f"method: expected 'POST', got {given.get('method')!r}")
-    if given.get("url") not in PATHS:
-        return BatchLine(name, error=f"url: expected one of {', '.join(PATHS)}, got {given.get('url')!r}")
+        raise ConfigError(location, f"not valid JSON: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("custom_id"), str):
+        raise ConfigError(location, 'expected an object with a string "custom_id"')
+    custom_id, body = content["custom_id"], content.get("body")
+    if unknown := sorted(set(content) - KEYS):
+        return BatchRequest(custom_id, error=f"unknown key {unknown[0]!r}; expected {', '.join(sorted(KEYS))}")
+    if content.get("method") != "POST":
+        return BatchRequest(custom_id, error=f"method: expected 'POST', got {content.get('method')!r}")
+    if content.get("url") not in PATHS:
+        return BatchRequest(custom_id, error=f"url: expected one of {', '.join(PATHS)}, got {content.get('url')!r}")
     if not isinstance(body, dict):
-        return BatchLine(name, error="body: expected an object")
+        return BatchRequest(custom_id, error="body: expected an object")
     if body.get("stream"):
-        return BatchLine(name, error="body.stream: a batch has no streams")
-    return BatchLine(name, PATHS[given["url"]], body)
+        return BatchRequest(custom_id, error="body.stream: streaming is not supported in batches")
+    return BatchRequest(custom_id, PATHS[content["url"]], body)
 
 
-def _parser() -> CommandParser:
+def _make_parser() -> CommandParser:
     parser = CommandParser(
         "run-batch",
-        "Answer a file of requests (OpenAI batch JSONL): with a server of its own, or with a running one.",
+        "Answer a file of requests in OpenAI's batch format, on a server that this command starts or on a running one.",
         ENGINE_FLAGS,
     )
-    parser.add_argument("-i", "--input-file", required=True, help="JSONL: custom_id, method, url, body")
-    parser.add_argument("-o", "--output-file", required=True, help="JSONL: id, custom_id, response, error")
-    parser.add_argument("--url", help="a running server, such as http://localhost:8000/v1; else one is started")
-    add_key_flag(parser)
-    parser.add_argument("--concurrency", type=positive_int, default=256, help="requests sent at once")
-    parser.add_argument("--resume", action="store_true", help="keep the answers of a run that broke off")
+    parser.add_argument("-i", "--input-file", required=True, help="JSONL with custom_id, method, url, body")
+    parser.add_argument("-o", "--output-file", required=True, help="JSONL with id, custom_id, response, error")
+    parser.add_argument(
+        "--url", help="running server, such as http://localhost:8000/v1; default: start a private server"
+    )
+    add_api_key_flag(parser)
+    parser.add_argument("--concurrency", type=positive_int, default=256, help="maximum number of requests in flight")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run, keeping its answers")
     return parser
 
 
-def _part(args: argparse.Namespace) -> Path:
+def _partial_file(args: argparse.Namespace) -> Path:
     return Path(args.output_file + ".part")
 
 
-def _answers_so_far(args: argparse.Namespace, lines: Sequence[BatchLine]) -> list[dict[str, Any]]:
-    """Return the answers that a run before has written, if it is to go on; a half line is cut off.
+def _read_partial_answers(args: argparse.Namespace, requests: Sequence[BatchRequest]) -> list[dict[str, Any]]:
+    """Return the answers of an interrupted run with --resume, else none; truncate the file after its last whole line.
 
     Raises:
-        ConfigError: they are not the answers to the first lines of this input.
+        ConfigError: they are not the answers to the first requests of this input.
     """
-    part = _part(args)
-    if not args.resume or not part.exists():
+    file = _partial_file(args)
+    if not args.resume or not file.exists():
         return []
-    *whole, half = part.read_bytes().split(b"\n")
-    if [json.loads(text)["custom_id"] for text in whole] != [line.custom_id for line in lines[: len(whole)]]:
-        raise ConfigError("--resume", f"{part} holds answers to another input; remove it to begin anew")
-    os.truncate(part, part.stat().st_size - len(half))
-    return [json.loads(text) for text in whole]
+    *lines, incomplete = file.read_bytes().split(b"\n")
+    answers = [json.loads(line) for line in lines]
+    if [answer["custom_id"] for answer in answers] != [request.custom_id for request in requests[: len(answers)]]:
+        raise ConfigError("--resume", f"{file} has the answers to a different input; delete it to start over")
+    os.truncate(file, file.stat().st_size - len(incomplete))
+    return answers
 
 
 async def _run(
-    client: HttpClient, lines: Sequence[BatchLine], done: list[dict[str, Any]], args: argparse.Namespace
+    client: HttpClient, requests: Sequence[BatchRequest], answers: list[dict[str, Any]], args: argparse.Namespace
 ) -> int:
-    """Write the answers that are missing; return the exit status."""
-    part, answers = _part(args), list(done)
+    """Send the requests that have no answer yet and write the file; return the exit status."""
+    file, num_done = _partial_file(args), len(answers)
     try:
         with (
-            part.open("a" if done else "w", encoding="utf-8") as output,
-            tqdm(total=len(lines), initial=len(done)) as bar,
+            file.open("a" if num_done else "w", encoding="utf-8") as output,
+            tqdm(total=len(requests), initial=num_done) as bar,
         ):
-            async for answer in _answers(client, lines[len(done) :], args.concurrency):
+            async for answer in _send_all(client, requests[num_done:], args.concurrency):
                 output.write(json.dumps(answer) + "\n")
                 output.flush()
                 answers.append(answer)
                 bar.update()
-        part.replace(args.output_file)
+        file.replace(args.output_file)
     except OSError as error:
         raise ConfigError("--output-file", f"cannot write {args.output_file!r}: {error.strerror}") from None
-    num_good = sum(_is_good(answer) for answer in answers)
-    print(f"{num_good} of {len(lines)} requests answered in {args.output_file}", file=sys.stderr)
-    return 0 if num_good == len(lines) else 1
+    num_succeeded = sum(_has_succeeded(answer) for answer in answers)
+    print(f"{num_succeeded} of {len(requests)} requests succeeded; answers in {args.output_file}", file=sys.stderr)
+    return 0 if num_succeeded == len(requests) else 1
 
 
-async def _answers(client: HttpClient, lines: Sequence[BatchLine], concurrency: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the answers in the order of the lines, `concurrency` of them at work."""
-    places = asyncio.Semaphore(concurrency)
+async def _send_all(
+    client: HttpClient, requests: Sequence[BatchRequest], concurrency: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the answers in the order of the requests, of which `concurrency` are in flight."""
+    semaphore = asyncio.Semaphore(concurrency)
 
-    async def answer(line: BatchLine) -> dict[str, Any]:
-        async with places:
-            return await _answer(client, line)
+    async def send(request: BatchRequest) -> dict[str, Any]:
+        async with semaphore:
+            return await _send(client, request)
 
-    tasks = [asyncio.create_task(answer(line)) for line in lines]
+    tasks = [asyncio.create_task(send(request)) for request in requests]
     try:
         for task in tasks:
             yield await task
@@ -183,23 +213,68 @@ async def _answers(client: HttpClient, lines: Sequence[BatchLine], concurrency: 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _answer(client: HttpClient, line: BatchLine) -> dict[str, Any]:
-    made: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": line.custom_id}
-    if line.error:
-        return {**made, "response": None, "error": {"code": "invalid_request", "message": line.error}}
-    status, headers, content = await client.post(line.path, line.body)
-    while status == BUSY:
+async def _send(client: HttpClient, request: BatchRequest) -> dict[str, Any]:
+    answer: dict[str, Any] = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": request.custom_id}
+    if request.error:
+        return {**answer, "response": None, "error": {"code": "invalid_request", "message": request.error}}
+    status, headers, content = await client.post(request.path, request.body)
+    while status == TOO_MANY_REQUESTS:
         await asyncio.sleep(float(headers.get("retry-after", 1)))
-        status, headers, content = await client.post(line.path, line.body)
-    if status == UNAVAILABLE:  # not this request's fault, and the next ones would get the same
+        status, headers, content = await client.post(request.path, request.body)
+    if status == UNAVAILABLE:  # a failure of the server, which the remaining requests would meet as well
         raise UnreachableError(error_message(content) or f"status {status}")
     response = {
         "status_code": status,
         "request_id": headers.get("x-request-id", ""),
         "body": json.loads(content),
     }
-    return {**made, "response": response, "error": None}
+    return {**answer, "response": response, "error": None}
 
 
-def _is_good(answer: dict[str, Any]) -> bool:
+def _has_succeeded(answer: dict[str, Any]) -> bool:
     return answer["response"] is not None and answer["response"]["status_code"] == 200
+
+
+@contextlib.contextmanager
+def private_server(flags: Sequence[str]) -> Iterator[HttpClient]:
+    """Run `fastdeploy serve` on a free local port with a random API key; its output goes to stderr.
+
+    Raises:
+        ServerEndedError: it ended before it was ready; stderr has the reason.
+    """
+    key = secrets.token_hex(16)
+    command = child_command("fastdeploy.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", "0")
+    environment = {**os.environ, API_KEY_VARIABLE: key}
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        yield HttpClient(_wait_until_ready(process, process.stdout), key)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _refuse_network_flags(names: Sequence[str]) -> None:
+    for name in names:
+        if name in NETWORK_FLAGS:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(flag, "not allowed for a private server; use --url for a running one")
+
+
+def _wait_until_ready(process: subprocess.Popen[str], output: IO[str]) -> str:
+    """Return the address from the ready line; a thread forwards the output that follows."""
+    for line in output:
+        print(line, end="", file=sys.stderr, flush=True)
+        if found := READY_LINE.match(line):
+            threading.Thread(target=_forward, args=(output,), daemon=True).start()
+            return found.group(1)
+    raise ServerEndedError(process.wait())
+
+
+def _forward(output: IO[str]) -> None:
+    for line in output:
+        print(line, end="", file=sys.stderr, flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastdeploy config`: what flags, a YAML file and the environment make, and where each value came from."""
+"""`fastdeploy config`: the configuration from flags, YAML file and environment, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -14,27 +14,32 @@ from fastdeploy.config.env import API_KEY_VARIABLE, read_env
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
 from fastdeploy.entrypoints.cli.parser import ENGINE_FLAGS, CommandParser
 
-OLDER_SPELLINGS = ("speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max", "ngram_prompt_lookup_min")
+SEPARATE_SPECULATION_FLAGS = (
+    "speculative_model",
+    "num_speculative_tokens",
+    "ngram_prompt_lookup_max",
+    "ngram_prompt_lookup_min",
+)
 MASK = "***"
 
 
 def main(arguments: list[str]) -> int:
-    """Print the configuration as YAML that --config reads again, or as JSON; start nothing."""
+    """Print the configuration as YAML that --config accepts, or as JSON, without starting a server."""
     parser = CommandParser(
         "config",
-        "Print the configuration that these flags of `fastdeploy serve` make, and where each value came from.",
+        "Print the configuration that flags of `fastdeploy serve` result in, and where each value comes from.",
         ENGINE_FLAGS,
     )
-    parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="form of the output")
-    own, rest = parser.parse_with_engine_flags(arguments)
-    args = parse_serve_args(rest, read_env())
+    parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="format of the output")
+    own_args, flags = parser.parse_with_engine_flags(arguments)
+    args = parse_serve_args(flags, read_env())
     values = resolved_values(args)
-    print(_as_json(values, args.notes) if own.output_format == "json" else _as_yaml(values, args.notes))
+    print(_as_json(values, args.notes) if own_args.output_format == "json" else _as_yaml(values, args.notes))
     return 0
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
-    """Return flag -> (value, where it came from), secrets masked."""
+    """Return flag -> (value, where it comes from), with masked secrets."""
     flags = [flag for flag in HONOURED_FLAGS if flag.section != "speculative" or flag.name == "speculative_config"]
     return {flag.name: (_value(flag, args), _origin(flag, args)) for flag in flags}
 
@@ -56,7 +61,7 @@ def _value(flag: Flag, args: ServeArgs) -> Any:
 
 
 def _origin(flag: Flag, args: ServeArgs) -> str:
-    names = [flag.name, *(OLDER_SPELLINGS if flag.name == "speculative_config" else ())]
+    names = [flag.name, *(SEPARATE_SPECULATION_FLAGS if flag.name == "speculative_config" else ())]
     for name in names:
         origin = args.provenance.get(name)
         if origin in (COMMAND_LINE, API_KEY_VARIABLE):
@@ -72,7 +77,7 @@ def _as_json(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
 
 
 def _as_yaml(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
-    """Return one line per value; masked values are comments, so that nobody's key becomes the mask."""
+    """Return one line per value; masked values are comments, so that --config does not read the mask as a key."""
     lines = []
     for name, (value, origin) in values.items():
         flow = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)

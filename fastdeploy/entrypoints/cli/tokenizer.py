@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastdeploy tokenizer`: what a model's tokenizer does, without a server."""
+"""`fastdeploy tokenizer`: encodes, decodes and exports with a model's tokenizer, without a server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from fastdeploy.entrypoints.cli.parser import CommandParser
 
 
 def main(arguments: list[str]) -> int:
-    """Do what the flags ask, in their order in the help; one line of JSON each."""
-    parser = CommandParser("tokenizer", "Show what a model's tokenizer does; what several flags ask is done in turn.")
-    parser.add_argument("-m", "--model", required=True, help="local directory, hub name, or demo")
-    parser.add_argument("-i", "--info", action="store_true", help="print size and special tokens")
-    parser.add_argument("-vs", "--vocab-size", action="store_true", help="print the number of ids")
-    parser.add_argument("-e", "--encode", metavar="TEXT", help="print the ids of a text")
-    parser.add_argument("-d", "--decode", metavar="IDS", help="print the text of ids, such as '[5, 17]' or '5 17'")
-    parser.add_argument("-ve", "--vocab-export", metavar="FILE", help="write a JSON mapping of every token to its id")
+    """Print one line of JSON per flag, in the order of the help."""
+    parser = CommandParser("tokenizer", "Encode or decode text with a model's tokenizer. Flags can be combined.")
+    parser.add_argument("-m", "--model", required=True, help="local folder, name on a hub, or demo")
+    parser.add_argument("-i", "--info", action="store_true", help="print the vocabulary size and the special tokens")
+    parser.add_argument("-vs", "--vocab-size", action="store_true", help="print the vocabulary size")
+    parser.add_argument("-e", "--encode", metavar="TEXT", help="print the token ids of a text")
+    parser.add_argument(
+        "-d", "--decode", metavar="IDS", help="print the text of token ids, such as '[5, 17]' or '5 17'"
+    )
+    parser.add_argument("-ve", "--vocab-export", metavar="FILE", help="write a JSON object of every token and its id")
     args = parser.parse_own(arguments)
     if not any((args.info, args.vocab_size, args.vocab_export)) and args.encode is None and args.decode is None:
-        raise ConfigError("fastdeploy tokenizer", "nothing to do; see fastdeploy tokenizer --help")
+        raise ConfigError("fastdeploy tokenizer", "no action given; see fastdeploy tokenizer --help")
     tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model))
     if args.info:
         print(json.dumps({"vocab_size": tokenizer.vocab_size, "special_tokens": tokenizer.special_tokens}))
@@ -44,8 +46,8 @@ def _token_ids(text: str, tokenizer: Tokenizer) -> list[int]:
         raise ConfigError("--decode", f"expected token ids, got {text!r}")
     token_ids = [int(number) for number in re.findall(r"\d+", text)]
     for token_id in token_ids:
-        if not tokenizer.knows(token_id):
-            raise ConfigError("--decode", f"the tokenizer has no id {token_id}")
+        if not tokenizer.has_token(token_id):
+            raise ConfigError("--decode", f"token id {token_id} is not in the vocabulary")
     return token_ids
 
 
