@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
-from fastdeploy.entrypoints.openai.parsers.message import Call, Message, MessageParser
-from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningSplitter
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ TWO_CALLS = {
 }
 """Format -> the calls weather(city="Łódź", days=2) and now()."""
 
-CALLS = [Call("weather", '{"city": "Łódź", "days": 2}'), Call("now", "{}")]
+CALLS = [ToolCall("weather", '{"city": "Łódź", "days": 2}'), ToolCall("now", "{}")]
 
 
 def make_parser(
@@ -48,7 +48,7 @@ def make_parser(
     max_calls: int | None = None,
 ) -> MessageParser:
     """Return a parser by the formats' names; an empty name stands for none."""
-    splitter = ReasoningSplitter(REASONING_FORMATS[reasoning], state) if reasoning else None
+    splitter = ReasoningParser(REASONING_FORMATS[reasoning], state) if reasoning else None
     return MessageParser(splitter, FORMATS[tools].make_parser(SCHEMAS) if tools else None, max_calls)
 
 

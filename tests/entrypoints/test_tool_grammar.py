@@ -11,9 +11,9 @@ import llguidance
 import pytest
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.grammar import CallGrammar, json_expression
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, JSON_ARRAY, Schemas
+from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar, json_expression
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.message_texts import CALLS, SCHEMAS, TWO_CALLS
 
@@ -69,7 +69,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("form", ALL_FORMATS)
 def test_required_calls_always_parse(model: Model, form: str) -> None:
-    parts = CallGrammar(ALL_FORMATS[form], NUMBERS, model.special_ids, max_calls=2)
+    parts = ToolCallGrammar(ALL_FORMATS[form], NUMBERS, model.special_ids, max_calls=2)
     counts = set()
     for seed in range(20):
         message, parser = Message(), MessageParser(None, ALL_FORMATS[form].make_parser(NUMBERS))
@@ -86,7 +86,7 @@ def test_required_calls_always_parse(model: Model, form: str) -> None:
 
 @pytest.mark.parametrize("form", ALL_FORMATS)
 def test_calls_as_models_are_trained_to_write_them_are_allowed(model: Model, form: str) -> None:
-    grammar = CallGrammar(ALL_FORMATS[form], SCHEMAS, model.special_ids)
+    grammar = ToolCallGrammar(ALL_FORMATS[form], SCHEMAS, model.special_ids)
     assert model.accepts(grammar.required(), TEXTS[form])
     assert model.accepts(grammar.within_text(), TEXTS[form])
     assert model.accepts(grammar.optional(json_expression({"type": "integer"})), TEXTS[form])
@@ -100,16 +100,16 @@ def test_calls_as_models_are_trained_to_write_them_are_allowed(model: Model, for
 def test_strict_arguments_within_a_text_follow_their_schema(model: Model, form: str) -> None:
     wrong = TEXTS[form].replace("days", "year")
     text = wrong if form == "llama3_json" else f"Let me see: {wrong}"
-    assert not model.accepts(CallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text)
+    assert not model.accepts(ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text)
     assert model.accepts(
-        CallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text.replace("year", "days")
+        ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text.replace("year", "days")
     )
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_most_calls_are_kept(model: Model, form: str) -> None:
-    one = CallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=1)
-    two = CallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=2)
+    one = ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=1)
+    two = ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=2)
     assert not model.accepts(one.required(), TEXTS[form]) and model.accepts(two.required(), TEXTS[form])
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
-from fastdeploy.entrypoints.openai.parsers.json_calls import JsonArrayParser, NamedCallParser
-from fastdeploy.entrypoints.openai.parsers.json_scan import JsonScanner
-from fastdeploy.entrypoints.openai.parsers.message import Call, Message, MessageParser
+from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import JsonArrayToolParser, NamedToolParser
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
+from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import convert
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
-from fastdeploy.entrypoints.openai.parsers.tagged import convert
+from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner
 from tests.entrypoints.message_texts import CALL, CALL_END, CALLS, LIST, LIST_END, SEP, TWO_CALLS, make_parser, read
 
 ROOT = Path(__file__).parents[2]
-F = Call("f", '{"a": 1}')
+F = ToolCall("f", '{"a": 1}')
 
 
 def test_every_name_has_a_format_and_every_format_a_name() -> None:
@@ -57,7 +57,7 @@ def test_text_without_calls_is_content_as_it_is(form: str) -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "}"}</tool_call>', Message(calls=[F])),
         ("hermes", '<tool_call>{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', Message(calls=[F])),
         ("hermes", '<tool_call>{"function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', Message(calls=[F])),
-        ("hermes", '<tool_call>{"name": "f"}</tool_call>', Message(calls=[Call("f", "{}")])),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', Message(calls=[ToolCall("f", "{}")])),
         # a brace or the end marker forgotten
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x', Message("", " x", [F])),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', Message(calls=[F])),
@@ -66,11 +66,11 @@ def test_text_without_calls_is_content_as_it_is(form: str) -> None:
         (
             "hermes",
             '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\""}}</tool_call>',
-            Message(calls=[Call("f", '{"a": "</tool_call>\\""}')]),
+            Message(calls=[ToolCall("f", '{"a": "</tool_call>\\""}')]),
         ),
         # cut off in the arguments: what there is of them
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', Message(calls=[Call("f", '{"a": [1')])),
-        ("qwen3_coder", "<tool_call><function=f><parameter=a>\n1", Message(calls=[Call("f", '{"a": 1')])),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', Message(calls=[ToolCall("f", '{"a": [1')])),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>\n1", Message(calls=[ToolCall("f", '{"a": 1')])),
         # no calls
         ("hermes", '<tool_call>{"name": "f", "argum', Message(content='<tool_call>{"name": "f", "argum')),
         ("hermes", "<tool_call>f(1)</tool_call>", Message(content="<tool_call>f(1)</tool_call>")),
@@ -148,9 +148,9 @@ def test_calls_beyond_the_most_allowed_are_left_out() -> None:
 def test_array_and_named_function_are_read_as_calls() -> None:
     message = Message()
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
-    message.add(MessageParser(None, JsonArrayParser()).push(text, True))
-    assert message == Message(calls=[F, Call("g", "{}")])
-    message, parser = Message(), MessageParser(None, NamedCallParser("f"))
+    message.add(MessageParser(None, JsonArrayToolParser()).push(text, True))
+    assert message == Message(calls=[F, ToolCall("g", "{}")])
+    message, parser = Message(), MessageParser(None, NamedToolParser("f"))
     message.add(parser.push('{"a"', False) + parser.push(": 1}", True))
     assert message == Message(calls=[F])
 

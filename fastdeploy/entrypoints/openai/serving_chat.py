@@ -13,9 +13,9 @@ from fastdeploy.detokenize.preprocess import build_request
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params
-from fastdeploy.entrypoints.openai.parsers.machine import Part
-from fastdeploy.entrypoints.openai.parsers.message import Call, Message, MessageParser
-from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningSplitter
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
+from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
 from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -85,7 +85,7 @@ class ServingChat(ServingBase):
         params.visible_token_ids = list(self.server.tokenizer.special_ids_of(markers).values())
 
     def _make_parser(self, state: ReasoningState) -> MessageParser:
-        splitter = ReasoningSplitter(self._reasoning, state) if self._reasoning is not None else None
+        splitter = ReasoningParser(self._reasoning, state) if self._reasoning is not None else None
         if self._tools is None:
             return MessageParser(splitter, None)
         return MessageParser(splitter, self._tools.make_parser(), self._tools.max_calls)
@@ -130,7 +130,7 @@ class ServingChat(ServingBase):
         return made
 
 
-def _tool_call(call: Call) -> dict[str, Any]:
+def _tool_call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": _call_id(), "type": "function", "function": function}
 

@@ -12,10 +12,10 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.detokenize.messages import check_tools
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.grammar import CallGrammar, json_expression
-from fastdeploy.entrypoints.openai.parsers.json_calls import NamedCallParser
-from fastdeploy.entrypoints.openai.parsers.registry import JSON_ARRAY, ToolFormat, tool_format
-from fastdeploy.entrypoints.openai.parsers.tool_calls import ToolCallParser
+from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import NamedToolParser
+from fastdeploy.entrypoints.openai.parsers.registry import JSON_ARRAY, ToolFormat, get_tool_format
+from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar, json_expression
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 
 MODES = ("none", "auto", "required")
@@ -53,10 +53,10 @@ class ToolUse:
         """Texts that the parser must see."""
         return self.form.markers if self.form is not None else ()
 
-    def make_parser(self) -> ToolCallParser:
+    def make_parser(self) -> ToolParser:
         """Return a parser of one message."""
         if self.form is None and self.is_named:
-            return NamedCallParser(next(iter(self.functions)))
+            return NamedToolParser(next(iter(self.functions)))
         return (self.form or JSON_ARRAY).make_parser(self.schemas)
 
     def constraint(self, tokenizer: Tokenizer, given: GuidedDecodingParams | None) -> GuidedDecodingParams | None:
@@ -73,10 +73,10 @@ class ToolUse:
         form = self.form or JSON_ARRAY
         special_ids = tokenizer.special_ids_of(form.markers)
         if self.is_required:
-            return _lark(CallGrammar(form, self.schemas, special_ids, self.max_calls).required())
+            return _lark(ToolCallGrammar(form, self.schemas, special_ids, self.max_calls).required())
         strict = {name for name, function in self.functions.items() if function.get("strict")}
         schemas = {name: schema if name in strict else ANY_ARGUMENTS for name, schema in self.schemas.items()}
-        grammar = CallGrammar(form, schemas, special_ids, self.max_calls)
+        grammar = ToolCallGrammar(form, schemas, special_ids, self.max_calls)
         if given is not None:
             return _lark(grammar.optional(_expression(given)))
         return _lark(grammar.within_text()) if strict or self.is_limited else None
@@ -109,7 +109,7 @@ def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
         return None
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     mode, names = _choice(body.tool_choice if body.tool_choice is not None else "auto", list(functions))
-    form = tool_format(parser_name)
+    form = get_tool_format(parser_name)
     if mode == "none":
         return None
     if mode == "auto" and form is None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a model's text to a message: reasoning, content and calls of tools."""
+"""Parsers that split the text of a model into reasoning, content and tool calls."""

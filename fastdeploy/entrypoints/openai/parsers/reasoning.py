@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a text into the reasoning and the answer."""
+"""Separates the reasoning of a model from its answer, and counts the tokens of the reasoning."""
 
 from __future__ import annotations
 
@@ -8,98 +8,98 @@ from collections.abc import Callable, Sequence
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.detokenize.incremental import IncrementalDetokenizer
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.machine import Machine, num_before
+from fastdeploy.entrypoints.openai.parsers.stream_parser import StreamParser, length_before
 
 
-class ReasoningSplitter(Machine):
-    """Makes parts of kind reasoning and content; white space around the markers belongs to them."""
+class ReasoningParser(StreamParser):
+    """Splits a text into parts of kind reasoning and content, without the markers and the white space around them."""
 
-    def __init__(self, form: ReasoningFormat, state: ReasoningState) -> None:
-        """Start where the prompt left off."""
-        self._form = form
+    def __init__(self, reasoning_format: ReasoningFormat, state: ReasoningState) -> None:
+        """Create a parser; `state` says whether the prompt ends within the reasoning."""
+        self._format = reasoning_format
         states = {
-            ReasoningState.UNDECIDED: self._undecided,
-            ReasoningState.OPEN: self._opening,
-            ReasoningState.CLOSED: self._answer_opening,
+            ReasoningState.UNDECIDED: self._parse_first_marker,
+            ReasoningState.OPEN: self._skip_start_marker,
+            ReasoningState.CLOSED: self._skip_answer_start,
         }
         super().__init__(states[state])
 
-    def _undecided(self) -> bool:
-        found = self._expect(self._form.start)
-        if found is None:
+    def _parse_first_marker(self) -> bool:
+        marker = self._consume(self._format.start)
+        if marker is None:
             return False
-        self._state = self._first_line if found else self._answer_opening
+        self._state = self._begin_reasoning if marker else self._skip_answer_start
         return True
 
-    def _opening(self) -> bool:
-        """Some models write the start marker although the prompt has done so."""
-        if self._expect(self._form.start) is None:
+    def _skip_start_marker(self) -> bool:
+        """Skip a start marker, which some models repeat after a prompt that ends with one."""
+        if self._consume(self._format.start) is None:
             return False
-        self._state = self._first_line
+        self._state = self._begin_reasoning
         return True
 
-    def _first_line(self) -> bool:
-        return self._skip_space(self._reasoning)
+    def _begin_reasoning(self) -> bool:
+        return self._skip_space(self._parse_reasoning)
 
-    def _reasoning(self) -> bool:
-        end = self._form.end
-        if self._is_over and end not in self._buffer:
-            self._give("reasoning", len(self._buffer))
+    def _parse_reasoning(self) -> bool:
+        end = self._format.end
+        if self._is_finished and end not in self._buffer:
+            self._emit_buffer("reasoning", len(self._buffer))
             return False
-        self._give("reasoning", num_before(self._buffer, end))
-        if not self._expect(end):
+        self._emit_buffer("reasoning", length_before(self._buffer, end))
+        if not self._consume(end):
             return False
         self._state = self._after_reasoning
         return True
 
     def _after_reasoning(self) -> bool:
-        return self._skip_space(self._answer_opening)
+        return self._skip_space(self._skip_answer_start)
 
-    def _answer_opening(self) -> bool:
-        found = self._expect(self._form.answer_start) if self._form.answer_start else ""
-        if found is None:
+    def _skip_answer_start(self) -> bool:
+        marker = self._consume(self._format.answer_start) if self._format.answer_start else ""
+        if marker is None:
             return False
-        self._state = self._first_answer_line if found else self._answer
+        self._state = self._begin_wrapped_answer if marker else self._parse_answer
         return True
 
-    def _first_answer_line(self) -> bool:
-        return self._skip_space(self._wrapped_answer)
+    def _begin_wrapped_answer(self) -> bool:
+        return self._skip_space(self._parse_wrapped_answer)
 
-    def _wrapped_answer(self) -> bool:
-        end = self._form.answer_end
-        if self._is_over and end not in self._buffer:
-            return self._answer()
-        self._give("content", num_before(self._buffer, end))
-        if not self._expect(end):
+    def _parse_wrapped_answer(self) -> bool:
+        end = self._format.answer_end
+        if self._is_finished and end not in self._buffer:
+            return self._parse_answer()
+        self._emit_buffer("content", length_before(self._buffer, end))
+        if not self._consume(end):
             return False
         self._state = self._after_answer
         return True
 
     def _after_answer(self) -> bool:
-        return self._skip_space(self._answer)
+        return self._skip_space(self._parse_answer)
 
-    def _answer(self) -> bool:
-        self._give("content", len(self._buffer))
+    def _parse_answer(self) -> bool:
+        self._emit_buffer("content", len(self._buffer))
         return False
 
-    def _skip_space(self, after: Callable[[], bool]) -> bool:
+    def _skip_space(self, next_state: Callable[[], bool]) -> bool:
         self._buffer = self._buffer.lstrip()
         if not self._buffer:
             return False
-        self._state = after
+        self._state = next_state
         return True
 
 
 class ReasoningCounter:
-    """Counts the tokens of the reasoning, its markers included, whatever the deltas in which they come."""
+    """Counts the tokens of the reasoning, including its markers."""
 
-    def __init__(self, tokenizer: Tokenizer, form: ReasoningFormat, state: ReasoningState) -> None:
-        """Start where the prompt left off."""
+    def __init__(self, tokenizer: Tokenizer, reasoning_format: ReasoningFormat, state: ReasoningState) -> None:
+        """Create a counter; `state` says whether the prompt ends within the reasoning."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
-        self._form = form
+        self._format = reasoning_format
         self._state = state
         self._text = ""
-        self._num_undecided = 0
+        self._num_uncounted = 0
         self.num_tokens = 0
 
     def push(self, token_ids: Sequence[int]) -> None:
@@ -107,23 +107,23 @@ class ReasoningCounter:
         for token_id in token_ids:
             if self._state is ReasoningState.CLOSED:
                 return
-            self._push_one(token_id)
+            self._push_token(token_id)
 
-    def _push_one(self, token_id: int) -> None:
+    def _push_token(self, token_id: int) -> None:
         self._text += self._detokenizer.push([token_id])
-        self._num_undecided += 1
+        self._num_uncounted += 1
         if self._state is ReasoningState.UNDECIDED:
             self._decide()
         if self._state is ReasoningState.OPEN:
-            self.num_tokens += self._num_undecided
-            self._num_undecided = 0
-            if self._form.end in self._text:
+            self.num_tokens += self._num_uncounted
+            self._num_uncounted = 0
+            if self._format.end in self._text:
                 self._state = ReasoningState.CLOSED
-            self._text = self._text[-len(self._form.end) :]
+            self._text = self._text[-len(self._format.end) :]
 
     def _decide(self) -> None:
-        begin = self._text.lstrip()
-        if begin.startswith(self._form.start):
+        text = self._text.lstrip()
+        if text.startswith(self._format.start):
             self._state = ReasoningState.OPEN
-        elif not self._form.start.startswith(begin):
+        elif not self._format.start.startswith(text):
             self._state = ReasoningState.CLOSED

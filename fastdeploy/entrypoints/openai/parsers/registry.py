@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats of tool calls: how to read one, and how to write one."""
+"""The formats of tool calls: the parser of each, and the texts around a call, from which grammars are built."""
 
 from __future__ import annotations
 
@@ -8,48 +8,56 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
-from fastdeploy.entrypoints.openai.parsers import deepseek
-from fastdeploy.entrypoints.openai.parsers.deepseek import DeepSeekParser
-from fastdeploy.entrypoints.openai.parsers.json_calls import HermesParser, JsonArrayParser, Llama3Parser
-from fastdeploy.entrypoints.openai.parsers.tagged import TaggedCallParser
-from fastdeploy.entrypoints.openai.parsers.tool_calls import ToolCallParser
+from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import (
+    DEEPSEEK_CALL_BEGIN,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_LIST_BEGIN,
+    DEEPSEEK_LIST_END,
+    DEEPSEEK_SEPARATOR,
+    DeepSeekToolParser,
+    HermesToolParser,
+    JsonArrayToolParser,
+    Llama3JsonToolParser,
+)
+from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import Qwen3CoderToolParser
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 
 Schemas = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One way of writing calls.
+    """How a family of models writes calls.
 
     Attributes:
-        make_parser: from the functions' schemas to a parser of one message.
-        markers: texts that may be special tokens of the model and must not vanish.
-        begin, end: around the arguments of a call; `{name}` stands for the function's name.
-        list_begin, separator, list_end: around and between calls.
-        is_bare: a call has no marker that sets it apart from text.
-        is_tagged: the arguments are tags, not JSON.
+        make_parser: returns a parser for one message, given the schema of each function's parameters.
+        markers: texts that may be special tokens of the model, and that the parser needs in the text.
+        begin, end: text before and after the arguments of a call; `{name}` is replaced by the function's name.
+        list_begin, separator, list_end: text before, between and after calls.
+        is_unmarked: no marker distinguishes a call from other text.
+        is_tagged: the arguments are tags instead of JSON.
     """
 
-    make_parser: Callable[[Schemas], ToolCallParser]
+    make_parser: Callable[[Schemas], ToolParser]
     begin: str
     end: str
     markers: tuple[str, ...] = ()
     list_begin: str = ""
     separator: str = ""
     list_end: str = ""
-    is_bare: bool = False
+    is_unmarked: bool = False
     is_tagged: bool = False
 
 
 _DEEPSEEK_MARKERS = (
-    deepseek.LIST_BEGIN,
-    deepseek.LIST_END,
-    deepseek.CALL_BEGIN,
-    deepseek.CALL_END,
-    deepseek.SEPARATOR,
+    DEEPSEEK_LIST_BEGIN,
+    DEEPSEEK_LIST_END,
+    DEEPSEEK_CALL_BEGIN,
+    DEEPSEEK_CALL_END,
+    DEEPSEEK_SEPARATOR,
 )
 _HERMES = ToolFormat(
-    lambda schemas: HermesParser(),
+    lambda schemas: HermesToolParser(),
     markers=("<tool_call>", "</tool_call>"),
     begin='<tool_call>\n{"name": "{name}", "arguments": ',
     end="}\n</tool_call>",
@@ -60,7 +68,7 @@ FORMATS = {
     "hermes": _HERMES,
     "ernie": _HERMES,
     "qwen3_coder": ToolFormat(
-        TaggedCallParser,
+        Qwen3CoderToolParser,
         markers=("<tool_call>", "</tool_call>"),
         begin="<tool_call>\n<function={name}>\n",
         end="</function>\n</tool_call>",
@@ -68,44 +76,44 @@ FORMATS = {
         is_tagged=True,
     ),
     "llama3_json": ToolFormat(
-        lambda schemas: Llama3Parser(),
+        lambda schemas: Llama3JsonToolParser(),
         markers=("<|python_tag|>",),
         begin='{"name": "{name}", "parameters": ',
         end="}",
         separator="; ",
-        is_bare=True,
+        is_unmarked=True,
     ),
     "deepseek_v3": ToolFormat(
-        lambda schemas: DeepSeekParser(),
+        lambda schemas: DeepSeekToolParser(),
         markers=_DEEPSEEK_MARKERS,
-        list_begin=deepseek.LIST_BEGIN,
-        begin=f"{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}{{name}}\n```json\n",
-        end=f"\n```{deepseek.CALL_END}",
+        list_begin=DEEPSEEK_LIST_BEGIN,
+        begin=f"{DEEPSEEK_CALL_BEGIN}function{DEEPSEEK_SEPARATOR}{{name}}\n```json\n",
+        end=f"\n```{DEEPSEEK_CALL_END}",
         separator="\n",
-        list_end=deepseek.LIST_END,
+        list_end=DEEPSEEK_LIST_END,
     ),
     "deepseek_v31": ToolFormat(
-        lambda schemas: DeepSeekParser(),
+        lambda schemas: DeepSeekToolParser(),
         markers=_DEEPSEEK_MARKERS,
-        list_begin=deepseek.LIST_BEGIN,
-        begin=f"{deepseek.CALL_BEGIN}{{name}}{deepseek.SEPARATOR}",
-        end=deepseek.CALL_END,
-        list_end=deepseek.LIST_END,
+        list_begin=DEEPSEEK_LIST_BEGIN,
+        begin=f"{DEEPSEEK_CALL_BEGIN}{{name}}{DEEPSEEK_SEPARATOR}",
+        end=DEEPSEEK_CALL_END,
+        list_end=DEEPSEEK_LIST_END,
     ),
 }
 
 JSON_ARRAY = ToolFormat(
-    lambda schemas: JsonArrayParser(),
+    lambda schemas: JsonArrayToolParser(),
     list_begin="[",
     begin='{"name": "{name}", "parameters": ',
     end="}",
     separator=", ",
     list_end="]",
-    is_bare=True,
+    is_unmarked=True,
 )
-"""Of servers without `--tool-call-parser`, for calls that the grammar makes certain."""
+"""Format of servers without `--tool-call-parser`, for calls that a grammar enforces."""
 
 
-def tool_format(name: str) -> ToolFormat | None:
-    """Return the format by a name of `--tool-call-parser`, which the configuration has checked; None for none."""
+def get_tool_format(name: str) -> ToolFormat | None:
+    """Return the format of a value of `--tool-call-parser`; None for an empty one."""
     return FORMATS[TOOL_CALL_FORMATS[name]] if name else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grammars (Lark notation of llguidance) under which a model writes calls that its parser reads."""
+"""Grammars in the Lark notation of llguidance, which restrict an output to tool calls that its parser accepts."""
 
 from __future__ import annotations
 
@@ -9,44 +9,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import schema_types
 from fastdeploy.entrypoints.openai.parsers.registry import Schemas, ToolFormat
-from fastdeploy.entrypoints.openai.parsers.tagged import schema_kinds
 
 ANY_TEXT = r"/(.|\n)*/"
 TAG_END = "\n</parameter>\n"
 JSON_OPTIONS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
-NO_OBJECT = r"/([^{\s](.|\n)*)?/"
+NOT_AN_OBJECT = r"/([^{\s](.|\n)*)?/"
 
 
 @dataclass(frozen=True)
-class CallGrammar:
-    """Makes the grammars of one request.
+class ToolCallGrammar:
+    """Builds the grammars of one request.
 
     Attributes:
-        schemas: of the functions that may be called.
-        special_ids: text -> id of the format's markers that are special tokens; others are written as text.
-        max_calls: most calls of a message; None for any number.
+        tool_format: how the model writes calls.
+        schemas: function -> schema of its arguments, for the functions that may be called.
+        special_ids: text -> token id of the format's markers that are special tokens; other markers are plain text.
+        max_calls: maximum number of calls; None for no limit.
     """
 
-    form: ToolFormat
+    tool_format: ToolFormat
     schemas: Schemas
     special_ids: Mapping[str, int]
     max_calls: int | None = None
 
     def required(self) -> str:
-        """Return the grammar of a message that is calls and nothing else."""
+        """Return the grammar of a message that consists of calls."""
         return self._grammar("calls", [])
 
     def optional(self, answer: str) -> str:
-        """Return the grammar of a message that is calls, or the answer that the Lark expression `answer` describes."""
+        """Return the grammar of a message that consists of calls or matches the Lark expression `answer`."""
         return self._grammar("answer | calls", [f"answer: {answer}"])
 
     def within_text(self) -> str:
-        """Return the grammar of a text with calls anywhere in it; what begins like a call is one."""
-        if self.form.is_bare:
-            return self._grammar("answer | calls", ["answer: TEXT", f"TEXT: {NO_OBJECT}"])
-        opening = (self.form.list_begin or self.form.begin).replace("{name}", "\0")
-        trigger = next(marker for marker in self.form.markers if opening.startswith(marker))
+        """Return the grammar of a text with calls anywhere in it; what starts like a call must be a valid one."""
+        if self.tool_format.is_unmarked:
+            return self._grammar("answer | calls", ["answer: TEXT", f"TEXT: {NOT_AN_OBJECT}"])
+        opening = (self.tool_format.list_begin or self.tool_format.begin).replace("{name}", "\0")
+        trigger = next(marker for marker in self.tool_format.markers if opening.startswith(marker))
         if trigger in self.special_ids:
             head = [f"calls_in_text: TEXT {self._literal(trigger)} calls_rest"]
         else:
@@ -58,28 +59,28 @@ class CallGrammar:
     def _grammar(self, start: str, lines: Sequence[str]) -> str:
         return "\n".join([f"start: {start}", *lines, *self._calls("calls", 0), ""])
 
-    def _calls(self, rule: str, num_cut: int) -> list[str]:
-        """Return the rules of a list of calls, the first `num_cut` characters of its opening left out."""
-        form, names = self.form, list(self.schemas)
+    def _calls(self, rule: str, num_skipped: int) -> list[str]:
+        """Return the rules of a list of calls without the first `num_skipped` characters of its beginning."""
+        tool_format, names = self.tool_format, list(self.schemas)
         first = "call"
         lines = []
-        if num_cut and not form.list_begin:
+        if num_skipped and not tool_format.list_begin:
             first = "first_call"
-            lines.append(_alternatives(first, [self._call(name, num_cut) for name in names]))
-        begin = self._literal(form.list_begin[num_cut:])
-        further = f"({self._literal(form.separator)} call)"
+            lines.append(_alternatives(first, [self._call(name, num_skipped) for name in names]))
+        begin = self._literal(tool_format.list_begin[num_skipped:])
+        next_call = f"({self._literal(tool_format.separator)} call)"
         count = "*" if self.max_calls is None else f"{{0,{self.max_calls - 1}}}"
-        more = "" if self.max_calls == 1 else further + count
-        lines.append(f"{rule}: {begin} {first} {more} {self._literal(form.list_end)}")
+        more = "" if self.max_calls == 1 else next_call + count
+        lines.append(f"{rule}: {begin} {first} {more} {self._literal(tool_format.list_end)}")
         if first == "call" or more:
             lines.append(_alternatives("call", [self._call(name, 0) for name in names]))
-        write = _tagged_arguments if form.is_tagged else _json_arguments
-        return [*lines, *(line for at, name in enumerate(names) for line in write(at, self.schemas[name]))]
+        write = _tagged_arguments if tool_format.is_tagged else _json_arguments
+        return [*lines, *(line for index, name in enumerate(names) for line in write(index, self.schemas[name]))]
 
-    def _call(self, name: str, num_cut: int) -> str:
-        begin = self.form.begin.replace("{name}", name)[num_cut:]
+    def _call(self, name: str, num_skipped: int) -> str:
+        begin = self.tool_format.begin.replace("{name}", name)[num_skipped:]
         arguments = f"arguments_{list(self.schemas).index(name)}"
-        return f"{self._literal(begin)} {arguments} {self._literal(self.form.end)}"
+        return f"{self._literal(begin)} {arguments} {self._literal(self.tool_format.end)}"
 
     def _literal(self, text: str) -> str:
         """Return `text` as terminals: special tokens by their ids, the rest quoted."""
@@ -93,29 +94,32 @@ class CallGrammar:
 
 
 def json_expression(schema: Any) -> str:
-    """Return the Lark expression of a JSON value, spaced as templates write it; free spacing might never end."""
+    """Return the Lark expression of a JSON value, with fixed spacing as in chat templates.
+
+    With free spacing, a model could emit white space without end.
+    """
     schema = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
-def _json_arguments(at: int, schema: Mapping[str, Any]) -> list[str]:
-    return [f"arguments_{at}: {json_expression(schema)}"]
+def _json_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
+    return [f"arguments_{index}: {json_expression(schema)}"]
 
 
-def _tagged_arguments(at: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return the rules of parameters as tags, in the schema's order; a text may be any text."""
+def _tagged_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
+    """Return the rules of parameters as tags, in the order of the schema; strings are unrestricted."""
     lines, rules = [], []
     for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
-        rule = f"parameter_{at}_{number}"
+        rule = f"parameter_{index}_{number}"
         begin = _quote(f"<parameter={key}>\n")
-        if "string" in schema_kinds(value):
+        if "string" in schema_types(value):
             lines += [f"{rule}: {begin} {rule}_text", f"{rule}_text[suffix={_quote(TAG_END)}]: {ANY_TEXT}"]
         else:
             definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
             value = value if isinstance(value, bool) else {**definitions, **value}
             lines.append(f"{rule}: {begin} {json_expression(value)} {_quote(TAG_END)}")
         rules.append(rule if key in (schema.get("required") or ()) else f"{rule}?")
-    return [f"arguments_{at}: {' '.join(rules) or _quote('')}", *lines]
+    return [f"arguments_{index}: {' '.join(rules) or _quote('')}", *lines]
 
 
 def _alternatives(rule: str, options: Sequence[str]) -> str:

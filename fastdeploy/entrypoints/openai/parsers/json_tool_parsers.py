@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tool parsers for formats with arguments in JSON: Hermes, Qwen and ERNIE, Llama 3, DeepSeek, arrays of calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser, arguments_text
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_FIRST_KEY = re.compile(r'\s*\{\s*"([^"\\]*)"')
+_NOT_A_CALL = re.compile(r'\s*(?:[^\s{]|\{\s*[^\s"])')
+_KEYS = ("name", "arguments", "parameters", "type", "id", "function")
+
+DEEPSEEK_LIST_BEGIN, DEEPSEEK_LIST_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+DEEPSEEK_CALL_BEGIN, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+MAX_HEAD_LENGTH = 400  # characters; a longer head is not a call
+
+_NAME = r"([^\s<{]+)"
+_V3_HEAD = rf"function{DEEPSEEK_SEPARATOR}\s*{_NAME}\s*```(?:json)?\s*"
+_V31_HEAD = rf"{_NAME}\s*{DEEPSEEK_SEPARATOR}\s*"
+_DEEPSEEK_HEAD = re.compile(rf"\s*{DEEPSEEK_CALL_BEGIN}\s*(?:{_V3_HEAD}|{_V31_HEAD})$")
+
+
+class JsonToolParser(ToolParser):
+    """Parses `{"name": ..., "arguments": {...}}` after a start marker.
+
+    Arguments are streamed if the object begins with the name, as models are trained to write it. An object with other
+    keys or another order is parsed when it is complete.
+
+    Attributes:
+        end_marker: text after a call, which models may omit.
+        separator: text between two calls.
+        is_unmarked: a call may begin the text without the start marker.
+    """
+
+    end_marker = ""
+    separator = ""
+    is_unmarked = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.is_unmarked:
+            self._state = self._parse_start
+
+    def _parse_start(self) -> bool:
+        """Parse an object at the start of the text as a call."""
+        text = self._buffer.lstrip()
+        if not text:
+            return self._is_finished and self._parse_content()
+        if text.startswith("{"):
+            self._begin_head(len(self._buffer) - len(text))
+        else:
+            self._state = self._parse_content
+        return True
+
+    def _parse_head(self) -> bool:
+        if match := _HEAD.match(self._buffer, self._head_start):
+            return self._begin_call(match.group(1), match.end(), self._parse_arguments)
+        key = _FIRST_KEY.match(self._buffer, self._head_start)
+        if _NOT_A_CALL.match(self._buffer, self._head_start) or (key and key.group(1) not in _KEYS):
+            return self._reject_call()
+        self._num_scanned = self._scanner.feed(self._buffer, self._num_scanned)
+        if self._scanner.is_done:
+            return self._parse_complete_object(self._buffer[self._head_start : self._num_scanned])
+        if self._scanner.is_broken or self._is_finished:
+            return self._reject_call()
+        return False
+
+    def _parse_complete_object(self, text: str) -> bool:
+        name, arguments = _parse_call(text)
+        if name is None or arguments is None:
+            return self._reject_call()
+        self._begin_call(name, self._num_scanned, self._between_calls)
+        self._emit_arguments(arguments)
+        return True
+
+    def _after_arguments(self) -> bool:
+        marker = self._consume("}", ",")
+        if marker is None:
+            return False
+        self._scanner = JsonScanner(opened="{")
+        self._state = self._skip_other_keys if marker == "," else self._between_calls
+        return True
+
+    def _skip_other_keys(self) -> bool:
+        """Drop the keys after the arguments."""
+        self._buffer = self._buffer[self._scanner.feed(self._buffer) :]
+        if not self._scanner.is_done and not self._scanner.is_broken:
+            return False
+        self._state = self._between_calls
+        return True
+
+    def _between_calls(self) -> bool:
+        marker = self._consume(*filter(None, (self.end_marker, self.separator)))
+        if marker is None:
+            return False
+        self._state = self._after_calls
+        if marker and marker == self.separator:
+            self._buffer = marker + self._buffer
+            self._begin_head(len(marker))
+        return True
+
+
+class HermesToolParser(JsonToolParser):
+    """Parses `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once per call: Hermes, Qwen, ERNIE."""
+
+    start_marker = "<tool_call>"
+    end_marker = "</tool_call>"
+
+
+class Llama3JsonToolParser(JsonToolParser):
+    """Parses `{"name": ..., "parameters": {...}}`, separated by `;`, optionally after `<|python_tag|>`: Llama 3.1."""
+
+    start_marker = "<|python_tag|>"
+    separator = ";"
+    is_unmarked = True
+
+
+class JsonArrayToolParser(JsonToolParser):
+    """Parses `[{"name": ..., "parameters": {...}}, ...]`, which the grammar of required calls enforces by default."""
+
+    start_marker = "["
+    end_marker = "]"
+    separator = ","
+
+
+class NamedToolParser(ToolParser):
+    """Takes the whole text as the arguments of one function, which the grammar of a named function enforces."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._state = self._parse_all
+
+    def _parse_all(self) -> bool:
+        if self._buffer and not self.num_calls:
+            self._begin_call(self._name, 0, self._parse_all)
+        self._emit_arguments(self._buffer)
+        self._buffer = ""
+        return False
+
+
+class DeepSeekToolParser(ToolParser):
+    """Parses a list of calls with DeepSeek's special tokens.
+
+    V3 and R1 write type, separator, name and a fenced JSON object; V3.1 writes name, separator and object.
+    """
+
+    start_marker = DEEPSEEK_LIST_BEGIN
+
+    def _parse_head(self) -> bool:
+        head = self._buffer[self._head_start : self._head_start + MAX_HEAD_LENGTH]
+        brace = head.find("{")
+        if brace >= 0 and (match := _DEEPSEEK_HEAD.match(head[:brace])):
+            name = match.group(1) or match.group(2)
+            return self._begin_call(name, self._head_start + brace, self._parse_arguments)
+        is_complete = brace >= 0 or DEEPSEEK_CALL_END in head or len(head) == MAX_HEAD_LENGTH or self._is_finished
+        return self._reject_call() if is_complete else False
+
+    def _after_arguments(self) -> bool:
+        marker = self._consume("```", DEEPSEEK_CALL_END, DEEPSEEK_CALL_BEGIN, DEEPSEEK_LIST_END)
+        if marker is None:
+            return False
+        if marker == DEEPSEEK_CALL_BEGIN:
+            self._buffer = marker + self._buffer
+            self._begin_head(0)
+        elif marker in ("", DEEPSEEK_LIST_END):
+            self._state = self._after_calls
+        return True
+
+
+def _parse_call(text: str) -> tuple[str | None, str | None]:
+    """Return name and arguments of a complete call; None for what is missing or wrong."""
+    try:
+        call: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None, None
+    call = call["function"] if isinstance(call.get("function"), dict) else call
+    name = call.get("name")
+    arguments: Any = next((call[key] for key in ("arguments", "parameters") if key in call), {})
+    return name if isinstance(name, str) and name else None, arguments_text(arguments)
