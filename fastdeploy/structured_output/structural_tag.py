@@ -167,7 +167,8 @@ class _LarkWriter:
             except ValueError as error:
                 raise self.error(f"{at}.schema", f"is not valid JSON: {error}") from None
         schema = {} if schema is True else self.mapping(f"{at}.schema", schema)
-        options = {**JSON_OPTIONS, **schema.get("x-guidance", {}), "lenient": False}
+        given = self.mapping(f"{at}.schema.x-guidance", schema.get("x-guidance", {}))
+        options = {**JSON_OPTIONS, **given, "lenient": False}
         return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
     def mapping(self, at: str, given: Any) -> Mapping[str, Any]:

@@ -103,6 +103,14 @@ def test_texts_that_a_tag_allows(given: dict[str, Any], text: str, expected: str
         ({**STRUCTURES, "structures": [{"begin": "<f=a>", "end": ""}]}, "structural_tag.structures[0].schema"),
         ({**STRUCTURES, "structures": [{"begin": "<f=a>", "schema": {}}]}, "structural_tag.structures[0].end"),
         ({"format": "x"}, "structural_tag.format"),
+        (
+            {"format": {"type": "json_schema", "json_schema": {"x-guidance": None}}},
+            "structural_tag.format.schema.x-guidance",
+        ),
+        (
+            {"format": {"type": "json_schema", "json_schema": {"x-guidance": 5}}},
+            "structural_tag.format.schema.x-guidance",
+        ),
         ({"format": {"type": "qwen_xml_parameter"}}, "structural_tag.format.type"),
         ({"format": {"type": "any_text", "excludes": ["x"]}}, "structural_tag.format.excludes"),
         ({"format": {"type": "or", "elements": [JSON, 3]}}, "structural_tag.format.elements[1]"),
