@@ -2,9 +2,10 @@
 """An engine of a few lines for tests of what stands around it: its tokens are a function of the context.
 
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
-(the process kills itself when a request's prompt holds that id), `config_error`, `load_s`, `script` (the output is what
-the prompt holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
-output grows past its first tokens). While the file `compiling` is there, no grammar is compiled.
+(the process kills itself when a request's prompt holds that id), `fail_at_token` (such a request fails at admission),
+`config_error`, `load_s`, `script` (the output is what the prompt holds between the last `[[` and `]]`, then the end
+token), `hold` (while the file `hold` is in the folder, no output grows past its first tokens). While the file
+`compiling` is there, no grammar is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError, RequestFailedError
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.seeds import choice_seed, request_seed
@@ -66,6 +67,8 @@ class MockEngine:
         if self._options.get("die_at_token") in request.prompt_token_ids:
             print("the mock engine met its poisoned token", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._options.get("fail_at_token") in request.prompt_token_ids:
+            raise RequestFailedError("internal error")
         seed = request.params.seed
         if seed is None:
             seed = request_seed(self._seed, self._num_arrivals)

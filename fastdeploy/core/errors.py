@@ -50,5 +50,9 @@ class QueueFullError(FastDeployError):
     """The engine holds as many requests as it may (HTTP 429)."""
 
 
+class RequestFailedError(FastDeployError):
+    """A request that failed through a fault of the server, whose log has the traceback (HTTP 500)."""
+
+
 class EngineDeadError(FastDeployError):
     """The engine has stopped and will not answer (HTTP 503)."""

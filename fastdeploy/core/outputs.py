@@ -64,7 +64,7 @@ class RequestMetrics:
 
 @dataclass
 class ErrorInfo:
-    """Why a request ended without its whole text; `type` is numerics, no_token, timeout, engine_dead or internal."""
+    """Why a request ended without its whole text; `type` is numerics, no_token, timeout or internal_error."""
 
     type: str
     message: str

@@ -33,12 +33,15 @@ class RequestResult:
     """What a step chose for one request.
 
     Attributes:
-        token_ids: the accepted drafts, then one token of the target's own; empty for a prompt chunk.
+        token_ids: the accepted drafts, then the bonus token; empty for a prompt chunk. With an error, the tokens of the
+            rows before it: accepted drafts only.
         num_accepted: drafts accepted.
         logprobs: one entry per token if the request asked.
         prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked; empty otherwise.
-        error: why no token could be chosen ("" if none): the request fails, its neighbours do not.
+        error: why no further token could be sampled ("" if none). The request ends with it after `token_ids`, unless
+            they hold a stop; other requests are not affected.
         error_type: numerics, or no_token where the request's own filters and masks leave none.
+        fault: what was raised while the request's rows were prepared; the request fails with an internal error.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -47,3 +50,4 @@ class RequestResult:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str = ""
     error_type: str = "numerics"
+    fault: Exception | None = None

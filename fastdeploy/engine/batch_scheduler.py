@@ -73,10 +73,14 @@ class BatchScheduler:
         return plan if plan.requests else None
 
     def commit(self, plan: StepPlan, row: int, result: RequestResult, emitted: list[int]) -> None:
-        """Enter what a step did for one request: `emitted` is the result's tokens, cut where a stop was found."""
+        """Enter what a step did for one request: `emitted` is the result's tokens, cut where a stop was found.
+
+        Of the verification rows, only those whose token was sampled count as computed: rejected drafts have to be
+        computed again, and the row of an error may hold anything.
+        """
         request = plan.requests[row]
-        num_rejected = plan.num_drafts[row] - result.num_accepted
         request.append(emitted)
+        num_rejected = plan.num_verify_rows[row] - len(result.token_ids)
         computed = plan.num_computed[row] + plan.num_scheduled[row] - num_rejected
         request.num_computed = min(computed, request.num_tokens)
         self.kv.commit(request)

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.constraint import TokenConstraint
-from fastdeploy.core.errors import QueueFullError
-from fastdeploy.core.outputs import ErrorInfo, TokenDelta
+from fastdeploy.core.errors import FastDeployError, QueueFullError, RequestFailedError
+from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -24,6 +26,9 @@ from fastdeploy.engine.statistics import StatsKeeper
 from fastdeploy.spec_decode.proposers.base import Proposer
 
 FORCED = "grammar"  # source of drafts that a constraint forces
+INTERNAL_ERROR = ErrorInfo("internal_error", "internal error")
+
+logger = logging.getLogger("fastdeploy.engine")
 
 
 class Runner(Protocol):
@@ -37,6 +42,9 @@ class Engine:
     """Takes requests, advances all of them a step at a time, reports what each step emitted.
 
     Single-threaded: one caller adds, aborts and steps. `Engine.from_config` builds one.
+
+    An exception in the handling of one request ends that request with an internal error, whose traceback is logged.
+    `check_integrity` then decides whether the others may go on; if it raises, so does the call.
     """
 
     def __init__(
@@ -73,8 +81,12 @@ class Engine:
 
         Returns:
             What is done when `add_request` will not wait; None if it would not now.
+
+        Raises:
+            RequestFailedError: a fault of the server.
         """
-        return self.admission.prepare(request)
+        with self._isolated(request):
+            return self.admission.prepare(request)
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request's n choices; waits for what `prepare` begins.
@@ -82,18 +94,16 @@ class Engine:
         Raises:
             InvalidRequestError: the request cannot be served as asked.
             QueueFullError: `max_waiting_requests` are waiting already.
+            RequestFailedError: a fault of the server.
         """
         limit = self.scheduler.config.max_waiting_requests
         if limit is not None and len(self.scheduler.waiting) + request.params.n > limit:
             raise QueueFullError(f"{len(self.scheduler.waiting)} requests are waiting; the limit is {limit}")
-        choices = self.admission.admit(request, self._live.keys(), self._clock())
+        with self._isolated(request):
+            choices = self.admission.admit(request, self._live.keys(), self._clock())
+            self._start(choices)
         self._live[request.request_id] = choices
-        for choice in choices:
-            self.outputs.start(choice)
-            self.proposer.start(choice)
-            self.scheduler.add(choice)
-            if choice.deadline_s is not None:
-                self._timed.append(choice)
+        self._timed += [choice for choice in choices if choice.deadline_s is not None]
         self._stats.admitted(request)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
@@ -110,8 +120,9 @@ class Engine:
         began_s = self._clock()
         results = self.runner.run(plan)
         self.scheduler.learn(plan, self._clock() - began_s)
-        deltas += self._commit(plan, results)
-        self._propose(plan)
+        for index, result in enumerate(results):
+            deltas += self._commit(plan, index, result)
+        deltas += self._propose(plan)
         return deltas
 
     def has_unfinished(self) -> bool:
@@ -148,44 +159,75 @@ class Engine:
         assert {r.key for r in live} == {r.key for r in (*self.scheduler.running, *self.scheduler.waiting)}
         self.scheduler.check_integrity()
         self.proposer.check_integrity(live)
+        self.outputs.check_integrity(live)
         self.length_policy.check_integrity(live)
 
-    def _commit(self, plan: StepPlan, results: Sequence[RequestResult]) -> list[TokenDelta]:
-        deltas: list[TokenDelta] = []
-        for row, (request, result) in enumerate(zip(plan.requests, results)):
-            if result.error:
-                deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
-                continue
-            if result.prompt_logprobs:
-                request.prompt_logprobs += result.prompt_logprobs
-            if not result.token_ids:
-                self.scheduler.commit(plan, row, result, [])
-                continue
-            delta = self.outputs.cut(request, result)
-            count = len(delta.token_ids)
-            if request.draft is not NO_DRAFT and request.num_output_tokens:
-                request.tally.record(request.draft, min(result.num_accepted, count), count)
-            self.scheduler.commit(plan, row, result, delta.token_ids)
-            self.outputs.complete(delta, request)
-            deltas.append(delta)
-            if delta.finish_reason is not None:
-                self._forget(request, delta.finish_reason)
+    def _start(self, choices: Sequence[Request]) -> None:
+        """Introduce new choices to every part; if one fails, withdraw them all."""
+        with ExitStack() as withdrawals:
+            for choice in choices:
+                self.outputs.start(choice)
+                withdrawals.callback(self.outputs.finish, choice)
+                self.proposer.start(choice)
+                withdrawals.callback(self.proposer.finish, choice)
+                self.scheduler.add(choice)
+                withdrawals.callback(self.scheduler.remove, choice)
+            withdrawals.pop_all()
+
+    def _commit(self, plan: StepPlan, index: int, result: RequestResult) -> list[TokenDelta]:
+        """Enter what a step did for one request; return what it emitted, then its error if it failed."""
+        request = plan.requests[index]
+        try:
+            delta = self._emit(plan, index, result)
+        except Exception as fault:
+            return [self._fail(request, fault)]
+        deltas = [] if delta is None else [delta]
+        if delta is not None and delta.finish_reason is not None:
+            self._release(request, delta)
+        elif result.error:
+            deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
         return deltas
 
-    def _propose(self, plan: StepPlan) -> None:
-        """Draft for the requests whose next step decodes, unless drafting is paused."""
+    def _emit(self, plan: StepPlan, index: int, result: RequestResult) -> TokenDelta | None:
+        """Advance a request by the tokens of a step up to the first stop; return them, None if there are none."""
+        if result.fault is not None:
+            raise result.fault
+        request = plan.requests[index]
+        if result.prompt_logprobs:
+            request.prompt_logprobs += result.prompt_logprobs
+        if not result.token_ids:
+            if not result.error:
+                self.scheduler.commit(plan, index, result, [])
+            return None
+        delta = self.outputs.cut(request, result)
+        count = len(delta.token_ids)
+        if request.draft is not NO_DRAFT and request.num_output_tokens:
+            request.tally.record(request.draft, min(result.num_accepted, count), count)
+        self.scheduler.commit(plan, index, result, delta.token_ids)
+        self.outputs.complete(delta, request)
+        return delta
+
+    def _propose(self, plan: StepPlan) -> list[TokenDelta]:
+        """Draft for the requests whose next step decodes, unless drafting is paused; return what failed."""
         ready = [request for request in plan.requests if _is_ready(request)]
         quotas = self.length_policy.draft_quotas(plan, ready)
         if quotas:
             for request, draft in zip(ready, self.proposer.propose(ready, quotas)):
                 if len(draft):
                     request.set_draft(draft)
+        failed: list[TokenDelta] = []
         for request in ready:
-            if request.constraint is not None:
+            if request.constraint is None:
+                continue
+            try:
                 draft = self._permitted(request, request.constraint)
+            except Exception as fault:
+                failed.append(self._fail(request, fault))
+            else:
                 request.set_draft(draft if len(draft) else NO_DRAFT)
         if ready:
-            self.length_policy.on_drafts_proposed(ready)
+            self.length_policy.on_drafts_proposed([r for r in ready if _is_ready(r)] if failed else ready)
+        return failed
 
     def _permitted(self, request: Request, constraint: TokenConstraint) -> Draft:
         """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
@@ -204,22 +246,57 @@ class Engine:
     def _end(self, request: Request, finish_reason: str, error: ErrorInfo | None = None) -> TokenDelta:
         """End a request from outside the step: abort, timeout, or a row that could not be computed."""
         delta = TokenDelta(request.request_id, request.index)
-        self.outputs.end(delta, request, finish_reason, error=error)
-        self._forget(request, finish_reason)
-        return delta
+        try:
+            self.outputs.end(delta, request, finish_reason, error=error)
+        except Exception as fault:
+            return self._fail(request, fault)
+        return self._release(request, delta)
 
-    def _forget(self, request: Request, finish_reason: str) -> None:
-        self.scheduler.remove(request)
-        self.proposer.finish(request)
-        self.length_policy.finish_request(request)
-        self.outputs.finish(request)
+    def _fail(self, request: Request, fault: Exception) -> TokenDelta:
+        """End a request whose handling raised `fault`."""
+        metrics = RequestMetrics(**vars(request.metrics))
+        delta = TokenDelta(request.request_id, request.index, seed=request.seed, metrics=metrics)
+        delta.speculate_metrics = SpeculateMetrics()
+        return self._release(request, delta, fault)
+
+    def _release(self, request: Request, delta: TokenDelta, fault: Exception | None = None) -> TokenDelta:
+        """Let every part drop an ended request; return its last delta, which an exception makes an internal error."""
+        faults = [] if fault is None else [fault]
+        parts = self.scheduler.remove, self.proposer.finish, self.length_policy.finish_request, self.outputs.finish
+        for release in parts:
+            try:
+                release(request)
+            except Exception as other:
+                faults.append(other)
         if request.deadline_s is not None:
             self._timed.remove(request)
         choices = self._live[request.request_id]
         choices.remove(request)
         if not choices:
             del self._live[request.request_id]
-        self._stats.finished(request, finish_reason)
+        if faults:
+            delta.finish_reason, delta.stop_reason, delta.error = "error", None, INTERNAL_ERROR
+        self._stats.finished(request, delta.finish_reason or "")
+        if faults:
+            self._check_after(faults, request.request_id)
+        return delta
+
+    @contextmanager
+    def _isolated(self, request: GenerationRequest) -> Iterator[None]:
+        """Turn an exception in the handling of a new request, other than a refusal, into a RequestFailedError."""
+        try:
+            yield
+        except FastDeployError:
+            raise
+        except Exception as fault:
+            self._check_after([fault], request.request_id)
+            raise RequestFailedError("internal error") from fault
+
+    def _check_after(self, faults: Sequence[Exception], request_id: str) -> None:
+        """Log why a request failed, and raise AssertionError if it left the engine in a state that cannot go on."""
+        for fault in faults:
+            logger.error("request %s failed", request_id, exc_info=fault)
+        self.check_integrity()
 
     def _note_first_plans(self, plan: StepPlan) -> None:
         for request in plan.requests[len(plan.requests) - plan.num_admitted :]:

@@ -23,7 +23,7 @@ import zmq
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
@@ -138,7 +138,11 @@ class EngineServer:
 
     def _take(self, client: bytes, request: GenerationRequest) -> None:
         """Add a request, now or when its grammar is compiled: nobody's next token waits for that."""
-        done = self._engine.prepare(request)
+        try:
+            done = self._engine.prepare(request)
+        except RequestFailedError as error:
+            self._send(client, messages.Rejected(request.request_id, "internal", "", str(error)))
+            return
         if done is None or done.done():
             self._add(client, request)
         else:
@@ -164,6 +168,8 @@ class EngineServer:
             self._send(client, messages.Rejected(request.request_id, "invalid", error.field, error.message))
         except QueueFullError as error:
             self._send(client, messages.Rejected(request.request_id, "full", "", str(error)))
+        except RequestFailedError as error:
+            self._send(client, messages.Rejected(request.request_id, "internal", "", str(error)))
         else:
             self._in_flight[request.request_id] = _InFlight(client, request.params.n, request.cache_salt)
             self._stats_sent_s = 0.0  # the next step tells of it

@@ -7,7 +7,7 @@ caches or any statistic sees them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
@@ -45,14 +45,20 @@ class OutputProcessor:
     def start(self, request: Request) -> None:
         """Prepare for a new request."""
         params = request.params
-        self._end_ids[request] = frozenset([*params.stop_token_ids, *(() if params.ignore_eos else self._eos)])
         if params.stop:
             self._scanners[request] = self._make_scanner(request)
+        self._end_ids[request] = frozenset([*params.stop_token_ids, *(() if params.ignore_eos else self._eos)])
 
     def finish(self, request: Request) -> None:
         """Forget a request."""
         del self._end_ids[request]
         self._scanners.pop(request, None)
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError unless state is kept for exactly the live `requests`."""
+        live = set(requests)
+        assert self._end_ids.keys() == live
+        assert self._scanners.keys() == {request for request in live if request.params.stop}
 
     def cut(self, request: Request, result: RequestResult) -> TokenDelta:
         """Report one step of one request: its tokens up to the first stop, the stop's own token included.

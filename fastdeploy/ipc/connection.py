@@ -13,7 +13,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import zmq
 
-from fastdeploy.core.errors import ConfigError, EngineDeadError, FastDeployError, InvalidRequestError, QueueFullError
+from fastdeploy.core.errors import (
+    ConfigError,
+    EngineDeadError,
+    FastDeployError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestFailedError,
+)
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
@@ -151,6 +158,7 @@ class EngineConnection:
         Raises:
             InvalidRequestError: the engine refused the request, or its client does not read.
             QueueFullError: the engine's queue is full.
+            RequestFailedError: the engine failed to start the request, through a fault of its own.
             EngineDeadError: the engine process has ended.
         """
         if self.dead_error is not None:
@@ -265,9 +273,8 @@ class EngineConnection:
             case messages.Stats(stats):
                 self.stats = stats
             case messages.Rejected(request_id, kind, field, text):
-                error = QueueFullError(text) if kind == "full" else InvalidRequestError(field, text)
                 if request_id in self._streams:
-                    self._streams[request_id].fail(error)
+                    self._streams[request_id].fail(_rejection(kind, field, text))
                     self._drop_abandoned(request_id)
             case messages.Aborted(call_id, counts):
                 if call_id in self._pending_calls and not self._pending_calls[call_id].done():
@@ -309,3 +316,9 @@ class EngineConnection:
             self._started.set_exception(result)
         else:
             self._started.set_result(result)
+
+
+def _rejection(kind: str, field: str, text: str) -> FastDeployError:
+    if kind == "full":
+        return QueueFullError(text)
+    return RequestFailedError(text) if kind == "internal" else InvalidRequestError(field, text)

@@ -78,7 +78,7 @@ class StartupFailed(Message):
 
 
 class Rejected(Message):
-    """Engine: the request was refused; `kind` is `invalid` (with the field) or `full`."""
+    """Engine: the request was refused; `kind` is `invalid` (with the field), `full` or `internal`."""
 
     request_id: str
     kind: str

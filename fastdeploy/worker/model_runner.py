@@ -155,7 +155,7 @@ class ModelRunner:
         num_rows = self._write_rows(plan)
         num_chosen = 0
         for go in _goes(plan, self.logits_capacity):
-            num_wanted, judged = self._write_rules(plan, go)
+            num_wanted, judged = self._write_rules(plan, go, results)
             if num_chosen:
                 self._skip_chosen(num_chosen, num_wanted)
             else:
@@ -216,8 +216,12 @@ class ModelRunner:
         rows = self.batch.buffers.logits_rows.array
         rows[:num_wanted] = rows[num_chosen : num_chosen + num_wanted]
 
-    def _write_rules(self, plan: StepPlan, go: list[_Segment]) -> tuple[int, list[_Segment]]:
+    def _write_rules(
+        self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]
+    ) -> tuple[int, list[_Segment]]:
         """Write by which rules the tokens of a go's rows are chosen, and which of them are whose drafts.
+
+        What a request's constraint raises is its result; its rows are computed all the same.
 
         Returns:
             The number of rows, and the segments among whose rows drafts are judged.
@@ -229,7 +233,11 @@ class ModelRunner:
             if segment.is_prompt:
                 rules.write_plain(at, segment.count)
             else:
-                rules.write(plan.requests[segment.plan_row], at, segment.count)
+                try:
+                    rules.write(plan.requests[segment.plan_row], at, segment.count)
+                except Exception as fault:
+                    results[segment.plan_row].fault = fault
+                    rules.write_plain(at, segment.count)
                 judged.append(segment)
             at += segment.count
         self.verification.fill([segment.at for segment in judged], [segment.count for segment in judged])
@@ -238,7 +246,7 @@ class ModelRunner:
         return at, judged
 
     def _read_tokens(self, plan: StepPlan, judged: list[_Segment], results: list[RequestResult]) -> None:
-        """Read off what each request emits whose verification rows these are."""
+        """Read off what each request emits whose verification rows these are: the tokens before the first bad row."""
         num_rows = judged[-1].at + judged[-1].count if judged else 0
         accepted = self.verification.num_accepted.memory[: len(judged)].tolist()
         emitted = self.verification.emitted.memory[:num_rows].tolist()
@@ -246,12 +254,14 @@ class ModelRunner:
         any_bad = any(status)
         for segment, num_accepted in zip(judged, accepted):
             result, first = results[segment.plan_row], segment.at
+            if result.fault is not None:
+                continue
             end = first + num_accepted + 1
-            if any_bad and (bad := next(filter(None, status[first:end]), None)):
-                _fail(result, plan.requests[segment.plan_row], RowStatus(bad))
-            else:
-                result.num_accepted = num_accepted
-                result.token_ids = emitted[first:end]
+            if any_bad and (bad := next((row for row in range(first, end) if status[row]), None)) is not None:
+                _fail(result, plan.requests[segment.plan_row], RowStatus(status[bad]))
+                num_accepted, end = bad - first, bad
+            result.num_accepted = num_accepted
+            result.token_ids = emitted[first:end]
 
     def _read_logprobs(self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]) -> None:
         """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""

@@ -9,6 +9,7 @@ import pytest
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError
+from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed
@@ -102,27 +103,58 @@ def test_choices_compute_their_prompt_once() -> None:
     assert engine.stats().num_prefix_hit_tokens == 3 * 20  # all full blocks but the one of the last token
 
 
-def test_row_that_cannot_be_sampled_fails_its_own_request_only() -> None:
-    class OneBadRow(SlotModelRunner):
-        def _verify(self, plan: StepPlan, row: int) -> RequestResult:
-            if plan.requests[row].request_id == "bad" and plan.requests[row].num_output_tokens == 2:
-                return RequestResult(error="the logits of a row hold NaN")
-            return super()._verify(plan, row)
+class BadRowRunner(SlotModelRunner):
+    """Cannot sample the token at output position 5 of the request `bad`."""
 
-    engine = make_engine(NaiveProposer())
-    engine.runner = OneBadRow(64, 4)
+    def _verify(self, plan: StepPlan, row: int) -> RequestResult:
+        result, request = super()._verify(plan, row), plan.requests[row]
+        num_good = 5 - request.num_output_tokens
+        if request.request_id == "bad" and num_good < len(result.token_ids):
+            return RequestResult(result.token_ids[:num_good], num_good, error="the logits of a row hold NaN")
+        return result
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "num_steps", "num_accepted"), [(0, 4, 0), (1, 2, 2), (2, 2, 3), (3, 1, 3), (5, 1, 4), (8, 1, 4)]
+)
+def test_row_that_cannot_be_sampled_fails_its_own_request_behind_the_text_before_it(
+    num_drafts: int, num_steps: int, num_accepted: int
+) -> None:
     good = generation("good")
+    text = plain_text([1, 2, 3], 1, good.params)
+    proposer = OracleProposer({("good", 0): text, ("bad", 0): text}, corruption=0.0) if num_drafts else NaiveProposer()
+    engine = make_engine(proposer, num_speculative_tokens=num_drafts)
+    engine.runner = BadRowRunner(64, 4)
     engine.add_request(generation("bad"))
     engine.add_request(good)
-    tokens: dict[str, list[int]] = {"bad": [], "good": []}
-    errors = []
+    deltas: dict[str, list[TokenDelta]] = {"bad": [], "good": []}
     while engine.has_unfinished():
         for delta in engine.step():
-            tokens[delta.request_id] += delta.token_ids
-            errors += [delta.error.type] if delta.error else []
-    assert errors == ["numerics"]
-    assert len(tokens["bad"]) == 2
-    assert tokens["good"] == plain_text([1, 2, 3], 1, good.params)
+            deltas[delta.request_id].append(delta)
+    end = deltas["bad"][-1]
+    assert (end.token_ids, end.error and end.error.type) == ([], "numerics")
+    assert [token for delta in deltas["bad"] for token in delta.token_ids] == text[:5]
+    assert [token for delta in deltas["good"] for token in delta.token_ids] == text
+    metrics = end.speculate_metrics
+    assert metrics is not None
+    assert (metrics.num_steps, metrics.accepted_tokens) == (num_steps, num_accepted)
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3, 8])
+def test_a_stop_before_a_row_that_cannot_be_sampled_ends_the_request_without_an_error(num_drafts: int) -> None:
+    text = plain_text([1, 2, 3], 1, generation().params)
+    assert text[4] not in text[:4]
+    proposer = OracleProposer({("bad", 0): text}, corruption=0.0) if num_drafts else NaiveProposer()
+    engine = make_engine(proposer, num_speculative_tokens=num_drafts)
+    engine.runner = BadRowRunner(64, 4)
+    request = generation("bad", stop_token_ids=[text[4]])
+    engine.add_request(request)
+    deltas = []
+    while engine.has_unfinished():
+        deltas += engine.step()
+    assert [token for delta in deltas for token in delta.token_ids] == text[:5]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason, deltas[-1].error) == ("stop", text[4], None)
     engine.check_integrity()
 
 

@@ -140,6 +140,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "none of the triggers",
     ),
     ({"structural_tag": {"format": {"type": "tree"}}}, "structural_tag.format.type", "expected one of"),
+    *(
+        (
+            {"structural_tag": {"format": {"type": "json_schema", "json_schema": {"x-guidance": options}}}},
+            "structural_tag.format.schema.x-guidance",
+            "expected an object",
+        )
+        for options in (None, 5)
+    ),
     (
         {"structural_tag": {"format": {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "any_text"}]}}},
         "structural_tag.format.elements",
@@ -169,6 +177,19 @@ def test_a_dead_end_fails_its_own_request_by_type(server: ServerProcess) -> None
     response = server.post("/v1/completions", {**body, "bad_words_token_ids": [[72], [73]], "logit_bias": biased})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "no_token")
     assert server.post("/v1/completions", body).json()["choices"][0]["text"] in ("a", "b")
+
+
+def test_a_stream_has_the_same_text_before_its_error_with_and_without_drafts(server: ServerProcess) -> None:
+    tokens = server.post("/tokenize", {"prompt": "5", "add_special_tokens": False}).json()["tokens"]
+    body = {"model": "demo", "prompt": "x", "max_tokens": 40, "stream": True, "bad_words_token_ids": [tokens[-1:]]}
+    texts = []
+    for how in SWITCH:
+        form = {"guided_regex": "return value5 and more", "speculative": how}
+        answer = server.post("/v1/completions", {**body, **form}).text
+        *events, end = [json.loads(line) for line in re.findall(r"^data: (\{.*\})$", answer, re.MULTILINE)]
+        assert end["error"]["code"] == "no_token"
+        texts.append("".join(event["choices"][0]["text"] for event in events))
+    assert texts == ["return value"] * 2
 
 
 def test_the_form_is_that_of_the_answer_behind_the_reasoning(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
+from fastdeploy.core.outputs import ErrorInfo, TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -48,6 +48,7 @@ class Text:
     stop_reason: int | str | None
     logprobs: tuple[tuple[Any, ...], ...] | None
     prompt_logprobs: tuple[Any, ...] | None
+    error: ErrorInfo | None = None
 
 
 def make_requests(tokenizer: Tokenizer, plain_engine: Engine, max_tokens: int = 40) -> list[GenerationRequest]:
@@ -111,7 +112,6 @@ def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tup
 
 def _join(deltas: list[TokenDelta]) -> Text:
     last = deltas[-1]
-    assert last.error is None, last.error
     logprobs = [_flat(entry) for delta in deltas for entry in delta.logprobs or ()]
     prompts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
     assert len(prompts) <= 1
@@ -121,6 +121,7 @@ def _join(deltas: list[TokenDelta]) -> Text:
         last.stop_reason,
         None if deltas[0].logprobs is None else tuple(logprobs),
         tuple(_flat(entry) for entry in prompts[0][1:] if entry) if prompts else None,
+        last.error,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
@@ -81,7 +81,7 @@ class Generation:
         self._started = [False] * n
 
     async def updates(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
-        """Yield what is new until every choice has ended.
+        """Yield what is new until every choice has ended. Text before an error is yielded before that is raised.
 
         Raises:
             GenerationFailed: the engine could not finish a choice.
@@ -90,16 +90,23 @@ class Generation:
         self._recorder.started(self.request.params.max_tokens)
         async with contextlib.aclosing(self._client.generate(self.request)) as stream:
             async for deltas in stream:
-                yield [self._update(delta) for delta in deltas]
+                updates = [update for delta in deltas if (update := self._update(delta)) is not None]
+                if updates:
+                    yield updates
+                for delta in deltas:
+                    if delta.error is not None:
+                        raise GenerationFailed(delta.error)
 
-    def _update(self, delta: TokenDelta) -> ChoiceUpdate:
+    def _update(self, delta: TokenDelta) -> ChoiceUpdate | None:
         index = delta.index
         text = self._assemblers[index].push(delta)
         self._num_tokens[index] += len(delta.token_ids)
         if delta.finish_reason is not None:
             self._record(delta, delta.finish_reason)
         if delta.error is not None:
-            raise GenerationFailed(delta.error)
+            if not text and not delta.token_ids:
+                return None
+            delta = replace(delta, finish_reason=None)  # the error is how it ends
         is_first = not self._started[index]
         self._started[index] = True
         return ChoiceUpdate(self._at, self._at * self.request.params.n + index, text, delta, is_first)

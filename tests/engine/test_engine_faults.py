@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exception in the handling of one request ends that request with an internal error, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.engine_config import CacheConfig, EngineConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.core.constraint import TokenArray, TokenConstraint
+from fastdeploy.core.errors import RequestFailedError
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.engine.engine import Engine
+from tests.doubles import ManualClock, OracleProposer, make_engine, plain_text
+
+PARAMS = SamplingParams(seed=1, max_tokens=12, ignore_eos=True)
+TEXT = plain_text([1, 2, 3], 1, PARAMS)
+
+
+class FreeConstraint(TokenConstraint):
+    """Allows everything."""
+
+    error = ""
+
+    def num_valid_tokens(self, draft: Sequence[int]) -> int:
+        return len(draft)
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        return []
+
+    def fill_bitmasks(self, draft: Sequence[int], bitmasks: TokenArray) -> list[bool]:
+        return [False] * (1 + len(draft))
+
+    def accept_token(self, token_id: int) -> str | None:
+        return None
+
+
+def fail(*args: Any) -> Any:
+    raise TypeError("a fault")
+
+
+def generation(name: str, timeout_s: float | None = None, n: int = 1) -> GenerationRequest:
+    params = SamplingParams(seed=1, max_tokens=12, ignore_eos=True, n=n)
+    return GenerationRequest(name, [1, 2, 3], params, timeout_s=timeout_s)
+
+
+def engine_with_drafts(corruption: float = 0.3, clock: ManualClock | None = None) -> Engine:
+    texts = {(name, 0): TEXT for name in ("bad", "good", "later")}
+    return make_engine(OracleProposer(texts, corruption), num_speculative_tokens=3, clock=clock)
+
+
+def find(engine: Engine, name: str) -> Request:
+    return next(r for r in (*engine.scheduler.waiting, *engine.scheduler.running) if r.request_id == name)
+
+
+def finish(engine: Engine) -> dict[str, list[TokenDelta]]:
+    deltas: dict[str, list[TokenDelta]] = {}
+    while engine.has_unfinished():
+        for delta in engine.step():
+            deltas.setdefault(delta.request_id, []).append(delta)
+    return deltas
+
+
+def check_bad_failed_alone(
+    engine: Engine, deltas: dict[str, list[TokenDelta]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Assert that `bad` ended with an internal error, `good` with its whole text, and that requests still run."""
+    end = deltas["bad"][-1]
+    assert end.finish_reason == "error" and end.stop_reason is None
+    assert end.error is not None and (end.error.type, end.error.message) == ("internal_error", "internal error")
+    assert end.metrics is not None and end.speculate_metrics is not None
+    assert [token for delta in deltas["good"] for token in delta.token_ids] == TEXT
+    assert "request bad failed" in caplog.text
+    assert "TypeError: a fault" in caplog.text and "Traceback" in caplog.text
+    assert engine.stats().num_finished == {"error": 1, "length": 1}
+    engine.check_integrity()
+    engine.add_request(generation("later"))
+    assert [token for delta in finish(engine)["later"] for token in delta.token_ids] == TEXT
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+@pytest.mark.parametrize("method", ["num_valid_tokens", "forced_tokens", "accept_token"])
+def test_a_constraint_that_raises_fails_its_own_request(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_with_drafts(corruption=1.0 if method == "forced_tokens" else 0.3)
+    for name in ("bad", "good"):
+        engine.add_request(generation(name))
+        find(engine, name).constraint = constraint = FreeConstraint()
+        if method == "forced_tokens":
+            monkeypatch.setattr(constraint, "num_valid_tokens", lambda draft: 0)
+        if name == "bad":
+            monkeypatch.setattr(constraint, method, fail)
+    check_bad_failed_alone(engine, finish(engine), caplog)
+
+
+def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises when it is called for the request `bad`, else does what `call` does."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        subject = args[0] if hasattr(args[0], "request_id") else args[1]
+        return fail() if subject.request_id == "bad" else call(*args, **kwargs)
+
+    return guarded
+
+
+@pytest.mark.parametrize("method", ["cut", "complete", "end"])
+def test_a_fault_of_the_stop_scan_or_at_the_end_fails_its_own_request(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_with_drafts()
+    monkeypatch.setattr(engine.outputs, method, fail_for_bad(getattr(engine.outputs, method)))
+    for name in ("bad", "good"):
+        engine.add_request(generation(name))
+    check_bad_failed_alone(engine, finish(engine), caplog)
+
+
+def test_a_part_that_raises_after_it_has_dropped_a_request_fails_that_one_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_with_drafts()
+    drop = engine.proposer.finish
+
+    def drop_and_fail(request: Request) -> None:
+        drop(request)
+        if request.request_id == "bad":
+            fail()
+
+    monkeypatch.setattr(engine.proposer, "finish", drop_and_fail)
+    for name in ("bad", "good"):
+        engine.add_request(generation(name))
+    check_bad_failed_alone(engine, finish(engine), caplog)
+
+
+def test_a_part_that_keeps_state_of_an_ended_request_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_with_drafts()
+    monkeypatch.setattr(engine.proposer, "finish", fail_for_bad(engine.proposer.finish))
+    engine.add_request(generation("bad"))
+    with pytest.raises(AssertionError):
+        finish(engine)
+
+
+def test_a_fault_while_a_request_is_aborted_or_has_expired_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    engine = engine_with_drafts(clock=clock)
+    for name in ("bad", "good"):
+        engine.add_request(generation(name, timeout_s=5.0))
+        engine.step()
+    monkeypatch.setattr(engine.outputs, "end", fail)
+    (aborted,) = engine.abort("good")
+    clock.now = 5.0
+    (expired,) = engine.step()
+    for delta in (aborted, expired):
+        assert delta.error is not None and delta.error.type == "internal_error"
+    assert not engine.has_unfinished()
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("part", ["admission.admit", "outputs.start", "proposer.start", "scheduler.add"])
+def test_a_fault_at_admission_refuses_the_request_and_leaves_no_trace(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_with_drafts()
+    engine.add_request(generation("good"))
+    name, _, method = part.partition(".")
+    call, calls = getattr(getattr(engine, name), method), []
+
+    def fail_at_second_choice(*args: Any) -> Any:
+        calls.append(args)
+        return fail() if part == "admission.admit" or len(calls) == 2 else call(*args)
+
+    monkeypatch.setattr(getattr(engine, name), method, fail_at_second_choice)
+    with pytest.raises(RequestFailedError, match="internal error"):
+        engine.add_request(generation("bad", n=3))
+    monkeypatch.setattr(getattr(engine, name), method, call)
+    assert "request bad failed" in caplog.text and "TypeError: a fault" in caplog.text
+    engine.check_integrity()
+    assert engine.abort("bad") == []
+    assert [token for delta in finish(engine)["good"] for token in delta.token_ids] == TEXT
+
+
+def test_a_fault_of_preparing_refuses_the_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_with_drafts()
+    monkeypatch.setattr(engine.admission, "prepare", fail)
+    with pytest.raises(RequestFailedError), caplog.at_level(logging.ERROR):
+        engine.prepare(generation("bad"))
+    assert "TypeError: a fault" in caplog.text
+
+
+@pytest.mark.parametrize("accept_policy", ["normal", "reject_all"])
+def test_a_constraint_whose_masks_raise_fails_its_own_request(
+    accept_policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    speculative = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=3, adaptive=False, accept_policy=accept_policy
+    )
+    engine = Engine.from_config(
+        EngineConfig(model="demo", max_model_len=64, cache=CacheConfig(num_blocks=8), speculative=speculative)
+    )
+
+    def start(name: str) -> None:
+        params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0, logprobs=1, repetition_penalty=1.1)
+        engine.add_request(GenerationRequest(name, [5, 6, 7, 5, 6, 7, 5, 6], params))
+
+    start("alone")
+    alone = [token for delta in finish(engine)["alone"] for token in delta.token_ids]
+    for name in ("bad", "good"):
+        start(name)
+    find(engine, "bad").constraint = constraint = FreeConstraint()
+    fill, steps = constraint.fill_bitmasks, []
+
+    def fail_in_the_fifth_step(draft: Sequence[int], bitmasks: TokenArray) -> list[bool]:
+        steps.append(len(draft))
+        return fail() if len(steps) == 5 else fill(draft, bitmasks)
+
+    monkeypatch.setattr(constraint, "fill_bitmasks", fail_in_the_fifth_step)
+    deltas = finish(engine)
+    texts = {name: [token for delta in of_name for token in delta.token_ids] for name, of_name in deltas.items()}
+    assert texts["good"] == alone
+    assert 4 <= len(texts["bad"]) < 20 and texts["bad"] == alone[: len(texts["bad"])]
+    assert deltas["bad"][-1].error is not None and deltas["bad"][-1].error.type == "internal_error"
+    assert "TypeError: a fault" in caplog.text
+    engine.check_integrity()

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that end in an error emit the same tokens, then the same error, with and without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from tests.exactness.requests import HEADS, run_all, run_alone
+from tests.exactness.test_speculation_is_invisible import Run, Texts, config, configured, proposer_of
+
+FORCED = "return value5 and more"
+# Forms that cannot go on once every token with a 5 or a digit is banned; "stops" ends before it comes to that.
+DEAD_ENDS: dict[str, tuple[dict[str, Any], str]] = {
+    "free": ({"temperature": 0.0}, r"[a-z ]{12}[0-9]"),
+    "sampled": ({"seed": 3, "n": 2, "top_p": 0.9}, r"[a-z ]{4,9}[0-9]"),
+    "forced": ({"seed": 4, "repetition_penalty": 1.2}, FORCED),
+    "logprobs": ({"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}, FORCED),
+    "stops": ({"temperature": 0.0, "stop": ["val"], "logprobs": 0}, FORCED),
+    "repeats": ({"temperature": 0.0}, r"def mean\(data\):\n    total = 0"),
+    "at_once": ({"temperature": 0.0}, r"[0-9]"),
+    "length": ({"temperature": 0.0, "max_tokens": 2}, FORCED),
+}
+METHODS = ("ngram", "suffix", "mtp", "with_suffix", "draft_model", "oracle")
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[GenerationRequest]:
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
+    texts = [tokenizer.decode([token_id]) for token_id in range(tokenizer.vocab_size)]
+    digits = [[token_id] for token_id, text in enumerate(texts) if any(char.isdigit() for char in text)]
+    return [
+        GenerationRequest(
+            name,
+            tokenizer.encode(HEADS[i % 4] if name != "repeats" else HEADS[0] * 2),
+            SamplingParams(
+                **{
+                    "max_tokens": 40,
+                    "bad_words_token_ids": digits,
+                    "guided_decoding": GuidedDecodingParams(regex=regex),
+                    **params,
+                }
+            ),
+        )
+        for i, (name, (params, regex)) in enumerate(DEAD_ENDS.items())
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(requests: list[GenerationRequest]) -> Texts:
+    """Plain decoding, one request at a time."""
+    return run_alone(make_engine(config()), requests)
+
+
+def test_plain_requests_end_in_errors_behind_some_text(plain: Texts) -> None:
+    failed = {name: text for (name, _), text in plain.items() if text.error is not None}
+    assert failed.keys() == DEAD_ENDS.keys() - {"stops", "length"}
+    assert {text.error.type for text in failed.values() if text.error} == {"no_token"}
+    assert [name for name, text in failed.items() if len(text.token_ids) < 2] == ["at_once"]
+    logprobs = plain["logprobs", 0]
+    assert logprobs.logprobs is not None and len(logprobs.logprobs) == len(logprobs.token_ids)
+
+
+def record_partial_results(engine: Engine) -> list[RequestResult]:
+    """Return a list that gets every result with an error behind accepted drafts."""
+    run, found = engine.runner.run, list[RequestResult]()
+
+    def spy(plan: StepPlan) -> Sequence[RequestResult]:
+        results = run(plan)
+        found.extend(result for result in results if result.error and result.token_ids)
+        return results
+
+    engine.runner.run = spy  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("run", [run_all, run_alone])
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_change_nothing_before_an_error(
+    requests: list[GenerationRequest], plain: Texts, method: str, run: Run
+) -> None:
+    engine = make_engine(config(configured(method), 5), proposer=proposer_of(method, plain, 5))
+    partial = record_partial_results(engine)
+    for _ in range(2):  # suffix decoding drafts from the outputs of the first time
+        assert run(engine, requests) == plain
+    assert partial
