@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdeploy.ops import host
-from fastdeploy.ops.host import NgramIndex
+from fastdeploy.ops.host import MAX_MATCH_LEN, NgramIndex
 from fastdeploy.ops.text_batch import TextBatch
 from fastdeploy.version import __version__
 from tests.ops.anchors import LONG_MATCH, AnchorOracle
@@ -20,18 +20,34 @@ CAP = 6
 
 
 def oracle(tokens: list[int], min_n: int, max_n: int, cap: int) -> tuple[list[int], int]:
-    """Return (continuation, match length) by trying every length and every earlier place, latest first.
+    """Return (continuation, match length) by trying every n and every earlier place, the latest first."""
+    _, place = search(tokens, min_n, max_n)
+    return (continuation(tokens, place, cap), match_len_at(tokens, place)) if place else ([], 0)
 
-    The continuation reads on into itself where it passes the end of the text.
-    """
+
+def search(tokens: list[int], min_n: int, max_n: int) -> tuple[int, int]:
+    """Return the length of the longest n-gram that occurred before and the place behind it; (0, 0) if none did."""
     for n in range(min(max_n, len(tokens) - 1), min_n - 1, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
-                text = list(tokens)
-                while len(text) < end + cap:
-                    text.append(text[end + len(text) - len(tokens)])
-                return text[end : end + cap], n
-    return [], 0
+                return n, end
+    return 0, 0
+
+
+def continuation(tokens: list[int], place: int, cap: int) -> list[int]:
+    """Return the tokens from a place on; beyond the end, they repeat."""
+    repeated = list(tokens)
+    while len(repeated) < place + cap:
+        repeated.append(repeated[place + len(repeated) - len(tokens)])
+    return repeated[place : place + cap]
+
+
+def match_len_at(tokens: list[int], place: int) -> int:
+    """Return how many tokens before a place equal the last ones, counted up to MAX_MATCH_LEN."""
+    count = 0
+    while count < min(place, MAX_MATCH_LEN) and tokens[place - 1 - count] == tokens[-1 - count]:
+        count += 1
+    return count
 
 
 class Follower:
@@ -45,20 +61,15 @@ class Follower:
         self.anchor.said += tokens
 
     def expected(self, cap: int) -> tuple[list[int], int]:
-        draft, match_len = oracle(self.text, *self.window, cap)
-        if match_len == 0:
-            return draft, match_len
         text, last = self.text, self.text[-LONG_MATCH:]
-        place = next(e for e in range(len(text) - 1, 0, -1) if text[max(0, e - match_len) : e] == text[-match_len:])
+        n, place = search(text, *self.window)
+        if n == 0:
+            return [], 0
         if self.anchor.is_worn() and len(last) == LONG_MATCH and text[max(0, place - LONG_MATCH) : place] == last:
             self.anchor = AnchorOracle(text, 0, place, LONG_MATCH)
-        evidence, place = self.anchor.find()
-        if evidence < match_len:
-            return draft, match_len
-        read = list(text)
-        while len(read) < place + cap:
-            read.append(read[place + len(read) - len(text)])
-        return read[place : place + cap], evidence
+        evidence, resumed = self.anchor.find()
+        place = place if evidence < n else resumed
+        return continuation(text, place, cap), match_len_at(text, place)
 
 
 def propose(index: NgramIndex, slot: int, cap: int = CAP) -> tuple[list[int], int]:
@@ -114,7 +125,7 @@ def test_behind_an_edit_the_place_near_the_one_that_was_left_comes_before_the_mo
     index = NgramIndex(2, 5)
     source = list(range(100, 130))
     index.start(0, [*source, 126, 127, 50, *source[:20]])  # 126 127 was last followed by 50
-    assert propose(index, 0, 4) == ([120, 121, 122, 123], 5)
+    assert propose(index, 0, 4) == ([120, 121, 122, 123], 16)
     extend_batch(index, [0], [[7, 126, 127]])
     assert propose(index, 0, 4) == ([128, 129, 126, 127], 2)
 
