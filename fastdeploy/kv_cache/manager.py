@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks a request holds: reserve before a step, commit after it, free at the end.
+"""Manages the blocks of each request: reserve before a step, commit after it, free at the end.
 
 tokens   |<------------ num_tokens ------------>|<- draft ->|
 cache    |<---- num_computed ---->|
@@ -22,37 +22,42 @@ HASH_BYTES = 16
 
 
 class KVCacheManager:
-    """Gives requests their blocks and finds the blocks of prefixes computed before."""
+    """Allocates blocks for requests and finds the cached blocks of their prefixes."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, numerics: str = "") -> None:
-        """Make an empty cache.
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool, fingerprint: str = "") -> None:
+        """Start with an empty cache.
 
         Args:
-            num_blocks, block_size: size of the cache, and tokens per block.
-            numerics: everything besides the tokens that changes cached values; part of every hash.
+            num_blocks: number of blocks of the cache.
+            block_size: tokens per block.
+            enable_prefix_caching: whether blocks are published and prefixes looked up.
+            fingerprint: everything except the tokens that changes cached values; part of every hash.
         """
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._numerics = numerics.encode()
+        self._fingerprint = fingerprint.encode()
         self.num_lookup_tokens = 0
         self.num_hit_tokens = 0
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return the number of blocks that `num_tokens` tokens occupy."""
         return -(-num_tokens // self.block_size)
 
     def match_prefix(self, request: Request) -> int:
-        """Hold the published blocks of the request's longest known prefix and return how many tokens they hold.
+        """Add the published blocks of the request's longest cached prefix to its block table.
 
-        At least one token is left to compute, for its logits. A request that wants log-probabilities of its prompt
-        needs every row and finds nothing.
+        At least one token is left to compute, for its logits. A request for log-probabilities of its prompt has no
+        prefix hits, because it needs the logits of every row.
+
+        Returns:
+            The number of tokens in these blocks.
         """
         if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
             return 0
-        most = (request.num_tokens - 1) // self.block_size
-        self._extend_hashes(request, most)
-        for content_hash in request.block_hashes[:most]:
+        max_blocks = (request.num_tokens - 1) // self.block_size
+        self._extend_hashes(request, max_blocks)
+        for content_hash in request.block_hashes[:max_blocks]:
             block_id = self.pool.find(content_hash)
             if block_id is None:
                 break
@@ -64,18 +69,18 @@ class KVCacheManager:
         return num_hit
 
     def count_lookup(self, request: Request) -> None:
-        """Enter an admitted request's prefix match into the counters."""
+        """Count the prefix hits of a request that was admitted."""
         self.num_lookup_tokens += request.num_tokens
         self.num_hit_tokens += request.num_computed
         if request.metrics.num_preemptions == 0:
             request.metrics.num_cached_tokens = request.num_computed
 
     def can_hold(self, request: Request) -> bool:
-        """True if all the request's known tokens fit beside what others hold."""
+        """Return whether the free blocks suffice for all tokens of the request."""
         return self.num_blocks_for(request.num_tokens) - len(request.block_ids) <= self.pool.num_free
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Let the request hold blocks for its first `num_tokens` tokens; False if they are not free."""
+        """Allocate blocks for the first `num_tokens` tokens of the request; return False if too few are free."""
         missing = self.num_blocks_for(num_tokens) - len(request.block_ids)
         if missing <= 0:
             return True
@@ -86,7 +91,7 @@ class KVCacheManager:
         return True
 
     def commit(self, request: Request) -> None:
-        """Publish the blocks that the request's computed tokens have filled."""
+        """Publish the blocks that the request's computed tokens fill."""
         if not self.enable_prefix_caching:
             return
         num_full = request.num_computed // self.block_size
@@ -98,19 +103,19 @@ class KVCacheManager:
         request.num_published_blocks = num_full
 
     def free(self, request: Request) -> None:
-        """Take back all blocks of a request; published ones stay findable until they are reused."""
+        """Release all blocks of a request; published ones can be found until they are allocated again."""
         self.pool.release(request.block_ids)
         request.reset_computed()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless the blocks held are exactly those of `requests`."""
+        """Raise AssertionError unless the held blocks are exactly those of `requests`."""
         self.pool.check_integrity(Counter(block_id for request in requests for block_id in request.block_ids))
 
     def _extend_hashes(self, request: Request, count: int) -> None:
-        """Chain hashes of the request's full blocks up to `count`: each covers all tokens up to its block's end."""
+        """Compute the hashes of the first `count` full blocks; a hash covers all tokens up to the end of its block."""
         hashes = request.block_hashes
         tokens = request.token_ids
-        previous = hashes[-1] if hashes else self._numerics + b"\0" + request.cache_salt.encode()
+        previous = hashes[-1] if hashes else self._fingerprint + b"\0" + request.cache_salt.encode()
         for i in range(len(hashes), count):
             block = np.ascontiguousarray(tokens[i * self.block_size : (i + 1) * self.block_size])
             previous = blake2b(previous + block.tobytes(), digest_size=HASH_BYTES).digest()

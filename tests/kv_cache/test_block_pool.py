@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks are handed out once, come back, and stay findable until they are reused."""
+"""Allocation, release, reference counts and publication of blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from fastdeploy.kv_cache.block_pool import BlockPool
 
 
-def test_allocation_takes_nothing_when_too_few_are_free() -> None:
+def test_allocation_of_too_many_blocks_changes_nothing() -> None:
     pool = BlockPool(3)
     assert pool.allocate(4) is None
     assert pool.num_free == 3
@@ -16,7 +16,7 @@ def test_allocation_takes_nothing_when_too_few_are_free() -> None:
     assert pool.allocate(1) is None
 
 
-def test_released_published_block_is_found_until_it_is_reused() -> None:
+def test_released_block_stays_published_until_it_is_allocated_again() -> None:
     pool = BlockPool(2)
     first = pool.allocate(1)
     assert first is not None
@@ -27,7 +27,7 @@ def test_released_published_block_is_found_until_it_is_reused() -> None:
     assert pool.find(b"x") is None
 
 
-def test_tail_of_a_sequence_is_reused_before_its_head() -> None:
+def test_last_block_of_a_sequence_is_allocated_again_first() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     assert blocks is not None
@@ -35,7 +35,7 @@ def test_tail_of_a_sequence_is_reused_before_its_head() -> None:
     assert pool.allocate(1) == [blocks[-1]]
 
 
-def test_retained_block_is_free_only_after_both_holders_let_go() -> None:
+def test_block_is_free_when_its_last_reference_is_released() -> None:
     pool = BlockPool(1)
     (block,) = pool.allocate(1) or []
     pool.retain(block)
@@ -45,9 +45,9 @@ def test_retained_block_is_free_only_after_both_holders_let_go() -> None:
     assert pool.num_free == 1
 
 
-def test_integrity_check_notices_a_leak() -> None:
+def test_integrity_check_detects_a_leaked_block() -> None:
     pool = BlockPool(2)
     (block,) = pool.allocate(1) or []
     pool.check_integrity({block: 1})
-    with pytest.raises(AssertionError, match="counted 1, held 0"):
+    with pytest.raises(AssertionError, match="reference count 1, expected 0"):
         pool.check_integrity({})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefixes are shared only when every token, the salt and the numerics agree."""
+"""Prefixes are shared only between requests of equal tokens, salt and fingerprint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compute(kv: KVCacheManager, r: Request, num_tokens: int) -> None:
     kv.commit(r)
 
 
-def test_second_request_finds_full_blocks_but_always_computes_one_token() -> None:
+def test_prefix_hit_consists_of_full_blocks_and_leaves_one_token_to_compute() -> None:
     kv = KVCacheManager(8, 4, True)
     first = request([1, 2, 3, 4, 5, 6, 7, 8])
     compute(kv, first, 8)
@@ -30,27 +30,27 @@ def test_second_request_finds_full_blocks_but_always_computes_one_token() -> Non
     assert kv.match_prefix(longer) == 8
 
 
-def test_rejected_draft_never_reaches_the_index() -> None:
+def test_slots_of_drafts_are_not_published() -> None:
     kv = KVCacheManager(8, 4, True)
     r = request([1, 2, 3])
     compute(kv, r, 3)
-    kv.reserve(r, 5)  # a draft's slots
+    kv.reserve(r, 5)  # two slots of drafts
     kv.commit(r)
     assert kv.match_prefix(request([1, 2, 3, 9, 9])) == 0
 
 
-def test_other_salt_other_numerics_and_prompt_logprobs_find_nothing() -> None:
-    kv = KVCacheManager(8, 4, True, numerics="a")
+def test_another_salt_another_fingerprint_and_prompt_logprobs_have_no_prefix_hits() -> None:
+    kv = KVCacheManager(8, 4, True, fingerprint="a")
     compute(kv, request([1, 2, 3, 4, 5], salt="x"), 5)
     assert kv.match_prefix(request([1, 2, 3, 4, 5], salt="y")) == 0
     assert kv.match_prefix(request([1, 2, 3, 4, 5], salt="x", prompt_logprobs=1)) == 0
     assert kv.match_prefix(request([1, 2, 3, 4, 5], salt="x")) == 4
-    other = KVCacheManager(8, 4, True, numerics="b")
+    other = KVCacheManager(8, 4, True, fingerprint="b")
     other.pool = kv.pool
     assert other.match_prefix(request([1, 2, 3, 4, 5], salt="x")) == 0
 
 
-def test_block_in_the_middle_needs_the_same_beginning() -> None:
+def test_equal_blocks_after_different_tokens_are_not_shared() -> None:
     kv = KVCacheManager(8, 4, True)
     compute(kv, request([1, 2, 3, 4, 5, 6, 7, 8, 9]), 9)
     assert kv.match_prefix(request([0, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
