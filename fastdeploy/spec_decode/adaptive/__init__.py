@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive length: how many draft tokens each request gets in a step, and when drafting is paused."""
+"""Adaptive length: how many drafts a step verifies, and when drafting is paused (docs/design/adaptive-length.md)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How likely draft tokens are to be accepted, estimated from the outcome of earlier drafts."""
+"""Estimates how likely draft tokens are to be accepted from the outcomes of earlier drafts."""
 
 from __future__ import annotations
 
@@ -10,89 +10,89 @@ from operator import mul
 
 from fastdeploy.core.request import Draft, Request, RequestStatus
 
-FIRST_GUESS = 0.7  # acceptance rate of a source that nothing is known about: high enough that it is tried
-PRIOR_WEIGHT = 4.0  # tokens that a prior counts for
-MAX_DEPTH = 16  # tokens; deeper positions, and matches longer than this, share one estimate
-FADE = 0.97  # weight that old outcomes keep with every new draft: a memory of about 30 drafts
+INITIAL_RATE = 0.7  # acceptance rate of a source without outcomes: high enough for its drafts to be verified
+PRIOR_WEIGHT = 4.0  # tokens: weight of a prior, so that the outcomes of a few drafts outweigh it
+MAX_DEPTH = 16  # tokens: larger depths share one estimate, as there are few outcomes for each of them
+DECAY = 0.97  # factor of all outcomes per update: estimates follow the last 30 updates, since texts change
 
 
 class AcceptanceModel:
-    """The probability that a draft token is accepted, given that those before it are.
+    """The probability that a draft token is accepted, given that the tokens before it are.
 
     It is the share of accepted tokens of the same source and depth. The depth of a token is its position in the draft
-    plus the length of the match before it, because a longer match predicts better; the rate at the depth before serves
-    as the prior. A request's rejection rates are scaled by the rejections that it had over those expected of it.
+    plus the match length, because longer matches are followed by better drafts. The rate at the previous depth is the
+    prior. The rejection rates of a request are scaled by its number of rejections over their expected number.
     """
 
     def __init__(self) -> None:
-        self._sources: defaultdict[str, _Source] = defaultdict(_Source)
-        self.requests: dict[tuple[str, int], tuple[float, float]] = {}  # rejections: seen, expected
+        self._outcomes: defaultdict[str, _Outcomes] = defaultdict(_Outcomes)  # by source
+        self.rejections: dict[tuple[str, int], tuple[float, float]] = {}  # by request: actual and expected number
 
     def acceptance(self, request: Request, draft: Draft) -> list[float]:
         """Return, for each token of the draft, the probability that it and all tokens before it are accepted."""
-        seen, expected = self.requests.get(request.key, (0.0, 0.0))
-        factor, product = (seen + PRIOR_WEIGHT) / (expected + PRIOR_WEIGHT), 1.0
+        actual, expected = self.rejections.get(request.key, (0.0, 0.0))
+        factor, product = (actual + PRIOR_WEIGHT) / (expected + PRIOR_WEIGHT), 1.0
         return [product := product * max(0.0, 1.0 - factor * rate) for rate in self._rejection_rates(draft)]
 
     def expected_accepted(self, source: str, num_drafts: int) -> list[float]:
         """Return the expected number of accepted tokens of drafts of 1, 2, ... `num_drafts` tokens of any request."""
-        rates = self._sources[source].rejection_rates
-        kept = (1.0 - rates[min(depth, MAX_DEPTH)] for depth in range(num_drafts))
-        return list(accumulate(accumulate(kept, mul)))
+        rates = self._outcomes[source].rejection_rates
+        probabilities = accumulate((1.0 - rates[min(depth, MAX_DEPTH)] for depth in range(num_drafts)), mul)
+        return list(accumulate(probabilities))
 
     def update(self, proposed: Sequence[tuple[Request, Draft, int]]) -> int:
         """Compare drafts, verified or not, with the tokens that were emitted since; return how many were accepted.
 
         Each entry is a request, its draft, and its number of tokens when that was proposed.
         """
-        num_accepted, touched = 0, set[_Source]()
+        num_accepted, updated = 0, set[_Outcomes]()
         for request, draft, num_tokens in proposed:
             emitted = request.tokens_since(num_tokens)
             num_accepted += max(0, len(emitted) - 1)
-            seen, expected = (FADE * count for count in self.requests.get(request.key, (0.0, 0.0)))
-            for i, (token, actual, rate) in enumerate(zip(draft.token_ids, emitted, self._rejection_rates(draft))):
-                source = self._sources[draft.sources[i] if draft.sources else draft.source]
-                source.count(min(draft.match_len + i, MAX_DEPTH), token == actual)
-                touched.add(source)
+            actual, expected = (DECAY * count for count in self.rejections.get(request.key, (0.0, 0.0)))
+            for i, (token, sampled, rate) in enumerate(zip(draft.token_ids, emitted, self._rejection_rates(draft))):
+                outcomes = self._outcomes[draft.sources[i] if draft.sources else draft.source]
+                outcomes.record(min(draft.match_len + i, MAX_DEPTH), token == sampled)
+                updated.add(outcomes)
                 expected += rate
-                if token != actual:
-                    seen += 1.0
+                if token != sampled:
+                    actual += 1.0
                     break
             if request.status is not RequestStatus.FINISHED:
-                self.requests[request.key] = seen, expected
-        for source in touched:
-            source.scale(FADE)
+                self.rejections[request.key] = actual, expected
+        for outcomes in updated:
+            outcomes.decay(DECAY)
         return num_accepted
 
     def limit_evidence(self) -> None:
-        """Let what was seen weigh no more than a prior, so that drafts that have become better are soon recognized."""
-        for source in self._sources.values():
-            source.scale(PRIOR_WEIGHT / max(PRIOR_WEIGHT, *source.seen))
-        self.requests.clear()
+        """Reduce the weight of all outcomes to that of a prior, so that a change of the acceptance is soon noticed."""
+        for outcomes in self._outcomes.values():
+            outcomes.decay(PRIOR_WEIGHT / max(PRIOR_WEIGHT, *outcomes.num_compared))
+        self.rejections.clear()
 
     def _rejection_rates(self, draft: Draft) -> list[float]:
         depths = [min(depth, MAX_DEPTH) for depth in range(draft.match_len, draft.match_len + len(draft))]
         if draft.sources:
-            return [self._sources[name].rejection_rates[depth] for name, depth in zip(draft.sources, depths)]
-        rates = self._sources[draft.source].rejection_rates
+            return [self._outcomes[name].rejection_rates[depth] for name, depth in zip(draft.sources, depths)]
+        rates = self._outcomes[draft.source].rejection_rates
         return [rates[depth] for depth in depths]
 
 
-class _Source:
-    """Tokens of one source by depth: how many were compared and how many accepted. Old outcomes fade."""
+class _Outcomes:
+    """How many tokens of a source were compared with the emitted ones and how many were accepted, by depth."""
 
     def __init__(self) -> None:
-        self.rejection_rates = [1.0 - FIRST_GUESS] * (MAX_DEPTH + 1)
-        self._accepted, self.seen = [0.0] * (MAX_DEPTH + 1), [0.0] * (MAX_DEPTH + 1)
+        self.rejection_rates = [1.0 - INITIAL_RATE] * (MAX_DEPTH + 1)
+        self._num_accepted, self.num_compared = [0.0] * (MAX_DEPTH + 1), [0.0] * (MAX_DEPTH + 1)
 
-    def count(self, depth: int, is_accepted: bool) -> None:
-        self._accepted[depth] += is_accepted
-        self.seen[depth] += 1.0
+    def record(self, depth: int, is_accepted: bool) -> None:
+        self._num_accepted[depth] += is_accepted
+        self.num_compared[depth] += 1.0
 
-    def scale(self, weight: float) -> None:
-        """Compute the rates, then let the counts fade."""
-        rate = FIRST_GUESS
-        for depth, (accepted, seen) in enumerate(zip(self._accepted, self.seen)):
-            rate = (accepted + PRIOR_WEIGHT * rate) / (seen + PRIOR_WEIGHT)
+    def decay(self, factor: float) -> None:
+        """Compute the rates, then multiply the counts by `factor`."""
+        rate = INITIAL_RATE
+        for depth, (accepted, compared) in enumerate(zip(self._num_accepted, self.num_compared)):
+            rate = (accepted + PRIOR_WEIGHT * rate) / (compared + PRIOR_WEIGHT)
             self.rejection_rates[depth] = 1.0 - rate
-            self._accepted[depth], self.seen[depth] = weight * accepted, weight * seen
+            self._num_accepted[depth], self.num_compared[depth] = factor * accepted, factor * compared

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive length: how many drafts are verified, and when drafting is paused. See docs/design/adaptive-length.md."""
+"""The policy of adaptive length; docs/design/adaptive-length.md describes the method and the sequence of calls."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from fastdeploy.core.step import StepPlan
 from fastdeploy.spec_decode.adaptive.acceptance import MAX_DEPTH, AcceptanceModel
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes, most_profitable
 
-TRIAL_BUDGET = 2.0  # plain steps that drafts may lose in a trial before drafting is paused
-MAX_BUDGET = 8.0  # plain steps: most that is kept of what drafts have gained, as a reserve against losses
-LOSS_SHARE = 0.01  # of the time: most that trials may cost in the long run
-PLAIN_STEPS = 6  # steps without drafts in a row that time plain steps while drafts are verified
-FIRST_PLAIN = 32  # drafted steps before plain steps are timed for the first time; the distance then doubles
-MEAN_RATE = 0.1  # weight of a step in running means
-OUTLIER = 2.0  # times the expected seconds that a step counts for at most, such as one that was interrupted
-CATCH_UP_STEPS = 32  # over which the time is spread that a drafting model takes for tokens it has missed
+TRIAL_BUDGET = 2.0  # plain steps (the time of a step without drafts): budget of a trial, enough for several drafts
+MAX_BUDGET = 8.0  # plain steps: maximum of the budget, so that drafts that have become bad are paused soon
+LOSS_SHARE = 0.01  # share of the time that trials may lose in the long run; smaller than differences between runs
+NUM_TIMING_STEPS = 6  # plain steps in a row that measure their time; the caches are cold in the first one
+TIMING_INTERVAL = 32  # steps with drafts before the first measurement, so that short outputs have none; then doubles
+MEAN_WEIGHT = 0.1  # weight of a step in running means, which cover about ten steps: noise cancels, changes show
+MAX_TIME_RATIO = 2.0  # measured / expected time: maximum that is believed, as steps are interrupted now and then
+CATCH_UP_STEPS = 32  # steps that share the time of computing tokens that a drafting model had missed; all gain from it
 
 
 class LossBudget:
-    """Loss budget and plain step time of batches of similar size. Gains and losses are counted in plain steps."""
+    """The loss budget of batches of similar size, in plain steps, and the time of their plain steps."""
 
     def __init__(self, nearest: LossBudget | None = None) -> None:
-        self.slowdown: float = nearest.slowdown if nearest else 1.0  # of plain steps: measured / predicted time
-        self.pause_left: int = min(nearest.pause_left, FIRST_PLAIN) if nearest else 0  # steps
-        self.is_timing = False  # the pause is one of PLAIN_STEPS that time plain steps
-        self._budget, self._mean_gain, self._has_gained = TRIAL_BUDGET, 0.0, False
-        self._num_plain, self._steps_to_timing, self._distance = 0, FIRST_PLAIN, FIRST_PLAIN
+        self.slowdown: float = nearest.slowdown if nearest else 1.0  # measured / predicted time of plain steps
+        self.pause_left: int = min(nearest.pause_left, TIMING_INTERVAL) if nearest else 0  # steps
+        self.is_timing = False  # whether the pause only measures the time of plain steps
+        self._budget, self._mean_gain, self._was_full = TRIAL_BUDGET, 0.0, False
+        self._num_timed, self._steps_to_timing, self._interval = 0, TIMING_INTERVAL, TIMING_INTERVAL
 
-    def time_plain_step(self, seconds: float, predicted_s: float) -> None:
-        """Take in a step without drafts."""
-        self._num_plain += 1
-        ratio = min(seconds / predicted_s, OUTLIER * self.slowdown)
-        self.slowdown += max(MEAN_RATE, 1 / (1 + self._num_plain)) * (ratio - self.slowdown)
-        self._steps_to_timing = self._distance
+    def record_plain_step(self, seconds: float, predicted_s: float) -> None:
+        """Update the slowdown by the time of a plain step."""
+        self._num_timed += 1
+        ratio = min(seconds / predicted_s, MAX_TIME_RATIO * self.slowdown)
+        self.slowdown += max(MEAN_WEIGHT, 1 / (1 + self._num_timed)) * (ratio - self.slowdown)
+        self._steps_to_timing = self._interval
 
     def record_gain(self, gain: float, deferred: float) -> None:
-        """Take in what the drafts of a step gained, or lost (negative), and costs that are deferred to later steps."""
-        self._mean_gain += MEAN_RATE * (gain - self._mean_gain)
+        """Add what the drafts of a step gained (negative: lost); begin or end a pause. `deferred` costs are to come."""
+        self._mean_gain += MEAN_WEIGHT * (gain - self._mean_gain)
         self._budget = min(self._budget + gain, MAX_BUDGET)
-        self._has_gained |= self._budget == MAX_BUDGET
+        self._was_full |= self._budget == MAX_BUDGET
         self._steps_to_timing -= 1
         if self.pause_left:
             if self._budget >= TRIAL_BUDGET and not self.is_timing:
-                self.pause_left = 0  # long matches have gained what a trial may lose
-        elif self._budget < 0.0 and not self._has_gained:
+                self.pause_left = 0  # drafts of long matches have gained enough for a trial
+        elif self._budget < 0.0 and not self._was_full:
             self.pause_left = int((TRIAL_BUDGET + deferred - self._budget) / LOSS_SHARE)
-        elif self._budget < 0.0 or self._steps_to_timing <= 0:  # before drafts that had gained are paused, look again
-            self.pause_left, self.is_timing = PLAIN_STEPS, True
-            self._num_plain, self._has_gained = 0, False
-            cost = TRIAL_BUDGET + PLAIN_STEPS * max(0.0, self._mean_gain)
-            self._distance = min(2 * self._distance, int(cost / LOSS_SHARE))
+        elif self._budget < 0.0 or self._steps_to_timing <= 0:  # drafts that gained are not paused by an old time
+            self.pause_left, self.is_timing = NUM_TIMING_STEPS, True
+            self._num_timed, self._was_full = 0, False
+            cost = TRIAL_BUDGET + NUM_TIMING_STEPS * max(0.0, self._mean_gain)
+            self._interval = min(2 * self._interval, int(cost / LOSS_SHARE))
 
     def advance_pause(self) -> bool:
-        """Take in a step of a pause; return True if a trial of drafts begins."""
+        """Count a step of the pause; return whether a trial begins after it."""
         self.pause_left -= 1
         if self.pause_left:
             return False
@@ -68,30 +68,30 @@ class LossBudget:
 
 
 class AdaptiveLength(LengthPolicy):
-    """Verifies the drafts that raise the tokens per second of the batch; pauses drafting that loses time.
+    """Verifies as many drafts as raise the tokens per second of the batch, and pauses drafting while it loses time.
 
-    Lengths follow from acceptance and predicted step times; whether to draft at all, from measured time. A step with
-    drafts, proposing included, is compared with plain steps for as many tokens. Losses use up a loss budget that gains
-    refill; then drafting is paused until the loss is LOSS_SHARE of the time, except for matches of MAX_DEPTH tokens.
+    Lengths follow from acceptance and predicted step times; whether to draft at all follows from measured time. A step
+    with drafts, proposing included, is compared with plain steps for as many tokens. Losses use up a loss budget, which
+    gains refill. Drafting is then paused until the loss is LOSS_SHARE of the time, except for matches of MAX_DEPTH.
     """
 
     def __init__(self, times: StepTimes, passes: DraftPasses | None, matches_text: bool, clock: Clock) -> None:
-        """Start with `passes` if a model drafts, `matches_text` if drafts (also) come from matches."""
+        """Start with `passes` if there is a drafting model, `matches_text` if the proposer drafts from matches."""
         self._times, self._passes, self._matches_text, self._clock = times, passes, matches_text, clock
         self._acceptance = AcceptanceModel()
         self._budgets: dict[int, LossBudget] = {}  # by the bit length of the batch size
         self._proposed: list[tuple[Request, Draft, int]] = []  # with the request's number of tokens at that time
-        self._is_drafting = False  # the proposer was not restricted before the current step
-        self._was_plain = False  # the step before had no drafts
+        self._is_drafting = False  # whether the drafts of the current step were proposed outside of a pause
+        self._was_plain = False  # whether the previous step had no drafts
         self._num_decoding = self._num_drafts = self._num_passes = 0
-        self._began_s = self._asked_s = self._contexts_s = self._propose_s = self._deferred_s = 0.0
+        self._step_start_s = self._propose_start_s = self._contexts_s = self._propose_s = self._deferred_s = 0.0
         self._paused_since: float | None = None
         self._stats = DraftLengthStats()
 
     def trim_drafts(self, decoding: Sequence[Request], num_prefill_rows: int) -> None:
-        """Cut the drafts to what gives the most tokens per second; none may be left."""
+        """Cut the drafts to the lengths that give the most tokens per second, possibly 0."""
         count, self._num_drafts = len(decoding), 0
-        self._num_decoding, self._began_s = count, self._clock()
+        self._num_decoding, self._step_start_s = count, self._clock()
         self._contexts_s = self._times.contexts_s(count, sum([request.num_tokens for request in decoding]))
         if drafted := [request for request in decoding if request.draft is not NO_DRAFT]:
             acceptance = [self._acceptance.acceptance(request, request.draft) for request in drafted]
@@ -104,53 +104,52 @@ class AdaptiveLength(LengthPolicy):
             self._stats.num_zero_choices += not self._num_drafts
             self._stats.num_withheld_tokens += num_offered - self._num_drafts
         self._stats.num_rows = self._num_drafts
-        self._stats.mean_length += MEAN_RATE * (self._num_drafts / max(1, count) - self._stats.mean_length)
+        self._stats.mean_length += MEAN_WEIGHT * (self._num_drafts / max(1, count) - self._stats.mean_length)
 
     def draft_quotas(self, plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
-        """Account for the step; unless drafting is paused, let the `ready` requests have as many drafts as fit."""
-        self._asked_s = self._clock()
+        """Record the step; unless drafting is paused, allow the `ready` requests as many drafts as fit."""
+        self._propose_start_s = self._clock()
         if self._num_decoding:
-            self._account(len(plan.requests) > self._num_decoding, self._asked_s - self._began_s)
+            self._record_step(len(plan.requests) > self._num_decoding, self._propose_start_s - self._step_start_s)
         self._propose_s, self._num_passes = 0.0, 0
         if not ready:
             return []
         budget = self._budget(len(ready))
         self._is_drafting = not budget.pause_left
-        if self._is_drafting or budget.is_timing:
-            self._paused_since = None
-        elif self._paused_since is None:
-            self._paused_since = time.monotonic()
+        is_paused = not self._is_drafting and not budget.is_timing
+        self._paused_since = (self._paused_since or time.monotonic()) if is_paused else None
         if self._is_drafting:
             self._num_passes = self._best_num_passes(len(ready))
             return [DraftQuota(request.draft_room, self._num_passes) for request in ready]
-        if budget.is_timing or not self._matches_text:
-            return []
-        return [DraftQuota(request.draft_room, 0, MAX_DEPTH) for request in ready]
+        if is_paused and self._matches_text:
+            return [DraftQuota(request.draft_room, 0, MAX_DEPTH) for request in ready]
+        return []
 
     def on_drafts_proposed(self, requests: Sequence[Request]) -> None:
-        """Take the time of proposing, and remember the drafts before they are trimmed."""
+        """Store the drafts as they were proposed, and the time that proposing took."""
         self._proposed += [(r, r.draft, r.num_tokens) for r in requests if r.draft is not NO_DRAFT]
-        self._propose_s = self._clock() - self._asked_s
+        self._propose_s = self._clock() - self._propose_start_s
         if self._passes and self._num_passes:
-            catch_up_s = max(0.0, self._propose_s - OUTLIER * self._passes.seconds(len(requests), self._num_passes))
+            max_s = MAX_TIME_RATIO * self._passes.seconds(len(requests), self._num_passes)
+            catch_up_s = max(0.0, self._propose_s - max_s)
             self._propose_s -= catch_up_s
             self._deferred_s += catch_up_s
 
     def finish_request(self, request: Request) -> None:
-        """Drop a request; what its drafts have taught about their source stays."""
-        self._acceptance.requests.pop(request.key, None)
+        """Drop the state of a request; the outcomes of its drafts still count for their sources."""
+        self._acceptance.rejections.pop(request.key, None)
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Check that nothing is kept of other requests."""
-        assert self._acceptance.requests.keys() <= {request.key for request in requests}
+        """Check that there is no state of other requests."""
+        assert self._acceptance.rejections.keys() <= {request.key for request in requests}
 
     def stats(self) -> DraftLengthStats:
         """Return counters and the current state."""
         paused_s = 0.0 if self._paused_since is None else time.monotonic() - self._paused_since
         return replace(self._stats, is_paused=self._paused_since is not None, paused_s=paused_s)
 
-    def _account(self, is_mixed: bool, step_s: float) -> None:
-        """Compare a step with one without drafts; `is_mixed` says that it computed prefill rows, too."""
+    def _record_step(self, has_prefill: bool, step_s: float) -> None:
+        """Compare a step with a plain step; the time of one with prefill rows is predicted instead of measured."""
         count, num_drafts = self._num_decoding, self._num_drafts
         budget, num_accepted = self._budget(count), self._acceptance.update(self._proposed)
         self._proposed.clear()
@@ -159,14 +158,14 @@ class AdaptiveLength(LengthPolicy):
             plain_s, extra_s = budget.slowdown * predicted_s, 0.0
             if num_drafts:
                 extra_s = budget.slowdown * (self._times.rows_s(count + num_drafts) - self._times.rows_s(count))
-                if not is_mixed:
-                    extra_s = min(step_s, OUTLIER * (plain_s + extra_s)) - plain_s
+                if not has_prefill:
+                    extra_s = min(step_s, MAX_TIME_RATIO * (plain_s + extra_s)) - plain_s
             spread_s = self._deferred_s / CATCH_UP_STEPS
             self._deferred_s -= spread_s
             gain = num_accepted / count - (extra_s + self._propose_s + spread_s) / plain_s
             budget.record_gain(gain, self._deferred_s / plain_s)
-        if not num_drafts and not is_mixed and self._was_plain:  # the first one after drafts finds other cache contents
-            budget.time_plain_step(step_s, predicted_s)
+        if not num_drafts and not has_prefill and self._was_plain:  # caches are cold in the first one after drafts
+            budget.record_plain_step(step_s, predicted_s)
         self._was_plain = not num_drafts
         if budget.pause_left and not self._is_drafting and budget.advance_pause():
             self._acceptance.limit_evidence()
@@ -182,7 +181,7 @@ class AdaptiveLength(LengthPolicy):
         return 1 + rates.index(max(rates))
 
     def _budget(self, count: int) -> LossBudget:
-        """Return the budget of a batch size; a new one starts with what is known of the nearest size."""
+        """Return the budget of a batch size; a new one starts with the state of the nearest."""
         size = count.bit_length()
         if size not in self._budgets:
             nearest = min(self._budgets, key=lambda other: abs(other - size), default=size)

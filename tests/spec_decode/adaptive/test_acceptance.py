@@ -7,7 +7,7 @@ import pytest
 
 from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.spec_decode.adaptive.acceptance import FIRST_GUESS, MAX_DEPTH, AcceptanceModel
+from fastdeploy.spec_decode.adaptive.acceptance import INITIAL_RATE, MAX_DEPTH, AcceptanceModel
 
 TEXT, WRONG = [1, 2, 3, 4, 5], [9, 9, 9, 9, 9]
 
@@ -34,8 +34,10 @@ def compare(model: AcceptanceModel, *outcomes: tuple[Request, Draft, list[int]])
 
 
 def test_an_unknown_source_gets_the_first_guess_at_every_depth() -> None:
-    assert AcceptanceModel().acceptance(A, draft([1, 2])) == pytest.approx([FIRST_GUESS, FIRST_GUESS**2])
-    assert AcceptanceModel().expected_accepted("mtp", 2) == pytest.approx([FIRST_GUESS, FIRST_GUESS + FIRST_GUESS**2])
+    assert AcceptanceModel().acceptance(A, draft([1, 2])) == pytest.approx([INITIAL_RATE, INITIAL_RATE**2])
+    assert AcceptanceModel().expected_accepted("mtp", 2) == pytest.approx(
+        [INITIAL_RATE, INITIAL_RATE + INITIAL_RATE**2]
+    )
 
 
 def test_accepted_and_rejected_drafts_move_the_estimate_of_their_source_only() -> None:
@@ -44,7 +46,7 @@ def test_accepted_and_rejected_drafts_move_the_estimate_of_their_source_only() -
         compare(model, (A, draft(TEXT), TEXT), (B, draft(WRONG, source="mtp"), TEXT))
     assert model.expected_accepted("ngram", 1)[0] > 0.9
     assert model.expected_accepted("mtp", 1)[0] < 0.1
-    assert model.expected_accepted("suffix", 1) == pytest.approx([FIRST_GUESS])
+    assert model.expected_accepted("suffix", 1) == pytest.approx([INITIAL_RATE])
 
 
 def test_long_matches_are_distinguished_from_short_ones() -> None:
@@ -67,7 +69,7 @@ def test_a_draft_is_compared_only_as_far_as_tokens_were_emitted() -> None:
     model = AcceptanceModel()
     compare(model, (A, draft([1, 9, 9]), [1]), (A, draft([1, 2]), []))
     first, second = model.acceptance(B, draft([1, 2]))
-    assert second / first == pytest.approx(first) and first > FIRST_GUESS  # the prior of the next depth
+    assert second / first == pytest.approx(first) and first > INITIAL_RATE  # the prior of the next depth
 
 
 def test_the_drafts_of_a_worse_request_count_for_less() -> None:
@@ -97,5 +99,5 @@ def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
     request.append([1])
     request.status = RequestStatus.FINISHED
     model.update(proposed)
-    assert not model.requests
-    assert model.expected_accepted("ngram", 1)[0] > FIRST_GUESS
+    assert not model.rejections
+    assert model.expected_accepted("ngram", 1)[0] > INITIAL_RATE
