@@ -170,7 +170,7 @@ def _make_length_policy(
     num_drafts, num_tokens = speculative.num_speculative_tokens, min(plan.num_tokens, max_model_len)
     max_rows = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * (1 + num_drafts))
     times = time_steps(runner, max_rows, num_drafts, num_tokens, clock)
-    if drafter is None or not proposer.is_model:
+    if drafter is None:
         return AdaptiveLength(times, None, True, clock)
     max_passes = num_drafts if proposer.name == "draft_model" else speculative.num_model_steps
     pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)

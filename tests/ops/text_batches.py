@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy.ops.text_batch import IntArray, TextBatch
-from fastdeploy.spec_decode.proposers.text_proposer import TextStore
+from fastdeploy.spec_decode.proposers.match_proposer import MatchIndex
 
 Tokens = Sequence[int] | IntArray
 
 
-def extend_batch(store: TextStore, slots: Sequence[int], added: Sequence[Tokens]) -> None:
+def extend_batch(store: MatchIndex, slots: Sequence[int], added: Sequence[Tokens]) -> None:
     """Let texts grow."""
     batch = TextBatch()
     batch.fill(slots, [0] * len(slots), [np.asarray(tokens, np.int32) for tokens in added])
@@ -21,7 +21,7 @@ def extend_batch(store: TextStore, slots: Sequence[int], added: Sequence[Tokens]
 
 
 def propose_batch(
-    store: TextStore, slots: Sequence[int], caps: Sequence[int], tails: Sequence[IntArray] | None = None
+    store: MatchIndex, slots: Sequence[int], caps: Sequence[int], tails: Sequence[IntArray] | None = None
 ) -> TextBatch:
     """Ask what follows texts."""
     batch = TextBatch()

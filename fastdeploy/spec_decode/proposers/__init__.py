@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proposers: what drafts the tokens that the target verifies."""
+"""Proposers, one file per speculation method, and their registry."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every proposer does."""
+"""The interface of proposers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ class DraftRunner(Protocol):
 
 
 class Proposer(ABC):
-    """Guesses the tokens that follow a request's last one.
+    """Proposes tokens to follow a request's last one.
 
-    A proposer sees a request from `start` to `finish`, reads what was emitted from `request.token_ids`, and may keep
-    any state: drafts change the speed of decoding, never its text.
+    `start` and `finish` enclose all other calls for a request. Emitted tokens are read from `request.token_ids`. A
+    proposer may keep any state, because drafts change the speed of decoding and never its output.
+
+    Attributes:
+        name: the source of its drafts.
     """
 
     name: str
-    needs_hidden_states = False
-    is_model = False
 
     @abstractmethod
     def start(self, request: Request) -> None:
-        """Meet a request whose prompt is known."""
+        """Allocate the state of a new request, whose prompt is known."""
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
@@ -39,11 +40,11 @@ class Proposer(ABC):
 
     @abstractmethod
     def finish(self, request: Request) -> None:
-        """Forget a request that ended, for whatever reason."""
+        """Free the state of a request that finished or was aborted."""
 
     def suffix_cache_stats(self) -> SuffixCacheStats | None:
-        """Return what suffix decoding keeps; None where there is none."""
+        """Return the counters of suffix decoding; None for other methods."""
         return None
 
-    def check_integrity(self, requests: Sequence[Request]) -> None:  # noqa: B027  # a proposer may keep no state
-        """Raise AssertionError unless state is kept for exactly the live `requests`."""
+    def check_integrity(self, requests: Sequence[Request]) -> None:  # noqa: B027  # a proposer may have no state
+        """Raise AssertionError unless there is state for exactly the unfinished `requests`."""

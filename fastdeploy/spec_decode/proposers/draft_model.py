@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model: another checkpoint of the same vocabulary drafts from the tokens alone."""
+"""Speculation with a draft model: a smaller checkpoint with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from fastdeploy.spec_decode.proposers.model_proposer import ModelProposer
 
 
 class DraftModelProposer(ModelProposer):
-    """Runs the draft model once per draft."""
+    """Drafts with one draft pass of the draft model per token."""
 
     name = "draft_model"

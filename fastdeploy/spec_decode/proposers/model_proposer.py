@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What proposers that run a model share."""
+"""The base class of proposers with a drafting model."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from fastdeploy.spec_decode.proposers.base import DraftRunner, Proposer
 
 
 class ModelProposer(Proposer):
-    """Runs its model once per draft.
+    """Drafts with a drafting model.
 
-    It keeps nothing of a request: what the model knows of it lies in the cache, under the request's own blocks.
+    It has no state per request: the model's keys and values are in its KV cache, under the block ids of the request.
     """
 
-    is_model = True
-
-    def __init__(self, runner: DraftRunner, num_model_steps: int) -> None:
+    def __init__(self, runner: DraftRunner, max_draft_passes: int) -> None:
         self._runner = runner
-        self._num_model_steps = num_model_steps
+        self._max_draft_passes = max_draft_passes
 
     def start(self, request: Request) -> None:
-        """Need nothing of the request."""
+        """Do nothing."""
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Draft for all requests together, one packed call per draft pass."""
-        counts = [min(quota.max_drafts, quota.max_draft_passes, self._num_model_steps) for quota in quotas]
+        """Draft for all requests together; each draft pass is one call of the model."""
+        counts = [min(quota.max_drafts, quota.max_draft_passes, self._max_draft_passes) for quota in quotas]
         if not any(counts):
             return [NO_DRAFT] * len(requests)
         drafts = self._runner.draft(requests, counts)
-        return [Draft(tokens, self.name) if len(tokens) else NO_DRAFT for tokens in drafts]
+        return [Draft(token_ids, self.name) if token_ids else NO_DRAFT for token_ids in drafts]
 
     def finish(self, request: Request) -> None:
-        """Have nothing to forget."""
+        """Do nothing."""

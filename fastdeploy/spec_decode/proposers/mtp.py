@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-token prediction: a layer beside the target drafts from the target's hidden states."""
+"""Multi-token prediction (MTP): layers that were trained with the target draft from its hidden states."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from fastdeploy.spec_decode.proposers.model_proposer import ModelProposer
 
 
 class MTPProposer(ModelProposer):
-    """Runs the layer once per draft, on its own output from the second on."""
+    """Drafts with one draft pass per token; from the second pass on, the input is the layer's own output."""
 
     name = "mtp"
-    needs_hidden_states = True

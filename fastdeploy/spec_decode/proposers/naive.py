@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain decoding on the speculative path: no drafts."""
+"""Plain decoding: no drafts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fastdeploy.spec_decode.proposers.base import Proposer
 
 
 class NaiveProposer(Proposer):
-    """Proposes nothing and remembers nothing: the baseline of every comparison."""
+    """Proposes nothing; the baseline of every comparison."""
 
     name = "naive"
 
     def start(self, request: Request) -> None:
-        """Need nothing of the request."""
+        """Do nothing."""
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Return an empty draft per request."""
         return [NO_DRAFT] * len(requests)
 
     def finish(self, request: Request) -> None:
-        """Have nothing to forget."""
+        """Do nothing."""

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt lookup: the continuation of the most recent earlier occurrence of the text's last few tokens."""
+"""N-gram speculation (prompt lookup): the draft is what followed the last tokens of the context before."""
 
 from __future__ import annotations
 
 from fastdeploy.core.request import Request
 from fastdeploy.ops.host import MAX_MATCH_LEN, NgramIndex
-from fastdeploy.spec_decode.proposers.text_proposer import TextProposer
+from fastdeploy.spec_decode.proposers.match_proposer import MatchProposer
 
 
-class NgramProposer(TextProposer):
-    """Looks up the longest suffix of `max_ngram_size` .. `min_ngram_size` tokens in prompt and output together."""
+class NgramProposer(MatchProposer):
+    """Looks up the longest of the context's suffixes of `min_ngram_size` to `max_ngram_size` tokens in the context.
+
+    The most recent occurrence is used. The context includes the prompt.
+    """
 
     name = "ngram"
 
@@ -17,8 +20,8 @@ class NgramProposer(TextProposer):
         self._index = NgramIndex(min_ngram_size, max_ngram_size)
         super().__init__(self._index, MAX_MATCH_LEN)
 
-    def _begin(self, slot: int, request: Request) -> None:
-        self._index.start(slot, request.token_ids)
+    def _add_sequence(self, sequence_id: int, request: Request) -> None:
+        self._index.start(sequence_id, request.token_ids)
 
-    def _end(self, slot: int, request: Request) -> None:
-        self._index.finish(slot)
+    def _remove_sequence(self, sequence_id: int, request: Request) -> None:
+        self._index.finish(sequence_id)

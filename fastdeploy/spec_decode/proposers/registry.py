@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to its proposer."""
+"""Creates the proposer of a configuration."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProp
 def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.proposers.mtp import MTPProposer
 
-    layer = MTPProposer(_present(config, runner), config.num_model_steps)
+    layer = MTPProposer(_required(runner, config), config.num_model_steps)
     if config.extension is None:
         return layer
     from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
@@ -57,17 +57,17 @@ def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
 def _draft_model(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.proposers.draft_model import DraftModelProposer
 
-    return DraftModelProposer(_present(config, runner), config.num_speculative_tokens)
+    return DraftModelProposer(_required(runner, config), config.num_speculative_tokens)
 
 
-def _present(config: SpeculativeConfig, runner: DraftRunner | None) -> DraftRunner:
+def _required(runner: DraftRunner | None, config: SpeculativeConfig) -> DraftRunner:
     if runner is None:
-        raise ValueError(f"method {config.method} needs a runner of its model")
+        raise ValueError(f"method {config.method} requires a runner for its drafting model")
     return runner
 
 
-Maker = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]
-PROPOSERS: dict[str, Maker] = {
+ProposerFactory = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]
+PROPOSERS: dict[str, ProposerFactory] = {
     "naive": _naive,
     "ngram": _ngram,
     "suffix": _suffix,
@@ -77,12 +77,13 @@ PROPOSERS: dict[str, Maker] = {
 
 
 def make_proposer(config: SpeculativeConfig, runner: DraftRunner | None = None) -> Proposer:
-    """Return the proposer that `config.method` names.
+    """Return a new proposer of the method `config.method`.
 
     Args:
-        runner: runs the drafting model, for methods that have one.
+        config: the method and its keys.
+        runner: runs the drafting model; only for methods that have one.
 
     Raises:
-        ValueError: the method has a model and there is no runner.
+        ValueError: the method has a drafting model, but there is no runner.
     """
     return PROPOSERS[config.method](config, runner)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SuffixDecoding (arXiv 2411.04975): the most frequent continuation of what was said before, here or by others."""
+"""SuffixDecoding (arXiv 2411.04975): the most frequent continuation of the context's last tokens."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from collections.abc import Sequence
 from fastdeploy.core.request import NO_DRAFT, Draft, Request
 from fastdeploy.core.stats import SuffixCacheStats
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixConfig
-from fastdeploy.spec_decode.proposers.text_proposer import TextProposer
+from fastdeploy.spec_decode.proposers.match_proposer import MatchProposer
 
 
-class SuffixProposer(TextProposer):
-    """Follows the request's own prompt and output, or the finished outputs of requests of the same `cache_salt`."""
+class SuffixProposer(MatchProposer):
+    """Matches the request's own prompt and output, and cached outputs of requests with the same `cache_salt`."""
 
     name = "suffix"
 
-    def __init__(self, rules: SuffixConfig) -> None:
-        self._cache = SuffixCache(rules)
-        super().__init__(self._cache, rules.max_tree_depth - rules.reach)
+    def __init__(self, config: SuffixConfig) -> None:
+        self._cache = SuffixCache(config)
+        super().__init__(self._cache, config.max_tree_depth - config.reach)
         self._num_drafts = self._num_shared_drafts = 0
 
-    def _begin(self, slot: int, request: Request) -> None:
-        self._cache.start(slot, request.cache_salt, request.token_ids)
+    def _add_sequence(self, sequence_id: int, request: Request) -> None:
+        self._cache.start(sequence_id, request.cache_salt, request.token_ids)
 
-    def _end(self, slot: int, request: Request) -> None:
-        """Drop the request's own text; what it said is shared from now on, however it ended."""
-        self._cache.finish(slot, request.output_token_ids)
+    def _remove_sequence(self, sequence_id: int, request: Request) -> None:
+        """Remove the request's tokens; its output, complete or aborted, becomes a cached output."""
+        self._cache.finish(sequence_id, request.output_token_ids)
 
     def extend(
-        self, requests: Sequence[Request], caps: Sequence[int], tails: Sequence[Sequence[int]] | None
+        self,
+        requests: Sequence[Request],
+        max_drafts: Sequence[int],
+        drafts: Sequence[Sequence[int]] | None = None,
     ) -> list[Draft]:
-        """Guess what follows each request's text and its tail."""
-        drafts = super().extend(requests, caps, tails)
-        self._num_drafts += sum(draft is not NO_DRAFT for draft in drafts)
+        """Match as the base class does, and count the drafts."""
+        found = super().extend(requests, max_drafts, drafts)
+        self._num_drafts += sum(draft is not NO_DRAFT for draft in found)
         self._num_shared_drafts += self._batch.num_shared()
-        return drafts
+        return found
 
     def suffix_cache_stats(self) -> SuffixCacheStats:
-        """Return memory, contents and hits."""
+        """Return memory, contents and the number of drafts from each kind of match."""
         usage = self._cache.usage()
         return SuffixCacheStats(
             live_bytes=usage.live_bytes,

@@ -233,7 +233,6 @@ def test_suffix_does_not_share_prompts() -> None:
 def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None:
     config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
     proposer = make_proposer(config, CountingRunner())
-    assert proposer.is_model
     drafts = proposer.propose([request(), request(1)], quotas(5, 1))
     assert [draft.token_ids for draft in drafts] == [[9, 10], [9]]
     assert {draft.source for draft in drafts} == {"mtp"}
@@ -242,7 +241,6 @@ def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None
 def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
     config = SpeculativeConfig.from_mapping({"model": "demo/draft", "num_speculative_tokens": 3})
     proposer = make_proposer(config, CountingRunner())
-    assert proposer.is_model
     drafts = proposer.propose([request(), request(1)], quotas(3, 1))
     assert [draft.token_ids for draft in drafts] == [[9, 10, 11], [9]]
     assert {draft.source for draft in drafts} == {"draft_model"}
@@ -251,5 +249,5 @@ def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
 def test_a_model_without_a_runner_is_refused(method: str) -> None:
     config = SpeculativeConfig.from_mapping({"method": method, "model": "demo/draft"})
-    with pytest.raises(ValueError, match=f"method {method} needs a runner"):
+    with pytest.raises(ValueError, match=f"method {method} requires a runner"):
         make_proposer(config)
