@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges command line, YAML file and defaults into the configuration, and remembers where each value came from."""
+"""Merges command line, YAML file and defaults into the configuration, and records where each value came from."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
-from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, Flag, FlagClass
+from fastdeploy.config.flag import SERVER, FlagClass
+from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.config.yaml_file import read_yaml_mapping
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
 LLM_ARGUMENT = "LLM argument"
@@ -30,9 +31,9 @@ class ServeArgs:
 
     Attributes:
         engine, server: the configuration.
-        provenance: name of each value that is not a default -> where it came from: the command line, the path of the
-            YAML file, or a variable of the environment.
-        notes: lines to show at start-up about what was accepted without effect.
+        provenance: where each value that is not a default came from: the command line, the path of the YAML file, or an
+            environment variable.
+        notes: lines to show at start-up about flags, keys and variables without effect.
     """
 
     engine: EngineConfig
@@ -59,16 +60,15 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     env = env or Env()
     if env.api_keys and "api_key" not in given:
         given["api_key"], provenance["api_key"] = env.api_keys, API_KEY_VARIABLE
-    values, notes = _judge(given, provenance)
-    try:
-        engine = build_engine_config(
-            {name: value for name, value in values.items() if not FLAG_BY_NAME[name].is_server}
-        )
-        server = _server_config(values)
-    except ConfigError as error:
-        raise _with_origin(error, provenance) from None
-    unread = [f"{name} has no effect: nothing reads this variable{_nearest_variable(name)}" for name in env.unread]
-    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *unread))
+    values, notes = _resolve_flags(given, provenance)
+    with _errors_name_the_origin(provenance):
+        engine = build_engine_config(values)
+        server_values = {**values, "served_model_name": values.get("served_model_name") or engine.model}
+        server = ServerConfig(**_section(SERVER, server_values))
+    unknown = [
+        f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown
+    ]
+    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *unknown))
 
 
 def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
@@ -80,12 +80,10 @@ def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
     given, provenance = _read_sources(argv)
     for name in given:
         if FLAG_BY_NAME[name].is_server:
-            raise ConfigError(_shown(name, provenance), "is a flag of the server; this command runs none")
-    values, _ = _judge(given, provenance)
-    try:
+            raise ConfigError(_display_name(name, provenance), "is a flag of the server; this command runs none")
+    values, _ = _resolve_flags(given, provenance)
+    with _errors_name_the_origin(provenance):
         build_engine_config(values)
-    except ConfigError as error:
-        raise _with_origin(error, provenance) from None
     return given
 
 
@@ -97,19 +95,19 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     """
     for name in kwargs:
         if name not in FLAG_BY_NAME:
-            raise ConfigError(name, f"unknown {LLM_ARGUMENT}{_nearest(name)}")
+            raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")
         if FLAG_BY_NAME[name].is_server:
             raise ConfigError(name, "is a flag of the server, not an argument of LLM")
     given = {name: value for name, value in kwargs.items() if value is not None}
-    values, notes = _judge(given, dict.fromkeys(given, LLM_ARGUMENT))
+    values, notes = _resolve_flags(given, dict.fromkeys(given, LLM_ARGUMENT))
     engine = build_engine_config(values)
     return engine, (*notes, *engine.speculative.notes)
 
 
 def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
-    """Build the engine's configuration from converted values by flag name; what is missing takes its default."""
+    """Build the engine's configuration from converted values by flag name; flags of the server are ignored."""
     if not values.get("model"):
-        raise ConfigError("model", "no model given; name a directory, or `demo` for the demonstration model")
+        raise ConfigError("model", "is missing; give a directory, or `demo` for the demonstration model")
     engine = _section("engine", values)
     if engine.get("device") == "auto":
         engine["device"] = "cpu"
@@ -130,7 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         description="Serve a model over the OpenAI API. Underscores in flags may stand for hyphens.",
-        epilog="docs/guide/flags.md lists, too, what is accepted without effect or refused, and why.",
+        epilog="docs/guide/flags.md also lists the flags that have no effect or are refused, and why.",
     )
     parser.add_argument("model_positional", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument(
@@ -179,21 +177,21 @@ def _read_sources(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     if len(files) > 1:
         raise ConfigError("--config", f"given twice: {files[0]!r} and {files[1]!r}")
     for file in files:
-        content = _known_keys(file)
-        for name in [name for name in content if name not in given]:
-            given[name], provenance[name] = content[name], file
+        for name, value in _read_file(file).items():
+            if name not in given:
+                given[name], provenance[name] = value, file
     return given, provenance
 
 
-def _known_keys(file: str) -> dict[str, Any]:
-    """Return the values of a YAML file by flag name; its keys may have hyphens, as other engines' files have."""
+def _read_file(file: str) -> dict[str, Any]:
+    """Return the values of a YAML file by flag name; its keys may have hyphens, as vLLM's files have."""
     values: dict[str, Any] = {}
     for key, value in read_yaml_mapping(file).items():
         name = key.replace("-", "_")
         if name not in FLAG_BY_NAME:
-            raise ConfigError(key, f"unknown key of {file}{_nearest(name)}")
+            raise ConfigError(key, f"unknown key of {file}{did_you_mean(name, FLAG_BY_NAME)}")
         if name in values:
-            raise ConfigError(key, f"stands twice in {file}, with hyphens and with underscores")
+            raise ConfigError(key, f"given twice in {file}, with hyphens and with underscores")
         values[name] = value
     return values
 
@@ -204,8 +202,8 @@ def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
     for token in unknown:
         name = token.split("=")[0]
         if name.startswith("-"):
-            raise ConfigError(name, f"unknown flag{_nearest(name.lstrip('-').replace('-', '_'), option=True)}")
-        raise ConfigError("command line", f"what is {token!r}? Only the model may stand without a flag")
+            raise ConfigError(name, f"unknown flag{did_you_mean(name, [flag.option for flag in FLAGS])}")
+        raise ConfigError("command line", f"unexpected argument {token!r}; only the model may be given without a flag")
     positional = given.pop("model_positional", None)
     if positional is not None:
         if given.get("model", positional) != positional:
@@ -214,75 +212,58 @@ def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _nearest(name: str, option: bool = False) -> str:
-    known = difflib.get_close_matches(name, FLAG_BY_NAME, n=1)
-    if not known:
-        return ""
-    return f"; did you mean {FLAG_BY_NAME[known[0]].option if option else known[0]!r}?"
+def _resolve_flags(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the converted values of honoured flags, and a note for each flag that has no effect.
 
-
-def _nearest_variable(name: str) -> str:
-    known = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8)
-    return f"; did you mean {known[0]}?" if known else ""
-
-
-def _judge(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Convert the values; refuse what is refused; return what is honoured, and a note for what has no effect."""
+    Raises:
+        ConfigError: a value of the wrong type; or refused flags, of which it names all.
+    """
     values: dict[str, Any] = {}
     notes, refused = [], []
     for name, raw in given.items():
-        flag = FLAG_BY_NAME[name]
-        shown = _shown(name, provenance)
-        value = _convert(flag, raw, shown, provenance[name])
+        flag, shown = FLAG_BY_NAME[name], _display_name(name, provenance)
+        with _errors_name_the_origin(provenance, name):
+            value = convert(flag, raw, shown)
         if flag.flag_class is FlagClass.HONOURED:
             values[name] = value
         elif flag.flag_class is FlagClass.NO_EFFECT:
             notes.append(f"{shown} {value} has no effect: {flag.reason}")
         elif value not in flag.neutral:
-            reason = f"{value!r} {flag.reason}" if _says_value(flag) else flag.reason
-            refused.append(_with_origin(ConfigError(shown, reason), provenance))
+            refused.append((name, shown, value))
     if refused:
-        raise _as_one(refused)
+        name, shown, value = refused[0]
+        flag, others = FLAG_BY_NAME[name], ", ".join(shown for _, shown, _ in refused[1:])
+        with _errors_name_the_origin(provenance, name):
+            field = f"{shown} {value}" if flag.kind in ("str", "int", "float") and not flag.is_secret else shown
+            raise ConfigError(field, flag.reason + (f" (also refused: {others})" if others else ""))
     return values, tuple(notes)
 
 
-def _says_value(flag: Flag) -> bool:
-    return bool(flag.neutral) and flag.kind != "bool" and not flag.is_secret
-
-
-def _as_one(refused: Sequence[ConfigError]) -> ConfigError:
-    """Return the first refusal, and the names of the others, so that one start shows them all."""
-    first, others = refused[0], ", ".join(error.field for error in refused[1:])
-    return ConfigError(first.field, f"{first.message} (refused as well: {others})") if others else first
-
-
-def _convert(flag: Flag, raw: Any, shown: str, origin: str) -> Any:
-    try:
-        return convert(flag, raw)
-    except ValueError as error:
-        where = "" if origin == COMMAND_LINE else f" ({origin})"
-        raise ConfigError(shown, f"{error}{where}") from None
-
-
-def _shown(name: str, provenance: Mapping[str, str]) -> str:
+def _display_name(name: str, provenance: Mapping[str, str]) -> str:
     """Return a flag's name as its user typed it."""
     return FLAG_BY_NAME[name].option if provenance[name] == COMMAND_LINE else name
 
 
-def _with_origin(error: ConfigError, provenance: Mapping[str, str]) -> ConfigError:
-    """Name the file or variable that a wrong value came from."""
-    origin = provenance.get(error.field.split(".")[0], COMMAND_LINE)
-    return error if origin in (COMMAND_LINE, LLM_ARGUMENT) else ConfigError(error.field, f"{error.message} ({origin})")
+@contextmanager
+def _errors_name_the_origin(provenance: Mapping[str, str], name: str = "") -> Iterator[None]:
+    """Add the file or variable that a wrong value came from to errors about `name`, else about the error's field."""
+    try:
+        yield
+    except ConfigError as error:
+        origin = provenance.get(name or error.field.split(".")[0], COMMAND_LINE)
+        if origin in (COMMAND_LINE, LLM_ARGUMENT):
+            raise
+        raise ConfigError(error.field, f"{error.message} ({origin})") from None
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of one part of the configuration that are given."""
-    flags: Iterable[Flag] = (FLAG_BY_NAME[name] for name in values)
-    return {flag.field or flag.name: values[flag.name] for flag in flags if flag.section == section}
+    """Return the given fields of one configuration."""
+    flags = (FLAG_BY_NAME[name] for name in values)
+    return {flag.field: values[flag.name] for flag in flags if flag.section == section}
 
 
 def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the user's speculative configuration; separate arguments in the older spelling build the same mapping."""
+    """Return the speculative configuration as given, or as the separate flags of the older spelling describe it."""
     config = values.get("speculative_config")
     older = {
         "num_speculative_tokens": values.get("num_speculative_tokens"),
@@ -297,17 +278,7 @@ def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not older:
         return config
     if config is not None:
-        raise ConfigError(
-            "speculative_config", f"also given as separate arguments: {', '.join(older)}; use one of both"
-        )
+        raise ConfigError("speculative_config", f"cannot be combined with its older spelling: {', '.join(older)}")
     if model is None:
-        raise ConfigError("speculative_model", f"is missing beside {', '.join(older)}")
+        raise ConfigError("speculative_model", f"is missing, but required by {', '.join(older)}")
     return older
-
-
-def _server_config(values: Mapping[str, Any]) -> ServerConfig:
-    given = _section("server", values)
-    for name, value in given.items():
-        given[name] = tuple(value) if isinstance(value, list) else value
-    config = ServerConfig(**given)
-    return config if config.served_model_name else replace(config, served_model_name=str(values.get("model", "")))

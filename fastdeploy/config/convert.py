@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user wrote to the type of a flag; YAML and `LLM` bring typed values, the command line brings strings."""
+"""Converts a flag's value to its type: the command line gives strings, YAML and `LLM` give typed values."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fastdeploy.config.fields import range_text
 from fastdeploy.config.flag import Flag
+from fastdeploy.core.errors import ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
-def convert(flag: Flag, raw: Any) -> Any:
+def convert(flag: Flag, raw: Any, shown: str) -> Any:
     """Return the value in the flag's type.
 
+    Args:
+        shown: the flag's name, for errors.
+
     Raises:
-        ValueError: what was expected and what came, without the value if it is a secret.
+        ConfigError: the value has another type or is out of range; a secret value is not shown.
     """
     got = "a value that is not shown" if flag.is_secret else repr(raw)
+    converter, expected = KINDS[flag.kind]
     try:
-        value = _CONVERTERS[flag.kind](raw)
+        value = converter(raw)
     except (ValueError, TypeError) as error:
         detail = f": {error}" if flag.kind == "json" else ""
-        raise ValueError(f"expected {_EXPECTED[flag.kind]}, got {got}{detail}") from None
-    if flag.low is not None and value < flag.low:
-        raise ValueError(f"expected at least {flag.low}, got {got}")
-    if flag.high is not None and value > flag.high:
-        raise ValueError(f"expected at most {flag.high}, got {got}")
+        raise ConfigError(shown, f"expected {expected}, got {got}{detail}") from None
+    if not (flag.low is None or flag.low <= value) or not (flag.high is None or value <= flag.high):
+        raise ConfigError(shown, f"expected {expected}{range_text(flag.low, flag.high)}, got {got}")
     return value
 
 
@@ -72,7 +76,7 @@ def _to_bytes(raw: Any) -> int:
 def _to_json(raw: Any) -> Any:
     value = json.loads(raw, object_pairs_hook=_without_repeats) if isinstance(raw, str) else raw
     if not isinstance(value, Mapping):
-        raise TypeError(f"a JSON {type(value).__name__} is no mapping")
+        raise TypeError(f"a JSON {type(value).__name__} is not a mapping")
     return value
 
 
@@ -84,42 +88,33 @@ def _to_str_or_json(raw: Any) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's mapping; of a key that stands twice, JSON itself would keep the last value."""
-    keys = [key for key, _ in pairs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"the key {key!r} stands twice")
-    return dict(pairs)
+    """Return a JSON object's mapping; refuse repeated keys, of which JSON itself would keep the last value."""
+    mapping: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise ValueError(f"the key {key!r} is repeated")
+        mapping[key] = value
+    return mapping
 
 
-def _to_list(raw: Any) -> list[str]:
+def _to_strings(raw: Any) -> tuple[str, ...]:
     """Return the items; a string that is a JSON list stands for its items."""
     items: list[str] = []
     for item in raw if isinstance(raw, (list, tuple)) else [raw]:
         if isinstance(item, str) and item.startswith("["):
-            items += _to_list(json.loads(item))
+            items += _to_strings(json.loads(item))
         else:
             items.append(_to_str(item))
-    return items
+    return tuple(items)
 
 
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "str": _to_str,
-    "int": _to_int,
-    "float": _to_float,
-    "bool": _to_bool,
-    "bytes": _to_bytes,
-    "json": _to_json,
-    "str_or_json": _to_str_or_json,
-    "list": _to_list,
-}
-_EXPECTED = {
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "bytes": "a number of bytes such as 536870912 or 512Mi",
-    "json": "a JSON mapping",
-    "str_or_json": "a name or a JSON mapping",
-    "list": "strings, or a JSON list of them",
+KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "str": (_to_str, "a string"),
+    "int": (_to_int, "an integer"),
+    "float": (_to_float, "a number"),
+    "bool": (_to_bool, "true or false"),
+    "bytes": (_to_bytes, "a number of bytes such as 536870912 or 512Mi"),
+    "json": (_to_json, "a JSON mapping"),
+    "str_or_json": (_to_str_or_json, "a name or a JSON mapping"),
+    "list": (_to_strings, "strings, or a JSON list of them"),
 }

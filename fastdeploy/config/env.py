@@ -45,7 +45,7 @@ class Env:
         api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
         openai_api_key: OPENAI_API_KEY, the key that this package's own clients send.
         no_color: NO_COLOR is set and not empty: no command writes in colour.
-        unread: names of FD_* variables that are set and that nothing reads.
+        unknown: names of FD_* variables that are set but not in VARIABLES.
     """
 
     debug: bool = False
@@ -60,7 +60,7 @@ class Env:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     openai_api_key: str = field(default="", repr=False)
     no_color: bool = False
-    unread: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 def read_env() -> Env:
@@ -87,7 +87,7 @@ def read_env() -> Env:
         api_keys=keys,
         openai_api_key=os.environ.get("OPENAI_API_KEY", ""),
         no_color=bool(os.environ.get("NO_COLOR")),
-        unread=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
+        unknown=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a flag is: its name, its type, and what becomes of it."""
+"""A flag: its name, its type, and whether it is honoured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SERVER = "server"
 
 
 class FlagClass(Enum):
-    """What becomes of a flag."""
+    """Whether a flag is honoured."""
 
     HONOURED = "honoured"
     REFUSED = "refused"
@@ -24,18 +24,17 @@ class Flag:
 
     Attributes:
         name: snake_case; on the command line `--name-with-hyphens`.
-        kind: type of its value: str, int, float, bool, json, str_or_json, list, or bytes (an integer with k, M, G or
-            Ki, Mi, Gi).
-        help: what it does.
-        section: part of the configuration that it belongs to: server, or engine, cache, scheduler, speculative, which
-            `LLM` has too.
-        field: name of the value in that part; empty: the flag's own name.
-        flag_class: what becomes of it.
+        kind: type of its value, a key of `convert.KINDS`.
+        help: what it does, with its default.
+        section: the configuration that it belongs to: engine, cache, scheduler or speculative, which are arguments of
+            `LLM` too, or server.
+        field: its field in that configuration.
+        flag_class: whether it is honoured.
         reason: why it is refused or has no effect.
-        neutral: values that ask for nothing and so are accepted from a refused flag.
-        low, high: range of a number where the configuration does not check it itself.
-        is_secret: its value is shown nowhere.
-        short: further spelling on the command line.
+        neutral: values that are accepted from a refused flag, because they request nothing.
+        low, high: valid range of a number, for flags that are not honoured.
+        is_secret: its value is never shown.
+        short: an additional spelling on the command line.
     """
 
     name: str
@@ -53,10 +52,10 @@ class Flag:
 
     @property
     def option(self) -> str:
-        """Spelling on the command line."""
+        """Return its spelling on the command line."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def is_server(self) -> bool:
-        """True for flags of the HTTP server, which `LLM` does not have."""
+        """Return whether it is a flag of the HTTP server, which `LLM` does not have."""
         return self.section == SERVER

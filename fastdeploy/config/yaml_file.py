@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of `--config`: YAML in which no key stands twice."""
+"""The file of `--config`: YAML without repeated keys."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fastdeploy.core.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML itself would keep the last."""
+    """Refuses repeated keys, of which YAML itself would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise _TwiceError(key.value, key.start_mark.line + 1)
+                raise _RepeatedKeyError(key.value, key.start_mark.line + 1)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-class _TwiceError(Exception):
+class _RepeatedKeyError(Exception):
     def __init__(self, key: str, line: int) -> None:
         super().__init__(key)
         self.key, self.line = key, line
@@ -33,12 +33,12 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     """Return the file's mapping; keys without a value are left out.
 
     Raises:
-        ConfigError: no such file, no YAML, no mapping, or a key that stands twice; names the file.
+        ConfigError: the file does not exist, is not YAML or not a mapping, or repeats a key; names the file.
     """
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except _TwiceError as error:
-        raise ConfigError(error.key, f"stands twice, the second time in line {error.line} of {path}") from None
+    except _RepeatedKeyError as error:
+        raise ConfigError(error.key, f"is repeated in line {error.line} of {path}") from None
     except OSError as error:
         raise ConfigError("--config", f"cannot read {path!r}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -46,5 +46,5 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError("--config", f"{path!r} holds no mapping of flags")
+        raise ConfigError("--config", f"{path!r} is not a mapping of flags")
     return {str(name): value for name, value in content.items() if value is not None}

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class FastDeployError(Exception):
     """Base of all errors that this package raises on purpose."""
@@ -56,3 +59,9 @@ class RequestFailedError(FastDeployError):
 
 class EngineDeadError(FastDeployError):
     """The engine has stopped and will not answer (HTTP 503)."""
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, or nothing if none is near."""
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

@@ -13,13 +13,13 @@ from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.env import VARIABLES, read_env
 
 
-def test_variables_that_nothing_reads_are_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variables_are_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FD_BUILD_PATHS", "all")
     monkeypatch.setenv("FD_ATTENTION_BACKEND", "APPEND_ATTN")
     monkeypatch.setenv("FD_LOG_DIRS", "log")
     assert [note for note in parse_serve_args(["demo"], read_env()).notes if "FD_" in note] == [
-        "FD_ATTENTION_BACKEND has no effect: nothing reads this variable",
-        "FD_LOG_DIRS has no effect: nothing reads this variable; did you mean FD_LOG_DIR?",
+        "FD_ATTENTION_BACKEND has no effect: unknown variable",
+        "FD_LOG_DIRS has no effect: unknown variable; did you mean 'FD_LOG_DIR'?",
     ]
 
 

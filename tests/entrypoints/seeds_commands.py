@@ -13,7 +13,7 @@ from typing import Any
 
 EAGLE = "speculative_config.method: 'eagle' is not available yet"
 MLP_SPECULATOR = "speculative_config.method: 'mlp_speculator' is not available yet"
-SPLITWISE = "belongs to prefill/decode separation, which is not available yet"
+SPLITWISE = "prefill/decode separation is not available yet"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ vllm serve /deepseek-ai/DeepSeek-V3.2-Exp-W8A8 \\
     --compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}' \\
     --speculative-config '{"num_speculative_tokens": 2, "method":"deepseek_mtp", "disable_padded_drafter_batch": "False"}'
 """,
-        "--enable-expert-parallel: is not available yet",
+        "--enable-expert-parallel: expert parallelism is not available yet",
     ),
     Command(
         "MTP, tensor parallel",
@@ -112,7 +112,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --scheduler-password "scheduler_mtp" \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        f"--splitwise-role: 'prefill' {SPLITWISE} (refused as well: --scheduler-name, "
+        f"--splitwise-role prefill: {SPLITWISE} (also refused: --scheduler-name, "
         "--scheduler-host, --scheduler-port, --scheduler-ttl, --scheduler-topic, --scheduler-password, "
         "cache_transfer_protocol, rdma_comm_ports)",
     ),
@@ -138,7 +138,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --scheduler-password "scheduler_mtp" \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        f"--splitwise-role: 'decode' {SPLITWISE} (refused as well: --scheduler-name, ",
+        f"--splitwise-role decode: {SPLITWISE} (also refused: --scheduler-name, ",
     ),
     Command(
         "n-gram, tensor parallel, in 4 bits",

@@ -82,7 +82,7 @@ def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Pa
     with mock_server(tmp_path, "--enable-logprob") as server:
         assert server.stdout.count("Ready: http://127.0.0.1:") == 1
         assert "6400 tokens" in server.stdout and "speculation  off" in server.stdout
-        assert "note: --enable-logprob True has no effect: log-probabilities are always there" in server.stdout
+        assert "note: --enable-logprob True has no effect: log-probabilities are always available" in server.stdout
         until(lambda: "weights 50%" in server.stderr, "progress is on stderr")
         assert server.get("/version").json()["version"]
 
@@ -92,7 +92,7 @@ def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Pa
     [
         (["--max-modle-len", "5"], {}, "--max-modle-len: unknown flag; did you mean '--max-model-len'?"),
         (["--max-model-len", "0"], {}, "max_model_len: expected an integer of at least 1, got 0"),
-        (["--splitwise-role", "decode"], {}, "--splitwise-role: 'decode' belongs to prefill/decode separation"),
+        (["--splitwise-role", "decode"], {}, "--splitwise-role decode: prefill/decode separation is not available"),
         (["--workers", "0"], {}, "workers: expected an integer in [1, 256], got 0"),
         ([], {"config_error": "no weights in it"}, "model: no weights in it"),
     ],

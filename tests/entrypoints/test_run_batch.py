@@ -153,7 +153,7 @@ def test_server_of_its_own_is_started_with_the_engine_s_flags_and_ended(tmp_path
             ["--url", "http://localhost:1/v1", "--model", "demo"],
             "--model: not allowed with --url, which names a running server",
         ),
-        (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size: 2 is not available yet"),
+        (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size 2: data parallelism is not available"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_runs(tmp_path: Path, flags: list[str], message: str) -> None:
