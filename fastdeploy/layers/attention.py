@@ -25,7 +25,7 @@ class Attention:
         attended: Tensor,
         num_masked_prefix: int = 0,
     ) -> None:
-        """Hold the weights, and scratch buffers that all layers share.
+        """Store the weights and the scratch buffers, which all layers share.
 
         Args:
             qkv: hidden_size -> (num_heads + 2 * num_kv_heads) * head_dim (q | k | v), after the layer's norm.

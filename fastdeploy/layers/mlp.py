@@ -14,7 +14,7 @@ class GatedMLP:
     __slots__ = ("activated", "down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, activated: Tensor) -> None:
-        """Hold the weights, and a scratch buffer that all layers share.
+        """Store the weights and the scratch buffer, which all layers share.
 
         Args:
             gate_up: hidden_size -> intermediate_size, after the layer's norm.

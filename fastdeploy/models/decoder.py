@@ -43,7 +43,7 @@ class StepBuffers:
 
 @dataclass(frozen=True)
 class SharedParts:
-    """The parts of the target model that layers for multi-token prediction use."""
+    """The parts of the target that layers for multi-token prediction use."""
 
     traits: DecoderTraits
     heads: HeadLayout
@@ -135,8 +135,8 @@ class CausalLM:
         self.shared = SharedParts(traits, self.heads, cos_sin, self._embedding, self._final_norm, self._head)
         self._states: Tensor | None = None
 
-    def keep_states(self, states: Tensor) -> None:
-        """From now on, write the final hidden state of every row to its slot in states [num_slots, hidden_size]."""
+    def store_hidden_states(self, states: Tensor) -> None:
+        """Make `forward` write the final hidden state of each row to its slot in states [num_slots, hidden_size]."""
         self._states = states
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:

@@ -16,6 +16,7 @@ from pathlib import Path
 import paddle
 from paddle import Tensor
 
+from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.core.errors import ConfigError
@@ -26,7 +27,7 @@ from fastdeploy.layers.norm import RMSNorm
 from fastdeploy.models.architecture import Architecture, nextn_layers
 from fastdeploy.models.decoder import CausalLM, DecoderLayer, StepBuffers
 from fastdeploy.models.loader import load_head
-from fastdeploy.models.mtp_forms import ERNIE_MARK, FIELD, MTPForm, ernie_form, ernie_layers, find_forms
+from fastdeploy.models.mtp_forms import FIELD, MTPForm, ernie_form, ernie_layers, find_forms
 from fastdeploy.models.paddle_layout import StoredSource, name_prefix, stored_fused, stored_whole
 from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
@@ -75,14 +76,14 @@ class MTPBuffers:
     def __init__(self, target: CausalLM) -> None:
         """Allocate as many rows as the target has."""
         self.step = StepBuffers(target.config, target.max_rows)
-        self.source: Tensor = paddle.zeros([target.max_rows, target.config.hidden_size], target.config.dtype)
+        self.input_states: Tensor = paddle.zeros([target.max_rows, target.config.hidden_size], target.config.dtype)
 
 
 class MTPLayer:
     """One layer with the parts that it shares with its target.
 
     Attributes:
-        source: [max_rows, hidden_size], the hidden state that each row reads; written by the caller.
+        input_states: [max_rows, hidden_size], the hidden state that each row reads; written by the caller.
         output: [max_rows, hidden_size], the hidden states that the next layer or pass reads.
         head: the head that computes the logits of drafts.
         own_head: its weight if it is not the target's; several layers may share it.
@@ -94,26 +95,26 @@ class MTPLayer:
         self,
         weights: MTPWeights,
         target: CausalLM,
-        recycles_normed: bool,
+        feeds_back_normed: bool,
         index: int,
         buffers: MTPBuffers,
     ) -> None:
         """Build the layer.
 
         Args:
-            recycles_normed: whether `output` is taken after the final norm.
+            feeds_back_normed: whether `output` is taken after the final norm.
             index: 0 for the layer that reads the target's hidden states.
         """
         config = target.config
         shared, eps = target.shared, config.rms_norm_eps
         self.max_rows = target.max_rows
-        self.source, self._buffers = buffers.source, buffers.step
+        self.input_states, self._buffers = buffers.input_states, buffers.step
         self._embedding = shared.embedding if weights.embedding is None else Embedding(weights.embedding)
         self._final_norm = shared.final_norm if weights.final_norm is None else RMSNorm(weights.final_norm, eps)
         self.own_head, self.num_weight_bytes = weights.head, weights.num_bytes
         self.head = shared.head if weights.head is None else LogitsHead(weights.head)
-        self._recycles_normed = recycles_normed
-        self.output: Tensor = self._buffers.normed if recycles_normed else self._buffers.hidden
+        self._feeds_back_normed = feeds_back_normed
+        self.output: Tensor = self._buffers.normed if feeds_back_normed else self._buffers.hidden
         self._emb_projection = Linear(weights.emb_projection, NormParams(weights.emb_norm, eps))
         self._hidden_projection = Linear(weights.hidden_projection, NormParams(weights.hidden_norm, eps))
         self._block = DecoderLayer(
@@ -130,16 +131,16 @@ class MTPLayer:
         """Compute the layer: write the keys and values of the rows, and their hidden states to `output`.
 
         Args:
-            token_ids: [max_rows] int32, the token at each row's position; `source` has the state of the one before.
+            token_ids: [max_rows] int32, the token of each row; `input_states` has the hidden states before them.
             metadata: the rows, at most max_rows.
             cache: of this layer.
         """
         hidden, normed, num_rows = self._buffers.hidden, self._buffers.normed, metadata.num_rows
         self._embedding(token_ids, normed, num_rows)
         self._emb_projection(normed, hidden, num_rows)
-        self._hidden_projection(self.source, hidden, num_rows, hidden)
+        self._hidden_projection(self.input_states, hidden, num_rows, hidden)
         self._block(metadata, cache)
-        if self._recycles_normed:
+        if self._feeds_back_normed:
             self._final_norm(hidden, normed, num_rows)
 
     def compute_logits(self, states: Tensor, num_rows: int, out: Tensor) -> None:
@@ -149,7 +150,7 @@ class MTPLayer:
             states: rows of `output`.
             out: may have fewer columns, a multiple of 64, for the logits of the first ids only.
         """
-        if not self._recycles_normed:
+        if not self._feeds_back_normed:
             self._final_norm(states, self._buffers.normed, num_rows)
             states = self._buffers.normed
         weight, num_ids = self.head.weight, out.shape[1]
@@ -187,7 +188,7 @@ def load_mtp_layers(
         head = load_head(config, load_choices, quantization.head)
     buffers = MTPBuffers(target)
     return [
-        MTPLayer(_load(loader, config, form, quantization.attention, head), target, form.recycles_normed, i, buffers)
+        MTPLayer(_load(loader, config, form, quantization.attention, head), target, form.feeds_back_normed, i, buffers)
         for i, form in enumerate(forms)
     ]
 
@@ -257,11 +258,11 @@ class MTPSource(StoredSource):
 
     def _of_layers(self, names: Mapping[str, str], of_target: Shapes, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
         """Return the files' tensors without those of the target."""
-        marks = "|".join(form.marks for form in self.forms)
+        pattern = "|".join(form.name_pattern for form in self.forms)
         return {
             stored: shapes[stored]
             for name, stored in names.items()
-            if re.search(marks, name) or (name not in of_target and not _is_of_decoder(name))
+            if re.search(pattern, name) or (name not in of_target and not _is_of_decoder(name))
         }
 
 

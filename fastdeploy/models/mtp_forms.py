@@ -22,12 +22,12 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fastdeploy.config.drafting_checkpoint import ERNIE_MARK
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.models.architecture import DecoderTraits, LayerNames, TensorNames, nextn_layers
 from fastdeploy.models.weights import Shapes, layer_shapes
 
 FIELD = "speculative_config.model"
-ERNIE_MARK = ".mtp_"  # occurs in the tensor names of ERNIE's form only
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class MTPForm:
         projection, head: names of linear layers without .weight or .bias; a head of "" is the target's.
         block: names of the decoder layer's tensors.
         has_bias: whether the projection has a bias.
-        recycles_normed: whether later passes read the output after the final norm instead of before it.
-        marks: regular expression that matches the names of this layer's tensors only.
+        feeds_back_normed: whether later draft passes read the output after the final norm instead of before it.
+        name_pattern: regular expression that matches the names of this layer's tensors only.
     """
 
     emb_norm: str
@@ -48,8 +48,8 @@ class MTPForm:
     projection: str
     block: LayerNames
     has_bias: bool
-    recycles_normed: bool
-    marks: str
+    feeds_back_normed: bool
+    name_pattern: str
     embedding: str = ""
     final_norm: str = ""
     head: str = ""
@@ -76,8 +76,8 @@ def ernie_form(config: ModelConfig, index: int) -> MTPForm:
         projection=f"model.mtp_linear_proj.{index}",
         block=TensorNames(layer_prefix="model.mtp_block.{index}.").layer(index),
         has_bias=config.use_bias,
-        recycles_normed=True,
-        marks=re.escape(ERNIE_MARK),
+        feeds_back_normed=True,
+        name_pattern=re.escape(ERNIE_MARK),
     )
 
 
@@ -95,8 +95,8 @@ def deepseek_form(index: int, names: Collection[str]) -> MTPForm:
         projection=f"{prefix}eh_proj",
         block=TensorNames().layer(index),
         has_bias=False,
-        recycles_normed=False,
-        marks=re.escape(prefix),
+        feeds_back_normed=False,
+        name_pattern=re.escape(prefix),
         embedding=embedding if embedding in names else "",
         final_norm=f"{prefix}shared_head.norm.weight",
         head=head if f"{head}.weight" in names else "",

@@ -63,25 +63,25 @@ class TokenizerAdapter:
     def __call__(self, text: bytes) -> list[int]:
         """Return ids whose bytes are exactly `text`.
 
-        These are the tokenizer's own, unless it finds a special token in plain text or adds a space at the front; then
-        the longest matching token is taken at each place.
+        The tokenizer encodes the text. If it finds a special token in the text or adds a space at the front, the text
+        is encoded greedily instead: the longest token that matches, again and again.
         """
         ids = self._tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
-        known = all(token_id < self.eos_token_id and token_id not in self._special for token_id in ids)
-        if known and b"".join(self.tokens[token_id] for token_id in ids) == text:
+        is_plain = all(token_id < self.eos_token_id and token_id not in self._special for token_id in ids)
+        if is_plain and b"".join(self.tokens[token_id] for token_id in ids) == text:
             return ids
         return self._encode_greedily(text)
 
     def _encode_greedily(self, text: bytes) -> list[int]:
         ids: list[int] = []
-        at = 0
-        while at < len(text):
-            lengths = range(min(self._max_token_bytes, len(text) - at), 0, -1)
-            length = next((n for n in lengths if text[at : at + n] in self._id_of), 0)
+        start = 0
+        while start < len(text):
+            lengths = range(min(self._max_token_bytes, len(text) - start), 0, -1)
+            length = next((n for n in lengths if text[start : start + n] in self._id_of), 0)
             if length == 0:
                 break
-            ids.append(self._id_of[text[at : at + length]])
-            at += length
+            ids.append(self._id_of[text[start : start + length]])
+            start += length
         return ids
 
 
@@ -91,7 +91,7 @@ def num_bitmask_words(vocab_size: int) -> int:
 
 
 class GrammarState:
-    """The state of a grammar after some tokens; immutable, since `advance` copies the matcher."""
+    """The state of a grammar after some tokens. It is immutable: `advance` copies the matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the grammars of requests in a thread of its own and makes the constraint of each choice."""
+"""Compiles the grammars of requests in a separate thread and creates the constraint of each choice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPILER_STACK_BYTES = 256 << 20  # a chain of references needs 3 kB per link, a
 
 
 class StructuredOutputManager:
-    """Makes the constraints of a request, if it has a grammar or a token budget.
+    """Creates the constraints of requests that have a grammar or a token budget.
 
     Grammars are compiled in a thread whose stack is large enough for the deepest grammar. The thread first reads the
     vocabulary, which can take seconds, while the weights are loaded. The latest results, errors included, are cached.
@@ -69,7 +69,7 @@ class StructuredOutputManager:
         """
         params = request.params
         if params.reasoning_max_tokens is not None and self._format is None:
-            raise InvalidRequestError("reasoning_max_tokens", "needs a server with --reasoning-parser")
+            raise InvalidRequestError("reasoning_max_tokens", "requires a server with --reasoning-parser")
         field = constraint_field(params)
         if field is None:
             return [None] * params.n
@@ -109,7 +109,7 @@ class StructuredOutputManager:
     def _reasoning_token_ids(self, field: str) -> tuple[int, int]:
         """Return the tokens that start and end the reasoning."""
         if self._format is None or self._tokenizer is None:
-            raise InvalidRequestError(field, "the prompt leaves its reasoning open; this needs --reasoning-parser")
+            raise InvalidRequestError(field, "the prompt leaves the reasoning open, which requires --reasoning-parser")
         tokenizer = self._tokenizer
         return _single_token(tokenizer, field, self._format.start), _single_token(tokenizer, field, self._format.end)
 
@@ -126,7 +126,7 @@ def constraint_field(params: SamplingParams) -> str | None:
 def _single_token(tokenizer: Tokenizer, field: str, text: str) -> int:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:
-        raise InvalidRequestError(field, f"together with reasoning, this needs a tokenizer with a token {text!r}")
+        raise InvalidRequestError(field, f"with reasoning, {text!r} must be a single token of the tokenizer")
     return ids[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Golden checkpoints, and a driver that steps a model directly: paged caches, batches, logits of every row."""
+"""Golden checkpoints, and a driver that runs a model without an engine and returns the logits of every row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Logits = NDArray[np.float32]
 def load_golden(
     name: str, dtype: DType = "float32", quantization: str | Mapping[str, str] = "none", **changes: object
 ) -> CausalLM:
-    """Load a golden checkpoint, quantized if asked for; changes replace fields of its configuration."""
+    """Load a golden checkpoint; `changes` replace fields of its configuration."""
     config = replace(ModelConfig.from_pretrained(GOLDEN / name, dtype=dtype), **changes)  # type: ignore[arg-type]
     formats = QuantizationConfig.from_value(quantization)
     return load_model(config, max_rows=MAX_ROWS, max_model_len=MAX_MODEL_LEN, quantization=formats)
@@ -54,7 +54,7 @@ class Request:
 
 
 class Driver:
-    """Steps a model over paged caches whose blocks are dealt out in a shuffled order, captured as the runner does."""
+    """Runs captured steps of a model with a paged cache whose blocks are allocated in random order."""
 
     def __init__(self, model: CausalLM, num_blocks: int = 64, max_seqs: int = 16, captures: bool = True) -> None:
         self.model = model
@@ -73,16 +73,16 @@ class Driver:
         self.free = [int(block) for block in np.random.default_rng(3).permutation(num_blocks)]
 
     def start(self) -> Request:
-        """Give a new request blocks for the longest context."""
+        """Allocate blocks for a new request of maximum length."""
         blocks = [self.free.pop() for _ in range(self.blocks_per_request)]
         return Request(np.array(blocks, np.int32))
 
     def finish(self, sequence: Request) -> None:
-        """Take a request's blocks back."""
+        """Release the blocks of a request."""
         self.free.extend(int(block) for block in sequence.blocks)
 
     def step(self, work: Sequence[tuple[Request, Sequence[int]]]) -> None:
-        """Compute the given tokens of each request in one step and keep the logits of all their rows."""
+        """Compute tokens of each request in one step and append the logits of their rows to the requests."""
         counts = np.array([len(tokens) for _, tokens in work], np.int32)
         computed = np.array([sequence.num_computed for sequence, _ in work], np.int32)
         tables = [s.blocks[: -(-(s.num_computed + len(t)) // BLOCK_SIZE)] for s, t in work]
@@ -106,7 +106,7 @@ class Driver:
         )
 
     def run_alone(self, tokens: Sequence[int], chunks: Iterable[int] | None = None) -> Logits:
-        """Compute one request by itself, cut into chunks (all at once by default): logits of every row."""
+        """Compute one request alone, in one step or in chunks; return the logits of every row."""
         sequence = self.start()
         begin = 0
         for size in chunks or [len(tokens)]:

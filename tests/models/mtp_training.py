@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer for multi-token prediction as its definition says, in Paddle operators that can be trained."""
+"""The definition of layers for multi-token prediction in Paddle operators, which can be trained."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ LINEARS = (*LINEARS, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
 class DefinedLayer:
-    """A dense decoder layer around which a form of multi-token prediction is built; float32, whole sequences.
+    """A layer for multi-token prediction in one of the forms of checkpoints; float32, whole sequences, no cache.
 
     Attributes:
         weights: the layer's tensors by their names in a checkpoint, linear layers [out, in].
     """
 
     def __init__(self, form: str, folder: Path, config: ModelConfig, seed: int, index: int = 0) -> None:
-        """Draw weights for the layer of this number; a head and an embedding of its own begin as the target's."""
+        """Draw random weights for layer `index`; its own head and embedding start as copies of the target's."""
         paddle.seed(seed)
         self.names = {part: name.format(index, config.num_layers + index) for part, name in FORMS[form].items()}
         self.config = config
-        self.recycles_normed = form == "ernie"
+        self.feeds_back_normed = form == "ernie"
         stored = load_file(folder / "model.safetensors")
         self.target = {name: stored[f"model.{name}.weight"].astype("float32") for name in ("embed_tokens", "norm")}
         hidden, kv = config.hidden_size, config.num_kv_heads * config.head_dim
@@ -75,24 +75,24 @@ class DefinedLayer:
         self.weights = weights
 
     def weight(self, name: str) -> Tensor:
-        """Return a weight by its part's name; the target's where the form has none of its own."""
+        """Return the weight of a part; the target's weight if the form shares it."""
         shared = {"norm": "norm", "head": "embed_tokens", "embedding": "embed_tokens"}
         own = self.names.get(name, f"{self.names['block']}.{name}")
         return self.target[shared[name]] if name in shared and name not in self.names else self.weights[f"{own}.weight"]
 
     def states(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Return what stands for the next states: [B, T, hidden] of tokens 1 .. T and the states 0 .. T - 1."""
+        """Return the layer's output states [B, T, hidden] for tokens 1 .. T and states 0 .. T - 1."""
         embedded = self.norm("enorm", F.embedding(tokens, self.weight("embedding")))
         x = self.linear("eh_proj", paddle.concat([embedded, self.norm("hnorm", states)], axis=-1))
         x = x + self.attention(self.norm("input_layernorm", x))
         y = self.norm("post_attention_layernorm", x)
         gated = F.silu(self.linear("mlp.gate_proj", y)) * self.linear("mlp.up_proj", y)
         x = x + self.linear("mlp.down_proj", gated)
-        return self.norm("norm", x) if self.recycles_normed else x
+        return self.norm("norm", x) if self.feeds_back_normed else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits [B, T, vocab] of what `states` returned."""
-        return self.linear("head", states if self.recycles_normed else self.norm("norm", states))
+        """Return the logits [B, T, vocab] of output states."""
+        return self.linear("head", states if self.feeds_back_normed else self.norm("norm", states))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt() * self.weight(name)
@@ -117,7 +117,7 @@ class DefinedLayer:
         return self.linear("self_attn.o_proj", attended.transpose([0, 2, 1, 3]).reshape([batch, length, -1]))
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turn the pairs (2i, 2i + 1) of every head; row 0 stands at position 1."""
+        """Rotate the pairs (2i, 2i + 1) of every head; row 0 is at position 1."""
         dim, length = self.config.head_dim, x.shape[2]
         angles = np.outer(np.arange(1, length + 1), 10000.0 ** (-np.arange(0, dim, 2) / dim)).astype(np.float32)
         cos, sin = paddle.to_tensor(np.cos(angles)), paddle.to_tensor(np.sin(angles))
@@ -126,7 +126,7 @@ class DefinedLayer:
 
 
 def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_steps: int) -> None:
-    """Teach a chain of layers the sequences, two drafts ahead; a single one makes both.
+    """Train layers to make two drafts; a single layer makes both.
 
     Args:
         tokens: [B, T + 1] int64.
@@ -149,7 +149,7 @@ def train(layers: Sequence[DefinedLayer], tokens: Tensor, states: Tensor, num_st
 
 
 def write_checkpoint(folder: Path, layers: dict[str, Tensor]) -> None:
-    """Write the demonstration model with other layers for multi-token prediction."""
+    """Write a copy of the demonstration model with other layers for multi-token prediction."""
     tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" not in name}
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(tensors | layers, folder / "model.safetensors", {"format": "pt"})
@@ -173,7 +173,7 @@ def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num
 
 
 def texts_of(requests: list[GenerationRequest]) -> list[list[int]]:
-    """Return prompts with what the demonstration model says, cut to one length."""
+    """Return the prompts with the outputs of the demonstration model, truncated to one length."""
     said = run_all(engine_of("demo", "naive"), requests)
     whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
     return [text[: min(map(len, whole))] for text in whole]

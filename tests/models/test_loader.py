@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints load whole or not at all."""
+"""Checkpoints are loaded completely or refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tensors_of_wrong_shape_are_named_with_both_shapes(tmp_path: Path) -> No
     assert "1 of wrong shape (model.layers.0.mlp.up_proj.weight is [39, 40], expected [40, 40])" in message
 
 
-def test_transposed_linears_are_recognised_against_what_says_otherwise(tmp_path: Path) -> None:
+def test_linear_layers_that_contradict_the_detected_layout_are_reported_as_transposed(tmp_path: Path) -> None:
     def transpose(tensors: Tensors) -> None:
         for name, tensor in tensors.items():
             if tensor.ndim == 2 and "embed" not in name:
@@ -86,14 +86,14 @@ def test_quantized_tensors_are_recognised_without_a_quantization_config(tmp_path
     assert "looks like a quantized checkpoint" in refusal(copy_of("qwen2", tmp_path, quantize))
 
 
-def test_tensors_of_unread_types_are_refused(tmp_path: Path) -> None:
+def test_tensors_of_unsupported_dtypes_are_refused(tmp_path: Path) -> None:
     def to_int8(tensors: Tensors) -> None:
         tensors["model.norm.weight"] = tensors["model.norm.weight"].astype("int8")
 
     assert "model.norm.weight is stored as I8" in refusal(copy_of("qwen2", tmp_path, to_int8))
 
 
-def test_what_the_decoder_does_not_need_is_ignored(tmp_path: Path) -> None:
+def test_tensors_that_the_decoder_does_not_need_are_ignored(tmp_path: Path) -> None:
     def add(tensors: Tensors) -> None:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = paddle.zeros([8])
         tensors["model.mtp_block.0.mlp.up_proj.weight"] = paddle.zeros([4, 4])
@@ -105,13 +105,13 @@ def test_what_the_decoder_does_not_need_is_ignored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-def test_nothing_refers_to_the_files_after_the_load(tmp_path: Path) -> None:
+def test_files_may_change_after_the_model_is_loaded(tmp_path: Path) -> None:
     model = load(copy_of("llama_untied_bias", tmp_path, lambda _tensors: None))
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     assert np.isfinite(Driver(model).run_alone([1, 2, 3])).all()
 
 
-def test_one_file_and_shards_are_the_same_model(tmp_path: Path) -> None:
+def test_shards_and_a_single_file_give_the_same_model(tmp_path: Path) -> None:
     sharded = GOLDEN / "llama_rope_llama3"
     tensors: Tensors = {}
     for shard in sorted(sharded.glob("*.safetensors")):
@@ -173,13 +173,13 @@ def test_progress_rises_to_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_tied_head_and_its_embedding_are_one_tensor_in_memory(dtype: str) -> None:
+def test_a_tied_head_and_its_embedding_share_their_memory(dtype: str) -> None:
     model = load_golden("ernie4_5", dtype)
     assert model.config.tie_word_embeddings
     assert model._embedding.table is model._head.weight
     assert model.num_weight_bytes == model.num_streamed_bytes
 
 
-def test_an_embedding_of_its_own_is_held_beside_the_head() -> None:
+def test_an_untied_embedding_has_memory_of_its_own() -> None:
     model = load_golden("llama_untied_bias", "bfloat16")
     assert model.num_weight_bytes - model.num_streamed_bytes == 2 * model.vocab_size * model.config.hidden_size

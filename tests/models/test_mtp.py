@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layer for multi-token prediction against its definition, written out in NumPy, and what its loader refuses."""
+"""The layer for multi-token prediction equals its definition in NumPy; its loader refuses other tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load(target: CausalLM, folder: Path | None = None, quantization: Quantizatio
 
 
 class Reference:
-    """The layer in float32 NumPy: no cache, every position from the whole sequence before it."""
+    """The layer in float32 NumPy, without a cache: every position is computed from the whole sequence before it."""
 
     def __init__(self, config: ModelConfig) -> None:
         stored = load_file(DEMO / "model.safetensors")
@@ -53,7 +53,7 @@ class Reference:
         self.config = config
 
     def outputs(self, tokens: list[int], states: Floats) -> Floats:
-        """Return the normed outputs at positions 1 .. n - 1; states[t] precedes tokens[t + 1]."""
+        """Return the outputs after the norm at positions 1 .. n - 1; states[t] belongs to position t."""
         embedded = self.weights["model.embed_tokens.weight"][tokens[1:]]
         joined = np.concatenate(
             [self.norm("mtp_emb_norm.0", embedded), self.norm("mtp_hidden_norm.0", states)], axis=-1
@@ -87,7 +87,7 @@ class Reference:
         return self.linear("mtp_block.0.self_attn.o_proj", attended)
 
     def rotate(self, x: Floats) -> Floats:
-        """Turn the pairs (2i, 2i + 1) of every head; row 0 stands at position 1."""
+        """Rotate the pairs (2i, 2i + 1) of every head; row 0 is at position 1."""
         dim = x.shape[-1]
         angles = np.outer(np.arange(1, len(x) + 1), 10000.0 ** (-np.arange(0, dim, 2) / dim))[:, None]
         out = np.empty_like(x)
@@ -105,21 +105,21 @@ class Stepper:
         self.batch = BatchIndex(MAX_ROWS, 1, 4, BLOCK_SIZE)
         self.cache: KVCache = allocate_kv_cache(4, BLOCK_SIZE, config.num_kv_heads, config.head_dim, "float32")
         self.tokens = HostBuffer(MAX_ROWS, "int32")
-        self.done = 0
+        self.num_computed = 0
 
     def __call__(self, tokens: list[int], states: Floats) -> Floats:
         count = len(tokens)
         self.tokens.array[:count] = tokens
-        self.layer.source[:count] = paddle.to_tensor(states)
-        one = np.array([count], np.int32)
-        metadata = self.batch.fill(one, np.array([self.done], np.int32), one, [[2, 0, 3, 1]])
-        self.done += count
+        self.layer.input_states[:count] = paddle.to_tensor(states)
+        counts, computed = np.array([count], np.int32), np.array([self.num_computed], np.int32)
+        metadata = self.batch.fill(counts, computed, counts, [[2, 0, 3, 1]])
+        self.num_computed += count
         self.layer.forward(self.tokens.tensor, metadata, self.cache)
         return self.layer.output[:count].numpy().copy()
 
 
 @pytest.mark.parametrize("cuts", [[21], [1, 20], [5, 11, 5]], ids=str)
-def test_outputs_follow_the_definition_and_recycle(target: CausalLM, cuts: list[int]) -> None:
+def test_outputs_and_drafts_equal_the_definition(target: CausalLM, cuts: list[int]) -> None:
     random = np.random.default_rng(3)
     tokens = random.integers(8, 4096, 24).tolist()
     states = random.standard_normal((20, 256)).astype(np.float32)
@@ -127,7 +127,8 @@ def test_outputs_follow_the_definition_and_recycle(target: CausalLM, cuts: list[
     rows = np.concatenate([np.zeros((1, 256), np.float32), states])
     found = []
     for cut in cuts:
-        found.append(stepper(tokens[stepper.done : stepper.done + cut], rows[stepper.done : stepper.done + cut]))
+        chunk = slice(stepper.num_computed, stepper.num_computed + cut)
+        found.append(stepper(tokens[chunk], rows[chunk]))
     outputs = np.concatenate(found)[1:]
     for token in tokens[21:]:  # drafts: each from the output before it
         states = np.concatenate([states, outputs[-1:]])
@@ -136,9 +137,7 @@ def test_outputs_follow_the_definition_and_recycle(target: CausalLM, cuts: list[
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_what_stands_before_a_layers_first_entry_is_seen_by_nobody(
-    target: CausalLM, tmp_path: Path, index: int
-) -> None:
+def test_positions_before_a_layers_first_row_are_masked(target: CausalLM, tmp_path: Path, index: int) -> None:
     random = np.random.default_rng(4)
     states = random.standard_normal((9, 256)).astype(np.float32)
     folder, outputs = str(folder_of(tmp_path, repeat)), []
@@ -151,14 +150,14 @@ def test_what_stands_before_a_layers_first_entry_is_seen_by_nobody(
 
 
 def repeat(tensors: Tensors) -> None:
-    """Make three layers of the one."""
+    """Add two copies of the layer."""
     for name in list(tensors):
         for index in (1, 2):
             tensors[re.sub(r"(mtp_\w+)\.0", rf"\1.{index}", name)] = tensors[name].clone()
 
 
 def folder_of(tmp_path: Path, change: Callable[[Tensors], None]) -> Path:
-    """Write the demonstration model's layer, changed, to a folder of its own."""
+    """Write the demonstration model's layer, changed, to a separate folder."""
     tensors = {name: value for name, value in load_file(DEMO / "model.safetensors").items() if ".mtp_" in name}
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -166,7 +165,7 @@ def folder_of(tmp_path: Path, change: Callable[[Tensors], None]) -> Path:
     return tmp_path
 
 
-def keep(tensors: Tensors) -> None:
+def unchanged(tensors: Tensors) -> None:
     pass
 
 
@@ -185,8 +184,8 @@ def to_fused_paddle(tensors: Tensors) -> None:
     tensors[f"{mlp}.up_gate_proj.weight"] = paddle.concat(gate_up, axis=1)
 
 
-@pytest.mark.parametrize("change", [keep, to_paddle, to_fused_paddle])
-def test_a_folder_of_its_own_in_either_layout_is_the_same_layer(
+@pytest.mark.parametrize("change", [unchanged, to_paddle, to_fused_paddle])
+def test_a_separate_folder_in_either_layout_gives_the_same_layer(
     target: CausalLM, tmp_path: Path, change: Callable[[Tensors], None]
 ) -> None:
     states = np.random.default_rng(5).standard_normal((9, 256)).astype(np.float32)

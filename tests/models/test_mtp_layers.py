@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several layers for multi-token prediction: each makes the draft of its number, the last one all further drafts."""
+"""Several layers for multi-token prediction: layer k makes draft k, the last layer all further drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.exactness.requests import HEADS, run_all
 from tests.models.mtp_training import DEMO, FORMS, DefinedLayer, engine_of, states_of, texts_of, train, write_checkpoint
 from tests.spec_decode.drafting.engines import Drafts, record_drafts
 
-STEPS = 4  # of two layers: the second one makes the last three drafts
+NUM_DRAFTS = 4  # of two layers: the second one makes the last three drafts
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +35,25 @@ def texts(requests: list[GenerationRequest]) -> list[list[int]]:
 
 
 def defined_drafts(layers: list[DefinedLayer], text: list[int], states: Tensor) -> list[int]:
-    """Return what the layers' definition drafts after `text`: no cache, each draft from the whole sequence.
+    """Return the drafts after `text` by the definition of the layers: no cache, each from the whole sequence.
 
     Args:
         states: [len(text) - 1, hidden], the target's.
     """
     drafts: list[int] = []
-    for step in range(STEPS):
-        layer = layers[min(step, len(layers) - 1)]
-        if step < len(layers):
-            sources, skipped = states, step + 1
+    for draft_pass in range(NUM_DRAFTS):
+        layer = layers[min(draft_pass, len(layers) - 1)]
+        if draft_pass < len(layers):
+            inputs, first = states, draft_pass + 1
         else:
-            sources = paddle.concat([sources, states[-1:]])
-        states = layer.states(paddle.to_tensor([[*text, *drafts][skipped:]]), sources[None])[0]
+            inputs = paddle.concat([inputs, states[-1:]])
+        states = layer.states(paddle.to_tensor([[*text, *drafts][first:]]), inputs[None])[0]
         drafts.append(int(layer.logits(states[-1:][None]).argmax()))
     return drafts
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_two_layers_draft_what_their_definition_says(
+def test_drafts_of_two_layers_equal_their_definition(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     form: str,
@@ -66,10 +66,10 @@ def test_two_layers_draft_what_their_definition_says(
     train(layers, paddle.to_tensor(texts, "int64"), states, num_steps=30)
     write_checkpoint(tmp_path / "model", layers[0].weights | layers[1].weights)
     for num_blocks in (None, 12):
-        engine = engine_of(str(tmp_path / "model"), "mtp", STEPS, chunk=7, num_blocks=num_blocks)
+        engine = engine_of(str(tmp_path / "model"), "mtp", NUM_DRAFTS, chunk=7, num_blocks=num_blocks)
         found = record_drafts(engine)
-        monkeypatch.setattr(engine.length_policy, "draft_quotas", one_layer_now_and_then)
-        for _ in range(2):  # the second time behind prefix hits
+        monkeypatch.setattr(engine.length_policy, "draft_quotas", varying_quotas)
+        for _ in range(2):  # the second time with prefix hits
             run_all(engine, requests)
         stats = engine.stats()
         assert stats.num_accepted_tokens > 100
@@ -78,8 +78,10 @@ def test_two_layers_draft_what_their_definition_says(
         assert count_equal(layers, found, texts, states) > 100
 
 
-def one_layer_now_and_then(plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
-    return [DraftQuota(count, count) for count in (min(r.draft_room, 1 if r.num_tokens % 3 else STEPS) for r in ready)]
+def varying_quotas(plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
+    return [
+        DraftQuota(count, count) for count in (min(r.draft_room, 1 if r.num_tokens % 3 else NUM_DRAFTS) for r in ready)
+    ]
 
 
 def count_equal(layers: list[DefinedLayer], found: Drafts, texts: list[list[int]], states: Tensor) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each form's layer, trained by its definition, drafts in the engine what the definition says; other readings fail."""
+"""A layer of each form that is trained by its definition drafts in the engine what the definition drafts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trained(request: pytest.FixtureRequest, texts: list[list[int]], states: padd
 def accepted_with(
     folder: Path, layer: DefinedLayer, requests: list[GenerationRequest], change: Callable[[Tensors], None]
 ) -> list[float]:
-    """Write the target with the layer, changed, and return the share of drafts accepted at each position."""
+    """Run the target with the layer after `change`; return the acceptance rate at each position."""
     own = {name: value.clone() for name, value in layer.weights.items()}
     change(own)
     write_checkpoint(folder, own)
@@ -58,18 +58,18 @@ def accepted_with(
     return [a / b for a, b in zip(stats.accepted_per_position, stats.drafted_per_position)]
 
 
-def keep(tensors: Tensors) -> None:
+def unchanged(tensors: Tensors) -> None:
     pass
 
 
 def state_first(tensors: Tensors) -> None:
-    """Read the projection as [state ; embedding]."""
+    """Exchange the halves of the projection, as if the state came first."""
     name = next(name for name in tensors if "eh_proj" in name or "linear_proj" in name)
     embedding, state = tensors[name].chunk(2, axis=1)
     tensors[name] = paddle.concat([state, embedding], axis=1)
 
 
-def test_a_trained_layer_drafts_as_its_definition_does(
+def test_a_trained_layer_has_the_acceptance_rate_of_its_definition(
     tmp_path: Path,
     trained: DefinedLayer,
     requests: list[GenerationRequest],
@@ -81,12 +81,12 @@ def test_a_trained_layer_drafts_as_its_definition_does(
     right = (trained.logits(first).argmax(-1) == tokens[:, 2:]).astype("float32")
     begin = len(requests[0].prompt_token_ids)
     defined = float(right[:, begin:].mean())
-    accepted = accepted_with(tmp_path / "model", trained, requests, keep)
+    accepted = accepted_with(tmp_path / "model", trained, requests, unchanged)
     assert accepted[0] == pytest.approx(defined, abs=0.08)
     assert min(accepted) > 0.9
 
 
-def test_the_other_order_of_the_projection_drafts_badly(
+def test_the_other_order_of_the_projection_has_a_low_acceptance_rate(
     tmp_path: Path, trained: DefinedLayer, requests: list[GenerationRequest]
 ) -> None:
     assert accepted_with(tmp_path / "model", trained, requests, state_first)[0] < 0.6

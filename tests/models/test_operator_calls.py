@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many operators a step calls, counted where they are performed."""
+"""The number of operator calls of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BESIDE_LAYERS = 3  # the index arrays, the embedding and the final norm
 
 
 @pytest.mark.parametrize(("name", "dtype", "quantization"), MODELS)
-def test_a_layer_is_five_operator_calls(name: str, dtype: str, quantization: str) -> None:
+def test_a_layer_takes_five_operator_calls(name: str, dtype: str, quantization: str) -> None:
     model = load_golden(name, dtype, quantization)  # type: ignore[arg-type]
     driver = Driver(model)
     one, other = driver.start(), driver.start()

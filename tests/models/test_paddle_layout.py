@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in Paddle layout: what tells them, and what their tensors become."""
+"""Checkpoints in Paddle layout: how they are detected, and how their tensors are converted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ QKV, GATE_UP = ["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]
         ("Ernie4_5ForCausalLM", (4, 4), "ernie", {"qkv_proj": (QKV, 4), "up_gate_proj": (GATE_UP, 1)}),
     ],
 )
-def test_every_tensor_is_found_behind_names_transposition_and_fusion(
+def test_renamed_transposed_and_fused_tensors_are_read(
     architecture: str, heads: tuple[int, int], prefix: str, fused: dict[str, tuple[list[str], int]]
 ) -> None:
     config = small_config(architecture, *heads)
@@ -108,7 +108,7 @@ def test_every_tensor_is_found_behind_names_transposition_and_fusion(
         np.testing.assert_array_equal(found.read(name).numpy(), tensor.numpy(), err_msg=name)
 
 
-def test_missing_and_wrongly_shaped_tensors_have_the_names_of_the_files() -> None:
+def test_missing_and_wrongly_shaped_tensors_are_reported_by_their_names_in_the_files() -> None:
     config = small_config("Ernie4_5ForCausalLM", 4, 2)
     stored = as_paddle_writes_it(random_tensors(config), "ernie", {"qkv_proj": (QKV, 1)})
     del stored["ernie.norm.weight"]
@@ -119,7 +119,7 @@ def test_missing_and_wrongly_shaped_tensors_have_the_names_of_the_files() -> Non
     assert "ernie.layers.1.self_attn.qkv_proj.weight is [16, 31], expected [16, 32]" in caught.value.message
 
 
-def test_an_ernie_release_in_paddle_layout_computes_what_the_same_weights_compute_in_torch_layout(
+def test_an_ernie_checkpoint_gives_the_same_logits_in_paddle_and_torch_layout(
     tmp_path: Path,
 ) -> None:
     config = json.loads((GOLDEN / "ernie4_5" / "config.json").read_text())
@@ -163,7 +163,7 @@ def with_version_only(config: dict[str, Any], tensors: Tensors) -> None:
     ("header_format", "edit"),
     [("np", without_marks), ("pd", without_marks), (None, no_change), (None, with_version_only)],
 )
-def test_each_mark_alone_decides_where_all_matrices_are_square(
+def test_one_piece_of_evidence_is_enough_if_all_matrices_are_square(
     tmp_path: Path, header_format: str | None, edit: Callable[[dict[str, Any], Tensors], None]
 ) -> None:
     golden = GOLDEN / "paddlenlp_qwen2_square"
@@ -173,9 +173,7 @@ def test_each_mark_alone_decides_where_all_matrices_are_square(
     np.testing.assert_array_equal(found, logits_of(golden))
 
 
-def test_square_matrices_without_any_mark_are_refused_and_never_guessed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_square_matrices_without_evidence_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = GOLDEN / "paddlenlp_qwen2_square"
     config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
     without_marks(config, tensors)
@@ -184,7 +182,7 @@ def test_square_matrices_without_any_mark_are_refused_and_never_guessed(
         logits_of(folder)
     monkeypatch.setenv("FD_FOR_TORCH_MODEL_FORMAT", "1")
     as_torch = logits_of(folder)
-    assert (as_torch != logits_of_paddle(golden, monkeypatch)).mean() > 0.9, "read the other way round"
+    assert (as_torch != logits_of_paddle(golden, monkeypatch)).mean() > 0.9, "both layouts give the same logits"
 
 
 def logits_of_paddle(golden: Path, monkeypatch: pytest.MonkeyPatch) -> Logits:
@@ -192,7 +190,7 @@ def logits_of_paddle(golden: Path, monkeypatch: pytest.MonkeyPatch) -> Logits:
     return logits_of(golden)
 
 
-def test_shapes_decide_where_nothing_else_does(tmp_path: Path) -> None:
+def test_shapes_decide_if_there_is_no_other_evidence(tmp_path: Path) -> None:
     golden = GOLDEN / "paddlenlp_llama_rope_linear"
     config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
     del config["paddlenlp_version"]
@@ -200,7 +198,7 @@ def test_shapes_decide_where_nothing_else_does(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits_of(write(tmp_path, config, renamed, None)), logits_of(golden))
 
 
-def test_a_header_of_torch_wins_over_config_and_then_shapes_must_agree(tmp_path: Path) -> None:
+def test_a_torch_header_overrides_config_json_and_shapes_must_agree(tmp_path: Path) -> None:
     golden = GOLDEN / "paddlenlp_llama_rope_linear"
     config, tensors = json.loads((golden / "config.json").read_text()), load_file(golden / "model.safetensors")
     renamed = {name.replace("llama.", "model.", 1): tensor for name, tensor in tensors.items()}
@@ -208,7 +206,7 @@ def test_a_header_of_torch_wins_over_config_and_then_shapes_must_agree(tmp_path:
         logits_of(write(tmp_path, config, renamed, "pt"))
 
 
-def test_a_checkpoint_in_torch_layout_with_a_header_of_numpy_is_refused_with_the_way_out(
+def test_a_numpy_header_on_torch_layout_is_refused_and_the_error_names_the_variable_that_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden = GOLDEN / "qwen3"
@@ -231,7 +229,7 @@ def test_shards_that_name_different_formats_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("golden", ["paddlenlp_qwen2_fused", "paddlenlp_llama_rope_linear"])
-def test_nothing_refers_to_the_files_after_the_load(tmp_path: Path, golden: str) -> None:
+def test_files_may_change_after_the_model_is_loaded(tmp_path: Path, golden: str) -> None:
     shutil.copytree(GOLDEN / golden, tmp_path, dirs_exist_ok=True)
     model = load_model(ModelConfig.from_pretrained(tmp_path), max_rows=64, max_model_len=MAX_MODEL_LEN)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()

@@ -25,7 +25,7 @@ def reference(name: str) -> dict[str, np.ndarray]:
     return found
 
 
-def test_goldens_cover_every_architecture_and_rope_rule() -> None:
+def test_goldens_cover_every_architecture_and_rope_type() -> None:
     configs = [load_golden(name).config for name in GOLDEN_NAMES]
     assert {config.architecture for config in configs} == set(ARCHITECTURES)
     assert {config.rope.kind for config in configs} == {"default", "linear", "dynamic", "llama3", "yarn"}
@@ -65,7 +65,7 @@ def test_greedy_decoding_continues_as_the_reference_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN_NAMES if "rope" in name or "partial" in name])
-def test_the_rotary_setting_matters_in_its_golden(name: str) -> None:
+def test_a_golden_fails_with_the_default_rotary_setting(name: str) -> None:
     expected = reference(name)
     rope = load_golden(name).config.rope
     plain = replace(rope, kind="default", attention_factor=1.0, rotary_dim=load_golden(name).config.head_dim)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models with quantized weights: row-independent like any other, near the unquantized one, chosen per part."""
+"""Models with quantized weights: row independence, distance from the unquantized model, formats per part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEAN_TOLERANCE = {"wint8": 0.02, "w8a8": 0.02, "wint4": 0.2, "w4a8": 0.2}
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
 @pytest.mark.parametrize("name", NAMES)
-def test_chunks_and_steps_are_one_shot_prefill(name: str, quantization: str) -> None:
+def test_chunked_prefill_and_decoding_equal_prefill_at_once(name: str, quantization: str) -> None:
     driver = Driver(load_golden(name, "bfloat16", quantization))
     tokens = tokens_of(1)
     whole = driver.run_alone(tokens)
@@ -34,7 +34,7 @@ def test_chunks_and_steps_are_one_shot_prefill(name: str, quantization: str) -> 
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
-def test_a_mixed_batch_is_its_requests_alone(quantization: str) -> None:
+def test_requests_in_a_mixed_batch_equal_requests_alone(quantization: str) -> None:
     driver = Driver(load_golden("qwen3", "bfloat16", quantization))
     texts = [tokens_of(seed) for seed in range(8)]
     alone = [driver.run_alone(text) for text in texts]
@@ -54,7 +54,7 @@ def test_a_mixed_batch_is_its_requests_alone(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
-def test_a_captured_step_is_its_operators_called_one_by_one(quantization: str) -> None:
+def test_a_captured_step_equals_its_operators_called_separately(quantization: str) -> None:
     model, tokens = load_golden("ernie4_5", "bfloat16", quantization), tokens_of(7)
     called, captured = Driver(model, captures=False), Driver(model)
     assert_same_bits(captured.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
@@ -63,7 +63,7 @@ def test_a_captured_step_is_its_operators_called_one_by_one(quantization: str) -
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
 @pytest.mark.parametrize("name", NAMES)
-def test_logprobs_are_those_of_the_references_and_near_those_of_bf16(name: str, quantization: str) -> None:
+def test_logprobs_are_close_to_the_references_and_to_bf16(name: str, quantization: str) -> None:
     def logprobs(quantization: str) -> NDArray[np.float64]:
         return log_softmax(Driver(load_golden(name, "bfloat16", quantization)).run_alone(tokens_of(3)))
 
@@ -76,7 +76,7 @@ def test_logprobs_are_those_of_the_references_and_near_those_of_bf16(name: str, 
 
 @pytest.mark.parametrize("part", ["attention", "mlp", "head"])
 @pytest.mark.parametrize("name", ["qwen3", "llama_untied_bias"])
-def test_each_part_is_quantized_by_itself(name: str, part: str) -> None:
+def test_each_part_is_quantized_independently(name: str, part: str) -> None:
     tokens = tokens_of(4, 20)
     plain, one = load_golden(name, "bfloat16"), load_golden(name, "bfloat16", {part: "wint8"})
     is_held_twice = part == "head" and one.config.tie_word_embeddings
@@ -85,7 +85,7 @@ def test_each_part_is_quantized_by_itself(name: str, part: str) -> None:
     assert one._head.weight.quantization == ("wint8" if part == "head" else "none")
 
 
-def test_a_tied_embedding_stays_as_it_is_beside_a_quantized_head() -> None:
+def test_a_tied_embedding_is_not_quantized_with_the_head() -> None:
     model = load_golden("ernie4_5", "bfloat16", "wint8")
     assert model.config.tie_word_embeddings
     plain = SafetensorsSource(GOLDEN / "ernie4_5").read("model.embed_tokens.weight").astype("bfloat16")
@@ -99,7 +99,7 @@ def test_quantization_needs_bfloat16() -> None:
         load_golden("qwen3", "float32", "wint8")
 
 
-def test_a_name_stands_for_formats_of_parts() -> None:
+def test_a_name_expands_to_formats_of_parts() -> None:
     assert QuantizationConfig.from_value("wint4") == QuantizationConfig("wint4", "wint4", "wint8")
     assert QuantizationConfig.from_value({"mlp": "w8a8"}) == QuantizationConfig("none", "w8a8", "none")
     assert str(QuantizationConfig("none", "w8a8", "none")) == "attention none, mlp w8a8, head none"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not read is refused in one line that names the folder and the format."""
+"""Unsupported checkpoints are refused with one line that names the folder and the format."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder_with(tmp_path: Path, files: list[str], **config: Any) -> Path:
         ([], "contains no *.safetensors"),
     ],
 )
-def test_files_of_other_formats(tmp_path: Path, files: list[str], message: str) -> None:
+def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[str], message: str) -> None:
     assert message in refusal(folder_with(tmp_path, files))
 
 
@@ -90,11 +90,11 @@ def test_files_of_other_formats(tmp_path: Path, files: list[str], message: str) 
         ({"architectures": None}, "None is not supported (supported: LlamaForCausalLM"),
     ],
 )
-def test_configurations_of_other_formats(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_unsupported_configurations_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     assert message in refusal(folder_with(tmp_path, ["model.safetensors"], **config))
 
 
-def test_an_adapter_needs_no_config_to_be_recognised(tmp_path: Path) -> None:
+def test_an_adapter_without_config_json_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "is an adapter (LoRA)" in refusal(tmp_path)
 
@@ -131,14 +131,14 @@ def sharded(tmp_path: Path, edit_index: dict[str, str | None]) -> Path:
         ({"llama.norm.weight": "model-9.safetensors"}, "names files that do not exist: model-9.safetensors"),
     ],
 )
-def test_an_index_that_does_not_match_its_shards(
+def test_an_index_that_does_not_match_its_shards_is_refused(
     tmp_path: Path, edit_index: dict[str, str | None], message: str
 ) -> None:
     assert message in refusal(sharded(tmp_path, edit_index))
 
 
 @pytest.mark.parametrize("golden", ["paddlenlp_llama", "llama_rope_llama3"])
-def test_a_shard_that_is_not_there_is_named_in_both_layouts(tmp_path: Path, golden: str) -> None:
+def test_a_missing_shard_is_named_in_both_layouts(tmp_path: Path, golden: str) -> None:
     shutil.copytree(GOLDEN / golden, tmp_path, dirs_exist_ok=True)
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
@@ -146,13 +146,13 @@ def test_a_shard_that_is_not_there_is_named_in_both_layouts(tmp_path: Path, gold
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": ["a"]}'])
-def test_a_damaged_index_is_named(tmp_path: Path, content: str) -> None:
+def test_a_damaged_index_is_refused(tmp_path: Path, content: str) -> None:
     shutil.copytree(GOLDEN / "paddlenlp_llama", tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors.index.json").write_text(content)
     assert "cannot read" in refusal(tmp_path)
 
 
-def test_a_long_list_of_names_ends_with_how_many_more_there_are(tmp_path: Path) -> None:
+def test_a_long_list_of_names_is_truncated_and_says_how_many_are_left_out(tmp_path: Path) -> None:
     raw = json.loads((GOLDEN / "paddlenlp_llama_rope_linear" / "config.json").read_text())
     shutil.copy(GOLDEN / "paddlenlp_llama_rope_linear" / "model.safetensors", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**raw, "num_hidden_layers": 6}))

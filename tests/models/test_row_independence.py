@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row's logits are the same bits whatever else is computed in its step, and however its request was cut."""
+"""The logits of a row are bit-identical for any other rows in the step and any chunks of the request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assert_same_bits(found: Logits, expected: Logits) -> None:
 
 @pytest.mark.parametrize("dtype", get_args(DType))
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_chunked_prefill_is_one_shot_prefill(name: str, dtype: DType) -> None:
+def test_chunked_prefill_equals_prefill_at_once(name: str, dtype: DType) -> None:
     driver = Driver(load_golden(name, dtype))
     tokens = tokens_of(1)
     whole = driver.run_alone(tokens)
@@ -36,7 +36,7 @@ def test_chunked_prefill_is_one_shot_prefill(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", get_args(DType))
-def test_chunks_of_a_long_prompt_are_one_shot_prefill(dtype: DType) -> None:
+def test_chunked_prefill_of_a_long_prompt_equals_prefill_at_once(dtype: DType) -> None:
     config = ModelConfig.from_pretrained(GOLDEN / "qwen3", dtype=dtype)
     config = replace(config, hidden_size=152, intermediate_size=312, num_heads=3, num_kv_heads=1, head_dim=64)
     config = replace(config, rope=replace(config.rope, rotary_dim=64))
@@ -49,7 +49,7 @@ def test_chunks_of_a_long_prompt_are_one_shot_prefill(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", get_args(DType))
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mixed_batch_is_its_requests_alone(name: str, dtype: DType) -> None:
+def test_requests_in_a_mixed_batch_equal_requests_alone(name: str, dtype: DType) -> None:
     driver = Driver(load_golden(name, dtype))
     texts = [tokens_of(seed) for seed in range(8)]
     alone = [driver.run_alone(text) for text in texts]
@@ -69,7 +69,7 @@ def test_a_mixed_batch_is_its_requests_alone(name: str, dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", get_args(DType))
 @pytest.mark.parametrize("name", NAMES)
-def test_verified_drafts_are_single_steps(name: str, dtype: DType) -> None:
+def test_rows_of_drafts_equal_rows_of_single_steps(name: str, dtype: DType) -> None:
     driver = Driver(load_golden(name, dtype))
     tokens = tokens_of(2)
     stepped = driver.run_alone(tokens, [30] + [1] * 30)
@@ -82,7 +82,7 @@ def test_verified_drafts_are_single_steps(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", get_args(DType))
-def test_rejected_drafts_leave_no_trace(dtype: DType) -> None:
+def test_rejected_drafts_do_not_change_later_rows(dtype: DType) -> None:
     driver = Driver(load_golden("ernie4_5", dtype))
     tokens, wrong = tokens_of(3), tokens_of(4)
     expected = driver.run_alone(tokens)
@@ -96,7 +96,7 @@ def test_rejected_drafts_leave_no_trace(dtype: DType) -> None:
     assert_same_bits(request.all_logits, expected)
 
 
-def test_num_rows_bounds_what_is_written() -> None:
+def test_rows_beyond_num_rows_are_not_written() -> None:
     driver = Driver(load_golden("qwen3"))
     driver.logits.fill_(7.0)
     driver.run_alone(tokens_of(6, 3))
@@ -105,14 +105,14 @@ def test_num_rows_bounds_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_captured_step_is_its_operators_called_one_by_one(name: str) -> None:
+def test_a_captured_step_equals_its_operators_called_separately(name: str) -> None:
     model, tokens = load_golden(name), tokens_of(7)
     called, captured = Driver(model, captures=False), Driver(model)
     assert_same_bits(captured.run_alone(tokens, [30] * 2), called.run_alone(tokens, [30] * 2))
     assert captured.forward._graph is not None and called.forward._graph is None
 
 
-def test_a_model_may_be_stepped_over_several_caches_in_turn() -> None:
+def test_a_model_may_alternate_between_several_caches() -> None:
     model, tokens = load_golden("qwen2"), tokens_of(8)
     first, second = Driver(model), Driver(model)
     expected = first.run_alone(tokens)

@@ -53,7 +53,7 @@ class DraftBuffers:
         stages: Sequence[DraftStage],
         output: Tensor,
         states: Tensor | None = None,
-        source: Tensor | None = None,
+        input_states: Tensor | None = None,
         vocab_sizes: Sequence[int] = (),
     ) -> DraftLoop:
         """Return a DraftLoop over these buffers; without `vocab_sizes`, drafts are sampled from all ids."""
@@ -67,7 +67,7 @@ class DraftBuffers:
             max_drafts=config.max_drafts,
             max_logits_rows=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
             states=states,
-            source=source,
+            source=input_states,
         )
 
 
@@ -192,14 +192,14 @@ class Drafter:
 
     def _pack(self, spans: Sequence[Span]) -> None:
         """Write the rows of a call to the buffers: at most max_rows rows of at most max_seqs requests."""
-        tokens, buffers, at = self.loop.token_ids.memory, self.loop.batch.buffers, 0
+        tokens, buffers, row = self.loop.token_ids.memory, self.loop.batch.buffers, 0
         for index, span in enumerate(spans):
             count = span.end - span.start
-            tokens[at : at + count] = span.request.tokens_of_rows(span.start, count)
+            tokens[row : row + count] = span.request.tokens_of_rows(span.start, count)
             buffers.num_scheduled.memory[index], buffers.num_computed.memory[index] = count, span.start
-            at += count
+            row += count
             self._sync_block_table(index, span.request)
-        self._vocabulary.observe(tokens[:at])
+        self._vocabulary.observe(tokens[:row])
 
     def _sync_block_table(self, index: int, request: Request) -> None:
         """Write the block table of a request at an index of the batch; only blocks added since the last call."""

@@ -79,7 +79,7 @@ def find_drafting_model(
     speculative = config.speculative
     if speculative.method not in ("mtp", "draft_model"):
         return None
-    with _errors_name_the_key():
+    with _prefix_errors_with_key():
         path = None if speculative.model is None else resolve_model_path(speculative.model, speculative.revision)
         if speculative.method == "mtp" or path is None:
             num_layers = _num_layers_used(config, path or target.path)
@@ -105,7 +105,7 @@ def load_drafting_model(drafting: DraftingModelConfig, config: EngineConfig, tar
     quantization = _quantization_of(drafting, config)
     if drafting.method == "mtp":
         return load_mtp_layers(target, drafting.path, config.load_choices, quantization, drafting.num_layers)
-    with _errors_name_the_key():
+    with _prefix_errors_with_key():
         return load_model(
             drafting.config,
             max_rows=target.max_rows,
@@ -178,7 +178,7 @@ def _num_layers_used(config: EngineConfig, folder: str) -> int:
 
 
 @contextmanager
-def _errors_name_the_key() -> Iterator[None]:
+def _prefix_errors_with_key() -> Iterator[None]:
     """Make errors about the drafting model's checkpoint name the key of speculative_config that caused them."""
     try:
         yield
@@ -200,14 +200,14 @@ def _check_context(draft: ModelConfig, max_model_len: int) -> None:
 def _check_vocabulary(draft: ModelConfig, target: ModelConfig, tokenizer: Tokenizer | None, vocab_limit: int) -> None:
     """Refuse a draft model whose token ids mean something else; ids without a token may differ in number."""
     if tokenizer is not None and has_tokenizer(Path(draft.path)):
-        ours, theirs = tokenizer.vocabulary(), Tokenizer.from_pretrained(draft.path).vocabulary()
-        differing = ours.items() ^ theirs.items()
+        target_ids, draft_ids = tokenizer.vocabulary(), Tokenizer.from_pretrained(draft.path).vocabulary()
+        differing = target_ids.items() ^ draft_ids.items()
         if differing:
             token = min(token for token, _ in differing)
             raise ConfigError(
                 "model",
-                f"{draft.path} has another vocabulary: {token!r} is {_token_id_text(ours.get(token))} in the target's "
-                f"tokenizer, {_token_id_text(theirs.get(token))} in its own",
+                f"{draft.path} has another vocabulary: {token!r} is {_token_id_text(target_ids.get(token))} in the "
+                f"target's tokenizer, {_token_id_text(draft_ids.get(token))} in its own",
             )
     elif draft.vocab_size != target.vocab_size:
         raise ConfigError(

@@ -53,7 +53,7 @@ class MTPRunner(Drafter):
         self._states: Tensor = paddle.zeros(
             [num_slots + 1, config.hidden_size], config.dtype
         )  # last: before a sequence
-        target.keep_states(self._states)
+        target.store_hidden_states(self._states)
 
         def stage(layer: MTPLayer, cache: KVCache) -> DraftStage:
             def compute(metadata: AttentionMetadata) -> None:
@@ -63,7 +63,7 @@ class MTPRunner(Drafter):
 
         stages = [stage(layer, cache) for layer, cache in zip(layers, caches, strict=True)]
         sizes = draft_vocab_sizes(config.vocab_size)
-        loop = buffers.loop(stages, layers[0].output, self._states, layers[0].source, sizes)
+        loop = buffers.loop(stages, layers[0].output, self._states, layers[0].input_states, sizes)
         super().__init__(loop, num_blocks, config, MAX_ROWS_OF_FIRST_PASS if len(layers) == 1 else None)
 
     def describe(self) -> dict[str, Any]:
