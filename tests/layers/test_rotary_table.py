@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of cosines and sines."""
+"""The table of cosines and sines equals that of transformers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_attention_factors_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_differs_from_the_others(name: str) -> None:
+def test_settings_have_different_frequencies(name: str) -> None:
     others = [inverse_frequencies(setting(other), DYNAMIC_LEN) for other in SETTINGS if other != name]
     found = inverse_frequencies(setting(name), DYNAMIC_LEN)
     assert all(np.abs(found / other - 1.0).max() > 1e-3 for other in others)
@@ -55,7 +55,7 @@ def test_attention_factor_scales_cosines_and_sines() -> None:
     np.testing.assert_allclose(rotary_table(scaled, 64), 1.5 * rotary_table(plain, 64), rtol=2e-7, atol=1e-7)
 
 
-def test_dynamic_base_follows_max_model_len_and_not_below_the_pretraining() -> None:
+def test_dynamic_base_follows_max_model_len_beyond_the_pretraining_length() -> None:
     rope = RopeConfig("dynamic", 10000.0, 64, 2048, factor=2.0)
     plain = RopeConfig("default", 10000.0, 64, 2048)
     np.testing.assert_array_equal(inverse_frequencies(rope, 100), inverse_frequencies(plain, 100))

@@ -24,7 +24,7 @@ A, B = make_request("a"), make_request("b")
 
 
 def compare(model: AcceptanceModel, *outcomes: tuple[Request, Draft, list[int]]) -> int:
-    """Let the model see that these tokens were emitted in place of these drafts."""
+    """Update the model with drafts and the tokens that were emitted at their positions."""
     proposed = []
     for like, proposal, emitted in outcomes:
         request = make_request(like.request_id)
@@ -33,14 +33,14 @@ def compare(model: AcceptanceModel, *outcomes: tuple[Request, Draft, list[int]])
     return model.update(proposed)
 
 
-def test_an_unknown_source_gets_the_first_guess_at_every_depth() -> None:
+def test_a_source_without_outcomes_has_the_initial_rate_at_every_depth() -> None:
     assert AcceptanceModel().acceptance(A, draft([1, 2])) == pytest.approx([INITIAL_RATE, INITIAL_RATE**2])
     assert AcceptanceModel().expected_accepted("mtp", 2) == pytest.approx(
         [INITIAL_RATE, INITIAL_RATE + INITIAL_RATE**2]
     )
 
 
-def test_accepted_and_rejected_drafts_move_the_estimate_of_their_source_only() -> None:
+def test_outcomes_change_the_estimate_of_their_source_only() -> None:
     model = AcceptanceModel()
     for _ in range(50):
         compare(model, (A, draft(TEXT), TEXT), (B, draft(WRONG, source="mtp"), TEXT))
@@ -49,7 +49,7 @@ def test_accepted_and_rejected_drafts_move_the_estimate_of_their_source_only() -
     assert model.expected_accepted("suffix", 1) == pytest.approx([INITIAL_RATE])
 
 
-def test_long_matches_are_distinguished_from_short_ones() -> None:
+def test_the_match_length_changes_the_estimate() -> None:
     model = AcceptanceModel()
     for _ in range(50):
         compare(model, (A, draft(TEXT, match_len=12), TEXT), (A, draft(WRONG, match_len=1), TEXT))
@@ -58,7 +58,7 @@ def test_long_matches_are_distinguished_from_short_ones() -> None:
     assert model.acceptance(B, draft([1], MAX_DEPTH)) == model.acceptance(B, draft([1], 10 * MAX_DEPTH))
 
 
-def test_depths_that_were_never_seen_follow_the_depth_before_them() -> None:
+def test_depths_without_outcomes_have_the_rate_of_the_depth_before() -> None:
     model = AcceptanceModel()
     for _ in range(50):
         compare(model, (A, draft([9]), TEXT))
@@ -72,7 +72,7 @@ def test_a_draft_is_compared_only_as_far_as_tokens_were_emitted() -> None:
     assert second / first == pytest.approx(first) and first > INITIAL_RATE  # the prior of the next depth
 
 
-def test_the_drafts_of_a_worse_request_count_for_less() -> None:
+def test_probabilities_of_a_request_follow_its_own_rejections() -> None:
     model = AcceptanceModel()
     for _ in range(20):
         compare(model, (A, draft(TEXT), TEXT), (B, draft(WRONG), TEXT))
@@ -88,13 +88,13 @@ def test_tokens_of_a_joined_draft_count_for_their_own_sources() -> None:
     assert model.expected_accepted("ngram", 2)[1] < 1.2 * model.expected_accepted("ngram", 1)[0]
 
 
-def test_tokens_beyond_the_first_of_a_step_count_as_accepted() -> None:
+def test_emitted_tokens_except_the_last_of_a_step_were_accepted_drafts() -> None:
     model = AcceptanceModel()
     assert compare(model, (A, draft([1, 2, 9]), [1, 2, 3]), (B, draft([9]), [1])) == 2
 
 
-def test_nothing_is_kept_of_a_request_that_has_ended() -> None:
-    model, request = AcceptanceModel(), make_request("ended")
+def test_a_finished_request_has_no_state() -> None:
+    model, request = AcceptanceModel(), make_request("finished")
     proposed = [(request, draft([1]), request.num_tokens)]
     request.append([1])
     request.status = RequestStatus.FINISHED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What adaptive length does with texts and machines of all kinds, in virtual time: real scheduler and proposers."""
+"""Adaptive length with various texts and machines, in virtual time, with the real scheduler and proposers."""
 
 from __future__ import annotations
 
@@ -41,18 +41,22 @@ def make(method: str, machine: Machine = MACHINE, batch: int = 1, **keys: Any) -
 
 
 class Session:
-    """Requests that one engine answers one after the other, in batches of one size."""
+    """Runs batches of requests through one engine, one batch after the other."""
 
     def __init__(self, virtual: VirtualEngine) -> None:
         self.virtual, self.engine = virtual, virtual.engine
         self._count = 0
 
-    def seconds(self, answer: Sequence[int], ease: Sequence[float] = (0.0,), batch: int = 1, prompt: int = 4) -> float:
-        """Answer with these tokens; return the virtual seconds that decoding took.
+    def seconds(
+        self, answer: Sequence[int], reliability: Sequence[float] = (0.0,), batch: int = 1, prompt: int = 4
+    ) -> float:
+        """Run requests that emit `answer`; return the virtual seconds of all steps.
 
         Args:
-            ease: share of a drafting model's tokens that are right, for each 48 tokens of the answer in turn.
-            prompt: random tokens in front.
+            answer: the tokens that the target emits.
+            reliability: share of a drafting model's tokens that equal the answer, in turn for each 48 tokens.
+            batch: number of requests.
+            prompt: number of random prompt tokens.
         """
         begin_s = self.virtual.busy_s()
         for _ in range(batch):
@@ -60,16 +64,16 @@ class Session:
             self._count += 1
             self.virtual.runner.answers[name] = list(answer)
             if isinstance(self.virtual.drafting, SimulatedModel):
-                self.virtual.drafting.reliabilities[name] = ease
+                self.virtual.drafting.reliabilities[name] = reliability
             params = SamplingParams(temperature=0.0, max_tokens=len(answer), ignore_eos=True)
-            self.engine.add_request(GenerationRequest(name, noise(prompt, seed=name), params, cache_salt=name))
+            self.engine.add_request(GenerationRequest(name, random_tokens(prompt, seed=name), params, cache_salt=name))
         while self.engine.has_unfinished():
             self.engine.step()
         self.engine.check_integrity()
         return self.virtual.busy_s() - begin_s
 
     def drafted_share(self, answer: Sequence[int], **how: Any) -> float:
-        """Answer; return draft tokens verified per emitted token."""
+        """Run requests that emit `answer`; return the number of drafted tokens per emitted token."""
         before = self.engine.stats()
         self.seconds(answer, **how)
         after = self.engine.stats()
@@ -77,18 +81,18 @@ class Session:
         return (after.num_draft_tokens - before.num_draft_tokens) / num_tokens
 
 
-def noise(count: int, seed: object = 0) -> list[int]:
-    """Return tokens that never repeat themselves."""
+def random_tokens(count: int, seed: object = 0) -> list[int]:
+    """Return random tokens without repetitions."""
     return random.Random(str(seed)).sample(range(100_000), count)
 
 
 def lines(count: int, length: int = 40, seed: object = "line") -> list[int]:
-    """Return one line, `count` times."""
-    return noise(length, seed) * count
+    """Return the same random line `count` times."""
+    return random_tokens(length, seed) * count
 
 
-def against_naive(method: str, answer: Sequence[int], repeats: int = 3, **how: Any) -> float:
-    """Return the speed of a method, from a cold start on, over that of plain decoding."""
+def speedup(method: str, answer: Sequence[int], repeats: int = 3, **how: Any) -> float:
+    """Return the speed-up of a method over plain decoding, of new engines."""
     naive, adaptive = Session(make("naive", batch=16)), Session(make(method, batch=16))
     plain_s = sum(naive.seconds(answer, **how) for _ in range(repeats))
     return plain_s / sum(adaptive.seconds(answer, **how) for _ in range(repeats))
@@ -96,81 +100,83 @@ def against_naive(method: str, answer: Sequence[int], repeats: int = 3, **how: A
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_that_are_never_right_cost_little(method: str, batch: int) -> None:
-    assert against_naive(method, noise(400), batch=batch) > 0.97
+def test_drafts_that_are_always_rejected_cost_at_most_three_percent(method: str, batch: int) -> None:
+    assert speedup(method, random_tokens(400), batch=batch) > 0.97
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_first_answer_of_ordinary_length_loses_little_to_wrong_drafts(method: str) -> None:
-    assert against_naive(method, noise(128), repeats=1) > 0.95
+def test_rejected_drafts_cost_at_most_five_percent_of_a_first_output_of_128_tokens(method: str) -> None:
+    assert speedup(method, random_tokens(128), repeats=1) > 0.95
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_that_are_right_are_all_verified(method: str) -> None:
-    how = {"ease": (0.95,), "repeats": 3}
+def test_good_drafts_are_as_fast_as_with_fixed_length(method: str) -> None:
+    how = {"reliability": (0.95,), "repeats": 3}
     fixed = Session(make(method, adaptive=False))
-    fixed_s = sum(fixed.seconds(lines(10), ease=(0.95,)) for _ in range(3))
+    fixed_s = sum(fixed.seconds(lines(10), reliability=(0.95,)) for _ in range(3))
     naive = Session(make("naive"))
     naive_s = sum(naive.seconds(lines(10)) for _ in range(3))
-    assert against_naive(method, lines(10), **how) > 0.95 * naive_s / fixed_s > 1.3
+    assert speedup(method, lines(10), **how) > 0.95 * naive_s / fixed_s > 1.3
 
 
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
-def test_a_model_that_turns_bad_is_paused_and_one_that_turns_good_is_found_again(method: str) -> None:
+def test_drafting_is_paused_when_drafts_become_bad_and_resumes_when_they_become_good(method: str) -> None:
     session, naive = Session(make(method)), Session(make("naive"))
-    for ease, least in (((0.95,), 1.3), ((0.0,), 0.93), ((0.95,), 1.2)):
-        speed = naive.seconds(noise(1000)) / session.seconds(noise(1000), ease=ease)
-        assert speed > least, (ease, speed)
+    for reliability, least in (((0.95,), 1.3), ((0.0,), 0.93), ((0.95,), 1.2)):
+        speed = naive.seconds(random_tokens(1000)) / session.seconds(random_tokens(1000), reliability=reliability)
+        assert speed > least, (reliability, speed)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_phases_within_one_text_never_make_it_slower(method: str) -> None:
-    text = [*lines(6, seed="a"), *noise(300), *lines(6, seed="b"), *noise(300, seed="c")]
-    assert against_naive(method, text, ease=(0.9,) * 5 + (0.0,) * 6) > 1.0
+def test_a_text_in_phases_is_faster_than_plain_decoding(method: str) -> None:
+    text = [*lines(6, seed="a"), *random_tokens(300), *lines(6, seed="b"), *random_tokens(300, seed="c")]
+    assert speedup(method, text, reliability=(0.9,) * 5 + (0.0,) * 6) > 1.0
 
 
 @pytest.mark.parametrize("max_ngram_size", [2, 5])
 @pytest.mark.parametrize("method", TEXT_METHODS)
-def test_a_line_that_is_repeated_is_drafted_during_a_pause(method: str, max_ngram_size: int) -> None:
+def test_a_repeated_line_is_drafted_during_a_pause_within_20_tokens_of_its_repetition(
+    method: str, max_ngram_size: int
+) -> None:
     keys = {"max_ngram_size": max_ngram_size} if method.endswith("ngram") else {}
-    virtual = make(method, replace(MACHINE, match_s=0.3), **keys)  # so dear that drafting is paused soon
+    virtual = make(method, replace(MACHINE, match_s=0.3), **keys)  # matching is so slow that drafting is paused soon
     session = Session(virtual)
-    session.seconds(noise(400))
+    session.seconds(random_tokens(400))
     assert virtual.engine.stats().draft_length.is_paused
     line = lines(14)
-    rows = []
+    drafts = []  # number of tokens emitted before a step, and number of its drafts
     run = virtual.runner.run
 
     def record(plan: Any) -> Any:
-        rows.extend((request.num_output_tokens, len(request.draft)) for request in plan.requests)
+        drafts.extend((request.num_output_tokens, len(request.draft)) for request in plan.requests)
         return run(plan)
 
     virtual.runner.run = record  # type: ignore[method-assign]
     virtual.engine.runner = virtual.runner
     session.seconds(line)
-    first = min(at for at, num_drafts in rows if num_drafts and at > 40)
+    first = min(position for position, num_drafts in drafts if num_drafts and position > 40)
     assert first <= 40 + 20
-    assert len(rows) < len(line) / 3
+    assert len(drafts) < len(line) / 3
 
 
 @pytest.mark.parametrize("slower", [0.4, 3.0])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_machine_that_changes_its_speed_changes_nothing_for_drafts_that_pay(method: str, slower: float) -> None:
+def test_good_drafts_are_verified_after_the_machine_has_changed_its_speed(method: str, slower: float) -> None:
     session = Session(make(method))
-    before = session.drafted_share(lines(20), ease=(0.9,))
+    before = session.drafted_share(lines(20), reliability=(0.9,))
     session.virtual.clock.slowdown = slower
-    session.seconds(lines(5), ease=(0.9,))
-    assert session.drafted_share(lines(20), ease=(0.9,)) > 0.9 * before
+    session.seconds(lines(5), reliability=(0.9,))
+    assert session.drafted_share(lines(20), reliability=(0.9,)) > 0.9 * before
 
 
 @pytest.mark.parametrize("slower", [0.4, 3.0])
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
-def test_a_machine_that_changes_its_speed_keeps_bad_drafts_paused(method: str, slower: float) -> None:
+def test_bad_drafts_stay_paused_after_the_machine_has_changed_its_speed(method: str, slower: float) -> None:
     session, naive = Session(make(method)), Session(make("naive"))
-    for one in (session, naive):
-        one.seconds(noise(400))
-        one.virtual.clock.slowdown = slower
-    assert naive.seconds(noise(1000)) / session.seconds(noise(1000)) > 0.96
+    for each in (session, naive):
+        each.seconds(random_tokens(400))
+        each.virtual.clock.slowdown = slower
+    assert naive.seconds(random_tokens(1000)) / session.seconds(random_tokens(1000)) > 0.96
 
 
 @pytest.mark.parametrize("error", [0.5, 2.0])
@@ -179,9 +185,9 @@ def test_wrong_predictions_of_step_times_are_corrected(error: float) -> None:
     good, bad, naive = (
         Session(make(method, predicted=predicted)) for method in ("draft_model", "draft_model", "naive")
     )
-    plain_s = naive.seconds(noise(1000))
-    assert plain_s / good.seconds(noise(1000), ease=(0.95,)) > 1.25
-    assert plain_s / bad.seconds(noise(1000)) > 0.95
+    plain_s = naive.seconds(random_tokens(1000))
+    assert plain_s / good.seconds(random_tokens(1000), reliability=(0.95,)) > 1.25
+    assert plain_s / bad.seconds(random_tokens(1000)) > 0.95
 
 
 def test_bad_drafts_are_paused_even_if_every_step_has_prefill_rows() -> None:
@@ -189,34 +195,34 @@ def test_bad_drafts_are_paused_even_if_every_step_has_prefill_rows() -> None:
     session = Session(virtual)
     for i in range(60):  # a request arrives in every step
         name = f"short {i}"
-        virtual.runner.answers[name] = noise(8)
+        virtual.runner.answers[name] = random_tokens(8)
         assert isinstance(virtual.drafting, SimulatedModel)
         virtual.drafting.reliabilities[name] = (0.0,)
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-        virtual.engine.add_request(GenerationRequest(name, noise(20, seed=name), params))
+        virtual.engine.add_request(GenerationRequest(name, random_tokens(20, seed=name), params))
         virtual.engine.step()
     assert virtual.engine.stats().draft_length.is_paused
-    assert session.drafted_share(noise(100)) < 0.3
+    assert session.drafted_share(random_tokens(100)) < 0.3
 
 
-def test_batch_sizes_are_judged_apart() -> None:
-    dear = replace(MACHINE, rows_s={1: 1.0, 9: 1.1, 16: 16.0, 160: 160.0}, request_s=0.0)
-    session = Session(make("draft_model", dear, batch=16))
+def test_batch_sizes_have_separate_loss_budgets() -> None:
+    machine = replace(MACHINE, rows_s={1: 1.0, 9: 1.1, 16: 16.0, 160: 160.0}, request_s=0.0)
+    session = Session(make("draft_model", machine, batch=16))
     for _ in range(3):
-        session.seconds(noise(200), ease=(0.9,), batch=16)
-    assert session.drafted_share(noise(200), ease=(0.9,), batch=16) < 0.2
-    session.seconds(noise(100), ease=(0.9,))
-    assert session.drafted_share(noise(400), ease=(0.9,)) > 0.8
+        session.seconds(random_tokens(200), reliability=(0.9,), batch=16)
+    assert session.drafted_share(random_tokens(200), reliability=(0.9,), batch=16) < 0.2
+    session.seconds(random_tokens(100), reliability=(0.9,))
+    assert session.drafted_share(random_tokens(400), reliability=(0.9,)) > 0.8
 
 
 def test_one_request_with_bad_drafts_does_not_take_rows_from_the_others() -> None:
     virtual = make("draft_model", batch=2)
-    for name, ease in (("good", 0.95), ("bad", 0.0)):
-        virtual.runner.answers[name] = noise(600, seed=name)
+    for name, reliability in (("good", 0.95), ("bad", 0.0)):
+        virtual.runner.answers[name] = random_tokens(600, seed=name)
         assert isinstance(virtual.drafting, SimulatedModel)
-        virtual.drafting.reliabilities[name] = (ease,)
+        virtual.drafting.reliabilities[name] = (reliability,)
         params = SamplingParams(temperature=0.0, max_tokens=600, ignore_eos=True)
-        virtual.engine.add_request(GenerationRequest(name, noise(4, seed=name), params))
+        virtual.engine.add_request(GenerationRequest(name, random_tokens(4, seed=name), params))
     num_drafts = {"good": 0, "bad": 0}
     for _ in range(120):
         plan_drafts = {r.request_id: r for r in virtual.engine.scheduler.running}
@@ -226,23 +232,25 @@ def test_one_request_with_bad_drafts_does_not_take_rows_from_the_others() -> Non
     assert num_drafts["good"] > 4 * num_drafts["bad"]
 
 
-def test_catching_up_with_long_prompts_is_spread_over_the_drafts_that_it_makes_possible() -> None:
+def test_the_time_of_filling_a_drafting_models_cache_is_spread_over_later_steps() -> None:
     session, naive = Session(make("draft_model")), Session(make("naive"))
-    times = [one.seconds(noise(600), ease=(0.95,), prompt=1500) for one in (naive, session)]
-    assert times[0] / times[1] > 1.2
+    plain_s, drafted_s = (
+        each.seconds(random_tokens(600), reliability=(0.95,), prompt=1500) for each in (naive, session)
+    )
+    assert plain_s / drafted_s > 1.2
 
 
-def test_a_bad_layer_does_not_keep_matches_from_paying() -> None:
-    assert against_naive("mtp+ngram", lines(12), ease=(0.0,)) > 2.0
+def test_a_hybrid_with_a_bad_layer_is_fast_where_text_repeats() -> None:
+    assert speedup("mtp+ngram", lines(12), reliability=(0.0,)) > 2.0
 
 
-def test_a_good_layer_drafts_where_nothing_matches() -> None:
-    assert against_naive("mtp+ngram", noise(600), ease=(0.95,)) > 1.4
+def test_a_hybrid_with_a_good_layer_is_fast_where_nothing_matches() -> None:
+    assert speedup("mtp+ngram", random_tokens(600), reliability=(0.95,)) > 1.4
 
 
-def test_matching_goes_first_where_it_is_better_than_the_layer() -> None:
+def test_a_hybrid_prefers_long_matches_to_the_drafts_of_the_layer() -> None:
     session = Session(make("mtp+suffix"))
-    session.seconds(lines(20), ease=(0.5,))
+    session.seconds(lines(20), reliability=(0.5,))
     sources = session.engine.stats().accepted_per_source
     assert sources["suffix"] > 10 * sources.get("mtp", 0)
 
@@ -250,13 +258,13 @@ def test_matching_goes_first_where_it_is_better_than_the_layer() -> None:
 def test_a_pause_and_its_length_are_reported() -> None:
     session = Session(make("draft_model"))
     assert not session.engine.stats().draft_length.is_paused
-    session.seconds(noise(100))
+    session.seconds(random_tokens(100))
     stats = session.engine.stats().draft_length
     assert stats.is_paused and stats.paused_s > 0.0
-    session.seconds(noise(1000), ease=(1.0,))
+    session.seconds(random_tokens(1000), reliability=(1.0,))
     assert not session.engine.stats().draft_length.is_paused and session.engine.stats().draft_length.paused_s == 0.0
 
 
-def test_fixed_length_drafts_as_much_as_fits() -> None:
+def test_fixed_length_drafts_as_many_tokens_as_fit() -> None:
     session = Session(make("draft_model", adaptive=False))
-    assert session.drafted_share(noise(50)) > NUM_DRAFTS - 1
+    assert session.drafted_share(random_tokens(50)) > NUM_DRAFTS - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted times, and the drafts that pay by them."""
+"""Predicted step times, and the draft lengths that follow from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes, most_profitable
 
 
-def test_measurements_are_joined_by_lines_and_the_last_one_goes_on() -> None:
+def test_times_are_interpolated_between_measurements_and_extrapolated_beyond_them() -> None:
     times = StepTimes({1: 1.0, 3: 2.0, 5: 6.0})
     assert [times.rows_s(n) for n in (1, 2, 3, 4, 5, 9)] == pytest.approx([1.0, 1.5, 2.0, 4.0, 6.0, 11.0])
 
@@ -18,19 +18,19 @@ def test_more_rows_never_take_less_time() -> None:
     assert [times.rows_s(n) for n in (2, 3, 4)] == [3.0, 3.0, 3.0]
 
 
-def test_requests_add_time_by_the_length_of_their_contexts() -> None:
+def test_requests_add_time_in_proportion_to_their_contexts() -> None:
     assert StepTimes({1: 1.0}, 0.5, 100).contexts_s(3, 600) == 3.0
     assert StepTimes({1: 1.0}, 0.5).contexts_s(3, 600) == 1.5
 
 
-def test_beside_prefill_rows_drafts_are_charged_what_they_add_to_the_whole_step() -> None:
+def test_drafts_cost_what_they_add_to_a_step_with_prefill_rows() -> None:
     times = StepTimes({1: 1.0, 2: 1.0, 10: 9.0})
     assert times.with_drafts(1, 0.0, 1, num_prefill_rows=0) == pytest.approx([1.0, 1.0])
     assert times.with_drafts(1, 0.0, 1, num_prefill_rows=5) == pytest.approx([1.0, 2.0])
     assert times.with_drafts(1, 0.25, 2, num_prefill_rows=100) == pytest.approx([1.25, 2.25 - 1 / 9, 3.25 - 2 / 9])
 
 
-def test_draft_passes_cost_for_the_batch_and_for_each_request() -> None:
+def test_a_draft_pass_costs_a_fixed_time_and_a_time_per_request() -> None:
     assert DraftPasses("mtp", 4, 0.1, 0.01).seconds(5, 2) == pytest.approx(0.3)
 
 
@@ -44,7 +44,7 @@ def test_only_the_request_with_good_drafts_gets_rows() -> None:
     assert most_profitable([[0.9, 0.8], [0.1, 0.05]], 2, [1.0 + 0.2 * n for n in range(5)]) == [2, 0]
 
 
-def test_a_draft_pays_in_small_batches_first() -> None:
+def test_a_draft_is_verified_in_a_small_batch_and_not_in_a_large_one() -> None:
     times = [1.0 + 0.3 * n for n in range(20)]
     assert most_profitable([[0.6]], 1, times) == [1]
     assert most_profitable([[0.6]], 16, times) == [0]

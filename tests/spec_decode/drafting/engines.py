@@ -17,12 +17,12 @@ from fastdeploy.engine.engine_factory import make_engine
 from tests.exactness.requests import HEADS
 
 Drafts = dict[tuple[tuple[int, ...], int], tuple[int, ...]]
-STEPS = 3
+NUM_DRAFTS = 3
 SPECULATIVE: dict[str, dict[str, Any]] = {
     "naive": {"method": "naive"},
-    "mtp": {"method": "mtp", "num_speculative_tokens": STEPS},
-    "draft_model": {"model": "demo/draft", "num_speculative_tokens": STEPS},
-    "itself": {"model": "demo", "num_speculative_tokens": STEPS},
+    "mtp": {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS},
+    "draft_model": {"model": "demo/draft", "num_speculative_tokens": NUM_DRAFTS},
+    "target": {"model": "demo", "num_speculative_tokens": NUM_DRAFTS},
 }
 
 
@@ -96,9 +96,9 @@ def record_rows(engine: Engine) -> list[int]:
         fill_stage(stage, num_seqs)
 
     def recorded_draft(num_seqs: int) -> None:
-        wanted = loop.num_drafts.array[:num_seqs]
+        counts = loop.num_drafts.array[:num_seqs]
         rows.append(packed(num_seqs))
-        rows.extend(int((wanted > step).sum()) for step in range(1, wanted.max()))
+        rows.extend(int((counts > index).sum()) for index in range(1, counts.max()))
         draft(num_seqs)
 
     loop.fill_stage, loop.draft = recorded_stage, recorded_draft

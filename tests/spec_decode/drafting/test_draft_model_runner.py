@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows a draft model computes, and that a copy of the target is always accepted."""
+"""The rows that a draft model computes; if it is the target, every draft is accepted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def requests() -> list[GenerationRequest]:
 
 @pytest.mark.parametrize("num_blocks", [None, 30], ids=["room for all", "preemption"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_copy_of_the_target_as_draft_model_is_always_accepted(
+def test_drafts_of_the_target_itself_are_always_accepted(
     requests: list[GenerationRequest], temperature: float, num_blocks: int | None
 ) -> None:
-    engine = engine_with("itself", chunk=7, prefix_caching=True, num_blocks=num_blocks)
+    engine = engine_with("target", chunk=7, prefix_caching=True, num_blocks=num_blocks)
     for _ in range(2):
         run_all(
             engine, [replace(r, params=replace(r.params, temperature=temperature, max_tokens=64)) for r in requests]
@@ -34,7 +34,7 @@ def test_copy_of_the_target_as_draft_model_is_always_accepted(
 
 
 def test_every_token_is_computed_once_by_the_first_draft_pass() -> None:
-    engine = engine_with("itself")
+    engine = engine_with("target")
     rows = record_rows(engine)
     run_all(engine, [greedy(list(range(100, 140)), max_tokens=10)])
     assert rows == [41, 1, 1, 4, 1, 1]

@@ -72,10 +72,10 @@ def test_requests_with_different_numbers_of_drafts_draft_the_same(
     expected = record_drafts(engine)
     texts = run_alone(engine, requests)
     engine = engine_with(method)
-    drafts, asked = record_drafts(engine), count()
+    drafts, calls = record_drafts(engine), count()
 
     def draft_quotas(plan: StepPlan, ready: list[Request]) -> list[DraftQuota]:
-        numbers = (min(next(asked) % 4, r.draft_room) for r in ready)
+        numbers = (min(next(calls) % 4, r.draft_room) for r in ready)
         return [DraftQuota(number, number) for number in numbers]
 
     monkeypatch.setattr(engine.length_policy, "draft_quotas", draft_quotas)
@@ -133,7 +133,7 @@ def test_filling_stops_after_the_last_keys_are_written(method: str, num_filling:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_request_without_drafts_costs_nothing_and_leaves_no_gap(method: str) -> None:
+def test_cache_of_a_request_without_drafts_is_not_filled(method: str) -> None:
     engine = engine_with(method, chunk=64, prefix_caching=True)
     found, prompt = record_rows(engine), [5 * i % 4000 for i in range(400)]
     run_all(engine, [greedy(prompt, 8, OFF)])
@@ -225,13 +225,13 @@ def change_noise(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
 def test_sampled_requests_agree_more_often_with_the_noise_of_their_position(
     requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    warm = [replace(r, params=replace(r.params, temperature=1.0, seed=5)) for r in requests]
+    sampled = [replace(r, params=replace(r.params, temperature=1.0, seed=5)) for r in requests]
     accepted = []
     for coupled in (True, False):
         engine = engine_with(method)
         if not coupled:
             change_noise(monkeypatch, engine)
-        run_all(engine, warm)
+        run_all(engine, sampled)
         stats = engine.stats()
         accepted.append(stats.accepted_per_position[0] / stats.num_draft_tokens)
     assert accepted[0] > 1.3 * accepted[1]

@@ -87,7 +87,7 @@ def test_tokenizer_with_other_ids_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_name_of_something_else_is_refused(
+def test_model_of_another_method_or_without_files_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculative: dict[str, Any], error: str
 ) -> None:
     header = b'{"model.mtp_emb_norm.0.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
@@ -120,7 +120,7 @@ def test_quantization_of_the_draft_model_makes_it_smaller_than_the_default() -> 
     assert plain["weights_bytes"] == small["weights_bytes"]
 
 
-def test_random_weights_draft_too(tmp_path: Path) -> None:
+def test_draft_model_with_dummy_weights_drafts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((DRAFT / "config.json").read_text())
     running = engine({"model": str(tmp_path)}, load_choices="dummy")
     run_all(running, [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=9))])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every proposer must do, whatever its method; registered ones are found by themselves."""
+"""Every registered proposer fulfils the contract of its interface; what each method drafts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 from tests.doubles import OracleProposer
 
 PERIOD = [5, 6, 7, 8]
-Maker = Callable[[], Proposer]
+Factory = Callable[[], Proposer]
 
 
 class CountingRunner:
-    """A drafting model that counts on from the last token."""
+    """A drafting model whose drafts continue to count from the last token."""
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         return [[int(r.token_ids[-1]) + i for i in range(1, count + 1)] for r, count in zip(requests, counts)]
 
 
-def registered(method: str) -> Maker:
+def registered(method: str) -> Factory:
     model = "demo/draft" if method == "draft_model" else None
     config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4, model=model)
     return lambda: make_proposer(config, CountingRunner())
 
 
-def hybrid(strategy: str) -> Maker:
+def hybrid(strategy: str) -> Factory:
     config = SpeculativeConfig(method="mtp", num_speculative_tokens=4, num_model_steps=2, mtp_strategy=strategy)
     return lambda: make_proposer(config, CountingRunner())
 
@@ -43,7 +43,7 @@ def oracle() -> Proposer:
     return OracleProposer({("a", i): (PERIOD * 20) for i in range(100)}, corruption=0.5)
 
 
-ALL: dict[str, Maker] = {
+ALL: dict[str, Factory] = {
     **{method: registered(method) for method in PROPOSERS},
     **{strategy: hybrid(strategy) for strategy in ("with_ngram", "with_suffix")},
     "oracle": oracle,
@@ -69,23 +69,23 @@ def test_every_configurable_method_has_a_proposer() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_drafts_never_exceed_their_caps(name: str) -> None:
+def test_drafts_do_not_exceed_their_quotas(name: str) -> None:
     proposer = ALL[name]()
     requests = [request(i) for i in range(5)]
     for r in requests:
         proposer.start(r)
     emit(requests, [[5, 6]] * 5)
-    caps = [1, 2, 3, 7, 16]
-    drafts = proposer.propose(requests, quotas(*caps))
+    max_drafts = [1, 2, 3, 7, 16]
+    drafts = proposer.propose(requests, quotas(*max_drafts))
     assert len(drafts) == 5
-    for draft, cap in zip(drafts, caps):
-        assert len(draft) <= cap
+    for draft, count in zip(drafts, max_drafts):
+        assert len(draft) <= count
         assert len(draft.source_of_each()) == len(draft)
         assert len(draft) == 0 or draft.source in (proposer.name, "ngram", "suffix")
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_proposing_changes_nothing(name: str) -> None:
+def test_proposing_twice_gives_the_same_draft_and_leaves_the_request_unchanged(name: str) -> None:
     proposer = ALL[name]()
     r = request()
     proposer.start(r)
@@ -94,30 +94,27 @@ def test_proposing_changes_nothing(name: str) -> None:
     first = proposer.propose([r], quotas(4))[0]
     second = proposer.propose([r], quotas(4))[0]
     assert r.token_ids.tolist() == before
-    if name != "oracle":  # it draws its corruption anew
+    if name != "oracle":  # its random numbers go on
         assert first.token_ids == second.token_ids
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_drafts_do_not_depend_on_neighbours(name: str) -> None:
+def test_drafts_do_not_depend_on_other_requests(name: str) -> None:
     if name == "oracle":
-        pytest.skip("its corruption is drawn in order")
+        pytest.skip("its random numbers depend on the order")
     alone, together = ALL[name](), ALL[name]()
     r = request()
     alone.start(r)
-    neighbours = [request(i, repeats=1 + i) for i in range(1, 4)]
-    for other in [*neighbours, r]:
-        together.start(other)
-    emit([r], [[5]])
-    r_twin_tokens = [[5], [9, 9], [1], [5, 6, 7]]
-    for other, tokens in zip(neighbours, r_twin_tokens[1:]):
-        other.append(tokens)
+    others = [request(i, repeats=1 + i) for i in range(1, 4)]
+    for each in [*others, r]:
+        together.start(each)
+    emit([r, *others], [[5], [9, 9], [1], [5, 6, 7]])
     expected = alone.propose([r], quotas(6))[0].token_ids
-    assert together.propose([*neighbours, r], quotas(6, 6, 6, 6))[3].token_ids == expected
+    assert together.propose([*others, r], quotas(6, 6, 6, 6))[3].token_ids == expected
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None:
+def test_finished_requests_leave_no_state(name: str) -> None:
     proposer = ALL[name]()
     for round_ in range(20):
         requests = [request(i) for i in range(1 + round_ % 4)]
@@ -131,26 +128,22 @@ def test_state_ends_with_its_request_and_slots_are_used_again(name: str) -> None
         proposer.check_integrity([])
 
 
-def of_text(tokens: list[int]) -> Request:
-    return numbered(0, tokens)
-
-
-def numbered(index: int, tokens: list[int]) -> Request:
+def request_of(tokens: list[int], index: int = 0) -> Request:
     return Request(GenerationRequest("a", tokens, SamplingParams()), index, 0, max_total_tokens=200, max_drafts=16)
 
 
-def test_a_match_goes_on_behind_the_drafts_of_the_layer() -> None:
-    proposer, r = ALL["with_ngram"](), of_text([7, 8, 9, 1, 2, 3, 7])
+def test_a_match_extends_the_drafts_of_the_layer() -> None:
+    proposer, r = ALL["with_ngram"](), request_of([7, 8, 9, 1, 2, 3, 7])
     proposer.start(r)
-    draft = proposer.propose([r], quotas(4))[0]  # the layer says 8 9, which 1 2 followed
+    draft = proposer.propose([r], quotas(4))[0]  # the layer drafts 8 9, which 1 2 followed before
     assert draft.token_ids == [8, 9, 1, 2]
     assert draft.source_of_each() == ["mtp", "mtp", "ngram", "ngram"]
     assert draft.cut(3).source_of_each() == ["mtp", "mtp", "ngram"]
     assert proposer.propose([r], quotas(2))[0].source_of_each() == ["mtp", "mtp"]
 
 
-def test_a_long_match_takes_the_place_of_draft_passes() -> None:
-    long, short = numbered(0, [1, 2, 3, 4, 5] * 3), numbered(1, [1, 2, 9, 1, 2])
+def test_a_long_match_replaces_the_drafts_of_the_layer() -> None:
+    long, short = request_of([1, 2, 3, 4, 5] * 3, 0), request_of([1, 2, 9, 1, 2], 1)
     for strategy in ("with_ngram", "with_suffix"):
         proposer = ALL[strategy]()
         for r in (long, short):
@@ -160,15 +153,15 @@ def test_a_long_match_takes_the_place_of_draft_passes() -> None:
         assert drafts[0].token_ids == [1, 2, 3, 4]
 
 
-def test_the_quota_says_how_long_a_match_must_be_to_take_the_place_of_draft_passes() -> None:
-    proposer, r = ALL["with_ngram"](), of_text([1, 2, 3, 1, 2])
+def test_the_quota_sets_the_length_of_a_match_that_replaces_the_drafts_of_the_layer() -> None:
+    proposer, r = ALL["with_ngram"](), request_of([1, 2, 3, 1, 2])
     proposer.start(r)
     sources = [proposer.propose([r], [DraftQuota(4, 2, min_match_len)])[0].source for min_match_len in (2, 3)]
     assert sources == ["ngram", "mtp"]
 
 
-def test_without_draft_passes_a_match_is_drafted_however_short_the_draft() -> None:
-    proposer, r = ALL["with_suffix"](), of_text([*range(20, 40), 1, *range(20, 40)])
+def test_without_draft_passes_a_match_is_drafted_even_if_it_does_not_fill_the_quota() -> None:
+    proposer, r = ALL["with_suffix"](), request_of([*range(20, 40), 1, *range(20, 40)])
     proposer.start(r)
     assert proposer.propose([r], [DraftQuota(4, 0, 16)])[0].token_ids[0] == 1
     r.append([77])
@@ -176,9 +169,9 @@ def test_without_draft_passes_a_match_is_drafted_however_short_the_draft() -> No
 
 
 @pytest.mark.parametrize("max_ngram_size", [2, 5, 16])
-def test_an_ngram_match_is_counted_up_to_sixteen_tokens_where_it_was_found(max_ngram_size: int) -> None:
+def test_an_ngram_match_length_is_counted_up_to_sixteen_tokens_for_any_ngram_size(max_ngram_size: int) -> None:
     for num_equal, match_len in ((1, 0), (2, 2), (9, 9), (16, 16), (30, 16)):
-        proposer, r = NgramProposer(max_ngram_size, 2), of_text([50, *range(num_equal), 60, 51, *range(num_equal)])
+        proposer, r = NgramProposer(max_ngram_size, 2), request_of([50, *range(num_equal), 60, 51, *range(num_equal)])
         proposer.start(r)
         draft = proposer.propose([r], quotas(3))[0]
         assert draft.match_len == match_len
@@ -186,7 +179,7 @@ def test_an_ngram_match_is_counted_up_to_sixteen_tokens_where_it_was_found(max_n
         assert len(longer) == 0 or match_len == 16
 
 
-def test_ngram_follows_the_most_recent_occurrence_across_prompt_and_output() -> None:
+def test_ngram_drafts_from_the_most_recent_occurrence_in_prompt_and_output() -> None:
     proposer = NgramProposer(3, 2)
     source = GenerationRequest("a", [1, 2, 3, 4, 1, 2], SamplingParams())
     r = Request(source, 0, seed=0, max_total_tokens=100, max_drafts=8)
@@ -204,7 +197,7 @@ def salted(index: int, salt: str, prompt: list[int]) -> Request:
     return Request(source, index, seed=0, max_total_tokens=100, max_drafts=8)
 
 
-def test_suffix_shares_the_whole_output_with_requests_of_the_same_salt_only() -> None:
+def test_suffix_drafts_from_cached_outputs_of_the_same_salt_only() -> None:
     proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [50])
     proposer.start(first)
@@ -219,7 +212,7 @@ def test_suffix_shares_the_whole_output_with_requests_of_the_same_salt_only() ->
     assert drafts == {"mine": [4, 5, 6], "theirs": []}
 
 
-def test_suffix_does_not_share_prompts() -> None:
+def test_suffix_does_not_draft_from_prompts_of_other_requests() -> None:
     proposer = SuffixProposer(SuffixConfig())
     first = salted(0, "mine", [1, 2, 3, 4, 5, 6])
     proposer.start(first)
@@ -230,7 +223,7 @@ def test_suffix_does_not_share_prompts() -> None:
     assert len(proposer.propose([later], quotas(8))[0]) == 0
 
 
-def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None:
+def test_mtp_drafts_one_token_per_draft_pass() -> None:
     config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
     proposer = make_proposer(config, CountingRunner())
     drafts = proposer.propose([request(), request(1)], quotas(5, 1))
@@ -238,7 +231,7 @@ def test_mtp_drafts_as_often_as_its_layer_may_run_and_names_its_source() -> None
     assert {draft.source for draft in drafts} == {"mtp"}
 
 
-def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
+def test_a_draft_model_drafts_up_to_its_quota() -> None:
     config = SpeculativeConfig.from_mapping({"model": "demo/draft", "num_speculative_tokens": 3})
     proposer = make_proposer(config, CountingRunner())
     drafts = proposer.propose([request(), request(1)], quotas(3, 1))
@@ -247,7 +240,7 @@ def test_a_draft_model_drafts_as_many_as_it_may_and_names_its_source() -> None:
 
 
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
-def test_a_model_without_a_runner_is_refused(method: str) -> None:
+def test_a_method_with_a_drafting_model_requires_a_runner(method: str) -> None:
     config = SpeculativeConfig.from_mapping({"method": method, "model": "demo/draft"})
     with pytest.raises(ValueError, match=f"method {method} requires a runner"):
         make_proposer(config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suffix decoding shares finished outputs between requests of one cache salt, and counts which drafts they gave."""
+"""Suffix decoding drafts from cached outputs of the same cache salt, and counts drafts by the kind of match."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draft(proposer: SuffixProposer, salt: str, prompt: list[int]) -> list[int]:
     return [int(token) for token in drafted]
 
 
-def test_outputs_are_followed_by_requests_of_the_same_salt_only() -> None:
+def test_cached_outputs_are_used_by_requests_of_the_same_salt_only() -> None:
     proposer = SuffixProposer(SuffixConfig(max_cache_bytes=1 << 20))
     finish_with(proposer, 0, "key of alice", [1, 2, 3, 4, 5, 6])
     finish_with(proposer, 1, "key of bob", [1, 2, 3, 7, 8, 9])
@@ -34,7 +34,7 @@ def test_outputs_are_followed_by_requests_of_the_same_salt_only() -> None:
     proposer.check_integrity([])
 
 
-def test_stats_tell_drafts_from_the_own_context_and_from_shared_outputs_apart() -> None:
+def test_stats_count_drafts_from_the_context_and_from_cached_outputs_separately() -> None:
     proposer = SuffixProposer(SuffixConfig(max_cache_bytes=1 << 20))
     finish_with(proposer, 0, "s", [1, 2, 3, 4, 5, 6])
     draft(proposer, "s", [50, 1, 2, 3])
