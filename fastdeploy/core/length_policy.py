@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many drafts each request gets: the interface between the engine, its scheduler and a policy.
+"""The interface between the engine, its scheduler and the policy that chooses how many drafts each request gets.
 
-A step makes four calls, in this order:
-
-1. The scheduler calls `LengthPolicy.trim_drafts` before it plans: drafts are cut to the tokens that will be verified.
-2. After the commit the engine calls `LengthPolicy.draft_quotas`: the policy takes in the step and says what may be
-   proposed for the next one.
-3. The engine calls `Proposer.propose` with these quotas.
-4. The engine calls `LengthPolicy.on_drafts_proposed`: the requests now hold their drafts.
+docs/design/adaptive-length.md shows the calls of a step in order.
 """
 
 from __future__ import annotations
@@ -18,24 +12,24 @@ from fastdeploy.core.request import DraftQuota, Request
 from fastdeploy.core.stats import DraftLengthStats
 from fastdeploy.core.step import StepPlan
 
-Clock = Callable[[], float]  # seconds; those that the calling thread waits for other processes should not count
+Clock = Callable[[], float]  # seconds; waiting for other processes should not count
 
 
 class LengthPolicy:
     """Fixed length: every request gets as many drafts as fit, and all are verified."""
 
     def trim_drafts(self, decoding: Sequence[Request], num_prefill_rows: int) -> None:
-        """Begin a step: cut `request.draft` of the requests that decode, beside about `num_prefill_rows` other rows."""
+        """Start a step: cut the drafts of the `decoding` requests; the step has about `num_prefill_rows` prefill rows."""
 
     def draft_quotas(self, plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
-        """Take in a committed step; return a quota for each of the `ready` requests, or [] to propose nothing."""
+        """Record a committed step; return a quota for each of the `ready` requests, or [] to propose nothing."""
         return [DraftQuota(request.draft_room, request.draft_room) for request in ready]
 
     def on_drafts_proposed(self, requests: Sequence[Request]) -> None:
-        """Take in that the requests hold what was proposed."""
+        """Record the drafts of the requests before they are trimmed."""
 
     def finish_request(self, request: Request) -> None:
-        """Drop the state of a request that ended."""
+        """Drop the state of a request that finished or was aborted."""
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Raise AssertionError if state of requests other than the live `requests` is kept."""
