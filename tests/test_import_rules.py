@@ -49,7 +49,16 @@ DEVICE_NAMES = {
     "_run_custom_op",
     "thread_time",
 }
-WITHOUT_PADDLE = ("core", "config", "detokenize", "ipc", "metrics", "entrypoints/openai", "entrypoints/cli")
+WITHOUT_PADDLE = (
+    "core",
+    "config",
+    "detokenize",
+    "ipc",
+    "metrics",
+    "spec_decode/adaptive",
+    "entrypoints/openai",
+    "entrypoints/cli",
+)
 
 
 def sources() -> list[Path]:

@@ -19,7 +19,7 @@ class LengthPolicy:
     """Fixed length: every request gets as many drafts as fit, and all are verified."""
 
     def trim_drafts(self, decoding: Sequence[Request], num_prefill_rows: int) -> None:
-        """Start a step: cut the drafts of the `decoding` requests; the step has about `num_prefill_rows` prefill rows."""
+        """Start a step: cut the drafts of the `decoding` requests; prefill rows are about `num_prefill_rows`."""
 
     def draft_quotas(self, plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
         """Record a committed step; return a quota for each of the `ready` requests, or [] to propose nothing."""
