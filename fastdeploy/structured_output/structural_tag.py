@@ -44,15 +44,18 @@ def _tags_of(writer: _LarkWriter, root: Mapping[str, Any]) -> list[dict[str, Any
     """Convert `structures` to the tags of a `format`."""
     tags = []
     for i, item in enumerate(writer.items("", root, "structures")):
-        at = f"structures[{i}]"
-        structure = writer.mapping(at, item)
-        content = {"type": "json_schema", "json_schema": writer.key(at, structure, "schema")}
+        path = f"structures[{i}]"
+        structure = writer.mapping(path, item)
+        content = {"type": "json_schema", "json_schema": writer.key(path, structure, "schema")}
         tags.append({"begin": structure.get("begin"), "content": content, "end": structure.get("end")})
     return tags
 
 
 class _LarkWriter:
-    """Translates formats to expressions and collects the rules that they refer to."""
+    """Translates formats to expressions and collects the rules that they refer to.
+
+    In all methods, `path` is the path of `node` in the structural tag, for error messages.
+    """
 
     def __init__(self, field: str, special_ids: Mapping[str, int]) -> None:
         self.rules: list[str] = []
@@ -61,76 +64,76 @@ class _LarkWriter:
         names = sorted((name for name in special_ids if name), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)) or "(?!)")
         self._writers: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
-            "const_string": lambda at, given: self.literal(self.text(at, given, "value")),
-            "json_schema": lambda at, given: self.schema(at, self.key(at, given, "json_schema")),
-            "regex": lambda at, given: self.regex(self.text(at, given, "pattern")),
-            "any_text": lambda at, given: _TEXT,
+            "const_string": lambda path, node: self.literal(self.text(path, node, "value")),
+            "json_schema": lambda path, node: self.schema(path, self.key(path, node, "json_schema")),
+            "regex": lambda path, node: self.regex(self.text(path, node, "pattern")),
+            "any_text": lambda path, node: _TEXT,
             "sequence": self.sequence,
-            "or": lambda at, given: self.one_of(self.formats(at, given, "elements")),
+            "or": lambda path, node: self.one_of(self.formats(path, node, "elements")),
             "tag": self.tag,
             "triggered_tags": self.triggered_tags,
             "tags_with_separator": self.tags_with_separator,
         }
 
-    def format(self, at: str, given: Any) -> str:
+    def format(self, path: str, node: Any) -> str:
         """Return the expression of one format."""
-        kind = self.mapping(at, given).get("type")
+        kind = self.mapping(path, node).get("type")
         write = self._writers.get(kind) if isinstance(kind, str) else None
         if write is None:
-            raise self.error(f"{at}.type", f"expected one of {', '.join(self._writers)}, got {kind!r}")
-        if given.get("excludes"):
-            raise self.error(f"{at}.excludes", "is not supported")
-        return write(at, given)
+            raise self.error(f"{path}.type", f"expected one of {', '.join(self._writers)}, got {kind!r}")
+        if node.get("excludes"):
+            raise self.error(f"{path}.excludes", "is not supported")
+        return write(path, node)
 
-    def formats(self, at: str, given: Mapping[str, Any], name: str) -> list[str]:
-        return [self.format(f"{at}.{name}[{i}]", item) for i, item in enumerate(self.items(at, given, name))]
+    def formats(self, path: str, node: Mapping[str, Any], name: str) -> list[str]:
+        return [self.format(f"{path}.{name}[{i}]", item) for i, item in enumerate(self.items(path, node, name))]
 
-    def sequence(self, at: str, given: Mapping[str, Any]) -> str:
-        parts = self.formats(at, given, "elements")
+    def sequence(self, path: str, node: Mapping[str, Any]) -> str:
+        parts = self.formats(path, node, "elements")
         if _TEXT in parts[:-1]:
-            raise self.error(f"{at}.elements", "any_text must be the last element, or the content of a tag")
+            raise self.error(f"{path}.elements", "any_text must be the last element, or the content of a tag")
         return f"({' '.join(parts)})"
 
     def one_of(self, expressions: Sequence[str]) -> str:
         return f"({' | '.join(expressions)})"
 
-    def tag(self, at: str, given: Mapping[str, Any], trigger: str = "") -> str:
+    def tag(self, path: str, node: Mapping[str, Any], trigger: str = "") -> str:
         """Return the expression of a tag, without the trigger that its `begin` starts with."""
-        begin = self.literal(self.text(at, given, "begin")[len(trigger) :])
-        ends = given.get("end")
+        begin = self.literal(self.text(path, node, "begin")[len(trigger) :])
+        ends = node.get("end")
         ends = ends if isinstance(ends, list) else [ends]
         if not ends or not all(isinstance(end, str) for end in ends):
-            raise self.error(f"{at}.end", "expected a string")
-        content = self.format(f"{at}.content", self.key(at, given, "content"))
+            raise self.error(f"{path}.end", "expected a string")
+        content = self.format(f"{path}.content", self.key(path, node, "content"))
         if content == _TEXT:
             return f"({begin} {self.one_of([self.until(end) if end else _TEXT for end in ends])})"
         return f"({begin} {content} {self.one_of([self.literal(end) for end in ends])})"
 
-    def triggered_tags(self, at: str, given: Mapping[str, Any]) -> str:
-        triggers = self.items(at, given, "triggers")
+    def triggered_tags(self, path: str, node: Mapping[str, Any]) -> str:
+        triggers = self.items(path, node, "triggers")
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
-            raise self.error(_join(at, "triggers"), "expected non-empty strings")
+            raise self.error(_join(path, "triggers"), "expected non-empty strings")
         groups: dict[str, list[str]] = {}
-        for i, item in enumerate(self.items(at, given, "tags")):
-            place = f"{_join(at, 'tags' if at else 'structures')}[{i}]"
-            tag = self.mapping(place, item)
-            begin = self.text(place, tag, "begin")
+        for i, item in enumerate(self.items(path, node, "tags")):
+            tag_path = f"{_join(path, 'tags' if path else 'structures')}[{i}]"
+            tag = self.mapping(tag_path, item)
+            begin = self.text(tag_path, tag, "begin")
             trigger = next((t for t in triggers if begin.startswith(t)), None)
             if trigger is None:
-                raise self.error(f"{place}.begin", f"starts with none of the triggers: {begin!r}")
-            groups.setdefault(trigger, []).append(self.tag(place, tag, trigger))
-        one = self.one_of([f"{self.until(trigger)} {self.one_of(tags)}" for trigger, tags in groups.items()])
-        at_least_one = self.flag(at, given, "at_least_one")
-        if self.flag(at, given, "stop_after_first"):
-            return one if at_least_one else f"({one} | {_TEXT})"
-        return f"({one}{'+' if at_least_one else '*'} {_TEXT})"
+                raise self.error(f"{tag_path}.begin", f"starts with none of the triggers: {begin!r}")
+            groups.setdefault(trigger, []).append(self.tag(tag_path, tag, trigger))
+        any_tag = self.one_of([f"{self.until(trigger)} {self.one_of(tags)}" for trigger, tags in groups.items()])
+        at_least_one = self.flag(path, node, "at_least_one")
+        if self.flag(path, node, "stop_after_first"):
+            return any_tag if at_least_one else f"({any_tag} | {_TEXT})"
+        return f"({any_tag}{'+' if at_least_one else '*'} {_TEXT})"
 
-    def tags_with_separator(self, at: str, given: Mapping[str, Any]) -> str:
-        tags = [self.mapping(f"{at}.tags[{i}]", item) for i, item in enumerate(self.items(at, given, "tags"))]
-        one = self.one_of([self.tag(f"{at}.tags[{i}]", tag) for i, tag in enumerate(tags)])
-        separator = self.literal(self.text(at, given, "separator"))
-        many = one if self.flag(at, given, "stop_after_first") else f"({one} ({separator} {one})*)"
-        return many if self.flag(at, given, "at_least_one") else f"({many})?"
+    def tags_with_separator(self, path: str, node: Mapping[str, Any]) -> str:
+        tags = [self.mapping(f"{path}.tags[{i}]", item) for i, item in enumerate(self.items(path, node, "tags"))]
+        any_tag = self.one_of([self.tag(f"{path}.tags[{i}]", tag) for i, tag in enumerate(tags)])
+        separator = self.literal(self.text(path, node, "separator"))
+        tag_list = any_tag if self.flag(path, node, "stop_after_first") else f"({any_tag} ({separator} {any_tag})*)"
+        return tag_list if self.flag(path, node, "at_least_one") else f"({tag_list})?"
 
     def until(self, text: str) -> str:
         """Return the expression of free text up to and including the first `text`."""
@@ -149,62 +152,62 @@ class _LarkWriter:
 
     def pieces(self, text: str) -> list[str]:
         """Split a text at its special tokens."""
-        at, found = 0, []
+        start, pieces = 0, []
         for match in self._special.finditer(text):
-            found += [text[at : match.start()], match.group()]
-            at = match.end()
-        return [piece for piece in (*found, text[at:]) if piece]
+            pieces += [text[start : match.start()], match.group()]
+            start = match.end()
+        return [piece for piece in (*pieces, text[start:]) if piece]
 
     def regex(self, pattern: str) -> str:
         name = f"REGEX_{len(self.rules)}"
         self.rules.append(f"{name}: /{_slashes_escaped(pattern)}/")
         return name
 
-    def schema(self, at: str, schema: Any) -> str:
+    def schema(self, path: str, schema: Any) -> str:
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
             except ValueError as error:
-                raise self.error(f"{at}.schema", f"is not valid JSON: {error}") from None
-        schema = {} if schema is True else self.mapping(f"{at}.schema", schema)
-        given = self.mapping(f"{at}.schema.x-guidance", schema.get("x-guidance", {}))
-        options = {**JSON_OPTIONS, **given, "lenient": False}
+                raise self.error(f"{path}.schema", f"is not valid JSON: {error}") from None
+        schema = {} if schema is True else self.mapping(f"{path}.schema", schema)
+        own_options = self.mapping(f"{path}.schema.x-guidance", schema.get("x-guidance", {}))
+        options = {**JSON_OPTIONS, **own_options, "lenient": False}
         return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
-    def mapping(self, at: str, given: Any) -> Mapping[str, Any]:
-        if not isinstance(given, Mapping):
-            raise self.error(at, f"expected an object, got {type(given).__name__}")
-        return given
+    def mapping(self, path: str, node: Any) -> Mapping[str, Any]:
+        if not isinstance(node, Mapping):
+            raise self.error(path, f"expected an object, got {type(node).__name__}")
+        return node
 
-    def items(self, at: str, given: Mapping[str, Any], name: str) -> list[Any]:
-        value = given.get(name)
+    def items(self, path: str, node: Mapping[str, Any], name: str) -> list[Any]:
+        value = node.get(name)
         if not isinstance(value, list) or not value:
-            raise self.error(_join(at, name), "expected a non-empty list")
+            raise self.error(_join(path, name), "expected a non-empty list")
         return value
 
-    def text(self, at: str, given: Mapping[str, Any], name: str) -> str:
-        value = given.get(name)
+    def text(self, path: str, node: Mapping[str, Any], name: str) -> str:
+        value = node.get(name)
         if not isinstance(value, str):
-            raise self.error(_join(at, name), f"expected a string, got {type(value).__name__}")
+            raise self.error(_join(path, name), f"expected a string, got {type(value).__name__}")
         return value
 
-    def key(self, at: str, given: Mapping[str, Any], name: str) -> Any:
-        if name not in given:
-            raise self.error(_join(at, name), "is missing")
-        return given[name]
+    def key(self, path: str, node: Mapping[str, Any], name: str) -> Any:
+        if name not in node:
+            raise self.error(_join(path, name), "is missing")
+        return node[name]
 
-    def flag(self, at: str, given: Mapping[str, Any], name: str) -> bool:
-        value = given.get(name, False)
+    def flag(self, path: str, node: Mapping[str, Any], name: str) -> bool:
+        value = node.get(name, False)
         if not isinstance(value, bool):
-            raise self.error(_join(at, name), f"expected true or false, got {value!r}")
+            raise self.error(_join(path, name), f"expected true or false, got {value!r}")
         return value
 
-    def error(self, at: str, message: str) -> InvalidRequestError:
-        return InvalidRequestError(_join(self._field, at), message)
+    def error(self, path: str, message: str) -> InvalidRequestError:
+        return InvalidRequestError(_join(self._field, path), message)
 
 
-def _join(at: str, name: str) -> str:
-    return f"{at}.{name}" if at and name else at or name
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
 
 
 def _quoted(text: str) -> str:
