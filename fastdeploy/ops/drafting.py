@@ -34,7 +34,7 @@ class DraftStage:
     """A drafting model, or one of several layers that draft in turn.
 
     Attributes:
-        compute: compute(metadata) reads the loop's `token_ids`, and `source` if there is one, and writes `output`.
+        compute: compute(metadata) reads the loop's `token_ids` and, if any, `input_states`, and writes `output`.
         compute_logits: compute_logits(rows, num_rows, out) writes float32 logits of rows of `output`. If `out` has
             fewer columns than the vocabulary, it gets the logits of the first ids.
     """
@@ -55,7 +55,7 @@ class DraftLoop:
         vocab_sizes: the numbers of first ids that drafts may be sampled from, ascending; the last is the vocabulary.
         vocab_index: index into vocab_sizes for the next drafts; at first the last one.
         sampling: sampling parameters, a row per sequence; the positions are written here, lists and masks are ignored.
-        stages, output, states, source: as given to `__init__`.
+        stages, output, states, input_states: as given to `__init__`.
         logits_rows, logits_hidden, logits: scratch for the rows whose logits are computed.
         narrow_logits: the memory of `logits` as rows of each width in vocab_sizes.
         backend_state: what the backend's kernels keep with this loop.
@@ -72,7 +72,7 @@ class DraftLoop:
         max_drafts: int,
         max_logits_rows: int,
         states: Tensor | None = None,
-        source: Tensor | None = None,
+        input_states: Tensor | None = None,
     ) -> None:
         """Allocate the buffers that are not given.
 
@@ -81,12 +81,12 @@ class DraftLoop:
             max_logits_rows: capacity of the logits; more sequences are sampled in several batches.
             states: [num_slots + 1, hidden], the state after the token of each slot; the last entry is the state before
                 the first token of a sequence. None for models that read tokens only.
-            source: [max_rows, hidden], the state of the position before each row: in the first pass it comes from
+            input_states: [max_rows, hidden], the state of the position before each row: in the first pass it comes from
                 `states`, in later ones from `output`. None if `states` is None.
         """
         max_seqs, hidden = batch.kv_lens.shape[0], output.shape[1]
         self.stages, self.batch, self.token_ids, self.output = tuple(stages), batch, token_ids, output
-        self.states, self.source = states, source
+        self.states, self.input_states = states, input_states
         self.num_drafts = HostBuffer(max_seqs, "int32")
         self.drafts = HostBuffer((max_seqs, max_drafts), "int32")
         self.sampling = SamplingBatch(max_seqs)
@@ -122,10 +122,10 @@ _SIZE, _FEW, _VOCAB, _BLOCK = 16, 128, 200, 16
 
 
 def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoop:
-    """Return a loop of models that multiply the embedding and, if there are states, add the source."""
+    """Return a loop of models that multiply the embedding and, if there are states, add the input states."""
     batch, token_ids, output = BatchIndex(12, 3, 2, _BLOCK), HostBuffer(12, "int32"), paddle.zeros([12, _SIZE])
     states = random_rows(4 * _BLOCK + 1, _SIZE, "float32", 1) if has_states else None
-    source = paddle.zeros([12, _SIZE]) if has_states else None
+    input_states = paddle.zeros([12, _SIZE]) if has_states else None
     table, embedded = random_rows(_VOCAB, _SIZE, "float32", 2), paddle.zeros([12, _SIZE])
 
     def stage(number: int) -> DraftStage:
@@ -136,14 +136,14 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
         def compute(metadata: AttentionMetadata) -> None:
             num_rows = metadata.num_rows
             lookup("embedding")(token_ids.tensor, table, embedded, num_rows)
-            linear(embedded, weight, output, num_rows, source)
+            linear(embedded, weight, output, num_rows, input_states)
 
         return DraftStage(compute, lambda rows, num_rows, out: linear(rows, heads[out.shape[1]], out, num_rows))
 
     sizes = {"max_drafts": 4, "max_logits_rows": 2}
     stages = [stage(number) for number in range(num_stages)]
     loop = DraftLoop(
-        stages, batch, token_ids, output, vocab_sizes=[_FEW, _VOCAB], **sizes, states=states, source=source
+        stages, batch, token_ids, output, vocab_sizes=[_FEW, _VOCAB], **sizes, states=states, input_states=input_states
     )
     loop.sampling.float_params.array[:, 0] = [0.0, 1.0, 0.0]
     batch.buffers.block_tables.array[:] = [[2, 0], [1, 3], [3, 2]]

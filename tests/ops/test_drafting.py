@@ -28,14 +28,14 @@ class Model:
 
     def __init__(self, max_logits_rows: int = SEQS) -> None:
         self.batch, self.tokens = BatchIndex(ROWS, SEQS, 3, BLOCK), HostBuffer(ROWS, "int32")
-        self.output, self.source = paddle.zeros([ROWS, SIZE]), paddle.zeros([ROWS, SIZE])
+        self.output, self.input_states = paddle.zeros([ROWS, SIZE]), paddle.zeros([ROWS, SIZE])
         embedded, table = paddle.zeros([ROWS, SIZE]), random_rows(VOCAB, SIZE, "float32", 1)
         weight, head = (pack_linear(random_rows(n, SIZE, "float32", n)) for n in (SIZE, VOCAB))
 
         def compute(metadata: AttentionMetadata) -> None:
             num_rows = metadata.num_rows
             embedding(self.tokens.tensor, table, embedded, num_rows)
-            linear(embedded, weight, self.output, num_rows, self.source)
+            linear(embedded, weight, self.output, num_rows, self.input_states)
 
         stage = DraftStage(compute, lambda rows, num_rows, out: linear(rows, head, out, num_rows))
         self.states = random_rows(3 * SEQS * BLOCK + 1, SIZE, "float32", 2)
@@ -48,7 +48,7 @@ class Model:
             max_drafts=DRAFTS,
             max_logits_rows=max_logits_rows,
             states=self.states,
-            source=self.source,
+            input_states=self.input_states,
         )
         self.loop.sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 20.0
 

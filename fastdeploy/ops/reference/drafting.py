@@ -22,9 +22,9 @@ def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
     """As `fastdeploy.ops.drafting.DraftLoop.fill_stage`; every stage computes its whole output."""
     metadata = loop.batch.compute(num_seqs)
     num_rows = metadata.num_rows
-    if loop.source is not None and loop.states is not None:
+    if loop.input_states is not None and loop.states is not None:
         before = loop.states[paddle.to_tensor(_slots_before(loop, num_rows))] if stage == 0 else loop.output[:num_rows]
-        loop.source[:num_rows] = before
+        loop.input_states[:num_rows] = before
     loop.stages[stage].compute(metadata)
 
 
@@ -65,8 +65,8 @@ def _advance(loop: DraftLoop, num_seqs: int, shifts: bool) -> None:
         tokens[ends - 1] = drafted[:num_seqs]
         batch.num_computed.array[:num_seqs] += 1
         return
-    if loop.source is not None:
-        loop.source[:num_seqs] = loop.output[paddle.to_tensor(ends - 1)]
+    if loop.input_states is not None:
+        loop.input_states[:num_seqs] = loop.output[paddle.to_tensor(ends - 1)]
     tokens[:num_seqs] = drafted[:num_seqs]
     batch.num_computed.array[:num_seqs] += batch.num_scheduled.array[:num_seqs]
     batch.num_scheduled.array[:num_seqs] = 1

@@ -67,7 +67,7 @@ class DraftBuffers:
             max_drafts=config.max_drafts,
             max_logits_rows=min(config.max_seqs, max(LOGITS_BYTES // (4 * config.vocab_size), 1)),
             states=states,
-            source=input_states,
+            input_states=input_states,
         )
 
 

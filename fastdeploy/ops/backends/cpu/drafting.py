@@ -74,7 +74,7 @@ def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
         loop.num_drafts.tensor,
         loop.drafts.tensor,
         loop.states,
-        loop.source,
+        loop.input_states,
         loop.output,
         loop.logits_rows.tensor,
         loop.logits,
