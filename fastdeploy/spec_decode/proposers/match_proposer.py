@@ -51,7 +51,7 @@ class MatchProposer(Proposer):
         Args:
             requests: to draft for.
             max_drafts: maximum number of tokens to draft for each request.
-            drafts: draft tokens of another proposer behind each request's tokens, which are part of the match.
+            drafts: tokens that another proposer has drafted for each request; the match includes them.
         """
         batch, num_indexed = self._batch, self._num_indexed
         ids = [self._sequence_ids[request.key] for request in requests]

@@ -190,29 +190,77 @@ def test_wrong_predictions_of_step_times_are_corrected(error: float) -> None:
     assert plain_s / bad.seconds(random_tokens(1000)) > 0.95
 
 
-def test_bad_drafts_are_paused_even_if_every_step_has_prefill_rows() -> None:
-    virtual = make("draft_model", batch=16)
-    session = Session(virtual)
-    for i in range(60):  # a request arrives in every step
-        name = f"short {i}"
+def run_arrivals(method: str, machine: Machine, reliability: float) -> VirtualEngine:
+    """Run 100 steps; before each of them, a request with a prompt of 200 tokens arrives that emits 8 tokens."""
+    virtual = make(method, machine, batch=16)
+    for i in range(100):
+        name = str(i)
         virtual.runner.answers[name] = random_tokens(8)
         assert isinstance(virtual.drafting, SimulatedModel)
-        virtual.drafting.reliabilities[name] = (0.0,)
+        virtual.drafting.reliabilities[name] = (reliability,)
         params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-        virtual.engine.add_request(GenerationRequest(name, random_tokens(20, seed=name), params))
+        virtual.engine.add_request(GenerationRequest(name, random_tokens(200, seed=name), params))
         virtual.engine.step()
-    assert virtual.engine.stats().draft_length.is_paused
-    assert session.drafted_share(random_tokens(100)) < 0.3
+    return virtual
+
+
+def test_bad_drafts_are_paused_even_if_every_step_has_prefill_rows() -> None:
+    virtual = run_arrivals("draft_model", MACHINE, reliability=0.0)
+    stats = virtual.engine.stats()
+    assert stats.draft_length.is_paused
+    assert stats.num_draft_tokens < 0.05 * stats.num_generated_tokens
+
+
+def test_the_time_of_prefill_rows_is_no_loss_of_the_drafts_in_the_same_step() -> None:
+    machine = replace(MACHINE, passes={"mtp": Passes(0.17, 0.01, 0.0)})  # prompts take the layer no time
+    virtual = run_arrivals("mtp", machine, reliability=0.8)
+    stats = virtual.engine.stats()
+    assert not stats.draft_length.is_paused
+    assert stats.num_draft_tokens > 300
 
 
 def test_batch_sizes_have_separate_loss_budgets() -> None:
-    machine = replace(MACHINE, rows_s={1: 1.0, 9: 1.1, 16: 16.0, 160: 160.0}, request_s=0.0)
-    session = Session(make("draft_model", machine, batch=16))
-    for _ in range(3):
-        session.seconds(random_tokens(200), reliability=(0.9,), batch=16)
-    assert session.drafted_share(random_tokens(200), reliability=(0.9,), batch=16) < 0.2
-    session.seconds(random_tokens(100), reliability=(0.9,))
-    assert session.drafted_share(random_tokens(400), reliability=(0.9,)) > 0.8
+    machine = replace(MACHINE, rows_s={1: 1.0, 9: 1.1, 16: 2.0, 160: 60.0}, request_s=0.0)
+    predicted = replace(machine, rows_s={1: 1.0, 9: 1.1, 16: 2.0, 160: 3.0})  # drafts of 16 requests look cheap
+    session, naive = (
+        Session(make("draft_model", machine, batch=16, predicted=predicted)),
+        Session(make("naive", machine, batch=16)),
+    )
+    for _ in range(2):
+        answer = random_tokens(300)
+        large = naive.seconds(answer, batch=16) / session.seconds(answer, reliability=(0.6,), batch=16)
+        small = naive.seconds(answer) / session.seconds(answer, reliability=(0.9,))
+    assert large > 0.97 and small > 1.9
+
+
+def test_good_drafts_are_soon_verified_again_after_many_bad_ones() -> None:
+    session, naive = Session(make("draft_model")), Session(make("naive"))
+    session.seconds(random_tokens(2000))
+    plain_s = sum(naive.seconds(random_tokens(300)) for _ in range(5))
+    assert plain_s / sum(session.seconds(random_tokens(300), reliability=(0.9,)) for _ in range(5)) > 1.6
+
+
+def test_gains_of_long_matches_end_a_pause_early() -> None:
+    session = Session(make("ngram", replace(MACHINE, match_s=0.3)))
+    session.seconds(random_tokens(60))
+    assert session.engine.stats().draft_length.is_paused  # for at least 200 steps
+    session.seconds(lines(14))
+    assert not session.engine.stats().draft_length.is_paused
+
+
+def test_drafts_that_gain_only_over_predicted_plain_steps_are_paused() -> None:
+    machine = replace(MACHINE, passes={"draft_model": Passes(0.6, 0.02, 0.008)})
+    predicted = replace(machine, rows_s={rows: 2 * seconds for rows, seconds in MACHINE.rows_s.items()})
+    session, naive = Session(make("draft_model", machine, predicted=predicted)), Session(make("naive"))
+    assert naive.seconds(random_tokens(1000)) / session.seconds(random_tokens(1000), reliability=(0.5,)) > 0.95
+
+
+def test_a_drafting_model_that_computes_more_missed_tokens_than_it_gains_is_paused() -> None:
+    session, num_pauses = Session(make("draft_model")), 0
+    for _ in range(60):
+        session.seconds(random_tokens(8), reliability=(0.95,), prompt=1500)
+        num_pauses += session.engine.stats().draft_length.is_paused
+    assert num_pauses > 40
 
 
 def test_one_request_with_bad_drafts_does_not_take_rows_from_the_others() -> None:
