@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a decoder: they hold weights and call operators that write into given buffers."""
+"""Layers of a decoder: weights, and calls of operators that write to given buffers."""

@@ -69,11 +69,11 @@ class StoredSource:
     """Tensors by their names and shapes in torch layout, wherever the files store them."""
 
     def __init__(self, source: WeightSource, shapes: Shapes, stored: dict[str, Stored]) -> None:
-        """Hold the tensors' places in the files.
+        """Store where the tensors are in the files.
 
         Args:
             shapes: shapes of the tensors in torch layout.
-            stored: tensor name -> place in the files.
+            stored: tensor name -> where it is stored.
         """
         self._source, self._shapes, self._stored = source, shapes, stored
 

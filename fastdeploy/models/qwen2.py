@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 2 and 2.5: biases on q, k and v, whatever config.json says."""
+"""Qwen 2 and 2.5: q, k and v always have biases."""
 
 from __future__ import annotations
 

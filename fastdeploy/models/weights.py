@@ -151,8 +151,8 @@ def _hint(found: Mapping[str, tuple[int, ...]], expected: Shapes, layout: str) -
     if any(name.endswith((".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")) for name in found):
         return "; this looks like a quantized checkpoint, which is not supported"
     matrices = [(found[name], shape) for name, shape in expected.items() if len(shape) == 2 and name in found]
-    transposed = [have for have, want in matrices if have != want and have == want[::-1]]
-    if transposed and len(transposed) == sum(have != want for have, want in matrices):
+    wrong = [(shape, expected_shape) for shape, expected_shape in matrices if shape != expected_shape]
+    if wrong and all(shape == expected_shape[::-1] for shape, expected_shape in wrong):
         return f"; the linear layers are transposed, contrary to the layout ({layout or 'unknown'})"
     return ""
 

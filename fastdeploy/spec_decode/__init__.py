@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation: proposers of draft tokens. Verification is an operator; the engine does not know the methods apart."""
+"""Speculative decoding: proposers, drafting models and adaptive length. Verification is an operator (ops.verify)."""

@@ -174,9 +174,9 @@ def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num
 
 def texts_of(requests: list[GenerationRequest]) -> list[list[int]]:
     """Return the prompts with the outputs of the demonstration model, truncated to one length."""
-    said = run_all(engine_of("demo", "naive"), requests)
-    whole = [[*r.prompt_token_ids, *said[r.request_id, 0].token_ids] for r in requests]
-    return [text[: min(map(len, whole))] for text in whole]
+    outputs = run_all(engine_of("demo", "naive"), requests)
+    texts = [[*r.prompt_token_ids, *outputs[r.request_id, 0].token_ids] for r in requests]
+    return [text[: min(map(len, texts))] for text in texts]
 
 
 def states_of(texts: list[list[int]]) -> Tensor:

@@ -27,7 +27,7 @@ class ReferenceBackend(Backend):
         return 1 << 30
 
     def clock(self) -> float:
-        """Return a clock that stands still."""
+        """Return 0."""
         return 0.0
 
     def describe(self) -> dict[str, str]:

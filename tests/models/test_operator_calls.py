@@ -21,5 +21,5 @@ def test_a_layer_takes_five_operator_calls(name: str, dtype: str, quantization: 
     for work in ([(one, [1, 2, 3])], [(one, [4]), (other, [5, 6])], [(one, [7])]):
         before = num_launches()
         driver.step(work)
-        head = 1  # the driver asks for the logits of every row
+        head = 1  # the driver computes the logits of every row
         assert num_launches() - before == BESIDE_LAYERS + 5 * model.num_layers + head

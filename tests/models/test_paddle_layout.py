@@ -156,7 +156,7 @@ def without_marks(config: dict[str, Any], tensors: Tensors) -> None:
 def with_version_only(config: dict[str, Any], tensors: Tensors) -> None:
     without_marks(config, tensors)
     config["paddlenlp_version"] = "3.0.0b4"
-    config["transformers_version"] = "4.52.4"  # kept from the checkpoint that it was made of
+    config["transformers_version"] = "4.52.4"  # copied from the original checkpoint
 
 
 @pytest.mark.parametrize(

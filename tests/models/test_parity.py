@@ -17,7 +17,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 
 
 def reference(name: str) -> dict[str, np.ndarray]:
-    """Return the golden's values; PaddleNLP computes no bfloat16 on the CPU, so its float32 ones stand for them."""
+    """Return the golden's values; those of PaddleNLP are float32 for every dtype, as it has no bfloat16 on the CPU."""
     with np.load(GOLDEN / name / "reference.npz") as values:
         found = dict(values)
     for key in ("logprobs", "argmax", "margin"):

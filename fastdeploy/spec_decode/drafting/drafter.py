@@ -16,8 +16,9 @@ A model of several stages makes draft k in stage k, and all further drafts in th
 token and the output of stage k - 1 one position earlier. The rows of pass k are therefore those of pass k - 1, one
 position further on. The rows after the last token depend on drafts, so they are computed again next time.
 
-Behind the target's blocks, each cache has one scratch block per sequence. Drafts are written behind the filled slots:
-to the last block of the request, or to the scratch block if that one is full. Later tokens overwrite them.
+Each cache has one more block per sequence than the target's, the scratch block. Drafts are written to the slots after
+the filled ones: in the last block of the request, or in the scratch block if that one is full. Later tokens overwrite
+them.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Span:
 
 @dataclass(slots=True)
 class CacheFillState:
-    """How many blocks of a request are known to be full.
+    """The number of blocks of a request that are full.
 
     Attributes:
         block_ids: the request's own list; a preempted request gets a new one.

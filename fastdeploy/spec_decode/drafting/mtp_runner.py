@@ -40,7 +40,7 @@ class MTPRunner(Drafter):
         num_blocks: int,
         config: RunnerConfig,
     ) -> None:
-        """Allocate the states and let the target store them.
+        """Allocate the states, which the target then writes in every step.
 
         Args:
             layers: MTP layers, which share their buffers.

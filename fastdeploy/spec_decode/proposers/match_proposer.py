@@ -25,8 +25,8 @@ class MatchIndex(Protocol):
 class MatchProposer(Proposer):
     """Finds earlier occurrences of a request's last tokens.
 
-    The index numbers the requests that it holds; the number of a finished request is used again. New tokens are indexed
-    lazily, by the next call that drafts for the request.
+    In the index, a request has a sequence id; those of finished requests are used again. New tokens are indexed lazily,
+    by the next call that drafts for the request.
 
     Attributes:
         max_match_len: longest match length that the index reports, in tokens.

@@ -92,14 +92,14 @@ def test_next_turn_of_a_conversation_drafts_the_same_with_cached_blocks(
     for prefix_caching in (True, False):
         engine = engine_with(method, 7, prefix_caching)
         texts = run_all(engine, requests)
-        turns = [
+        next_turns = [
             replace(r, request_id=f"again {r.request_id}", prompt_token_ids=[*r.prompt_token_ids, *emitted[:90]])
             for r in requests
             for emitted in [texts[r.request_id, 0].token_ids]
         ]
         hits, drafts = engine.stats().num_prefix_hit_tokens, record_drafts(engine)
-        run_all(engine, turns)
-        assert prefix_caching == (engine.stats().num_prefix_hit_tokens - hits > 80 * len(turns))
+        run_all(engine, next_turns)
+        assert prefix_caching == (engine.stats().num_prefix_hit_tokens - hits > 80 * len(next_turns))
         found.append(drafts)
     assert found[0] == found[1]
 
