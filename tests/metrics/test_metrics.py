@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+import fastdeploy
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
@@ -52,10 +54,14 @@ DESCRIPTION = {
 LABELS = '{accept_policy="normal",method="ngram",verify_strategy="topp"}'
 
 
-def exposition() -> dict[str, float]:
+def exposition_text() -> str:
     registry = CollectorRegistry()
     registry.register(EngineCollector(lambda: STATS, lambda: DESCRIPTION))
-    lines = generate_latest(registry).decode().splitlines()
+    return generate_latest(registry).decode()
+
+
+def exposition() -> dict[str, float]:
+    lines = exposition_text().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
@@ -197,3 +203,10 @@ def test_log_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="FD_LOG_DIR: cannot create"):
         set_up_logging(Env(log_dir=str(tmp_path / "file" / "logs")))
+
+
+def test_demo_page_finds_the_seconds_of_a_pause_in_the_metrics() -> None:
+    page = (Path(fastdeploy.__file__).parent / "assets" / "page.html").read_text()
+    pattern = re.search(r"/(\^fastdeploy:spec_decode_adaptive_paused_seconds.*)/m\.exec", page)
+    assert pattern is not None
+    assert re.findall(pattern[1], exposition_text(), re.MULTILINE) == ["2.5"]
