@@ -16,7 +16,7 @@ from benchmarks.replay import Tally, replay_drafts
 from benchmarks.report import print_json, print_table
 from benchmarks.workloads import WORKLOADS, sessions
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 
@@ -25,7 +25,7 @@ NUM_SESSIONS, NUM_TURNS = 24, 6
 
 def measure(method: str, k: int, workload: str, tokenizer: Tokenizer, num_tokens: int) -> dict[str, Any]:
     """Replay a workload."""
-    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": k})
+    config = parse_speculative_config({"method": method, "num_speculative_tokens": k})
     proposer, tally = make_proposer(config), Tally()
     for number, session in enumerate(sessions(workload, tokenizer, NUM_SESSIONS, NUM_TURNS, 4096, num_tokens, seed=0)):
         for turn in session:

@@ -33,7 +33,7 @@ from benchmarks.report import print_json, print_table
 from benchmarks.workloads import code_editing
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ def engine_config(args: argparse.Namespace, method: str) -> EngineConfig:
         max_model_len=args.max_prompt_tokens + args.max_tokens,
         cache=CacheConfig(enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=args.streams),
-        speculative=SpeculativeConfig.from_mapping(SPECULATION[method]),
+        speculative=parse_speculative_config(SPECULATION[method]),
     )
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.report import print_json, print_table
 from benchmarks.shape_engine import SHAPE
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
@@ -127,7 +127,7 @@ def make_engine(shape: str, method: str, num_steps: int) -> Engine:
         model=shape,
         load_choices="dummy",
         max_model_len=PROMPT_TOKENS + (NUM_WARM_STEPS + num_steps) * (NUM_DRAFTS + 1) + 1,
-        speculative=SpeculativeConfig.from_mapping(METHODS[method]),
+        speculative=parse_speculative_config(METHODS[method]),
     )
     return Engine.from_config(config)
 

@@ -42,7 +42,8 @@ from benchmarks.workloads import WORKLOADS, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.quantization import QuantizationConfig
-from fastdeploy.config.speculative_config import MAX_MODEL_STEPS, METHODS, SpeculativeConfig
+from fastdeploy.config.speculative_config import MAX_MODEL_STEPS, METHODS
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -98,7 +99,7 @@ def make_timed(method: str, args: argparse.Namespace, memory: OneMemory, record:
         max_model_len=length,
         cache=CacheConfig(num_blocks=num_blocks * memory.num_engines),
         scheduler=SchedulerConfig(max_num_seqs=max(args.batch)),
-        speculative=SpeculativeConfig.from_mapping(method_mapping(method, args.num_speculative_tokens)),
+        speculative=parse_speculative_config(method_mapping(method, args.num_speculative_tokens)),
     )
     return Timed(memory.build(config), CLOCKS[args.clock], args.replay, record)
 

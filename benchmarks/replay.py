@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.workloads import Session, Turn
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -64,9 +64,7 @@ class LayerRecord:
     """What the layer of the demonstration model drafts from that model's states on recorded answers."""
 
     def __init__(self, num_steps: int, max_model_len: int) -> None:
-        speculative = SpeculativeConfig(
-            method="mtp", num_speculative_tokens=num_steps, num_model_steps=num_steps, adaptive=False
-        )
+        speculative = MTPConfig(num_speculative_tokens=num_steps, adaptive=False)
         self._engine = Engine.from_config(
             EngineConfig(model="demo", max_model_len=max_model_len, speculative=speculative)
         )

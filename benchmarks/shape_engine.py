@@ -17,7 +17,7 @@ from benchmarks.roofline import Reading, integer_products
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -146,7 +146,7 @@ class ShapeEngine:
             max_model_len=max_model_len,
             cache=CacheConfig(dtype=kv_cache_dtype, enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, max_num_seqs)),
-            speculative=SpeculativeConfig.from_mapping(speculation if max_drafts else {"method": "naive"}),
+            speculative=parse_speculative_config(speculation if max_drafts else {"method": "naive"}),
         )
         proposer = FixedDraft()
         engine = make_engine(config, proposer=proposer)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
@@ -132,7 +132,9 @@ def make_engine(
         vocab_size=VOCAB,
         eos_token_ids=[EOS],
         has_tokenizer=False,
-        speculative=SpeculativeConfig(method=method, num_speculative_tokens=num_speculative_tokens),
+        speculative=parse_speculative_config(
+            {"method": method, "num_speculative_tokens": num_speculative_tokens, "adaptive": False}
+        ),
         server_seed=0,
     )
     outputs = OutputProcessor([EOS], _no_scanner, clock)

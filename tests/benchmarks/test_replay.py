@@ -10,7 +10,7 @@ from benchmarks.replay import Tally, replay_answers, replay_drafts
 from benchmarks.workloads import WORKLOADS, Session, sessions
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def tokenizer() -> Tokenizer:
 
 
 def config(method: str) -> EngineConfig:
-    speculative = SpeculativeConfig.from_mapping({**method_mapping(method, K), "adaptive": False})
+    speculative = parse_speculative_config({**method_mapping(method, K), "adaptive": False})
     return EngineConfig(
         model="demo",
         load_choices="dummy",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import NgramConfig
 from fastdeploy.core.constraint import TokenArray, TokenConstraint
 from fastdeploy.core.errors import RequestFailedError
 from fastdeploy.core.outputs import TokenDelta
@@ -199,9 +199,7 @@ def test_a_fault_of_preparing_refuses_the_request(
 def test_a_constraint_whose_masks_raise_fails_its_own_request(
     accept_policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    speculative = SpeculativeConfig(
-        method="ngram", num_speculative_tokens=3, adaptive=False, accept_policy=accept_policy
-    )
+    speculative = NgramConfig(num_speculative_tokens=3, adaptive=False, accept_policy=accept_policy)
     engine = Engine.from_config(
         EngineConfig(model="demo", max_model_len=64, cache=CacheConfig(num_blocks=8), speculative=speculative)
     )

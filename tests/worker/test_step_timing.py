@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ def build(adaptive: bool = True, num_blocks: int | None = 40, method: dict[str, 
             max_model_len=64,
             cache=CacheConfig(block_size=16, num_blocks=num_blocks, enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=4),
-            speculative=SpeculativeConfig.from_mapping(method | {"adaptive": adaptive}),
+            speculative=parse_speculative_config(method | {"adaptive": adaptive}),
         )
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from tests.spec_decode.adaptive.virtual_time import Machine, Passes, SimulatedModel, VirtualEngine, make_virtual_engine
@@ -36,7 +36,7 @@ def mapping(method: str, **keys: Any) -> dict[str, Any]:
 
 def make(method: str, machine: Machine = MACHINE, batch: int = 1, **keys: Any) -> VirtualEngine:
     predicted = keys.pop("predicted", None)
-    config = SpeculativeConfig.from_mapping(mapping(method, **keys))
+    config = parse_speculative_config(mapping(method, **keys))
     return make_virtual_engine(config, machine, batch, 4000, predicted)
 
 

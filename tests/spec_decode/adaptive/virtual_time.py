@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig, SpeculativeConfig
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import Draft, DraftQuota, Request
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -232,8 +232,8 @@ def _length_policy(speculative: SpeculativeConfig, predicted: Machine, clock: Cl
     times, passes = StepTimes(predicted.rows_s, predicted.request_s), predicted.passes.get(speculative.method)
     if passes is None:
         return AdaptiveLength(times, None, True, clock)
-    is_layer = speculative.method == "mtp"
-    max_passes = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
+    is_mtp = isinstance(speculative, MTPConfig)
+    max_passes = speculative.num_model_steps if is_mtp else speculative.num_speculative_tokens
     draft_passes = DraftPasses(speculative.method, max_passes, passes.pass_s, passes.request_s)
     return AdaptiveLength(times, draft_passes, speculative.extension is not None, clock)
 
