@@ -140,9 +140,9 @@ class Drafter:
                 for filled in self._num_filled:
                     filled[block] = 0
             if request.max_drafts and start // size < end // size:
-                known = min(end, request.num_tokens)
-                if known - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
-                    self._backlogged.append((request, known))
+                fill_end = min(end, request.num_tokens)
+                if fill_end - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
+                    self._backlogged.append((request, fill_end))
         return bool(self._backlogged)
 
     def end_step(self) -> None:
