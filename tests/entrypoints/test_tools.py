@@ -242,7 +242,7 @@ def test_async_client_streams_calls_of_many_requests_at_once(tool_server: Server
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "expected function"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "expected an object"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 64"),
-        ({"tools": [NOW, NOW]}, "tools[1].function.name", "given twice"),
+        ({"tools": [NOW, NOW]}, "tools[1].function.name", "is not unique"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
             "tools[0].function.parameters",

@@ -25,7 +25,7 @@ from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
-from fastdeploy.detokenize.chat_template import check_source
+from fastdeploy.detokenize.chat_template import check_template
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -200,7 +200,7 @@ def _chat_template(given: str) -> str | None:
         return None
     try:
         source = given if "{" in given else Path(given).read_text(encoding="utf-8")
-        check_source(source)
+        check_template(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--chat-template", f"cannot read {given!r}: {error}") from None
     except InvalidRequestError as error:

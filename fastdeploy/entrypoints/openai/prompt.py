@@ -40,9 +40,9 @@ def render_prompt(server: ApiServer, body: ChatCompletionRequest) -> str | list[
     opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     conversation = Conversation(messages, opens, continues, tools or None, _template_names(body))
     templates = server.tokenizer.chat_templates
-    if body.chat_template is None or body.chat_template in templates.sources:
+    if body.chat_template is None or body.chat_template in templates.templates:
         given = body.chat_template if body.chat_template is not None else server.chat_template
-        return templates.render(conversation, templates.source(given, bool(tools)))
+        return templates.render(conversation, templates.select(given, bool(tools)))
     return templates.render(conversation, body.chat_template, _template_process().render)
 
 

@@ -82,7 +82,7 @@ class ServingChat(ServingBase):
         if self._tools is not None:
             params.guided_decoding = self._tools.constraint(self.server.tokenizer, params.guided_decoding)
             markers += self._tools.markers
-        params.visible_token_ids = list(self.server.tokenizer.special_ids_of(markers).values())
+        params.visible_token_ids = list(self.server.tokenizer.find_special_ids(markers).values())
 
     def _make_parser(self, state: ReasoningState) -> MessageParser:
         splitter = ReasoningParser(self._reasoning, state) if self._reasoning is not None else None

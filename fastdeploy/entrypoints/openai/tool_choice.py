@@ -71,7 +71,7 @@ class ToolUse:
             schema = next(iter(self.schemas.values()))
             return GuidedDecodingParams(json=json.dumps(schema), source="tools")
         form = self.form or JSON_ARRAY
-        special_ids = tokenizer.special_ids_of(form.markers)
+        special_ids = tokenizer.find_special_ids(form.markers)
         if self.is_required:
             return _lark(ToolCallGrammar(form, self.schemas, special_ids, self.max_calls).required())
         strict = {name for name, function in self.functions.items() if function.get("strict")}
