@@ -31,7 +31,7 @@ def spy(loaded: ShapeEngine) -> list[StepPlan]:
 @pytest.mark.parametrize("step", [StepShape(4, 1, 300), StepShape(1, 8, 300), StepShape(1, 1, 9)])
 def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step: StepShape) -> None:
     loaded = ShapeEngine.load(tiny, "none", max_num_seqs=4, max_model_len=320, max_drafts=7)
-    loaded.skip_prompts()
+    loaded.skip_prefill()
     plans = spy(loaded)
     for _ in range(2):
         ids = loaded.start(step, num_steps=3)

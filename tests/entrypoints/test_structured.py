@@ -12,9 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarks.bench_structured import HEAD, is_valid, make_params
-from benchmarks.schemas import SCHEMAS
 from fastdeploy import LLM, GuidedDecodingParams, SamplingParams
+from tests.entrypoints.schemas import HEAD, SCHEMAS, is_valid, make_params
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.thinking_model import save_thinking_model
 
