@@ -55,6 +55,7 @@ class ServerConfig:
     uvicorn_log_level: Annotated[
         str, choice(*UVICORN_LOG_LEVELS, help="critical, error, warning, info, debug or trace")
     ] = "warning"
+    disable_fastapi_docs: Annotated[bool, switch(help="do not serve /docs, /redoc and /openapi.json")] = False
     allowed_origins: Annotated[
         tuple[str, ...], strings(help="CORS: origins that browsers may call from, or * (default: none)")
     ] = ()

@@ -138,8 +138,8 @@ def test_names_of_a_request_reach_the_template(chats: ServerProcess, folder: Pat
             "expected false with continue_final_message",
         ),
         ({"continue_final_message": True}, "continue_final_message", "the last message to be the assistant's"),
-        ({"disable_chat_template": True, "chat_template": "x"}, "chat_template", "no meaning with"),
-        ({"prompt_token_ids": [5], "chat_template": "x"}, "chat_template", "no meaning with prompt_token_ids"),
+        ({"disable_chat_template": True, "chat_template": "x"}, "chat_template", "has no effect with"),
+        ({"prompt_token_ids": [5], "chat_template": "x"}, "chat_template", "has no effect with prompt_token_ids"),
         ({"disable_chat_template": True, "messages": [HI, HI]}, "messages", "expected one message"),
     ],
 )
