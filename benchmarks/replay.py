@@ -32,7 +32,7 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
     def substitute_and_read(plan: StepPlan, judged: list[Any], results: list[RequestResult]) -> None:
         at = 0
         for segment in judged:
-            request = plan.requests[segment.plan_row]
+            request = plan.requests[segment.plan_row].request
             if request.request_id in answers:
                 rest = answers[request.request_id][request.num_output_tokens :]
                 runner.sampling.token_ids.array[at : at + segment.count] = rest[: segment.count]

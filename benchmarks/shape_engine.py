@@ -110,11 +110,11 @@ class PrefillSkipper:
         """Compute the step unless it prefills, in which case each request emits a fixed token."""
         if not _prefills(plan):
             return self._runner.run(plan)
-        return [RequestResult([TOKEN] if rows else []) for rows in plan.num_verify_rows]
+        return [RequestResult([TOKEN] if scheduled.num_verify_rows else []) for scheduled in plan.requests]
 
 
 def _prefills(plan: StepPlan) -> bool:
-    return any(computed < r.num_prompt_tokens for computed, r in zip(plan.num_computed, plan.requests))
+    return any(s.num_computed_tokens < s.request.num_prompt_tokens for s in plan.requests)
 
 
 @dataclass

@@ -182,7 +182,7 @@ class Request:
     Set by the scheduler: arrival_number, its place among all requests that were queued.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (emitted by the step that read the prompt's last token), tally.
-    Set by the proposer, cut or dropped by the scheduler: draft.
+    Set by the proposer, trimmed by the length policy before a step is planned: draft.
     Set by the KV manager: block_ids, block_hashes, num_published_blocks.
     Gathered over its prompt chunks, if asked for: prompt_logprobs, of prompt tokens 1, 2, ...
     """
@@ -269,9 +269,9 @@ class Request:
         for at, token_id in enumerate(draft.token_ids, self.num_tokens):
             self._memory[at] = token_id
 
-    def tokens_with_draft(self) -> TokenArray:
-        """[num_tokens + len(draft)] int32 view."""
-        return self._buffer[: self.num_tokens + len(self.draft)]
+    def tokens_with_draft(self, draft: Draft) -> TokenArray:
+        """[num_tokens + len(draft)] int32 view; `draft` is this request's draft or its beginning."""
+        return self._buffer[: self.num_tokens + len(draft)]
 
     def tokens_of_rows(self, start: int, count: int) -> memoryview:
         """[count] int32 view of the tokens, the draft's among them, from position `start` on."""

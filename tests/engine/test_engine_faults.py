@@ -16,6 +16,7 @@ from fastdeploy.core.errors import RequestFailedError
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import ScheduledRequest
 from fastdeploy.engine.engine import Engine
 from tests.doubles import ManualClock, OracleProposer, make_engine, plain_text
 
@@ -104,7 +105,8 @@ def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that raises when it is called for the request `bad`, else does what `call` does."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        subject = args[0] if hasattr(args[0], "request_id") else args[1]
+        subject = args[1] if isinstance(args[0], TokenDelta) else args[0]
+        subject = subject.request if isinstance(subject, ScheduledRequest) else subject
         return fail() if subject.request_id == "bad" else call(*args, **kwargs)
 
     return guarded

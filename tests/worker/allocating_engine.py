@@ -35,9 +35,9 @@ def make_engine() -> Engine:
 
 def kind_of(plan: StepPlan) -> str:
     """Return what the step does beside decoding: reads a prompt, or verifies drafts."""
-    if plan.num_scheduled != plan.num_verify_rows:
+    if any(s.num_scheduled_tokens != s.num_verify_rows for s in plan.requests):
         return "prompt"
-    return "verification" if max(plan.num_verify_rows) > 1 else "decode"
+    return "verification" if any(s.num_verify_rows > 1 for s in plan.requests) else "decode"
 
 
 def run(engine: Engine, name: str) -> list[Step]:

@@ -132,8 +132,9 @@ class Drafter:
         """
         size = self.config.block_size
         self._backlogged.clear()
-        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
-            end = start + count
+        for scheduled in plan.requests:
+            request, start = scheduled.request, scheduled.num_computed_tokens
+            end = start + scheduled.num_scheduled_tokens
             if (start - 1) // size == end // size:
                 continue  # starts no block and completes none
             for block in request.block_ids[-(-start // size) : -(-end // size)]:

@@ -148,7 +148,7 @@ def test_a_repeated_line_is_drafted_during_a_pause_within_20_tokens_of_its_repet
     run = virtual.runner.run
 
     def record(plan: Any) -> Any:
-        drafts.extend((request.num_output_tokens, len(request.draft)) for request in plan.requests)
+        drafts.extend((s.request.num_output_tokens, len(s.draft)) for s in plan.requests)
         return run(plan)
 
     virtual.runner.run = record  # type: ignore[method-assign]
