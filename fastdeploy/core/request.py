@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as it arrives, and the ledger that the engine keeps for each of its choices."""
+"""The ledger that the engine keeps for each choice of a request."""
 
 from __future__ import annotations
 
@@ -11,32 +11,8 @@ import numpy as np
 
 from fastdeploy.core.constraint import TokenArray as TokenArray
 from fastdeploy.core.constraint import TokenConstraint
+from fastdeploy.core.generation_request import GenerationRequest as GenerationRequest
 from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
-from fastdeploy.core.reasoning import ReasoningState
-from fastdeploy.core.sampling_params import SamplingParams
-
-
-@dataclass
-class GenerationRequest:
-    """What a front end asks of the engine: one prompt, n choices.
-
-    Attributes:
-        request_id: unique among the requests in flight.
-        prompt_token_ids: at least one token.
-        params: sampling parameters; `params.seed` None lets the engine draw one.
-        cache_salt: requests share cached prefixes only with those of the same salt.
-        priority: lower values start earlier; equals in order of arrival.
-        reasoning: where the prompt leaves the output, for models that reason.
-        timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    cache_salt: str = ""
-    priority: int = 0
-    reasoning: ReasoningState = ReasoningState.CLOSED
-    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

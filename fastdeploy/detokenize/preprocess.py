@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
-from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import GenerationFailed

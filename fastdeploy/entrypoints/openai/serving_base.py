@@ -17,7 +17,7 @@ from msgspec import UNSET
 from starlette.types import Message, Receive, Scope, Send
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.entrypoints.openai.errors import error_response, to_api_error
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Generation, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import output_tokens
