@@ -42,7 +42,7 @@ def test_version_names_the_operator_library() -> None:
         (["sreve"], "unknown command 'sreve'; did you mean 'serve'?"),
         (["dance"], "unknown command 'dance'; see fastdeploy --help"),
         (["serve", "demo", "--device", "gpu"], "device: 'gpu' is not available yet; expected cpu or auto"),
-        (["bench", "swerve"], "unknown command 'bench swerve'; did you mean 'bench serve'?"),
+        (["bench", "swerve"], "unknown command 'bench swerve'; did you mean 'serve'?"),
         (["chat", "--max-token", "3"], "--max-token: unknown flag; did you mean '--max-tokens'?"),
         (["chat", "--max-tokens", "0"], "--max-tokens: expected at least 1, got 0"),
         (["bench", "serve", "--request-rate", "0"], "--request-rate: expected a positive number or inf, got 0"),
