@@ -2,8 +2,8 @@
 """Builds the native libraries: the Paddle operators (`ops/_cpu`) and the host structures without Paddle (`ops/_host`).
 
 A source that mentions FD_ISA is compiled once per instruction-set path, every other source once; a source named
-`paddle*` sees the headers of Paddle. Objects and linked libraries are kept under build/objects and are made again only
-when a source, one of the headers that it includes, or a flag has changed, comments excepted.
+`paddle*` can include the headers of Paddle. Objects and linked libraries are kept under build/objects and are compiled
+again only when a source, one of the headers that it includes, or a flag has changed, comments excepted.
 
 FD_BUILD_PATHS selects the paths: `all` (the default: wheels and tests) or `native` (the best path of this machine and
 the portable one, which takes half the time).
@@ -16,7 +16,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable
@@ -39,14 +38,17 @@ COMPILER = os.environ.get("CXX", "g++").split()
 COMMON_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wno-maybe-uninitialized", "-Icustom_ops"]
 COMMON_FLAGS += ["-ffp-contract=off", "-fno-math-errno"]  # a compiler that fuses where it likes would break exactness
 AVX2_FLAGS = ["-mavx2", "-mfma", "-mbmi2", "-mprfchw"]
-AVX512_FLAGS = [f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni")]
-AVX512_FLAGS += ["-Wno-uninitialized"]  # GCC 12 warns of its own header; the other paths compile the same sources
-X86_PATHS = {
-    "avx2": AVX2_FLAGS,
-    "avx512": [*AVX2_FLAGS, *AVX512_FLAGS],
-    "avx512_bf16": [*AVX2_FLAGS, *AVX512_FLAGS, "-mavx512bf16", "-DFD_ISA_AVX512=1"],
+AVX512_FLAGS = [*AVX2_FLAGS, *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni"))]
+AVX512_FLAGS += ["-Wno-uninitialized"]  # GCC 12 warns about its own header; the other paths compile the same sources
+X86_PATHS = {  # each with the tuning (custom_ops/cpu_ops/tuning.h) of the processors that run it
+    "avx2": [*AVX2_FLAGS, "-DFD_TUNING=zen3"],
+    "avx512": [*AVX512_FLAGS, "-DFD_TUNING=emerald_rapids"],
+    "avx512_bf16": [*AVX512_FLAGS, "-mavx512bf16", "-DFD_ISA_AVX512=1", "-DFD_TUNING=zen5"],
 }
-ALL_PATHS = {"portable": [], **(X86_PATHS if platform.machine() in ("x86_64", "AMD64") else {})}
+ALL_PATHS = {
+    "portable": ["-DFD_TUNING=generic"],
+    **(X86_PATHS if platform.machine() in ("x86_64", "AMD64") else {}),
+}
 
 
 def digest(*parts: str | bytes) -> str:
@@ -58,10 +60,14 @@ def digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:16]
 
 
-@cache
 def build_paths() -> dict[str, list[str]]:
-    """Return the flags of every path to build, by its name."""
-    choice = os.environ.get("FD_BUILD_PATHS", "all")
+    """Return the flags of every path to build, by name."""
+    return select_paths(os.environ.get("FD_BUILD_PATHS", "all"))
+
+
+@cache
+def select_paths(choice: str) -> dict[str, list[str]]:
+    """Return the flags of the paths that a value of FD_BUILD_PATHS selects."""
     if choice == "all":
         return ALL_PATHS
     if choice == "native":
@@ -80,15 +86,15 @@ def best_path() -> str:
 
 
 def have_flags(paths: Iterable[str]) -> list[str]:
-    """Return what tells a source which paths the library holds."""
+    """Return the macros that name the paths of a library in its sources."""
     return [f"-DFD_HAVE_{path.upper()}=1" for path in paths]
 
 
 @cache
-def source_hash() -> str:
-    """Hash every native source and the selected paths, so that a library can say what it was built from."""
-    files = sorted(path for path in OPS.rglob("*") if path.suffix in (".h", ".cc"))
-    return digest(*build_paths(), *(part for path in files for part in (str(path.relative_to(OPS)), path.read_bytes())))
+def source_hash(*paths: str) -> str:
+    """Return the hash of the package's native sources and of the paths to build, which a library reports as its own."""
+    files = sorted(path for name in ("common", "cpu_ops", "host") for path in (OPS / name).iterdir())
+    return digest(*paths, *(part for path in files for part in (str(path.relative_to(OPS)), path.read_bytes())))
 
 
 @cache
@@ -110,7 +116,7 @@ def contents(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One object to compile: `command` makes `target`, whose name holds a digest of all that it depends on."""
+    """One object to compile with `command` into `target`, whose name contains a digest of everything it depends on."""
 
     name: str
     target: Path
@@ -118,18 +124,18 @@ class Job:
 
 
 class Library(Extension):
-    """A shared library made of the sources of one folder and of `common/`."""
+    """A shared library."""
 
     def __init__(self, name: str, sources: list[Path], uses_paddle: bool = False) -> None:
         super().__init__(name, [str(path.relative_to(ROOT)) for path in sources], language="c++")
         self.uses_paddle = uses_paddle
 
-    def jobs(self) -> list[Job]:
-        """Return the objects that this library is linked from."""
+    def jobs(self, paths: dict[str, list[str]]) -> list[Job]:
+        """Return the objects that this library is linked from, for these paths."""
         includes = paddle_include_flags() if self.uses_paddle else []
-        return [job for source in self.sources for job in compile_jobs(source, includes)]
+        return [job for source in self.sources for job in compile_jobs(source, includes, paths)]
 
-    def link(self, jobs: list[Job], flags: list[str]) -> Path:
+    def link(self, jobs: list[Job], flags: Iterable[str]) -> Path:
         """Link the compiled objects and return the library."""
         objects = [str(job.target.relative_to(ROOT)) for job in jobs]
         command = [*COMPILER, "-shared", "-pthread", *objects, *flags]
@@ -157,17 +163,17 @@ def paddle_link_flags() -> list[str]:
     return [f"-L{base}", "-Wl,--no-as-needed", "-l:libpaddle.so", "-Wl,--as-needed"]
 
 
-def compile_jobs(source: str, paddle_includes: list[str]) -> list[Job]:
-    """Return the objects of one source: one per path, or one alone."""
+def compile_jobs(source: str, paddle_includes: list[str], paths: dict[str, list[str]]) -> list[Job]:
+    """Return the objects of one source: one per path, or a single one."""
     path = ROOT / source
     text = contents(path)
     flags = paddle_includes if path.name.startswith("paddle") else ["-fvisibility=hidden"]
     if "FD_SOURCE_HASH" in text:
-        flags = [*flags, f'-DFD_SOURCE_HASH="{source_hash()}"', f'-DFD_VERSION="{VERSION}"']
+        flags = [*flags, f'-DFD_SOURCE_HASH="{source_hash(*paths)}"', f'-DFD_VERSION="{VERSION}"']
     if "FD_HAVE" in text:
-        flags = [*flags, *have_flags(build_paths())]
+        flags = [*flags, *have_flags(paths)]
     jobs = []
-    for isa, isa_flags in build_paths().items() if "FD_ISA" in path.read_text() else [("once", [])]:
+    for isa, isa_flags in paths.items() if "FD_ISA" in path.read_text() else [("once", [])]:
         if isa != "once":
             isa_flags = [f"-DFD_ISA={isa}", f"-DFD_ISA_{isa.upper()}=1", *isa_flags]
         command = [*COMPILER, *COMMON_FLAGS, *flags, *isa_flags, "-c", source]
@@ -177,7 +183,7 @@ def compile_jobs(source: str, paddle_includes: list[str]) -> list[Job]:
 
 
 def run(command: list[str], target: Path) -> None:
-    """Run a command that makes `target`, unless it exists; it appears only when it is complete."""
+    """Run a command that writes `target`, unless the file exists; it gets its name only when it is complete."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,8 +200,7 @@ def compile_all(jobs: list[Job]) -> None:
     ordered = sorted(missing.values(), key=lambda job: -(ROOT / job.command[-1]).stat().st_size)
 
     def compile_one(number: int, job: Job) -> None:
-        sys.stdout.write(f"[{number}/{len(ordered)}] {job.name}\n")  # print would write the end of the line separately
-        sys.stdout.flush()
+        print(f"[{number}/{len(ordered)}] {job.name}", flush=True)
         run(job.command, job.target)
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -203,7 +208,7 @@ def compile_all(jobs: list[Job]) -> None:
 
 
 def install(library: Path, target: Path) -> None:
-    """Put a library in its place; a process that has mapped the file before keeps the old one."""
+    """Replace a library; a process that has already mapped the old file keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.copyfile(library, fresh)
@@ -211,10 +216,10 @@ def install(library: Path, target: Path) -> None:
 
 
 class BuildLibraries(build_ext):
-    """Compiles with flags per source, which distutils' own compile step cannot."""
+    """Compiles with flags per source, which the compile step of distutils cannot do."""
 
     def build_extensions(self) -> None:
-        jobs = {library.name: library.jobs() for library in self.extensions}
+        jobs = {library.name: library.jobs(build_paths()) for library in self.extensions}
         compile_all([job for of_library in jobs.values() for job in of_library])
         for library in self.extensions:
             linked = library.link(jobs[library.name], paddle_link_flags() if library.uses_paddle else [])
@@ -226,9 +231,21 @@ def folder(name: str) -> list[Path]:
     return sorted((OPS / name).glob("*.cc"))
 
 
+def build_for_path(name: str, sources: list[Path], path: str, link_flags: Iterable[str] = ()) -> Path:
+    """Compile sources for one path and link them; return the library, which is not part of the package.
+
+    Benchmarks and tests build their libraries with it; objects are cached like those of the package.
+    """
+    library = Library(name, sources)
+    jobs = library.jobs({path: ALL_PATHS[path]})
+    compile_all(jobs)
+    return library.link(jobs, link_flags)
+
+
 LIBRARIES = [
     Library("fastdeploy.ops._cpu", [*folder("cpu_ops"), *folder("common")], uses_paddle=True),
-    Library("fastdeploy.ops._host", [*folder("host"), *folder("common")]),
+    Library("fastdeploy.ops._host", [*folder("host"), OPS / "common" / "version.cc"]),
 ]
 
-setup(ext_modules=LIBRARIES, cmdclass={"build_ext": BuildLibraries})
+if __name__ == "__main__":
+    setup(ext_modules=LIBRARIES, cmdclass={"build_ext": BuildLibraries})

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gumbel noise from a random word, and the logarithm it is made with. With x the word and w = (x + 1/2) / 2^32,
+// Gumbel noise from a random word, and the logarithm that computes it. For the word x and w = (x + 1/2) / 2^32,
 //   gumbel = -log(-log1p(-w)),
-// so that large noise comes from small w, where floats are dense. For w > 1/2 the same value is formed from
-// 1 - w = (~x + 1/2) / 2^32, which is dense there. Range: [-3.130, 22.874].
+// so that large noise comes from small w, where floats are dense. For w > 1/2 the same value is computed from
+// 1 - w = (~x + 1/2) / 2^32, where floats are dense again. Range: [-3.130, 22.874].
 //
-// Errors, measured against double precision: log_positive at most 0.94 ulp; exponential_from_word at most 1.5e-7
+// Measured errors against double precision: log_positive at most 0.94 ulp; exponential_from_word at most 1.5e-7
 // relative; gumbel at most 3e-7 absolute below 4 and 0.8 ulp above.
 #pragma once
 
@@ -15,10 +15,10 @@ namespace fd {
 constexpr float kLn2 = 0x1.62e43p-1f;  // 2.7e-9 relative from ln 2: enough for |k| <= 34 in one fused step
 constexpr float kSqrtHalf = 0x1.6a09e6p-1f;
 constexpr uint32_t kSqrtHalfBits = 0x3f3504f3u;
-constexpr float kLargestGumbel = 22.875f;  // no noise reaches it
+constexpr float kLargestGumbel = 22.875f;  // above all noise
 
-// k * ln 2 + log(1 + f) for f in [sqrt(1/2) - 1, sqrt(2) - 1]. The cubic remainder (log(1+f) - f + f^2/2) / f^3 is a
-// minimax fit of degree 7, relative error of the whole 5.9e-9.
+// Returns k * ln 2 + log(1 + f) for f in [sqrt(1/2) - 1, sqrt(2) - 1]. The cubic remainder (log(1+f) - f + f^2/2) / f^3
+// is a minimax fit of degree 7; the relative error of the result is 5.9e-9.
 template <class L>
 FD_RULE typename L::F log_reduced(typename L::F k, typename L::F f) {
   typename L::F p = L::set(-0x1.41ee06p-4f);
@@ -42,7 +42,7 @@ FD_RULE void split_power(typename L::F x, typename L::F* k, typename L::F* f) {
   *f = L::add(L::from_bits(mantissa), L::set(-1.0f));
 }
 
-// Natural logarithm of a positive normal float.
+// Returns the natural logarithm of a positive normal float.
 template <class L>
 FD_RULE typename L::F log_positive(typename L::F x) {
   typename L::F k, f;
@@ -50,7 +50,7 @@ FD_RULE typename L::F log_positive(typename L::F x) {
   return log_reduced<L>(k, f);
 }
 
-// -log1p(-w) of the word x: an exponential variate in [2^-33, 22.874].
+// Returns -log1p(-w) for the word x: an exponential variate in [2^-33, 22.874].
 template <class L>
 FD_RULE typename L::F exponential_from_word(typename L::U x) {
   using F = typename L::F;

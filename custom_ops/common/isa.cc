@@ -57,8 +57,8 @@ bool is_built(Isa isa) {
 
 bool is_usable(Isa isa) { return is_supported(isa) && is_built(isa); }
 
-// Whether the instructions for products of bf16 pairs are faster than those of fp32. On AMD's processors they do twice
-// as many operations; on Intel's (Emerald Rapids) they do half as many.
+// Whether instructions that multiply pairs of bf16 are faster than those for fp32. AMD's processors do twice as many
+// operations per second with them; Intel's (Emerald Rapids) do half as many.
 bool is_bf16_fast() {
 #if defined(__x86_64__)
   return !__builtin_cpu_is("intel");
@@ -79,7 +79,7 @@ Isa select_isa() {
     if (std::strcmp(wanted, isa_name(isa)) != 0) continue;
     if (!is_supported(isa))
       throw std::invalid_argument(std::string("FD_CPU_ISA: this processor has no '") + wanted +
-                                  "'; the fastest path that it has is '" + isa_name(fastest()) + "'");
+                                  "'; the fastest path that it supports is '" + isa_name(fastest()) + "'");
     if (!is_built(isa))
       throw std::invalid_argument(std::string("FD_CPU_ISA: this library was built without '") + wanted +
                                   "'; rebuild it with FD_BUILD_PATHS=all");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selection among the instruction-set paths that this library was built with (FD_BUILD_PATHS of setup.py).
+// Selects among the instruction-set paths that this library was built with (FD_BUILD_PATHS of setup.py).
 #pragma once
 
 #include "common/isa.h"
@@ -28,7 +28,7 @@
 #define FD_CASE_AVX512_BF16(make)
 #endif
 
-// Returns make(path) from the enclosing function, where `path` is the namespace of the path that this process runs.
+// Returns make(path) from the enclosing function; `path` is the namespace of the path that this process runs.
 #define FD_RETURN_FOR_PATH(make) \
   switch (current_isa()) {       \
     FD_CASE_AVX2(make)           \

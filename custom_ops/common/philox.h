@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-// 1, 2, 3" (SC 2011): ten rounds of two 32 x 32 -> 64 multiplications turn (counter, key) into four random words.
+// 1, 2, 3" (SC 2011): ten rounds of two 32 x 32 -> 64 bit multiplications map (counter, key) to four random words.
 #pragma once
 
 #include "common/scalar_lanes.h"
@@ -13,7 +13,7 @@ constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u;  // golden ratio
 constexpr uint32_t kPhiloxKeyStep1 = 0xBB67AE85u;  // sqrt(3) - 1
 constexpr int kPhiloxRounds = 10;
 
-// Replaces the counter words c[0..3] by random words; the key is the same in every lane.
+// Replaces the counter words c[0..3] with random words; the key is the same in every lane.
 template <class L>
 FD_RULE void philox4x32(typename L::U c[4], uint32_t key0, uint32_t key1) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -29,7 +29,7 @@ FD_RULE void philox4x32(typename L::U c[4], uint32_t key0, uint32_t key1) {
   }
 }
 
-// The four words of the token ids 4 * group .. 4 * group + 3 at absolute position t of a request with this seed.
+// Writes the random words of token ids 4 * group .. 4 * group + 3 at position t of a request with this seed.
 template <class L>
 FD_RULE void noise_words(typename L::U group, uint64_t seed, uint64_t t, typename L::U words[4]) {
   words[0] = group;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One lane of 32-bit arithmetic. The rules in philox.h, gumbel.h and sampling.h are written over a "lanes" type, so
-// that the scalar function, the vector paths (cpu_ops/sampling_lanes.h) and CUDA share one text. Every operation is
-// exact on integers and correctly rounded on floats, and fused only where `fma` says so: same bits wherever it runs.
+// One lane of 32-bit arithmetic. philox.h, gumbel.h and sampling.h are templates over a type of lanes, so that scalar
+// code, the vector paths (cpu_ops/sampling_lanes.h) and CUDA share one source. Integer operations are exact, float
+// operations are correctly rounded, and products are fused only where `fma` is called: the bits are the same
+// everywhere.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 #if defined(__CUDACC__)
 #define FD_RULE __host__ __device__ __forceinline__
 #else
-// Internal linkage: a source that is compiled once per instruction-set path must not share its copy with another path.
+// Always inlined: a source compiled for one instruction-set path must not share a copy with another path.
 #define FD_RULE __attribute__((always_inline)) inline
 #endif
 
@@ -26,7 +27,7 @@ struct ScalarLanes {
   static FD_RULE U set(uint32_t x) { return x; }
   static FD_RULE F add(F a, F b) {
 #if defined(__CUDA_ARCH__)
-    return __fadd_rn(a, b);  // nvcc may fuse a plain sum of a product
+    return __fadd_rn(a, b);  // nvcc may fuse a + b with a product
 #else
     return a + b;
 #endif
@@ -55,7 +56,9 @@ struct ScalarLanes {
     memcpy(&r, &a, sizeof(r));
     return r;
   }
-  static FD_RULE F to_float(U a) { return static_cast<float>(static_cast<int32_t>(a)); }  // as a signed integer
+  static FD_RULE F to_float(U a) {
+    return static_cast<float>(static_cast<int32_t>(a));
+  }  // reads `a` as a signed integer
   static FD_RULE U add(U a, U b) { return a + b; }
   static FD_RULE U sub(U a, U b) { return a - b; }
   static FD_RULE U bit_and(U a, U b) { return a & b; }
@@ -65,7 +68,7 @@ struct ScalarLanes {
     return a << kCount;
   }
   template <int kCount>
-  static FD_RULE U shift_right_signed(U a) {  // copies of the sign bit come in
+  static FD_RULE U shift_right_signed(U a) {  // shifts in copies of the sign bit
     return static_cast<U>(static_cast<int32_t>(a) >> kCount);
   }
   static FD_RULE M is_negative(U a) { return static_cast<int32_t>(a) < 0; }

@@ -7,17 +7,17 @@
 namespace fd {
 namespace {
 
-struct Memory {
+struct Area {
   void* data = nullptr;
   size_t size = 0;
-  ~Memory() { std::free(data); }
+  ~Area() { std::free(data); }
 };
 
 }  // namespace
 
 void* thread_scratch(size_t bytes, Scratch use) {
-  thread_local Memory memories[2];
-  Memory& scratch = memories[static_cast<int>(use)];
+  thread_local Area areas[2];
+  Area& scratch = areas[static_cast<int>(use)];
   if (bytes > scratch.size) {
     const size_t size = (bytes + bytes / 2 + 4095) / 4096 * 4096;
     void* data = std::aligned_alloc(64, size);

@@ -5,11 +5,13 @@
 
 namespace fd {
 
-// Who uses a thread's scratch: rows packed for all tiles of a launch, or what one tile makes for itself.
+// Scratch memory that kernels reuse from call to call.
+
+// The two scratch areas of a thread: rows packed for all tiles of a launch, and intermediate results of one tile.
 enum class Scratch { kRows = 0, kTile = 1 };
 
-// Returns 64-byte aligned memory of at least `bytes`, owned by the calling thread and kept until its next call for the
-// same use: it grows during warm-up and is then handed out again and again.
+// Returns at least `bytes` of 64-byte aligned memory that belongs to the calling thread. It is valid until the thread's
+// next call for the same area. An area only grows, so that nothing is allocated after warm-up.
 void* thread_scratch(size_t bytes, Scratch use = Scratch::kRows);
 
 }  // namespace fd

@@ -19,10 +19,11 @@
 namespace fd {
 namespace {
 
-// How long a thread without work looks for more before it sleeps, since waking it costs the caller 55 us on a virtual
-// machine: at first without pause, longer than what lies between the operators of a replayed step; then between steps,
-// letting whoever wants the core have it, the API process above all.
+// How long an idle thread polls for tiles before it sleeps. Waking a sleeping thread costs the caller 55 us on a
+// virtual machine. At first the thread keeps its core: this covers the time between two operators of a replayed step.
 constexpr auto kSpinTime = std::chrono::microseconds(50);
+// After that it yields the core between polls, in particular to the API process: this covers the time between two
+// steps.
 constexpr auto kYieldTime = std::chrono::microseconds(1000);
 
 inline void pause_cpu() {
@@ -39,7 +40,7 @@ int affinity_count() {
   return sched_getaffinity(0, sizeof(mask), &mask) == 0 ? std::max(1, CPU_COUNT(&mask)) : 1;
 }
 
-// Returns the container's processor quota in cores, or 0 when there is none (cgroup v2, then v1).
+// Returns the container's processor quota in cores, or 0 if it has none (cgroup v2, then v1).
 double cgroup_quota() {
   std::string quota;
   double period = 0;
@@ -64,8 +65,8 @@ int choose_num_threads() {
   return quota > 0 ? std::min(cores, static_cast<int>(std::ceil(quota))) : cores;
 }
 
-// One job at a time. `cursor_` holds the job's number (high half) and how many tiles nobody has taken yet (low half);
-// taking a tile by compare-and-swap therefore proves that the job is still open and that its fields may be read.
+// Runs one job at a time. `cursor_` holds the number of the job (high half) and its unclaimed tiles (low half).
+// Claiming a tile by compare-and-swap therefore also proves that the job has not ended, so its fields may be read.
 class Pool {
  public:
   explicit Pool(int num_threads) {
@@ -89,7 +90,7 @@ class Pool {
       }
       wake_.notify_all();
     }
-    take_tiles();
+    run_claimed_tiles();
     for (int spins = 0; num_done_.load(std::memory_order_acquire) != num_tiles; ++spins) {
       if (spins < 4096) {
         pause_cpu();
@@ -102,7 +103,7 @@ class Pool {
  private:
   bool has_tiles() const { return static_cast<uint32_t>(cursor_.load()) != 0; }
 
-  void take_tiles() {
+  void run_claimed_tiles() {
     uint64_t cursor = cursor_.load(std::memory_order_acquire);
     while (static_cast<uint32_t>(cursor) != 0) {
       if (!cursor_.compare_exchange_weak(cursor, cursor - 1, std::memory_order_acq_rel)) continue;
@@ -127,7 +128,7 @@ class Pool {
 
   void work() {
     for (;;) {
-      take_tiles();
+      run_claimed_tiles();
       if (spin_for_tiles()) continue;
       std::unique_lock<std::mutex> lock(mutex_);
       num_sleeping_.fetch_add(1);
@@ -150,9 +151,10 @@ class Pool {
 std::atomic<Pool*> shared_pool{nullptr};
 std::mutex creation;
 
-// The pool is never destroyed: its threads may outlive main. A forked child has none of them and makes its own.
+// The pool is never destroyed, because its threads may outlive main. A forked child inherits no threads and creates a
+// new pool.
 Pool& pool() {
-  if (Pool* made = shared_pool.load(std::memory_order_acquire)) return *made;
+  if (Pool* existing = shared_pool.load(std::memory_order_acquire)) return *existing;
   std::lock_guard<std::mutex> lock(creation);
   if (shared_pool.load() == nullptr) {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { shared_pool.store(nullptr); });

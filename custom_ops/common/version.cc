@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The identity of a library: fastdeploy/ops/registry.py refuses one that was built for another version of the package.
-#define FD_EXPORT extern "C" __attribute__((visibility("default")))
+// The version and source hash of a library. The package refuses a library that was built for another version.
+#include "common/export.h"
 
 FD_EXPORT const char* fd_library_version() { return FD_VERSION; }
 

@@ -7,37 +7,37 @@
 namespace fd {
 namespace {
 
-constexpr int64_t kTasksPerThread = 8;     // to aim at: a late thread holds back one of them
-constexpr int64_t kMinSplits = 2;          // of a task that is one of several
-constexpr int64_t kRowTilesPerThread = 4;  // rows are cut for no more: what they share is read, and widened, for each
-constexpr int64_t kMinTaskRows = 24;       // fewer rows would read the cache too often
-constexpr int64_t kMaxSharedRows = 48;  // of a sequence that reads together with others; more keep the cache busy alone
+constexpr int64_t kTasksPerThread = 8;     // aimed at: a late thread delays at most one of them
+constexpr int64_t kMinSplits = 2;          // splits of a task, if a query tile has several tasks
+constexpr int64_t kRowTilesPerThread = 4;  // aimed at: more query tiles would read and widen the same keys more often
+constexpr int64_t kMinTaskRows = 24;       // query tiles with fewer rows would read the cache too often
+constexpr int64_t kMaxSharedRows = 48;     // of a sequence that shares reads; with more rows, arithmetic dominates
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Relative time of a split for so many rows: what they multiply and what has to be read whatever their number.
+// Returns the relative time of a split for this many rows: products, and reading the cache, which all rows share.
 int64_t split_cost(int64_t rows) { return rows + 6; }
 
 class Planner {
  public:
   AttentionPlan run(const AttentionArgs& a, int64_t num_threads) {
     args_ = &a;
-    pieces_.clear();
+    query_tiles_.clear();
     members_.clear();
     tasks_.clear();
     num_partials_ = 0;
     find_shared();
-    cut_pieces(num_threads);
+    cut_query_tiles(num_threads);
     add_shared_tasks();
     add_own_tasks(num_threads);
-    place_partials();
-    return {pieces_.data(),
+    assign_partials();
+    return {query_tiles_.data(),
             members_.data(),
             tasks_.data(),
-            static_cast<int64_t>(pieces_.size()),
+            static_cast<int64_t>(query_tiles_.size()),
             static_cast<int64_t>(tasks_.size()),
             num_partials_,
-            has_own_blocks_ && pieces_.size() == num_with_rows_,
+            has_own_blocks_ && query_tiles_.size() == num_with_rows_,
             num_with_rows_ == 1};
   }
 
@@ -47,13 +47,13 @@ class Planner {
   int64_t num_rows(int64_t seq) const { return num_new(seq) * heads_per_kv(); }
   const int32_t* table(int64_t seq) const { return args_->block_tables + seq * args_->max_blocks; }
 
-  // The splits that sequence `seq` could share: whole ones, before its new positions.
-  int64_t shareable(int64_t seq) const {
+  // Returns the whole splits of a sequence before its new positions, which it could share.
+  int64_t num_shareable_splits(int64_t seq) const {
     const int64_t rows = num_rows(seq);
     return rows > 0 && rows <= kMaxSharedRows ? (args_->kv_lens[seq] - num_new(seq)) / kSplit : 0;
   }
 
-  // Finds for each sequence the first one whose table begins with the same block, and how many splits they share.
+  // Finds for each sequence the first sequence whose table starts with the same block, and how many splits they share.
   void find_shared() {
     const int64_t num_seqs = args_->num_seqs;
     leaders_.assign(static_cast<size_t>(num_seqs), -1);
@@ -68,8 +68,8 @@ class Planner {
       ++num_with_rows_;
       int64_t& leader = first_with(table(seq)[0]);
       has_own_blocks_ &= leader < 0;
-      if (leader < 0 || shareable(leader) == 0) leader = seq;
-      if (shareable(seq) == 0) continue;
+      if (leader < 0 || num_shareable_splits(leader) == 0) leader = seq;
+      if (num_shareable_splits(seq) == 0) continue;
       leaders_[seq] = leader;
       if (leader == seq) continue;
       shared_[seq] = common_splits(leader, seq);
@@ -77,7 +77,7 @@ class Planner {
     }
   }
 
-  // A hash table with open addressing: of sequences by their first block, -1 where there is none yet.
+  // A hash table with open addressing from first block to sequence; -1 marks free entries.
   int64_t& first_with(int32_t block) {
     size_t at = static_cast<uint32_t>(block) * 2654435761u & (first_with_.size() - 1);
     while (first_with_[at] >= 0 && table(first_with_[at])[0] != block) at = (at + 1) & (first_with_.size() - 1);
@@ -85,29 +85,30 @@ class Planner {
   }
 
   int64_t common_splits(int64_t a, int64_t b) const {
-    const int64_t block_size = args_->cache.block_size, most = std::min(shareable(a), shareable(b));
-    const int64_t num_blocks = divide_up(most * kSplit, block_size);
+    const int64_t block_size = args_->cache.block_size,
+                  max_splits = std::min(num_shareable_splits(a), num_shareable_splits(b));
+    const int64_t num_blocks = divide_up(max_splits * kSplit, block_size);
     int64_t equal = 0;
     while (equal < num_blocks && table(a)[equal] == table(b)[equal]) ++equal;
-    return std::min(most, equal * block_size / kSplit);
+    return std::min(max_splits, equal * block_size / kSplit);
   }
 
-  void cut_pieces(int64_t num_threads) {
+  void cut_query_tiles(int64_t num_threads) {
     int64_t rows = kTaskRows;
     while (rows > kMinTaskRows && num_tiles(rows) < kRowTilesPerThread * num_threads) rows /= 2;
-    first_piece_.clear();
+    first_query_tile_.clear();
     for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
-      first_piece_.push_back(static_cast<int64_t>(pieces_.size()));
+      first_query_tile_.push_back(static_cast<int64_t>(query_tiles_.size()));
       const int64_t block = shared_[seq] > 0 ? kMaxSharedRows : rows, before = args_->kv_lens[seq] - num_new(seq);
       for (int64_t first = 0; first < num_rows(seq); first += block) {
         const int64_t count = std::min(block, num_rows(seq) - first);
         const int64_t last_position = before + (first + count - 1) / heads_per_kv();
-        pieces_.push_back({seq, first, count, last_position / kSplit + 1, 0, 0});
+        query_tiles_.push_back({seq, first, count, last_position / kSplit + 1, 0, 0});
       }
     }
   }
 
-  // What blocks of so many rows make together with splits.
+  // Returns the number of tasks if query tiles have this many rows.
   int64_t num_tiles(int64_t rows) const {
     int64_t count = 0;
     for (int64_t seq = 0; seq < args_->num_seqs; ++seq) {
@@ -129,7 +130,7 @@ class Planner {
     }
   }
 
-  // The sequences of group_ that still share a split are always its first ones.
+  // group_ is sorted by the number of shared splits, so the sequences that share a split are its first ones.
   void share_splits() {
     size_t count = group_.size();
     for (int64_t split = 0, end; split < shared_[group_[0]]; split = end) {
@@ -138,49 +139,49 @@ class Planner {
       for (size_t i = 0; i < count;) {
         const int64_t begin = static_cast<int64_t>(members_.size());
         for (int64_t rows = 0; i < count && (rows += num_rows(group_[i])) <= kTaskRows; ++i) {
-          members_.push_back(first_piece_[group_[i]]);
-          ++pieces_[members_.back()].num_tasks;
+          members_.push_back(first_query_tile_[group_[i]]);
+          ++query_tiles_[members_.back()].num_tasks;
         }
         tasks_.push_back({begin, static_cast<int64_t>(members_.size()), split, end});
       }
     }
   }
 
-  // Long pieces come last in a prompt and first here.
+  // Adds the tasks of splits that a query tile reads alone. The longest tiles, which are last in a prompt, come first.
   void add_own_tasks(int64_t num_threads) {
     int64_t total = 0;
-    for (const Piece& piece : pieces_) total += own_splits(piece) * split_cost(piece.count);
+    for (const QueryTile& query_tile : query_tiles_) total += own_splits(query_tile) * split_cost(query_tile.count);
     const int64_t share = total * args_->cache.num_kv_heads / (kTasksPerThread * num_threads);
-    for (int64_t i = static_cast<int64_t>(pieces_.size()) - 1; i >= 0; --i) {
-      Piece& piece = pieces_[i];
-      const int64_t own = own_splits(piece), first = piece.num_splits - own;
-      const int64_t most = std::max(kMinSplits, share / split_cost(piece.count));
-      const int64_t count = num_threads == 1 ? 1 : divide_up(own, most), begin = members_.size();
+    for (int64_t i = static_cast<int64_t>(query_tiles_.size()) - 1; i >= 0; --i) {
+      QueryTile& query_tile = query_tiles_[i];
+      const int64_t own = own_splits(query_tile), first = query_tile.num_splits - own;
+      const int64_t max_splits = std::max(kMinSplits, share / split_cost(query_tile.count));
+      const int64_t count = num_threads == 1 ? 1 : divide_up(own, max_splits), begin = members_.size();
       members_.push_back(i);
       for (int64_t task = 0; task < count; ++task)
         tasks_.push_back({begin, begin + 1, first + task * own / count, first + (task + 1) * own / count});
-      piece.num_tasks += count;
+      query_tile.num_tasks += count;
     }
   }
 
-  int64_t own_splits(const Piece& piece) const { return piece.num_splits - shared_[piece.seq]; }
+  int64_t own_splits(const QueryTile& query_tile) const { return query_tile.num_splits - shared_[query_tile.seq]; }
 
-  void place_partials() {
-    for (Piece& piece : pieces_) {
-      if (piece.num_tasks == 1) continue;
-      piece.partials = num_partials_;
-      num_partials_ += args_->cache.num_kv_heads * piece.num_splits * piece.count;
+  void assign_partials() {
+    for (QueryTile& query_tile : query_tiles_) {
+      if (query_tile.num_tasks == 1) continue;
+      query_tile.partials = num_partials_;
+      num_partials_ += args_->cache.num_kv_heads * query_tile.num_splits * query_tile.count;
     }
   }
 
   const AttentionArgs* args_ = nullptr;
-  std::vector<Piece> pieces_;
+  std::vector<QueryTile> query_tiles_;
   std::vector<int64_t> members_;
   std::vector<Task> tasks_;
   int64_t num_partials_ = 0;
   size_t num_with_rows_ = 0;    // sequences
   bool has_own_blocks_ = true;  // no two sequences begin with the same block
-  std::vector<int64_t> leaders_, shared_, first_with_, first_piece_, group_;
+  std::vector<int64_t> leaders_, shared_, first_with_, first_query_tile_, group_;
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the work of one attention call is cut into tasks. It decides who computes what and which rows share a read of the
-// cache, never what is computed: that is fixed per row by the splits that the row sees.
+// Divides the work of one attention call into tasks. The plan decides which thread computes what and which rows share a
+// read of the cache. It does not change results, which depend only on the splits that a row attends to.
 #pragma once
 
 #include <cstdint>
@@ -10,36 +10,36 @@
 namespace fd {
 
 constexpr int64_t kSplit = 256;    // positions of one partial result
-constexpr int64_t kTaskRows = 96;  // rows of a task, at most: their queries and results stay in the L2 cache
+constexpr int64_t kTaskRows = 96;  // maximum rows of a task: their queries and results stay in the L2 cache
 
-// Rows of one sequence that are finished together. Row i is query head i % h of its KV group at new position i / h,
-// where h is the number of query heads per KV head.
-struct Piece {
+// Query rows of one sequence that are completed together. Row i is query head i % h of its KV group at new position i /
+// h, where h is the number of query heads per KV head.
+struct QueryTile {
   int64_t seq, first, count;
-  int64_t num_splits;  // that its last row sees
-  int64_t num_tasks;   // that compute it; 1: that task merges and writes out by itself
-  int64_t partials;    // its first partial result of [kv_head][split][row], where there are several tasks
+  int64_t num_splits;  // that its last row attends to
+  int64_t num_tasks;   // that compute it; a single task merges and writes the outputs by itself
+  int64_t partials;    // index of its first partial state [kv_head][split][row], if there are several tasks
 };
 
-// Splits [first_split, last_split) for the rows of pieces members[begin, end), which all read the same blocks.
+// Splits [first_split, last_split) for the rows of query tiles members[begin, end), which all read the same blocks.
 struct Task {
   int64_t begin, end, first_split, last_split;
 };
 
 struct AttentionPlan {
-  const Piece* pieces;
+  const QueryTile* query_tiles;
   const int64_t* members;
-  const Task* tasks;  // each is done once per KV head
-  int64_t num_pieces, num_tasks, num_partials;
-  // No sequence reads what another one writes, and each is one piece: tasks may therefore rotate queries and write the
-  // new rows of their splits themselves, right before they read them.
-  bool is_apart;
-  bool has_one_sequence;  // with rows
+  const Task* tasks;  // each runs once per KV head
+  int64_t num_query_tiles, num_tasks, num_partials;
+  // No sequence reads what another one writes, and each is one query tile. Tasks then rotate queries and write the new
+  // rows of their splits themselves, just before they read them.
+  bool is_disjoint;
+  bool has_one_sequence;  // only one sequence has rows
 };
 
-// Plans a call for so many threads. Sequences whose block tables begin alike read the whole splits that they share
-// together; those that begin with blocks of their own are taken to share none. What the result points to belongs to the
-// calling thread and lasts until its next call.
+// Plans a call for num_threads threads. Sequences whose block tables start with the same blocks read the splits that
+// they share together; sequences with different first blocks are assumed to share nothing. The arrays of the result
+// belong to the calling thread and are valid until its next call.
 AttentionPlan plan_attention(const AttentionArgs& a, int64_t num_threads);
 
 }  // namespace fd

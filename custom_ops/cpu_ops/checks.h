@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the Paddle bindings share: a tensor argument that knows its operator and name, and refuses what does not fit in
-// one sentence: "<operator>: <argument>: expected <what>, got <what>". It is thrown as Paddle's own InvalidArgument,
-// which Python sees as ValueError; any other exception that leaves an operator would end the process.
+// Checks of the Paddle bindings. An invalid argument raises "<operator>: <argument>: expected <what>, got <what>" as
+// Paddle's InvalidArgument, which Python receives as ValueError. Any other exception from an operator ends the process.
 #pragma once
 
 #include <initializer_list>
@@ -13,13 +12,13 @@
 
 namespace fd {
 
-[[noreturn]] inline void refuse(const char* op, const char* argument, const std::string& expected,
-                                const std::string& got) {
+[[noreturn]] inline void raise_invalid(const char* op, const char* argument, const std::string& expected,
+                                       const std::string& got) {
   PADDLE_THROW(common::errors::InvalidArgument("%s: %s: expected %s, got %s", op, argument, expected, got));
 }
 
-inline void require(bool holds, const char* op, const char* argument, const char* expected, int64_t got) {
-  if (__builtin_expect(!holds, 0)) refuse(op, argument, expected, std::to_string(got));
+inline void require(bool has_capacity, const char* op, const char* argument, const char* expected, int64_t got) {
+  if (__builtin_expect(!has_capacity, 0)) raise_invalid(op, argument, expected, std::to_string(got));
 }
 
 inline std::string shape_text(const paddle::Tensor& tensor) {
@@ -28,26 +27,26 @@ inline std::string shape_text(const paddle::Tensor& tensor) {
   return text + "]";
 }
 
-// A checked view of one tensor argument. Sizes of -1 match anything; `at_least` bounds the first axis from below.
+// One tensor argument and its checks. A size of -1 matches any size.
 struct Argument {
   const char* op;
   const char* name;
   const paddle::Tensor& tensor;
 
-  const Argument& is(paddle::DataType dtype) const {
+  const Argument& has_dtype(paddle::DataType dtype) const {
     if (__builtin_expect(tensor.dtype() != dtype, 0))
-      refuse(op, name, "dtype " + phi::DataTypeToString(dtype), phi::DataTypeToString(tensor.dtype()));
+      raise_invalid(op, name, "dtype " + phi::DataTypeToString(dtype), phi::DataTypeToString(tensor.dtype()));
     return *this;
   }
-  const Argument& shaped(std::initializer_list<int64_t> sizes) const { return check(sizes, false); }
-  // As shaped, but the first axis may be longer than the first size.
-  const Argument& holds(std::initializer_list<int64_t> sizes) const { return check(sizes, true); }
+  const Argument& has_shape(std::initializer_list<int64_t> sizes) const { return check(sizes, false); }
+  // Does the same as has_shape, but the first axis may be longer than the first size.
+  const Argument& has_capacity(std::initializer_list<int64_t> sizes) const { return check(sizes, true); }
 
   int64_t size(int axis) const { return tensor.dims()[axis]; }
-  DType real() const {
+  DType float_dtype() const {
     if (tensor.dtype() == paddle::DataType::BFLOAT16) return DType::kBfloat16;
     if (tensor.dtype() == paddle::DataType::FLOAT32) return DType::kFloat32;
-    refuse(op, name, "dtype bfloat16 or float32", phi::DataTypeToString(tensor.dtype()));
+    raise_invalid(op, name, "dtype bfloat16 or float32", phi::DataTypeToString(tensor.dtype()));
   }
   template <class T = void>
   T* data() const {
@@ -71,7 +70,7 @@ struct Argument {
         expected += comma + (size < 0 ? std::string("any") : std::to_string(size));
         comma = ", ";
       }
-      refuse(op, name, expected + "]", shape_text(tensor));
+      raise_invalid(op, name, expected + "]", shape_text(tensor));
     }
     return *this;
   }

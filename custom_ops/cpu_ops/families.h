@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launchers that one path defines, and their table.
+// The kernels that each instruction-set path defines.
 #pragma once
 
 #include "cpu_ops/kernels.h"
@@ -15,9 +15,6 @@ namespace fd {
   void rms_norm(const RmsNormArgs&);                 \
   void gather(const GatherArgs&);                    \
   void append_attention(const AttentionArgs&);       \
-  float read_memory(const void*, int64_t);           \
-  double multiply_registers(int64_t);                \
-  double multiply_integers(int64_t);                 \
   }
 
 FD_DECLARE_PATH(portable)

@@ -3,13 +3,14 @@
 
 #include "common/threads.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/tuning.h"
 
 namespace fd {
 namespace FD_ISA {
-
 namespace {
 
-// Copies one output's weights out of its panel, where they lie in units of four bytes among those of fifteen others.
+// Copies the weights of one output from its panel, where they are interleaved in units of four bytes with those of the
+// other fifteen outputs.
 void copy_from_panel(const char* panel, int64_t lane, int64_t row_bytes, char* out) {
   constexpr int64_t unit = 4;
   const char* source = panel + lane * unit;
@@ -22,7 +23,7 @@ void copy_from_panel(const char* panel, int64_t lane, int64_t row_bytes, char* o
 
 void gather(const GatherArgs& a) {
   const char* table = static_cast<const char*>(a.table);
-  parallel_for(a.rows, a.rows * a.row_bytes >= 65536, [&](int64_t row) {
+  parallel_for(a.rows, a.rows * a.row_bytes >= kMinParallelCopyBytes, [&](int64_t row) {
     char* out = static_cast<char*>(a.out) + row * a.row_bytes;
     const int64_t id = a.ids[row];
     if (a.panel_bytes == 0) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launchers of the CPU operators: raw pointers and sizes, no framework. Each family is one source of the same name,
-// compiled once per instruction-set path; kernels() returns the table of the path that this process runs.
+// The arguments of the CPU kernels: raw pointers and sizes, without Paddle. The sources of the kernels are compiled
+// once per instruction-set path; kernels() returns the table of the path that this process runs.
 //
-// `Float` tensors are bf16 (held as uint16_t) or fp32 as `dtype` says. Only the first num_rows rows are read and
+// `Float` tensors are bf16 (stored as uint16_t) or fp32, according to `dtype`. Only the first `rows` rows are read and
 // written.
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace fd {
 
-enum class DType { kFloat32, kBfloat16, kInt8 };  // int8: of caches only
+enum class DType { kFloat32, kBfloat16, kInt8 };  // kInt8 for KV caches only
 
 constexpr int64_t kPanel = 16;  // outputs of one panel of packed weights
 
-// What a linear layer of `n` outputs is packed from: [n, k], or gated [2 * n, k], the rows of the gate before those of
-// up. The panels of gate and up alternate, so that a tile has both.
+// Returns the number of panels of a layer of `n` outputs. Its weight is [n, k] or, if gated, [2 * n, k]: the rows of
+// gate, then those of up. Panels of gate and up alternate, so that a tile holds both.
 constexpr int64_t num_panels(int64_t n, bool gated) { return (n + kPanel - 1) / kPanel * (gated ? 2 : 1); }
 
-// The rows of the weight (and elements of the bias) that a panel holds.
+// The rows of the weight, and the elements of the bias, that belong to a panel.
 struct PanelRows {
   int64_t first, count;
 };
@@ -27,20 +27,20 @@ constexpr PanelRows rows_of_panel(int64_t panel, int64_t n, bool gated) {
   return {gated && panel % 2 == 1 ? n + column : column, n - column < kPanel ? n - column : kPanel};
 }
 
-// Elements of a packed weight: [panels][K rounded up to 2][16], as pairs of k for bf16 and single k for fp32.
+// Returns the elements of a packed weight: [panels][k rounded up to 2][16], in pairs of k for bf16 and one k for fp32.
 constexpr int64_t packed_size(int64_t n, int64_t k, bool gated) {
   return num_panels(n, gated) * kPanel * ((k + 1) / 2 * 2);
 }
 
-// Some outputs of a stored weight: rows of k, or columns of k.
+// A range of outputs of a stored weight: rows of k elements, or columns if the matrix is transposed.
 struct PackPiece {
-  const void* data;    // Float; the first k of the first output
-  int64_t stride;      // elements from a stored row to the next
-  int64_t count;       // outputs
-  bool is_transposed;  // stored [in, out]
+  const void* data;    // Float; the first element of the first output
+  int64_t stride;      // elements from one stored row to the next
+  int64_t count;       // number of outputs
+  bool is_transposed;  // the matrix is stored as [in, out]
 };
 
-// The weight [n, k], or [2 * n, k] when gated, that its pieces make in order.
+// The pieces that form the weight [n, k], or [2 * n, k] if gated, in order.
 struct PackPieces {
   const PackPiece* data;
   int64_t count;
@@ -54,34 +54,34 @@ struct PackArgs {
   DType dtype;
 };
 
-// y[m, n] = sum over k, in order, of x[m, k] * w[n, k], + bias[n];  out[m, n] = round(y[m, n] + residual[m, n])
-// With `norm`, the rows of x are first normalised and rounded as rms_norm does. Gated, silu(y[m, n]) * y[m, N + n]
-// takes the place of y[m, n], in fp32.
+// y[m, n] = bias[n] + sum of x[m, k] * w[n, k] over k in order;  out[m, n] = round(y[m, n] + residual[m, n])
+// With `norm`, rows of x are first normalised and rounded as rms_norm does. If gated, silu(y[m, n]) * y[m, N + n] in
+// fp32 replaces y[m, n].
 struct LinearArgs {
   const void* x;         // Float [rows, k]
-  const void* packed;    // from pack_linear
+  const void* packed;    // the result of pack_linear
   const void* bias;      // Float [n], gated [2 * n], or null
-  const void* residual;  // as out, or null; may be out itself
+  const void* residual;  // shape and dtype of out, or null; may be out itself
   const void* norm;      // Float [k] or null
   void* out;             // [rows, n] of out_dtype
   int64_t rows, n, k;
   bool gated;
   float eps;  // of the norm
   DType dtype, out_dtype;
-  float* block_maxima;  // of fp32 outputs without a gate, for SamplingInputs, or null
+  float* block_maxima;  // for fp32 outputs without a gate: receives SamplingInputs::block_maxima; or null
 };
 
-// Weights held as integers of eight or four bits, times rows quantized to sixteen bits (wint8, wint4) or eight (w8a8,
-// w4a8). The order is that of QUANTIZATIONS in ops/linear.py.
+// Weights of 8 or 4 bits times rows that are quantized to 16 bits (wint8, wint4) or 8 bits (w8a8, w4a8). The order is
+// that of QUANTIZATIONS in fastdeploy/ops/linear.py.
 enum class Quantization { kWint8, kWint4, kW8a8, kW4a8 };
 
-constexpr int64_t kGroup = 128;  // k that share a scale in the formats of four bits; in the others all do
+constexpr int64_t kGroup = 128;  // consecutive k that share a scale in 4-bit formats; in 8-bit formats all k share one
 
 constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
-constexpr bool has_wide_rows(Quantization q) { return q == Quantization::kWint8 || q == Quantization::kWint4; }
+constexpr bool has_16_bit_rows(Quantization q) { return q == Quantization::kWint8 || q == Quantization::kWint4; }
 
-// Bytes of the scales that open a panel, and of the panel: blocks of 64 bytes hold eight k of four bits or four k of
-// eight, for sixteen outputs. A scale per group is bf16, a scale per output fp32.
+// A panel starts with its scales: fp32 per output in 8-bit formats, bf16 per group and output in 4-bit formats. Blocks
+// of 64 bytes follow, which hold four k of 8 bits or eight k of 4 bits for sixteen outputs.
 constexpr int64_t scale_bytes(Quantization q, int64_t k) {
   return has_four_bits(q) ? ((k + kGroup - 1) / kGroup * 2 * kPanel + 63) / 64 * 64 : 4 * kPanel;
 }
@@ -101,7 +101,7 @@ struct PackQuantizedArgs {
   Quantization quantization;
 };
 
-// As LinearArgs, with bf16 rows and bias, and `packed` from pack_quantized.
+// LinearArgs with bf16 rows and bias, and `packed` from pack_quantized.
 struct QuantizedLinearArgs : LinearArgs {
   Quantization quantization;
 };
@@ -116,34 +116,35 @@ struct RmsNormArgs {
   DType dtype;
 };
 
-// out[m, :] = table[ids[m], :]: embedding and gather of rows, any element size. Ids must be in range.
+// out[m, :] = table[ids[m], :], for embedding and gather_rows with any element size.
 struct GatherArgs {
   const int32_t* ids;
   const void* table;
   void* out;
   int64_t rows, row_bytes;
-  int64_t table_rows;       // ids lie in 0..table_rows-1
-  const char* op;           // "embedding" or "gather_rows", for messages
-  int64_t panel_bytes = 0;  // 0: the table's rows lie one after the other; else it is a packed weight of such panels
+  int64_t table_rows;       // ids must be in 0..table_rows-1
+  const char* op;           // "embedding" or "gather_rows", for error messages
+  int64_t panel_bytes = 0;  // not 0: the table is a packed weight whose panels have this size
 };
 
-// What happens to every query and key head before attention: an optional norm over the head, then its first rotary_dim
-// elements rotate.
+// Preparation of query and key heads before attention: an optional norm over the head, then a rotation of its first
+// rotary_dim elements.
 struct RotaryView {
   const int32_t* positions;  // [rows], in 0..num_positions-1
-  const float* cos_sin;      // [num_positions, rotary_dim]: rotary_dim / 2 cosines, then as many sines; null: nothing
-  const void* q_norm;        // Float [head_dim] or null
+  const float*
+      cos_sin;         // [num_positions, rotary_dim]: rotary_dim / 2 cosines, then as many sines; null: no preparation
+  const void* q_norm;  // Float [head_dim] or null
   const void* k_norm;
   int64_t rotary_dim, num_positions;
-  bool interleaved;  // pairs (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
+  bool interleaved;  // rotates pairs (0, 1), (2, 3), ... instead of (0, d/2), (1, d/2 + 1), ...
   float eps;
 };
 
-// The cache of one layer. One block holds, per kv head, block_size positions:
+// The KV cache of one layer. A block holds block_size positions for each KV head:
 //   key   [num_blocks][num_kv_heads][block_size / 16][head_dim / 2][16][2]   (fp32: [head_dim][16])
 //   value [num_blocks][num_kv_heads][block_size / 2][padded_head_dim][2]    (fp32: [block_size][padded_head_dim])
-// so that q k^T and p v read both as packed weights of a linear layer. In int8, beside rows of bf16, sixteen positions
-// lie together, codes before an fp32 scale for each:
+// so that q k^T and p v read it like the packed weights of a linear layer. An int8 cache, used with bf16 rows, stores
+// sixteen positions together, their codes before an fp32 scale for each position:
 //   key   [num_blocks][num_kv_heads][block_size / 16] x ([head_dim][16] codes, [16] scales)
 //   value [num_blocks][num_kv_heads][block_size / 16] x ([8][padded_head_dim / 16][2 positions][16] codes, [16] scales)
 struct KvCacheView {
@@ -153,7 +154,7 @@ struct KvCacheView {
   DType dtype;
   int64_t padded_head_dim() const { return (head_dim + kPanel - 1) / kPanel * kPanel; }
   int64_t scale_width() const { return dtype == DType::kInt8 ? 4 : 0; }
-  // Elements of one position of one kv head, and of a block.
+  // Elements of one position of one KV head, and of a block.
   int64_t key_width() const { return head_dim + scale_width(); }
   int64_t value_width() const { return padded_head_dim() + scale_width(); }
   int64_t key_block() const { return num_kv_heads * block_size * key_width(); }
@@ -161,30 +162,27 @@ struct KvCacheView {
 };
 
 struct AttentionArgs {
-  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; holds anything afterwards
+  void* qkv;  // Float [rows, (num_heads + 2 * num_kv_heads) * head_dim]; undefined afterwards
   KvCacheView cache;
   const int32_t* cu_seqlens_q;  // [num_seqs + 1]
-  const int32_t* kv_lens;       // [num_seqs], the new rows included
+  const int32_t* kv_lens;       // [num_seqs], including the new rows
   const int32_t* block_tables;  // [num_seqs, max_blocks]
   const int32_t* slot_mapping;  // [rows]
   void* out;                    // Float [rows, num_heads * head_dim]
   int64_t rows, num_seqs, max_blocks, num_heads;
   float scale;
-  int64_t hides_first;  // so many positions, the first ones, are seen by their own rows only
+  int64_t num_masked_prefix;  // leading positions that are masked for every row but their own
   RotaryView rotary;
 };
 
 struct Kernels {
   void (*pack_linear)(const PackArgs&);
   void (*linear)(const LinearArgs&);
-  bool (*pack_quantized)(const PackQuantizedArgs&);  // false: a weight is not finite
+  bool (*pack_quantized)(const PackQuantizedArgs&);  // returns false if a weight is not finite
   void (*linear_quantized)(const QuantizedLinearArgs&);
   void (*rms_norm)(const RmsNormArgs&);
   void (*gather)(const GatherArgs&);
   void (*append_attention)(const AttentionArgs&);
-  float (*read_memory)(const void* data, int64_t bytes);  // all threads read `bytes`, a multiple of 256 KiB; their sum
-  double (*multiply_registers)(int64_t steps);            // returns the bf16 operations done by all threads
-  double (*multiply_integers)(int64_t steps);             // the same of int8 operations
 };
 
 const Kernels& kernels();

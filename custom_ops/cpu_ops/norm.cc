@@ -3,18 +3,17 @@
 
 #include "common/threads.h"
 #include "cpu_ops/families.h"
+#include "cpu_ops/tuning.h"
 
 namespace fd {
 namespace FD_ISA {
 namespace {
 
-constexpr int64_t kElementsWorthAThread = 16384;
-
 template <class T>
 void rms_norm_typed(const RmsNormArgs& a) {
-  parallel_for(a.rows, a.rows * a.size >= kElementsWorthAThread, [&](int64_t row) {
-    norm_row(static_cast<const T*>(a.x) + row * a.size, static_cast<const T*>(a.weight),
-             static_cast<T*>(a.out) + row * a.size, a.size, a.eps);
+  parallel_for(a.rows, a.rows * a.size >= kMinParallelNormElements, [&](int64_t row) {
+    norm_rows(static_cast<const T*>(a.x) + row * a.size, static_cast<const T*>(a.weight),
+              static_cast<T*>(a.out) + row * a.size, 1, a.size, a.eps);
   });
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// RMSNorm of rows, for the operator and for layers that apply it to their inputs.
 #pragma once
 
 #include "common/vec.h"
@@ -6,61 +7,62 @@
 namespace fd {
 namespace FD_ISA {
 
-// The squares of a row, summed in 16 lanes.
+// Returns the sum of the squares of a row in sixteen lanes.
 template <class T>
-FD_INLINE F16 sum_squares(const T* x, int64_t size) {
-  F16 sum = zero();
+FD_INLINE FP32Vec16 sum_squares(const T* x, int64_t size) {
+  FP32Vec16 sum = zero();
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
-    const F16 v = load_as_float(x + i);
+    const FP32Vec16 v = load_as_float(x + i);
     sum = fma(v, v, sum);
   }
   if (i == size) return sum;
-  const F16 v = load_first(x + i, static_cast<int>(size - i));
+  const FP32Vec16 v = load_first(x + i, static_cast<int>(size - i));
   return fma(v, v, sum);
 }
 
-// Returns 1 / sqrt(mean + eps) of a row whose squares have this sum, or of rows whose squares have these sums.
+// Returns 1 / sqrt(mean + eps) for the sum of squares of one row, or for those of sixteen rows.
 FD_INLINE float norm_factor(float sum, int64_t size, float eps) {
   return 1.0f / __builtin_sqrtf(sum / static_cast<float>(size) + eps);
 }
-FD_INLINE F16 norm_factors(F16 sums, int64_t size, float eps) {
-  const F16 mean = div(sums, splat(static_cast<float>(size)));
+FD_INLINE FP32Vec16 norm_factors(FP32Vec16 sums, int64_t size, float eps) {
+  const FP32Vec16 mean = div(sums, splat(static_cast<float>(size)));
   return div(splat(1.0f), sqrt(add(mean, splat(eps))));
 }
 
-// Returns 1 / sqrt(mean of squares + eps) of kRows rows: the squares are summed in 16 lanes, the lanes in one tree.
+// Writes 1 / sqrt(mean of squares + eps) of kRows rows. Rows are processed together, because each sum is a chain of
+// dependent additions.
 template <int kRows, class T>
 FD_INLINE void norm_factors(const T* x, int64_t size, float eps, float (&factors)[kRows]) {
-  F16 squares[kRows];  // side by side, since each waits for its last addition
-  for (F16& row : squares) row = zero();
+  FP32Vec16 squares[kRows];
+  for (FP32Vec16& row : squares) row = zero();
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const F16 v = load_as_float(x + r * size + i);
+      const FP32Vec16 v = load_as_float(x + r * size + i);
       squares[r] = fma(v, v, squares[r]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
     if (i < size) {
-      const F16 v = load_first(x + r * size + i, static_cast<int>(size - i));
+      const FP32Vec16 v = load_first(x + r * size + i, static_cast<int>(size - i));
       squares[r] = fma(v, v, squares[r]);
     }
-    factors[r] = norm_factor(sum_lanes(squares[r]), size, eps);
+    factors[r] = norm_factor(reduce_sum(squares[r]), size, eps);
   }
 }
 
-// out = round(x * factor * weight) of one row
+// Writes out = round(x * factor * weight) for one row.
 template <class T>
 FD_INLINE void scale_row(const T* x, float row_factor, const T* weight, T* out, int64_t size) {
-  const F16 factor = splat(row_factor);
+  const FP32Vec16 factor = splat(row_factor);
   int64_t i = 0;
 #if defined(FD_ISA_AVX512) && !defined(FD_ISA_AVX512_BF16)
-  if constexpr (sizeof(T) == 2) {  // pairs are rounded with half of the instructions
+  if constexpr (sizeof(T) == 2) {  // rounding pairs takes half of the instructions
     for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
-      const PairUnit v = widen_unit(load_pairs(x + i)), w = widen_unit(load_pairs(weight + i));
-      const Pairs rounded = round_unit({mul(mul(v.first, factor), w.first), mul(mul(v.second, factor), w.second)});
+      const WeightPair v = widen_pairs(load_pairs(x + i)), w = widen_pairs(load_pairs(weight + i));
+      const BF16Vec32 rounded = round_pair({mul(mul(v.first, factor), w.first), mul(mul(v.second, factor), w.second)});
       std::memcpy(out + i, &rounded, 64);
     }
   }
@@ -88,12 +90,6 @@ static inline void norm_rows(const T* x, const T* weight, T* out, int64_t rows, 
     norm_factors(x + r * size, size, eps, factor);
     scale_row(x + r * size, factor[0], weight, out + r * size, size);
   }
-}
-
-// The same of one row.
-template <class T>
-static inline void norm_row(const T* x, const T* weight, T* out, int64_t size, float eps) {
-  norm_rows(x, weight, out, 1, size, eps);
 }
 
 }  // namespace FD_ISA

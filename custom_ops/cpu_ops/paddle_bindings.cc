@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registration of the CPU operators with Paddle: shapes, dtypes, in-place outputs, the call of the launcher.
-#include <cstring>
-
+// Paddle bindings of linear layers, normalisation, gathers and attention. They check shapes and dtypes and launch
+// kernels.
 #include "cpu_ops/checks.h"
-#include "cpu_ops/recording.h"
+#include "cpu_ops/op_graph.h"
 
 using fd::Argument;
 using fd::DType;
@@ -12,27 +11,27 @@ using paddle::Tensor;
 
 namespace {
 
-// The data of an optional Float tensor, checked, or null.
+// Checks an optional tensor and returns its data, or null.
 const void* optional_data(const char* op, const char* name, const paddle::optional<Tensor>& tensor,
                           paddle::DataType dtype, std::initializer_list<int64_t> sizes) {
   if (!tensor) return nullptr;
-  return Argument{op, name, *tensor}.is(dtype).holds(sizes).data();
+  return Argument{op, name, *tensor}.has_dtype(dtype).has_capacity(sizes).data();
 }
 
-// The weight that outputs [begins[i], ends[i]) of the stored matrices make in order.
-struct Stored {
+// The weight formed by outputs [begins[i], ends[i]) of the stored matrices in order.
+struct StoredWeight {
   std::vector<fd::PackPiece> pieces;
   int64_t n = 0, k = 0;
 
-  Stored(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& begins,
-         const std::vector<int64_t>& ends, bool is_transposed) {
+  StoredWeight(const char* op, const std::vector<Tensor>& weights, const std::vector<int64_t>& begins,
+               const std::vector<int64_t>& ends, bool is_transposed) {
     require(!weights.empty() && weights.size() == begins.size() && weights.size() == ends.size(), op, "weights",
             "as many as begins and ends", static_cast<int64_t>(weights.size()));
     for (size_t i = 0; i < weights.size(); ++i) {
       const Argument weight{op, "weight", weights[i]};
-      weight.is(weights[0].dtype()).shaped({-1, -1});
+      weight.has_dtype(weights[0].dtype()).has_shape({-1, -1});
       if (i == 0) k = weight.size(is_transposed ? 0 : 1);
-      is_transposed ? weight.shaped({k, -1}) : weight.shaped({-1, k});
+      is_transposed ? weight.has_shape({k, -1}) : weight.has_shape({-1, k});
       require(0 <= begins[i] && begins[i] <= ends[i] && ends[i] <= weight.size(is_transposed ? 1 : 0), op, "weight",
               "a range of its outputs", ends[i]);
       const int64_t stride = weight.size(1), first = is_transposed ? begins[i] : begins[i] * stride;
@@ -45,7 +44,7 @@ struct Stored {
   fd::PackPieces view() const { return {pieces.data(), static_cast<int64_t>(pieces.size())}; }
 };
 
-// The outputs of a layer whose weight has so many rows: half of them when it is gated.
+// Returns the number of outputs of a layer whose weight has this many rows: half of them if it is gated.
 int64_t outputs_of(const char* op, int64_t weight_rows, bool gated) {
   require(!gated || weight_rows % 2 == 0, op, "weight", "an even number of rows when gated", weight_rows);
   return gated ? weight_rows / 2 : weight_rows;
@@ -54,24 +53,24 @@ int64_t outputs_of(const char* op, int64_t weight_rows, bool gated) {
 void pack_linear(const std::vector<Tensor>& weights, Tensor& packed, const std::vector<int64_t>& begins,
                  const std::vector<int64_t>& ends, bool is_transposed, bool gated) {
   constexpr const char* op = "pack_linear";
-  const Stored stored(op, weights, begins, ends, is_transposed);
+  const StoredWeight stored(op, weights, begins, ends, is_transposed);
   const int64_t n = outputs_of(op, stored.n, gated);
   const Argument target{op, "packed", packed};
-  target.is(weights[0].dtype()).shaped({fd::packed_size(n, stored.k, gated)});
-  fd::kernels().pack_linear({stored.view(), target.data(), n, stored.k, gated, target.real()});
+  target.has_dtype(weights[0].dtype()).has_shape({fd::packed_size(n, stored.k, gated)});
+  fd::kernels().pack_linear({stored.view(), target.data(), n, stored.k, gated, target.float_dtype()});
 }
 
-// What linear layers of all weights have in common. `args` holds sizes and flags; the rest is checked against them.
+// Checks the tensors of any linear layer against the sizes and flags in `args`, and fills in the rest of `args`.
 void fill_linear(fd::LinearArgs& args, const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
                  const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out) {
   constexpr const char* op = "linear";
   const Argument input{op, "x", x}, output{op, "out", out};
   require(args.rows >= 0, op, "num_rows", "at least 0", args.rows);
-  input.holds({args.rows, args.k});
-  output.holds({args.rows, args.n});
-  args.dtype = input.real();
-  args.out_dtype = output.real();
-  if (args.out_dtype != args.dtype && args.out_dtype != DType::kFloat32) output.is(x.dtype());
+  input.has_capacity({args.rows, args.k});
+  output.has_capacity({args.rows, args.n});
+  args.dtype = input.float_dtype();
+  args.out_dtype = output.float_dtype();
+  if (args.out_dtype != args.dtype && args.out_dtype != DType::kFloat32) output.has_dtype(x.dtype());
   args.x = input.data();
   args.packed = packed.data();
   args.bias = optional_data(op, "bias", bias, x.dtype(), {args.gated ? 2 * args.n : args.n});
@@ -83,8 +82,8 @@ void fill_linear(fd::LinearArgs& args, const Tensor& x, const Tensor& packed, co
 void linear(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
             const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out, int64_t n,
             int64_t k, bool gated, float eps, int64_t num_rows) {
-  Argument{"linear", "x", x}.is(packed.dtype());
-  Argument{"linear", "weight", packed}.shaped({fd::packed_size(n, k, gated)});
+  Argument{"linear", "x", x}.has_dtype(packed.dtype());
+  Argument{"linear", "weight", packed}.has_shape({fd::packed_size(n, k, gated)});
   fd::LinearArgs args{};
   args.rows = num_rows, args.n = n, args.k = k, args.gated = gated, args.eps = eps;
   fill_linear(args, x, packed, bias, residual, norm, out);
@@ -100,21 +99,23 @@ void pack_quantized(const std::vector<Tensor>& weights, Tensor& packed, const st
                     const std::vector<int64_t>& ends, bool is_transposed, int64_t quantization, bool gated) {
   constexpr const char* op = "pack_linear";
   const fd::Quantization kind = quantization_at(op, quantization);
-  const Stored stored(op, weights, begins, ends, is_transposed);
+  const StoredWeight stored(op, weights, begins, ends, is_transposed);
   const Argument target{op, "packed", packed};
-  Argument{op, "weight", weights[0]}.is(paddle::DataType::BFLOAT16);
+  Argument{op, "weight", weights[0]}.has_dtype(paddle::DataType::BFLOAT16);
   const int64_t n = outputs_of(op, stored.n, gated), k = stored.k;
-  target.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k, gated)});
+  target.has_dtype(paddle::DataType::UINT8).has_shape({fd::quantized_size(kind, n, k, gated)});
   if (!fd::kernels().pack_quantized({stored.view(), target.data<uint8_t>(), n, k, gated, kind}))
-    fd::refuse(op, "weight", "finite values", "NaN or infinity");
+    fd::raise_invalid(op, "weight", "finite values", "NaN or infinity");
 }
 
 void linear_quantized(const Tensor& x, const Tensor& packed, const paddle::optional<Tensor>& bias,
                       const paddle::optional<Tensor>& residual, const paddle::optional<Tensor>& norm, Tensor& out,
                       int64_t n, int64_t k, bool gated, float eps, int64_t quantization, int64_t num_rows) {
   const fd::Quantization kind = quantization_at("linear", quantization);
-  Argument{"linear", "x", x}.is(paddle::DataType::BFLOAT16);
-  Argument{"linear", "weight", packed}.is(paddle::DataType::UINT8).shaped({fd::quantized_size(kind, n, k, gated)});
+  Argument{"linear", "x", x}.has_dtype(paddle::DataType::BFLOAT16);
+  Argument{"linear", "weight", packed}
+      .has_dtype(paddle::DataType::UINT8)
+      .has_shape({fd::quantized_size(kind, n, k, gated)});
   fd::QuantizedLinearArgs args{};
   args.rows = num_rows, args.n = n, args.k = k, args.gated = gated, args.eps = eps, args.quantization = kind;
   fill_linear(args, x, packed, bias, residual, norm, out);
@@ -125,20 +126,20 @@ void rms_norm(const Tensor& x, const Tensor& weight, Tensor& out, int64_t num_ro
   constexpr const char* op = "rms_norm";
   const Argument input{op, "x", x}, scale{op, "weight", weight}, output{op, "out", out};
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  input.holds({num_rows, -1});
+  input.has_capacity({num_rows, -1});
   const int64_t size = input.size(1);
-  scale.is(x.dtype()).shaped({size});
-  output.is(x.dtype()).holds({num_rows, size});
-  fd::launch(fd::RmsNormArgs{input.data(), scale.data(), output.data(), num_rows, size, eps, input.real()});
+  scale.has_dtype(x.dtype()).has_shape({size});
+  output.has_dtype(x.dtype()).has_capacity({num_rows, size});
+  fd::launch(fd::RmsNormArgs{input.data(), scale.data(), output.data(), num_rows, size, eps, input.float_dtype()});
 }
 
 void gather(const char* op, const char* ids_name, const Tensor& table, const Tensor& ids, Tensor& out,
             int64_t num_rows) {
   const Argument source{op, op[0] == 'e' ? "table" : "x", table}, index{op, ids_name, ids}, output{op, "out", out};
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  source.shaped({-1, -1});
-  index.is(paddle::DataType::INT32).holds({num_rows});
-  output.is(table.dtype()).holds({num_rows, source.size(1)});
+  source.has_shape({-1, -1});
+  index.has_dtype(paddle::DataType::INT32).has_capacity({num_rows});
+  output.has_dtype(table.dtype()).has_capacity({num_rows, source.size(1)});
   const int64_t row_bytes = source.size(1) * static_cast<int64_t>(phi::SizeOf(table.dtype()));
   fd::launch(
       fd::GatherArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, row_bytes, source.size(0), op});
@@ -148,15 +149,15 @@ void embedding(const Tensor& token_ids, const Tensor& table, Tensor& out, int64_
   gather("embedding", "token_ids", table, token_ids, out, num_rows);
 }
 
-// As embedding, with a packed weight [vocab, size] as the table.
+// Does the same as embedding with a packed weight [vocab, size] as the table.
 void packed_embedding(const Tensor& token_ids, const Tensor& packed, Tensor& out, int64_t vocab, int64_t num_rows) {
   constexpr const char* op = "embedding";
   const Argument source{op, "table", packed}, index{op, "token_ids", token_ids}, output{op, "out", out};
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  index.is(paddle::DataType::INT32).holds({num_rows});
-  output.is(packed.dtype()).holds({num_rows, -1});
+  index.has_dtype(paddle::DataType::INT32).has_capacity({num_rows});
+  output.has_dtype(packed.dtype()).has_capacity({num_rows, -1});
   const int64_t size = output.size(1), element = static_cast<int64_t>(phi::SizeOf(packed.dtype()));
-  source.shaped({fd::packed_size(vocab, size, false)});
+  source.has_shape({fd::packed_size(vocab, size, false)});
   fd::launch(fd::GatherArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, size * element, vocab, op,
                             fd::packed_size(fd::kPanel, size, false) * element});
 }
@@ -169,38 +170,38 @@ void scatter_rows(const Tensor& x, const Tensor& rows, Tensor& out, int64_t num_
   constexpr const char* op = "scatter_rows";
   const Argument source{op, "x", x}, index{op, "rows", rows}, output{op, "out", out};
   require(num_rows >= 0, op, "num_rows", "at least 0", num_rows);
-  source.holds({num_rows, -1});
-  index.is(paddle::DataType::INT32).holds({num_rows});
-  output.is(x.dtype()).shaped({-1, source.size(1)});
+  source.has_capacity({num_rows, -1});
+  index.has_dtype(paddle::DataType::INT32).has_capacity({num_rows});
+  output.has_dtype(x.dtype()).has_shape({-1, source.size(1)});
   const int64_t row_bytes = source.size(1) * static_cast<int64_t>(phi::SizeOf(x.dtype()));
   fd::launch(fd::ScatterArgs{index.data<int32_t>(), source.data(), output.data(), num_rows, row_bytes, output.size(0)});
 }
 
 fd::KvCacheView cache_view(const char* op, const Tensor& key, const Tensor& value) {
   const Argument keys{op, "cache.key", key}, values{op, "cache.value", value};
-  keys.shaped({-1, -1, -1, -1});
-  const DType dtype = key.dtype() == paddle::DataType::INT8 ? DType::kInt8 : keys.real();
+  keys.has_shape({-1, -1, -1, -1});
+  const DType dtype = key.dtype() == paddle::DataType::INT8 ? DType::kInt8 : keys.float_dtype();
   fd::KvCacheView view{keys.data(), values.data(), keys.size(0), keys.size(2), keys.size(1), keys.size(3), dtype};
   view.head_dim -= view.scale_width();
   require(view.block_size > 0 && view.block_size % 16 == 0, op, "block_size", "a multiple of 16", view.block_size);
   require(view.head_dim > 0 && view.head_dim % 2 == 0 && view.head_dim <= 256, op, "head_dim",
           "an even number up to 256", view.head_dim);
-  values.is(key.dtype()).shaped({view.num_blocks, view.num_kv_heads, view.block_size, view.value_width()});
+  values.has_dtype(key.dtype()).has_shape({view.num_blocks, view.num_kv_heads, view.block_size, view.value_width()});
   return view;
 }
 
-// The preparation of queries and keys; none without a table of angles.
+// Checks the arguments of the rotation of queries and keys. Without cos_sin there is none.
 fd::RotaryView rotary_view(const char* op, const Tensor& qkv, const Tensor& positions,
                            const paddle::optional<Tensor>& cos_sin, const paddle::optional<Tensor>& q_norm,
                            const paddle::optional<Tensor>& k_norm, int64_t num_rows, int64_t head_dim, bool interleaved,
                            float eps) {
   if (!cos_sin) return {};
-  const Argument where{op, "positions", positions}, angles{op, "cos_sin", *cos_sin};
-  where.is(paddle::DataType::INT32).holds({num_rows});
-  angles.is(paddle::DataType::FLOAT32).shaped({-1, -1});
+  const Argument row_positions{op, "positions", positions}, angles{op, "cos_sin", *cos_sin};
+  row_positions.has_dtype(paddle::DataType::INT32).has_capacity({num_rows});
+  angles.has_dtype(paddle::DataType::FLOAT32).has_shape({-1, -1});
   const int64_t rotary_dim = angles.size(1);
   require(rotary_dim % 2 == 0 && rotary_dim <= head_dim, op, "cos_sin", "an even last axis up to head_dim", rotary_dim);
-  return {where.data<int32_t>(),
+  return {row_positions.data<int32_t>(),
           angles.data<float>(),
           optional_data(op, "q_norm", q_norm, qkv.dtype(), {head_dim}),
           optional_data(op, "k_norm", k_norm, qkv.dtype(), {head_dim}),
@@ -214,20 +215,20 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
                       const Tensor& block_tables, const Tensor& slot_mapping, const Tensor& positions,
                       const paddle::optional<Tensor>& cos_sin, const paddle::optional<Tensor>& q_norm,
                       const paddle::optional<Tensor>& k_norm, Tensor& out, int64_t num_rows, int64_t num_seqs,
-                      int64_t num_heads, float scale, int64_t hides_first, bool interleaved, float eps) {
+                      int64_t num_heads, float scale, int64_t num_masked_prefix, bool interleaved, float eps) {
   constexpr const char* op = "append_attention";
   const fd::KvCacheView cache = cache_view(op, key, value);
   const Argument rows{op, "qkv", qkv}, table{op, "block_tables", block_tables}, output{op, "out", out};
   require(num_rows >= 0 && num_seqs >= 0, op, "num_rows", "counts of at least 0", num_rows);
   require(num_heads > 0 && num_heads % cache.num_kv_heads == 0, op, "num_heads", "a multiple of the kv heads",
           num_heads);
-  require(hides_first >= 0 && hides_first <= 16, op, "hides_first", "0 to 16", hides_first);
+  require(num_masked_prefix >= 0 && num_masked_prefix <= 16, op, "num_masked_prefix", "0 to 16", num_masked_prefix);
   const auto dtype = cache.dtype == DType::kInt8 ? paddle::DataType::BFLOAT16 : key.dtype();
-  rows.is(dtype).holds({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
-  output.is(dtype).holds({num_rows, num_heads * cache.head_dim});
-  table.is(paddle::DataType::INT32).holds({num_seqs, -1});
+  rows.has_dtype(dtype).has_capacity({num_rows, (num_heads + 2 * cache.num_kv_heads) * cache.head_dim});
+  output.has_dtype(dtype).has_capacity({num_rows, num_heads * cache.head_dim});
+  table.has_dtype(paddle::DataType::INT32).has_capacity({num_seqs, -1});
   auto ints = [&](const char* name, const Tensor& tensor, int64_t count) {
-    return Argument{op, name, tensor}.is(paddle::DataType::INT32).holds({count}).template data<int32_t>();
+    return Argument{op, name, tensor}.has_dtype(paddle::DataType::INT32).has_capacity({count}).template data<int32_t>();
   };
   const fd::AttentionArgs args{
       rows.data(),
@@ -242,24 +243,9 @@ void append_attention(Tensor& qkv, Tensor& key, Tensor& value, const Tensor& cu_
       table.size(1),
       num_heads,
       scale,
-      hides_first,
+      num_masked_prefix,
       rotary_view(op, qkv, positions, cos_sin, q_norm, k_norm, num_rows, cache.head_dim, interleaved, eps)};
   fd::launch(args);
-}
-
-void copy_block(Tensor& key, Tensor& value, int64_t source, int64_t target) {
-  constexpr const char* op = "copy_block";
-  const fd::KvCacheView cache = cache_view(op, key, value);
-  require(source >= 0 && source < cache.num_blocks, op, "src", "a block of the cache", source);
-  require(target >= 0 && target < cache.num_blocks && target != source, op, "dst", "another block of the cache",
-          target);
-  const int64_t element = static_cast<int64_t>(phi::SizeOf(key.dtype()));
-  auto copy = [&](void* data, int64_t block_bytes) {
-    char* base = static_cast<char*>(data);
-    std::memcpy(base + target * block_bytes, base + source * block_bytes, static_cast<size_t>(block_bytes));
-  };
-  copy(cache.key, cache.key_block() * element);
-  copy(cache.value, cache.value_block() * element);
 }
 
 }  // namespace
@@ -332,14 +318,7 @@ PD_BUILD_OP(fd_append_attention)
     .Inputs({"qkv", "key", "value", "cu_seqlens_q", "kv_lens", "block_tables", "slot_mapping", "positions",
              paddle::Optional("cos_sin"), paddle::Optional("q_norm"), paddle::Optional("k_norm"), "out"})
     .Outputs({"qkv_", "key_", "value_", "out_"})
-    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float", "hides_first: int64_t",
-            "interleaved: bool", "eps: float"})
+    .Attrs({"num_rows: int64_t", "num_seqs: int64_t", "num_heads: int64_t", "scale: float",
+            "num_masked_prefix: int64_t", "interleaved: bool", "eps: float"})
     .SetInplaceMap({{"qkv", "qkv_"}, {"key", "key_"}, {"value", "value_"}, {"out", "out_"}})
     .SetKernelFn(PD_KERNEL(append_attention));
-
-PD_BUILD_OP(fd_copy_block)
-    .Inputs({"key", "value"})
-    .Outputs({"key_", "value_"})
-    .Attrs({"src: int64_t", "dst: int64_t"})
-    .SetInplaceMap({{"key", "key_"}, {"value", "value_"}})
-    .SetKernelFn(PD_KERNEL(copy_block));

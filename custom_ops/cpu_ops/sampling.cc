@@ -7,37 +7,38 @@
 #include <vector>
 
 #include "common/threads.h"
-#include "cpu_ops/sampling_cuts.h"
+#include "cpu_ops/sampling_filters.h"
 #include "cpu_ops/sampling_kernels.h"
-#include "cpu_ops/sampling_shared.h"
+#include "cpu_ops/sampling_parallel.h"
+#include "cpu_ops/tuning.h"
 
 namespace fd {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int64_t kSampledCost = 8;  // of an id in a sampled row, against one of a greedy row
-constexpr float kDrawnTopP = 0.25f;  // from here on it is cheaper to draw and ask than to find where top_p ends
+constexpr int64_t kRandomRowCost = 8;     // time per id of a row with noise, relative to a greedy row
+constexpr float kMinCheckedTopP = 0.25f;  // above it, sampling first and checking top_p is faster than the exact cutoff
 
 struct Change {
   int32_t id;
   float before;
 };
 
-// Working memory of one thread, kept between calls.
+// Scratch memory of one thread, reused from call to call.
 struct Scratch {
-  std::vector<float> block_max, group_max;  // of blocks, of blocks of blocks
-  CutScratch cuts;
-  std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if seen at all); all zero between rows
+  std::vector<float> block_max, group_max;  // maxima of blocks, and of blocks of block maxima
+  FilterScratch filters;
+  std::vector<int32_t> counts;  // per id: 2 * occurrences in the output + (1 if in the history); zero between rows
   std::vector<int32_t> seen;
   std::vector<Change> changes;
-  std::vector<float> masked;     // a masked row: single edits are taken back, a mask is applied to a copy
-  std::vector<uint8_t> rejects;  // per row of a call, of the thread that makes it: 1 if its token is not its draft
+  std::vector<float> masked;     // copy of a row with its mask applied; edits of single logits are undone instead
+  std::vector<uint8_t> rejects;  // per row of a call: 1 if the token of the row is not its draft
 
   void fit(int64_t vocab_size) {
     if (static_cast<int64_t>(counts.size()) >= vocab_size) return;
     block_max.resize(num_blocks(vocab_size));
     group_max.resize(num_blocks(num_blocks(vocab_size)));
-    cuts.fit(vocab_size);
+    filters.fit(vocab_size);
     counts.resize(vocab_size);
   }
 };
@@ -47,7 +48,7 @@ Scratch& scratch() {
   return instance;
 }
 
-// The rule's parameters of one row.
+// The sampling parameters of one row.
 struct RowParams {
   const float* f;
   const int64_t* i;
@@ -60,7 +61,7 @@ struct RowParams {
   uint64_t position() const { return static_cast<uint64_t>(i[kPosition]); }
 };
 
-// Edits single logits of a row and can take the edits back.
+// Edits single logits of a row and can undo the edits.
 class RowEditor {
  public:
   RowEditor(float* logits, int64_t vocab_size, Scratch& s) : logits_(logits), vocab_size_(vocab_size), s_(s) {
@@ -70,11 +71,11 @@ class RowEditor {
   void apply(const RowParams& row, const SamplingInputs& in) {
     for (int64_t k = row.i[kBiasBegin]; k < row.i[kBiasEnd]; ++k) {
       const int32_t id = in.bias_ids[k];
-      if (known(id)) set(id, logits_[id] + in.bias_values[k]);
+      if (is_valid(id)) set(id, logits_[id] + in.bias_values[k]);
     }
     if (row.penalised()) penalise(row, in.history);
     for (int64_t k = row.i[kBannedBegin]; k < row.i[kBannedEnd]; ++k) {
-      if (known(in.banned_ids[k])) set(in.banned_ids[k], -kInfinity);
+      if (is_valid(in.banned_ids[k])) set(in.banned_ids[k], -kInfinity);
     }
   }
 
@@ -83,7 +84,7 @@ class RowEditor {
   }
 
  private:
-  bool known(int32_t id) const { return id >= 0 && id < vocab_size_; }
+  bool is_valid(int32_t id) const { return id >= 0 && id < vocab_size_; }
 
   void set(int32_t id, float value) {
     s_.changes.push_back({id, logits_[id]});
@@ -94,7 +95,7 @@ class RowEditor {
     s_.seen.clear();
     for (int64_t k = row.i[kHistoryBegin]; k < row.i[kHistoryEnd]; ++k) {
       const int32_t id = history[k];
-      if (!known(id)) continue;
+      if (!is_valid(id)) continue;
       if (s_.counts[id] == 0) s_.seen.push_back(id);
       s_.counts[id] = (s_.counts[id] | 1) + (k >= row.i[kOutputBegin] ? 2 : 0);
     }
@@ -113,7 +114,7 @@ class RowEditor {
   Scratch& s_;
 };
 
-// The lowest id that holds the largest logit of the row.
+// Returns the lowest id that has the largest logit of the row.
 int32_t first_id_of(const float* logits, int32_t num_ids, const float* block_max, float largest) {
   int32_t block = 0;
   while (block_max[block] != largest) ++block;
@@ -122,69 +123,72 @@ int32_t first_id_of(const float* logits, int32_t num_ids, const float* block_max
   }
 }
 
-Cut cut_of_top_k(const RowParams& params, const Row& row, Scratch& s) {
+Cutoff apply_top_k(const RowParams& params, const Row& row, Scratch& s) {
   const int64_t k = params.i[kTopK];
-  return k > 0 && k < row.num_ids ? cut_top_k(k, row, s.cuts) : kAllFinite;
+  return k > 0 && k < row.num_ids ? top_k_cutoff(k, row, s.filters) : kAllFinite;
 }
 
-Cut cut_of_min_p(const RowParams& params, const Row& row, Cut cut) {
-  return params.f[kMinP] >= std::numeric_limits<float>::min() ? cut_min_p(params.f[kMinP], row, cut) : cut;
+Cutoff apply_min_p(const RowParams& params, const Row& row, Cutoff cutoff) {
+  return params.f[kMinP] >= std::numeric_limits<float>::min() ? min_p_cutoff(params.f[kMinP], row, cutoff) : cutoff;
 }
 
 int32_t num_ids_of(const int64_t* int_params, int64_t vocab_size) {
   return static_cast<int32_t>(std::clamp<int64_t>(int_params[kVocabLimit], 0, vocab_size));
 }
 
-struct Choice {
+struct SampledToken {
   int32_t token_id;
   int32_t status;
-  bool draft_survives;
+  bool draft_is_allowed;
 };
 
-Choice choose_greedy(const RowParams& params, const Row& row) {
+SampledToken sample_greedy(const RowParams& params, const Row& row) {
   const int32_t id = first_id_of(row.logits, row.num_ids, row.block_max, row.largest);
   return {id, kRowOk, params.i[kDraftId] == id};
 }
 
-// Whether the row's draft is an id, and its scaled logit survives the cut.
-bool draft_survives(const RowParams& params, const Row& row, Cut cut) {
+// Returns whether the draft of the row is in the set allowed by the cutoff.
+bool draft_is_allowed(const RowParams& params, const Row& row, Cutoff cutoff) {
   const int64_t draft = params.i[kDraftId];
   return draft >= 0 && draft < row.num_ids &&
-         survives(cut, row.logits[draft] / row.temperature, static_cast<int32_t>(draft));
+         is_allowed(cutoff, row.logits[draft] / row.temperature, static_cast<int32_t>(draft));
 }
 
-// The best of all ids is the best of those that top_p keeps, if it is one of them. If not, the best of those in front
-// of it may be.
-Choice draw_and_ask(const RowParams& params, const Row& row, Cut cut) {
-  Prefix prefix(params.f[kTopP], row, cut);
-  cut = cut_of_min_p(params, row, cut);
-  const bool hopes = draft_survives(params, row, cut);
-  const auto draw = [&](Cut among) { return shared_draw(row, among, params.seed(), params.position()); };
-  int32_t id = draw(cut);
-  while (!prefix.holds(id)) id = draw(before(row.logits[id] / row.temperature, id));
-  return {id, kRowOk, hopes && prefix.holds(static_cast<int32_t>(params.i[kDraftId]))};
+// If the best of all ids is within top_p, it is the best of the ids within top_p. If not, the best id before it is
+// tried.
+SampledToken sample_then_check_top_p(const RowParams& params, const Row& row, Cutoff cutoff) {
+  TopPPrefix prefix(params.f[kTopP], row, cutoff);
+  cutoff = apply_min_p(params, row, cutoff);
+  const bool draft_passes_cutoff = draft_is_allowed(params, row, cutoff);
+  const auto best_of = [&](Cutoff allowed) {
+    return parallel_gumbel_argmax(row, allowed, params.seed(), params.position());
+  };
+  int32_t id = best_of(cutoff);
+  while (!prefix.contains(id)) id = best_of(cutoff_before(row.logits[id] / row.temperature, id));
+  return {id, kRowOk, draft_passes_cutoff && prefix.contains(static_cast<int32_t>(params.i[kDraftId]))};
 }
 
-Choice choose_sampled(const RowParams& params, Row row, float* processed, Scratch& s) {
+SampledToken sample_random(const RowParams& params, Row row, float* processed, Scratch& s) {
   row.temperature = params.f[kTemperature];
   row.largest /= row.temperature;
   if (row.largest == kInfinity) return {-1, kRowNan, false};
   for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) s.block_max[b] /= row.temperature;
-  Cut cut = cut_of_top_k(params, row, s);
+  Cutoff cutoff = apply_top_k(params, row, s);
   const float top_p = params.f[kTopP];
-  if (top_p >= kDrawnTopP && top_p < 1.0f && processed == nullptr) return draw_and_ask(params, row, cut);
-  if (top_p < 1.0f) cut = cut_top_p(top_p, row, cut, s.cuts);
-  cut = cut_of_min_p(params, row, cut);
-  const int32_t id = shared_draw(row, cut, params.seed(), params.position());
-  const Choice choice = {id, kRowOk, draft_survives(params, row, cut)};
-  if (processed != nullptr) sampling_kernels().write_scaled(row, cut, processed);
-  return choice;
+  if (top_p >= kMinCheckedTopP && top_p < 1.0f && processed == nullptr)
+    return sample_then_check_top_p(params, row, cutoff);
+  if (top_p < 1.0f) cutoff = top_p_cutoff(top_p, row, cutoff, s.filters);
+  cutoff = apply_min_p(params, row, cutoff);
+  const int32_t id = parallel_gumbel_argmax(row, cutoff, params.seed(), params.position());
+  const SampledToken sampled = {id, kRowOk, draft_is_allowed(params, row, cutoff)};
+  if (processed != nullptr) sampling_kernels().write_processed(row, cutoff, processed);
+  return sampled;
 }
 
-// As shared_block_maxima of a row whose blocks' maxima are `told`: only ids of a last block that is cut are looked at.
-float told_block_maxima(const float* told, const float* logits, int32_t num_ids, Scratch& s) {
+// Does the same as parallel_block_maxima with precomputed maxima: it reads only the ids of a last, partial block.
+float precomputed_block_maxima(const float* precomputed, const float* logits, int32_t num_ids, Scratch& s) {
   const int32_t whole = num_ids / kBlock, rest = num_ids % kBlock;
-  std::copy_n(told, whole, s.block_max.begin());
+  std::copy_n(precomputed, whole, s.block_max.begin());
   if (rest > 0) {
     float& last = s.block_max[whole];
     last = sampling_kernels().block_maxima(logits + num_ids - rest, rest, s.group_max.data());
@@ -192,20 +196,20 @@ float told_block_maxima(const float* told, const float* logits, int32_t num_ids,
   return sampling_kernels().block_maxima(s.block_max.data(), num_blocks(num_ids), s.group_max.data());
 }
 
-Choice choose(float* logits, int64_t vocab_size, const RowParams& params, const float* told, bool keep_processed,
-              Scratch& s) {
+SampledToken sample_token(float* logits, int64_t vocab_size, const RowParams& params, const float* precomputed,
+                          bool keep_processed, Scratch& s) {
   const int32_t num_ids = num_ids_of(params.i, vocab_size);
-  const float largest = told != nullptr ? told_block_maxima(told, logits, num_ids, s)
-                                        : shared_block_maxima(logits, num_ids, s.block_max.data());
+  const float largest = precomputed != nullptr ? precomputed_block_maxima(precomputed, logits, num_ids, s)
+                                               : parallel_block_maxima(logits, num_ids, s.block_max.data());
   if (!(largest < kInfinity)) return {-1, kRowNan, false};
   if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, -kInfinity);
   if (largest == -kInfinity) return {-1, kRowEmpty, false};
   const Row row = {logits, num_ids, s.block_max.data(), largest, 1.0f};
-  return params.greedy() ? choose_greedy(params, row)
-                         : choose_sampled(params, row, keep_processed ? logits : nullptr, s);
+  return params.greedy() ? sample_greedy(params, row)
+                         : sample_random(params, row, keep_processed ? logits : nullptr, s);
 }
 
-// The row that the filters read: the logits, or, where the row has a mask, masked ones: in place or in the scratch.
+// Returns the logits that the filters read. If the row has a mask, they are masked in place or in the scratch memory.
 float* masked_row(float* logits, int64_t vocab_size, const RowParams& params, const SamplingInputs& in, bool in_place,
                   Scratch& s) {
   const int64_t begin = params.i[kMaskBegin];
@@ -216,41 +220,43 @@ float* masked_row(float* logits, int64_t vocab_size, const RowParams& params, co
   return out;
 }
 
-// What is known of the blocks of a row that nothing changes before it is filtered, or null.
-const float* told_of(const SamplingInputs& in, int64_t row, int64_t vocab_size, const RowParams& params) {
+// Returns the precomputed block maxima of a row; null if there are none or if the row is edited before it is filtered.
+const float* precomputed_maxima_of(const SamplingInputs& in, int64_t row, int64_t vocab_size, const RowParams& params) {
   return in.block_maxima == nullptr || params.edits() ? nullptr : in.block_maxima + row * num_blocks(vocab_size);
 }
 
-// True if the rows are worth more than one thread.
-bool worth_sharing(int64_t num_rows, int64_t vocab_size, const SamplingInputs& in) {
+// Returns whether the rows are enough work for several threads.
+bool has_parallel_work(int64_t num_rows, int64_t vocab_size, const SamplingInputs& in) {
   int64_t cost = 0;
   for (int64_t row = 0; row < num_rows; ++row) {
     const RowParams params = {in.float_params + row * kNumFloatParams, in.int_params + row * kNumIntParams};
-    const int64_t read = told_of(in, row, vocab_size, params) != nullptr ? num_blocks(vocab_size) : vocab_size;
-    cost += params.greedy() ? read : kSampledCost * vocab_size;
+    const int64_t read =
+        precomputed_maxima_of(in, row, vocab_size, params) != nullptr ? num_blocks(vocab_size) : vocab_size;
+    cost += params.greedy() ? read : kRandomRowCost * vocab_size;
   }
-  return cost >= kParallelCost;
+  return cost >= kMinParallelIds;
 }
 
-// The rows that threads take whole. Of few rows, those that would leave most threads without one are taken by all
-// threads together, in parts.
-int64_t rows_by_thread(int64_t num_rows, int64_t vocab_size) {
+// Returns how many rows are sampled by one thread each. If the remaining rows would leave most threads idle, all
+// threads sample them together, in parts of the vocabulary.
+int64_t num_whole_rows(int64_t num_rows, int64_t vocab_size) {
   const int64_t threads = num_threads(), left = num_rows % threads;
-  return num_rows < 2 * threads && 2 * left <= threads && vocab_size >= kParallelCost ? num_rows - left : num_rows;
+  return num_rows < 2 * threads && 2 * left <= threads && vocab_size >= kMinParallelIds ? num_rows - left : num_rows;
 }
 
-// Which rows nobody will ask for, as far as rows have been chosen. Any thread may ask and tell.
+// Which rows follow a rejected draft, as far as rows have been sampled. All threads may use it at the same time.
 class Rejections {
  public:
   Rejections(const SamplingInputs& in, int64_t num_rows, std::vector<uint8_t>& rejects) : in_(in), rejects_(rejects) {
     rejects_.assign(static_cast<size_t>(num_rows), 0);
   }
 
-  void tell(int64_t row, int32_t token_id) {
+  void record(int64_t row, int32_t token_id) {
     if (draft_of(row) >= 0 && token_id != draft_of(row)) __atomic_store_n(&rejects_[row], 1, __ATOMIC_RELAXED);
   }
 
-  bool precede(int64_t row) const {
+  // Returns whether an earlier row of the same request rejected its draft.
+  bool has_earlier(int64_t row) const {
     for (; row > 0 && draft_of(row - 1) >= 0; --row)
       if (__atomic_load_n(&rejects_[row - 1], __ATOMIC_RELAXED) != 0) return true;
     return false;
@@ -263,17 +269,17 @@ class Rejections {
   std::vector<uint8_t>& rejects_;
 };
 
-// What is wrong with the range [begin, end) of a list with `size` entries, or "".
-std::string range_complaint(const char* list, int64_t begin, int64_t end, int64_t size, int64_t row) {
+// Returns "" or what is wrong with the range [begin, end) of a list with `size` entries.
+std::string range_error(const char* list, int64_t begin, int64_t end, int64_t size, int64_t row) {
   if (0 <= begin && begin <= end && end <= size) return "";
   return std::string(list) + ": expected a range within " + std::to_string(size) + " entries, got [" +
          std::to_string(begin) + ", " + std::to_string(end) + ") at row " + std::to_string(row);
 }
 
-std::string mask_complaint(const int64_t* p, int64_t num_words, int64_t vocab_size, int64_t row) {
+std::string mask_error(const int64_t* p, int64_t num_words, int64_t vocab_size, int64_t row) {
   if (p[kMaskBegin] == kNoMask) return "";
-  return range_complaint("mask_words", p[kMaskBegin], p[kMaskBegin] + (num_ids_of(p, vocab_size) + 31) / 32, num_words,
-                         row);
+  return range_error("mask_words", p[kMaskBegin], p[kMaskBegin] + (num_ids_of(p, vocab_size) + 31) / 32, num_words,
+                     row);
 }
 
 }  // namespace
@@ -281,10 +287,10 @@ std::string mask_complaint(const int64_t* p, int64_t num_words, int64_t vocab_si
 std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, int64_t vocab_size) {
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t* p = in.int_params + row * kNumIntParams;
-    const std::string wrong = range_complaint("history", p[kHistoryBegin], p[kHistoryEnd], in.num_history, row) +
-                              range_complaint("bias_ids", p[kBiasBegin], p[kBiasEnd], in.num_bias, row) +
-                              range_complaint("banned_ids", p[kBannedBegin], p[kBannedEnd], in.num_banned, row) +
-                              mask_complaint(p, in.num_mask_words, vocab_size, row);
+    const std::string wrong = range_error("history", p[kHistoryBegin], p[kHistoryEnd], in.num_history, row) +
+                              range_error("bias_ids", p[kBiasBegin], p[kBiasEnd], in.num_bias, row) +
+                              range_error("banned_ids", p[kBannedBegin], p[kBannedEnd], in.num_banned, row) +
+                              mask_error(p, in.num_mask_words, vocab_size, row);
     if (!wrong.empty()) return wrong;
   }
   return "";
@@ -294,7 +300,7 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
             bool keep_processed, bool stop_at_rejections) {
   Rejections rejections(in, num_rows, scratch().rejects);
   const auto sample_row = [&](int64_t row) {
-    if (stop_at_rejections && rejections.precede(row)) return;
+    if (stop_at_rejections && rejections.has_earlier(row)) return;
     Scratch& s = scratch();
     s.fit(vocab_size);
     float* x = logits + row * vocab_size;
@@ -302,32 +308,33 @@ void sample(float* logits, int64_t num_rows, int64_t vocab_size, const SamplingI
     RowEditor editor(x, vocab_size, s);
     editor.apply(params, in);
     x = masked_row(x, vocab_size, params, in, keep_processed, s);
-    const Choice choice = choose(x, vocab_size, params, told_of(in, row, vocab_size, params), keep_processed, s);
+    const float* precomputed = precomputed_maxima_of(in, row, vocab_size, params);
+    const SampledToken sampled = sample_token(x, vocab_size, params, precomputed, keep_processed, s);
     if (!keep_processed) editor.undo();
-    out.token_ids[row] = choice.token_id;
-    out.status[row] = choice.status;
-    out.draft_survives[row] = choice.draft_survives ? 1 : 0;
-    rejections.tell(row, choice.token_id);
+    out.token_ids[row] = sampled.token_id;
+    out.status[row] = sampled.status;
+    out.draft_is_allowed[row] = sampled.draft_is_allowed ? 1 : 0;
+    rejections.record(row, sampled.token_id);
   };
-  const int64_t whole = rows_by_thread(num_rows, vocab_size);
-  parallel_for(whole, worth_sharing(whole, vocab_size, in), sample_row);
+  const int64_t whole = num_whole_rows(num_rows, vocab_size);
+  parallel_for(whole, has_parallel_work(whole, vocab_size, in), sample_row);
   for (int64_t row = whole; row < num_rows; ++row) sample_row(row);
   if (!stop_at_rejections) return;
-  for (int64_t row = 0; row < num_rows; ++row) {  // another thread may have chosen some of them
-    if (!rejections.precede(row)) continue;
+  for (int64_t row = 0; row < num_rows; ++row) {  // another thread may have sampled some of them
+    if (!rejections.has_earlier(row)) continue;
     out.token_ids[row] = -1;
     out.status[row] = kRowSkipped;
-    out.draft_survives[row] = 0;
+    out.draft_is_allowed[row] = 0;
   }
 }
 
 namespace {
 
-// Orders the top_n first ids into keys[0..]; returns how many there are.
-int32_t top_keys(const Row& row, int32_t top_n, CutScratch& s) {
-  const Cut everything = {-kInfinity, std::numeric_limits<int32_t>::max()};
-  const float lowest = reached_by(top_n, row, s);
-  const int32_t count = sampling_kernels().gather(row, everything, lowest, kInfinity, 1, s.keys.data());
+// Sorts the keys of the top_n most probable ids to the front of s.keys; returns how many there are.
+int32_t top_keys(const Row& row, int32_t top_n, FilterScratch& s) {
+  const Cutoff everything = {-kInfinity, std::numeric_limits<int32_t>::max()};
+  const float lowest = top_k_lower_bound(top_n, row, s);
+  const int32_t count = sampling_kernels().gather_keys(row, everything, lowest, kInfinity, 1, s.keys.data());
   const int32_t kept = std::min({count, top_n, row.num_ids});
   std::partial_sort(s.keys.begin(), s.keys.begin() + kept, s.keys.begin() + count);
   return kept;
@@ -338,7 +345,7 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
   Scratch& s = scratch();
   s.fit(vocab_size);
   const SamplingKernels& kernels = sampling_kernels();
-  const float largest = shared_block_maxima(logits, vocab_size, s.block_max.data());
+  const float largest = parallel_block_maxima(logits, vocab_size, s.block_max.data());
   const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
   const uint64_t total = largest < kInfinity ? kernels.masses(row, kAllFinite, {}).total : 0;
   const float log_total = log_positive<ScalarLanes>(static_cast<float>(static_cast<double>(total) * 0x1p-40));
@@ -346,10 +353,10 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
   out.chosen_logprob[i] = logprob(logits[chosen]);
   out.chosen_rank[i] = static_cast<int32_t>(kernels.count_before(logits, vocab_size, logits[chosen], chosen)) + 1;
   if (top_n == 0) return;
-  const int32_t kept = total ? top_keys(row, top_n, s.cuts) : 0;
+  const int32_t kept = total ? top_keys(row, top_n, s.filters) : 0;
   for (int32_t n = 0; n < top_n; ++n) {
-    out.top_ids[i * out.stride + n] = n < kept ? static_cast<int32_t>(s.cuts.keys[n] & 0xffffffffu) : -1;
-    out.top_logprobs[i * out.stride + n] = n < kept ? logprob(key_logit(s.cuts.keys[n])) : std::nanf("");
+    out.top_ids[i * out.stride + n] = n < kept ? static_cast<int32_t>(s.filters.keys[n] & 0xffffffffu) : -1;
+    out.top_logprobs[i * out.stride + n] = n < kept ? logprob(key_logit(s.filters.keys[n])) : std::nanf("");
   }
 }
 
@@ -357,7 +364,7 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
 
 void logprobs(const float* logits, int64_t vocab_size, const int32_t* rows, const int32_t* chosen, int64_t num_rows,
               int32_t top_n, const LogprobOutputs& out) {
-  parallel_for(num_rows, kSampledCost * num_rows * vocab_size >= kParallelCost, [&](int64_t i) {
+  parallel_for(num_rows, kRandomRowCost * num_rows * vocab_size >= kMinParallelIds, [&](int64_t i) {
     logprobs_of_row(logits + rows[i] * vocab_size, static_cast<int32_t>(vocab_size), i, chosen[i], top_n, out);
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lanes of this instruction-set path: the operations of ScalarLanes over a vector, and those of the row kernels.
+// The lanes of one instruction-set path: the operations of ScalarLanes on a vector, and those of the row kernels.
 // Included by sources that setup.py compiles once per path (FD_ISA).
 #pragma once
 
@@ -10,7 +10,7 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC's own _mm512_undefined_* sets it off
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC warns about its own _mm512_undefined_*
 #endif
 
 namespace fd {
@@ -41,7 +41,6 @@ struct Lanes {
   static FD_RULE U truncate(F a) { return _mm512_cvttps_epi32(a); }
   static FD_RULE U add(U a, U b) { return _mm512_add_epi32(a, b); }
   static FD_RULE U sub(U a, U b) { return _mm512_sub_epi32(a, b); }
-  static FD_RULE U min(U a, U b) { return _mm512_min_epu32(a, b); }
   static FD_RULE U bit_and(U a, U b) { return _mm512_and_si512(a, b); }
   static FD_RULE U bit_xor(U a, U b) { return _mm512_xor_si512(a, b); }
   template <int kCount>
@@ -73,7 +72,7 @@ struct Lanes {
     *low = _mm512_mask_shuffle_epi32(even, 0xAAAA, odd, _MM_PERM_CCAA);
     *high = _mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_DDBB);
   }
-  // Counters whose words, after interleave, are those of 64 consecutive ids.
+  // Returns counters whose words, after interleave, belong to 64 consecutive ids.
   static FD_RULE U group_iota() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
   static FD_RULE void interleave(U w[4]) {
     const U low01 = _mm512_unpacklo_epi32(w[0], w[1]), high01 = _mm512_unpackhi_epi32(w[0], w[1]);
@@ -84,7 +83,7 @@ struct Lanes {
     w[3] = _mm512_unpackhi_epi64(high01, high23);
   }
   struct Mass {
-    U low, high;  // of the first eight lanes, of the last
+    U low, high;  // masses of the first eight lanes, and of the last eight
   };
   static FD_RULE Mass mass(F e) {
     const F scaled = mul(e, set(0x1p40f));
@@ -130,7 +129,6 @@ struct Lanes {
   static FD_RULE U truncate(F a) { return _mm256_cvttps_epi32(a); }
   static FD_RULE U add(U a, U b) { return _mm256_add_epi32(a, b); }
   static FD_RULE U sub(U a, U b) { return _mm256_sub_epi32(a, b); }
-  static FD_RULE U min(U a, U b) { return _mm256_min_epu32(a, b); }
   static FD_RULE U bit_and(U a, U b) { return _mm256_and_si256(a, b); }
   static FD_RULE U bit_xor(U a, U b) { return _mm256_xor_si256(a, b); }
   template <int kCount>
@@ -179,7 +177,7 @@ struct Lanes {
     w[3] = _mm256_unpackhi_epi64(high01, high23);
   }
   struct Mass {
-    U low, high;  // of the first four lanes, of the last
+    U low, high;  // masses of the first four lanes, and of the last four
   };
   static FD_RULE Mass mass(F e) {
     const U mantissa = _mm256_or_si256(bit_and(bits(e), set(0x7fffffu)), set(0x800000u));
@@ -217,7 +215,6 @@ struct Lanes : ScalarLanes {
   static FD_RULE F div(F a, F b) { return a / b; }
   static FD_RULE F max(F a, F b) { return a > b ? a : b; }
   static FD_RULE U truncate(F a) { return a < 0x1p31f ? static_cast<U>(static_cast<int32_t>(a)) : 0x80000000u; }
-  static FD_RULE U min(U a, U b) { return a < b ? a : b; }
   using ScalarLanes::add;
   static FD_RULE M at_least(F a, F b) { return a >= b; }
   static FD_RULE M equal(F a, F b) { return a == b; }

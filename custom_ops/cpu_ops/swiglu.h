@@ -7,7 +7,7 @@ namespace fd {
 namespace FD_ISA {
 
 // x / (1 + e^-x)
-FD_INLINE F16 silu(F16 x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); }
+FD_INLINE FP32Vec16 silu(FP32Vec16 x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); }
 
 }  // namespace FD_ISA
 }  // namespace fd

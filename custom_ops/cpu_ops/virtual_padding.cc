@@ -4,12 +4,12 @@
 namespace fd {
 namespace {
 
-std::string complaint(const char* field, const std::string& expected, int64_t got, int64_t seq) {
+std::string error_text(const char* field, const std::string& expected, int64_t got, int64_t seq) {
   return std::string(field) + ": expected " + expected + ", got " + std::to_string(got) + " for request " +
          std::to_string(seq);
 }
 
-// Writes the rows of request b from `row` on.
+// Writes the entries of request b, whose first row is `row`.
 void write_rows(const StepShape& shape, const StepIndex& out, int64_t b, int32_t row) {
   const int32_t* table = shape.block_tables + b * shape.table_stride;
   const int32_t block_size = static_cast<int32_t>(shape.block_size), first = shape.num_computed[b];
@@ -27,15 +27,16 @@ std::string check_step_shape(const StepShape& shape) {
   int64_t rows = 0;
   for (int64_t b = 0; b < shape.num_seqs; ++b) {
     const int64_t scheduled = shape.num_scheduled[b], kv_len = shape.num_computed[b] + scheduled;
-    const int64_t wanted = shape.num_logits[b];
+    const int64_t num_logits = shape.num_logits[b];
     rows += scheduled;
-    if (scheduled < 0) return complaint("num_scheduled", "at least 0", scheduled, b);
-    if (shape.num_computed[b] < 0) return complaint("num_computed", "at least 0", shape.num_computed[b], b);
-    if (wanted < 0 || wanted > scheduled) return complaint("num_logits", "0.." + std::to_string(scheduled), wanted, b);
+    if (scheduled < 0) return error_text("num_scheduled", "at least 0", scheduled, b);
+    if (shape.num_computed[b] < 0) return error_text("num_computed", "at least 0", shape.num_computed[b], b);
+    if (num_logits < 0 || num_logits > scheduled)
+      return error_text("num_logits", "0.." + std::to_string(scheduled), num_logits, b);
     if (shape.num_blocks[b] * shape.block_size < kv_len)
-      return complaint("block_tables", "blocks for " + std::to_string(kv_len) + " tokens", shape.num_blocks[b], b);
+      return error_text("block_tables", "blocks for " + std::to_string(kv_len) + " tokens", shape.num_blocks[b], b);
     if (rows > shape.max_rows)
-      return complaint("num_scheduled", "at most " + std::to_string(shape.max_rows) + " rows", rows, b);
+      return error_text("num_scheduled", "at most " + std::to_string(shape.max_rows) + " rows", rows, b);
   }
   return "";
 }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a text stood in a source that it was copying: an edited token or line ends a match, but the text mostly comes
-// back close behind the place that it left. Two tokens say where, long before a match has grown again.
+// The place in a source from which a text is being copied. An edited token or line ends a match, but the text usually
+// returns to the source shortly after the place where it diverged. Two matching tokens suffice to find where, long
+// before the match is long again.
 //
-//   source   ... a b c d e f g h i j k ...   window: the tokens around `d`, copied, so that the source may leave memory
-//   text     ... a b c d x y g h             left behind `d`; "g h" is evidence of 2 that `i j k` follow
+//   source   ... a b c d e f g h i j k ...   window: a copy of the tokens around `d`; the source itself may be evicted
+//   text     ... a b c d x y g h             diverged after `d`; the last 2 tokens match at `g h`, so `i j k` may
+//   follow
 //
-// Of several places the one with the most evidence counts, then the nearest; the place that was left, where the text
-// goes on if something was inserted there, comes last.
+// The candidate with the longest match wins, then the nearest one after the divergence. The place of the divergence,
+// where the text continues after an insertion, is tried last.
 #pragma once
 
 #include <algorithm>
@@ -16,52 +18,55 @@
 
 namespace fd {
 
-constexpr int kLongMatch = 16;    // tokens copied without an edit that make a source
-constexpr int kMaxEvidence = 16;  // more are all the same
+constexpr int kLongMatch = 16;       // tokens copied without an edit that set an anchor
+constexpr int kMaxResumeMatch = 16;  // longer matches after a divergence are not distinguished
 
+// Where a text returned to its source.
 struct Resumption {
-  int evidence = 0;  // tokens of the text that lie before `place` in the window, 0: it has not come back
-  int place = 0;     // of the window: what follows
+  int match_len = 0;  // last tokens of the text that equal those before `index`; 0: the text has not returned
+  int index = 0;      // in the window, of the token that should follow
 };
 
 class Anchor {
  public:
-  // The text has just said source[place - match_len .. place) of a source that reaches from `first` to `end`.
+  // The last match_len tokens of the text are source[position - match_len .. position). The source is [first, end).
   template <class TokenAt>
-  void set(int64_t first, int64_t place, int64_t end, int match_len, TokenAt token_at) {
-    begin_ = std::max(first, place - kMaxEvidence);
-    size_ = static_cast<int>(std::min(end, place + kAhead) - begin_);
+  void set(int64_t first, int64_t position, int64_t end, int match_len, TokenAt token_at) {
+    begin_ = std::max(first, position - kMaxResumeMatch);
+    size_ = static_cast<int>(std::min(end, position + kWindowAhead) - begin_);
     for (int i = 0; i < size_; ++i) window_[i] = token_at(begin_ + i);
-    at_ = static_cast<int>(place - begin_);
-    match_len_ = match_len;
-    is_left_ = false;
-    num_said_ = 0;
+    next_ = static_cast<int>(position - begin_);
+    copied_len_ = match_len;
+    has_diverged_ = false;
+    num_diverged_ = 0;
   }
-  // The text is elsewhere, but may come to what lies ahead.
-  void leave() { is_left_ = true; }
-  // False while the text goes on in the window and much of it lies ahead.
-  bool is_worn() const { return is_left_ || size_ - at_ < kAhead / 2; }
+  // Makes the anchor expect a text that has not copied the source yet.
+  void mark_diverged() { has_diverged_ = true; }
+  // Returns false while the text still copies the window and much of the window is ahead.
+  bool needs_update() const { return has_diverged_ || size_ - next_ < kWindowAhead / 2; }
 
   void extend(const int32_t* tokens, int64_t num_tokens);
-  // Behind the text and `tail`, which counts as text here.
+  // Returns where the text and `tail`, which counts as text in this call, returned to the source.
   Resumption find(const Tail& tail) const;
 
-  int match_len() const { return match_len_; }
-  int num_following(int place) const { return size_ - place; }
-  const int32_t* following(int place) const { return window_ + place; }
-  int64_t position(int place) const { return begin_ + place; }  // in the source
+  int copied_len() const { return copied_len_; }
+  int num_following(int index) const { return size_ - index; }
+  const int32_t* following(int index) const { return window_ + index; }
+  int64_t source_position(int index) const { return begin_ + index; }
 
  private:
-  static constexpr int kAhead = 112;
-  static constexpr int kMaxSaid = 64;  // tokens after which a text that was left is forgotten
+  static constexpr int kWindowAhead = 112;
+  static constexpr int kMaxDiverged = 64;  // tokens after a divergence until the anchor is dropped
 
-  int evidence(int place) const;
+  int match_len_at(int index) const;
 
   int64_t begin_ = 0;  // position of the window in the source
-  int size_ = 0, at_ = 0, match_len_ = 0, num_said_ = 0;
-  bool is_left_ = false;
-  int32_t window_[kMaxEvidence + kAhead] = {};
-  int32_t said_[kMaxSaid] = {};  // since the source was left
+  int size_ = 0;       // tokens in the window
+  int next_ = 0;       // index of the token that follows the copied ones
+  int copied_len_ = 0, num_diverged_ = 0;
+  bool has_diverged_ = false;
+  int32_t window_[kMaxResumeMatch + kWindowAhead] = {};
+  int32_t diverged_[kMaxDiverged] = {};  // tokens of the text since the divergence
 };
 
 }  // namespace fd

@@ -8,11 +8,11 @@ namespace fd {
 namespace {
 
 constexpr double kMaxLoad = 0.8;
-constexpr double kGrowth = 1.25;  // keeps the load above 0.64, and with it the bytes per token low
-constexpr size_t kMinSlots = 16;
+constexpr double kGrowth = 1.25;  // keeps the load above 0.64, to limit the bytes per token
+constexpr size_t kMinEntries = 16;
 
-// Differs from process to process, so that nobody can send a prompt whose n-grams all fall on one slot. No result
-// depends on it.
+// Differs between processes, so that no client can send a prompt whose n-grams all hash to one entry. Results do not
+// depend on it.
 uint64_t hash_seed() {
   static const uint64_t seed = [] {
     std::random_device device;
@@ -21,7 +21,7 @@ uint64_t hash_seed() {
   return seed;
 }
 
-// Hash of the n-gram that ends at `end`, built backwards so that one walk gives the hashes of all lengths.
+// The hash of an n-gram, computed from its last token backwards, so that one pass gives the hashes of all lengths.
 struct BackwardHash {
   uint64_t state = hash_seed();
   void push(int32_t token) {
@@ -40,38 +40,38 @@ uint32_t hash_before(const int32_t* ngram_end, int n) {
 }  // namespace
 
 size_t PositionTable::locate(const std::vector<int32_t>& tokens, uint32_t hash, const int32_t* ngram_end) const {
-  size_t slot = (static_cast<uint64_t>(hash) * slots_.size()) >> 32;
-  for (;; slot = slot + 1 == slots_.size() ? 0 : slot + 1) {
-    if (slots_[slot] == 0) return slot;
-    if (std::equal(ngram_end - n_, ngram_end, tokens.data() + slots_[slot] - n_)) return slot;
+  size_t index = (static_cast<uint64_t>(hash) * entries_.size()) >> 32;
+  for (;; index = index + 1 == entries_.size() ? 0 : index + 1) {
+    if (entries_[index] == 0) return index;
+    if (std::equal(ngram_end - n_, ngram_end, tokens.data() + entries_[index] - n_)) return index;
   }
 }
 
-void PositionTable::rebuild(const std::vector<int32_t>& tokens, size_t num_slots) {
-  std::vector<int32_t> old(num_slots);
-  old.swap(slots_);
+void PositionTable::rebuild(const std::vector<int32_t>& tokens, size_t num_entries) {
+  std::vector<int32_t> old(num_entries);
+  old.swap(entries_);
   for (int32_t entry : old) {
     const int32_t* ngram_end = tokens.data() + entry;
-    if (entry != 0) slots_[locate(tokens, hash_before(ngram_end, n_), ngram_end)] = entry;
+    if (entry != 0) entries_[locate(tokens, hash_before(ngram_end, n_), ngram_end)] = entry;
   }
 }
 
 void PositionTable::reserve(const std::vector<int32_t>& tokens, int64_t num_ngrams) {
-  const size_t wanted = std::max(kMinSlots, static_cast<size_t>(static_cast<double>(num_ngrams) / kMaxLoad) + 1);
-  if (wanted > slots_.size()) rebuild(tokens, wanted);
+  const size_t wanted = std::max(kMinEntries, static_cast<size_t>(static_cast<double>(num_ngrams) / kMaxLoad) + 1);
+  if (wanted > entries_.size()) rebuild(tokens, wanted);
 }
 
-void PositionTable::note(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) {
-  if (static_cast<double>(num_ngrams_ + 1) > kMaxLoad * static_cast<double>(slots_.size())) {
-    rebuild(tokens, std::max(kMinSlots, static_cast<size_t>(kGrowth * static_cast<double>(slots_.size()))));
+void PositionTable::record(const std::vector<int32_t>& tokens, uint32_t hash, int32_t end) {
+  if (static_cast<double>(num_ngrams_ + 1) > kMaxLoad * static_cast<double>(entries_.size())) {
+    rebuild(tokens, std::max(kMinEntries, static_cast<size_t>(kGrowth * static_cast<double>(entries_.size()))));
   }
-  const size_t slot = locate(tokens, hash, tokens.data() + end + 1);
-  if (slots_[slot] == 0) ++num_ngrams_;
-  slots_[slot] = end + 1;
+  const size_t index = locate(tokens, hash, tokens.data() + end + 1);
+  if (entries_[index] == 0) ++num_ngrams_;
+  entries_[index] = end + 1;
 }
 
 int32_t PositionTable::find(const std::vector<int32_t>& tokens, uint32_t hash, const int32_t* ngram_end) const {
-  return slots_.empty() ? -1 : slots_[locate(tokens, hash, ngram_end)] - 1;
+  return entries_.empty() ? -1 : entries_[locate(tokens, hash, ngram_end)] - 1;
 }
 
 NgramSequence::NgramSequence(int min_n, int max_n) {
@@ -95,7 +95,7 @@ void NgramSequence::extend(const int32_t* tokens, int64_t num_tokens) {
     for (PositionTable& table : tables_) {
       if (table.n() > end + 1) break;
       for (; n < table.n(); ++n) hash.push(tokens_[end - n]);
-      table.note(tokens_, hash.value(), static_cast<int32_t>(end));
+      table.record(tokens_, hash.value(), static_cast<int32_t>(end));
     }
   }
 }
@@ -112,7 +112,7 @@ int32_t NgramSequence::find_in_tail(const Tail& tail, const int32_t* ngram, int 
 Proposal NgramSequence::propose(const Tail& tail, int32_t cap) {
   const Proposal found = look_up(tail, cap);
   if (found.match_len == 0) return found;
-  if (tail.num_tokens == 0 && anchor_.is_worn() && match_len_at(tail, found.first) >= kLongMatch) {
+  if (tail.num_tokens == 0 && anchor_.needs_update() && match_len_at(tail, found.first) >= kLongMatch) {
     anchor_.set(0, found.first, length(), kLongMatch, [this](int64_t i) { return tokens_[i]; });
   }
   Proposal best = resume(tail, cap, found.match_len);
@@ -121,27 +121,27 @@ Proposal NgramSequence::propose(const Tail& tail, int32_t cap) {
   return best;
 }
 
-int32_t NgramSequence::match_len_at(const Tail& tail, int32_t place) const {
-  const int32_t whole = length() + tail.num_tokens, limit = std::min(place, kMaxMatchLen);
+int32_t NgramSequence::match_len_at(const Tail& tail, int32_t position) const {
+  const int32_t num_all = length() + tail.num_tokens, limit = std::min(position, kMaxMatchLen);
   int32_t n = 0;
-  while (n < limit && token(tail, place - 1 - n) == token(tail, whole - 1 - n)) ++n;
+  while (n < limit && token(tail, position - 1 - n) == token(tail, num_all - 1 - n)) ++n;
   return n;
 }
 
-Proposal NgramSequence::resume(const Tail& tail, int32_t cap, int min_evidence) const {
+Proposal NgramSequence::resume(const Tail& tail, int32_t cap, int min_match_len) const {
   const Resumption found = anchor_.find(tail);
-  if (found.evidence < min_evidence) return {};
-  return {found.evidence, static_cast<int32_t>(anchor_.position(found.place)), cap};
+  if (found.match_len < min_match_len) return {};
+  return {found.match_len, static_cast<int32_t>(anchor_.source_position(found.index)), cap};
 }
 
 Proposal NgramSequence::look_up(const Tail& tail, int32_t cap) const {
-  const int32_t whole = length() + tail.num_tokens, num_last = std::min(whole, kMaxNgram);
+  const int32_t num_all = length() + tail.num_tokens, num_last = std::min(num_all, kMaxNgram);
   int32_t last[kMaxNgram];
-  for (int32_t i = 0; i < num_last; ++i) last[i] = token(tail, whole - num_last + i);
+  for (int32_t i = 0; i < num_last; ++i) last[i] = token(tail, num_all - num_last + i);
   const int32_t* ngram_end = last + num_last;
   for (auto table = tables_.rbegin(); table != tables_.rend() && cap > 0; ++table) {
     const int n = table->n();
-    if (n > whole) continue;
+    if (n > num_all) continue;
     int32_t end = find_in_tail(tail, ngram_end - n, n);
     if (end < 0) end = table->find(tokens_, hash_before(ngram_end, n), ngram_end);
     if (end >= 0) return {n, end + 1, cap};
@@ -149,7 +149,7 @@ Proposal NgramSequence::look_up(const Tail& tail, int32_t cap) const {
   return {};
 }
 
-// A match that reaches the end of the text has found a repetition: what follows is guessed to repeat with its period.
+// A match that reaches the end of the text is a repetition, which the proposal continues with the same period.
 void NgramSequence::write(const Proposal& proposal, const Tail& tail, int32_t* out) const {
   const int32_t period = length() + tail.num_tokens - proposal.first;
   for (int32_t i = 0; i < proposal.num_tokens; ++i) out[i] = token(tail, proposal.first + i % period);
@@ -166,7 +166,7 @@ std::string NgramSequence::check_integrity() const {
   for (const PositionTable& table : tables_) {
     const std::string name = "table " + std::to_string(table.n());
     int64_t used = 0, distinct = 0;
-    for (int32_t entry : table.slots()) {
+    for (int32_t entry : table.entries()) {
       used += entry != 0;
       if (entry != 0 && (entry < table.n() || entry >= length)) return name + ": position out of range";
     }

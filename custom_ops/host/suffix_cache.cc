@@ -5,15 +5,15 @@ namespace fd {
 namespace {
 
 constexpr int kLog2LiveChunk = 10, kLog2SharedChunk = 12;
-constexpr int kLog2Page = 10, kLog2HugePage = 16;  // nodes: 32 KiB and 2 MiB
-constexpr int64_t kHugeLimit = 64 << 20;           // bytes from which on shared outputs have the latter
-constexpr int64_t kBytesPerHead = 40;              // of the limit: about one hash head per node when it is full
-constexpr int64_t kMaxBytesPerToken = 96;          // two nodes, the token, what chunks and pages leave unused
-constexpr int64_t kBytesPerSalt = 256;             // map entry, strings' headers, root
-constexpr int64_t kWorkPerStart = 512;             // a prompt is read next, which takes longer
-constexpr int64_t kWorkPerToken = 2;               // the one that enters and the one that must leave for it
-constexpr int kMinEvidence = 2;
-constexpr int kLastOutput = 2 * kLongMatch;  // tokens that an output counts for which the text may repeat
+constexpr int kLog2Page = 10, kLog2HugePage = 16;  // in nodes: 32 KiB and 2 MiB
+constexpr int64_t kMinHugeCache = 64 << 20;        // bytes; caches from this size on use huge pages
+constexpr int64_t kBytesPerHead = 40;              // bytes of the cache per hash head: about one head per node
+constexpr int64_t kMaxBytesPerToken = 96;          // two nodes, the token, and unused parts of chunks and pages
+constexpr int64_t kBytesPerSalt = 256;             // map entry, string headers and root
+constexpr int64_t kSuffixesPerStart = 512;         // the prefill that follows takes much longer
+constexpr int64_t kSuffixesPerToken = 2;           // one to insert and one to evict
+constexpr int kMinResumeMatch = 2;
+constexpr int kNewestOutputMatch = 2 * kLongMatch;  // assumed match length of the latest output
 
 }  // namespace
 
@@ -27,8 +27,8 @@ void LiveText::extend(const int32_t* tokens, int64_t num_tokens) {
   tape_.append(tokens, num_tokens);
   anchor_.extend(tokens, num_tokens);
   const auto num_more = static_cast<int64_t>(tape_.end() - num_closed_) - max_depth_ + 1;
-  if (0 < num_more && num_more <= SuffixForest::kRun) {  // a prompt's tree is in near caches by itself
-    forest_.fetch(root_, static_cast<uint32_t>(num_closed_), static_cast<int>(num_more), max_depth_);
+  if (0 < num_more && num_more <= SuffixForest::kMaxPrefetch) {  // the tree of a whole prompt stays in the caches
+    forest_.prefetch(root_, static_cast<uint32_t>(num_closed_), static_cast<int>(num_more), max_depth_);
   }
   for (; num_closed_ + max_depth_ <= tape_.end(); ++num_closed_) {
     forest_.insert(root_, static_cast<uint32_t>(num_closed_), max_depth_);
@@ -42,31 +42,31 @@ int LiveText::write_context(const Tail& tail, int32_t* out) const {
   return size + tail.num_tokens;
 }
 
-Found LiveText::propose(const DraftRules& rules, const Tail& tail, int cap) const {
+SuffixDraft LiveText::propose(const DraftLimits& limits, const Tail& tail, int cap) const {
   if (window() == 0) return {};
-  OwnMatcher matcher(forest_, root_, window(), tail, rules.max_match());
-  return best_draft(matcher, std::min(rules.max_match(), window() + tail.num_tokens), rules, cap, 0);
+  OwnMatcher matcher(forest_, root_, window(), tail, limits.max_match());
+  return best_draft(matcher, std::min(limits.max_match(), window() + tail.num_tokens), limits, cap, 0);
 }
 
-void LiveText::anchor_in(const Found& match) {
-  anchor_.set(0, match.place, static_cast<int64_t>(tape_.end()), match.match_len,
+void LiveText::set_anchor(const SuffixDraft& match) {
+  anchor_.set(0, match.position, static_cast<int64_t>(tape_.end()), match.match_len,
               [this](int64_t i) { return *tape_.at(static_cast<uint32_t>(i)); });
 }
 
-// The match that was left counts for half of its length. As r of r + 1 such places are taken to be right, r tokens of
-// evidence promise that share of the draft.
-Found LiveText::resume(const DraftRules& rules, const Tail& tail, int cap, const Found& best) const {
+// The match before the divergence counts half. A match of r tokens after it is assumed to be right with probability
+// r / (r + 1), which is also the expected share of accepted drafts.
+SuffixDraft LiveText::resume(const DraftLimits& limits, const Tail& tail, int cap, const SuffixDraft& best) const {
   const Resumption found = anchor_.find(tail);
-  const double prob = found.evidence / (found.evidence + 1.0);
-  if (found.evidence < std::max(kMinEvidence, best.match_len) || prob < rules.min_prob) return {};
+  const double prob = found.match_len / (found.match_len + 1.0);
+  if (found.match_len < std::max(kMinResumeMatch, best.match_len) || prob < limits.min_prob) return {};
   const int num_tokens =
-      std::min(rules.budget(anchor_.match_len() / 2 + found.evidence, cap), anchor_.num_following(found.place));
+      std::min(limits.max_tokens(anchor_.copied_len() / 2 + found.match_len, cap), anchor_.num_following(found.index));
   if (num_tokens * prob <= best.score + kRounding) return {};
-  Found draft;
+  SuffixDraft draft;
   draft.score = num_tokens * prob;
-  draft.match_len = found.evidence;
+  draft.match_len = found.match_len;
   draft.num_tokens = num_tokens;
-  std::copy_n(anchor_.following(found.place), num_tokens, draft.tokens);
+  std::copy_n(anchor_.following(found.index), num_tokens, draft.tokens);
   return draft;
 }
 
@@ -76,14 +76,14 @@ std::string LiveText::check_integrity() const {
   return forest_.check_integrity(suffixes, {root_});
 }
 
-SharedOutputs::SharedOutputs(int max_depth, int64_t max_outputs, int64_t max_bytes)
+CachedOutputs::CachedOutputs(int max_depth, int64_t max_outputs, int64_t max_bytes)
     : max_depth_(max_depth),
       max_outputs_(max_outputs),
       max_bytes_(max_bytes),
       tape_(max_depth, kLog2SharedChunk),
-      forest_(tape_, max_bytes / kBytesPerHead, max_bytes < kHugeLimit ? kLog2Page : kLog2HugePage) {}
+      forest_(tape_, max_bytes / kBytesPerHead, max_bytes < kMinHugeCache ? kLog2Page : kLog2HugePage) {}
 
-SaltTree* SharedOutputs::acquire(const std::string& salt) {
+SaltTree* CachedOutputs::acquire(const std::string& salt) {
   std::unique_ptr<SaltTree>& tree = salts_[salt];
   if (tree == nullptr) {
     tree.reset(new SaltTree{salt, forest_.add_root(), 0});
@@ -93,14 +93,14 @@ SaltTree* SharedOutputs::acquire(const std::string& salt) {
   return tree.get();
 }
 
-void SharedOutputs::release(SaltTree* tree) {
+void CachedOutputs::release(SaltTree* tree) {
   if (--tree->num_users > 0) return;
   forest_.free_root(tree->root);
   salt_bytes_ -= kBytesPerSalt + 2 * static_cast<int64_t>(tree->salt.size());
   salts_.erase(std::string(tree->salt));
 }
 
-void SharedOutputs::add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens) {
+void CachedOutputs::add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens) {
   const int64_t room = max_bytes_ - max_bytes_ / kBytesPerHead * static_cast<int64_t>(sizeof(uint32_t));
   if (num_tokens == 0 || num_tokens > room / kMaxBytesPerToken) return;
   outputs_.push_back({tape_.end(), tape_.end() + num_tokens, tree});
@@ -110,23 +110,23 @@ void SharedOutputs::add(SaltTree* tree, const int32_t* tokens, int64_t num_token
   ++tree->num_users;
 }
 
-bool SharedOutputs::must_evict() const {
+bool CachedOutputs::must_evict() const {
   if (outputs_.empty()) return false;
   if (evicted_ > outputs_.front().begin) return true;
   if (max_outputs_ >= 0 && num_outputs() > max_outputs_) return true;
   return num_bytes() + (num_waiting() > 0 ? forest_.growth() : 0) > max_bytes_;
 }
 
-void SharedOutputs::insert_one() {
+void CachedOutputs::insert_suffix() {
   const Output& output = outputs_[inserting_];
   forest_.insert(output.tree->root, static_cast<uint32_t>(inserted_), length(inserted_, output));
   if (++inserted_ == output.end) ++inserting_;
 }
 
-void SharedOutputs::evict_one() {
+void CachedOutputs::evict_suffix() {
   const Output front = outputs_.front();
   if (evicted_ == inserted_) {
-    if (++inserted_ == front.end) ++inserting_;  // leaves before it was counted
+    if (++inserted_ == front.end) ++inserting_;  // evicted before it was inserted
   } else {
     forest_.remove(front.tree->root, static_cast<uint32_t>(evicted_), length(evicted_, front));
   }
@@ -138,12 +138,12 @@ void SharedOutputs::evict_one() {
   tape_.drop_before(evicted_);
 }
 
-int64_t SharedOutputs::work(int64_t num_suffixes) {
+int64_t CachedOutputs::process(int64_t num_suffixes) {
   for (int64_t done = 0; done < num_suffixes; ++done) {
     if (must_evict()) {
-      evict_one();
+      evict_suffix();
     } else if (num_waiting() > 0) {
-      insert_one();
+      insert_suffix();
     } else {
       return done;
     }
@@ -151,39 +151,40 @@ int64_t SharedOutputs::work(int64_t num_suffixes) {
   return num_suffixes;
 }
 
-void SharedOutputs::copy_to(Anchor* anchor, uint64_t begin, uint64_t place, uint64_t end, int match_len) const {
-  anchor->set(static_cast<int64_t>(begin), static_cast<int64_t>(place), static_cast<int64_t>(end), match_len,
+void CachedOutputs::set_anchor_at(Anchor* anchor, uint64_t begin, uint64_t position, uint64_t end,
+                                  int match_len) const {
+  anchor->set(static_cast<int64_t>(begin), static_cast<int64_t>(position), static_cast<int64_t>(end), match_len,
               [this](int64_t i) { return *tape_.at(static_cast<uint32_t>(i)); });
 }
 
-void SharedOutputs::anchor_in(const Found& match, Anchor* anchor) const {
-  const uint64_t place = evicted_ + static_cast<uint32_t>(match.place - static_cast<uint32_t>(evicted_));
+void CachedOutputs::set_anchor(const SuffixDraft& match, Anchor* anchor) const {
+  const uint64_t position = evicted_ + static_cast<uint32_t>(match.position - static_cast<uint32_t>(evicted_));
   const auto output = std::partition_point(outputs_.begin(), outputs_.end(),
-                                           [place](const Output& output) { return output.end < place; });
-  copy_to(anchor, place - match.match_len, place, output->end, match.match_len);
+                                           [position](const Output& output) { return output.end < position; });
+  set_anchor_at(anchor, position - match.match_len, position, output->end, match.match_len);
 }
 
-void SharedOutputs::expect_newest(const SaltTree& tree, Anchor* anchor) const {
+void CachedOutputs::anchor_to_newest(const SaltTree& tree, Anchor* anchor) const {
   if (tree.newest_begin < evicted_ || tree.newest_end == tree.newest_begin) return;
-  copy_to(anchor, tree.newest_begin, tree.newest_begin, tree.newest_end, kLastOutput);
-  anchor->leave();
+  set_anchor_at(anchor, tree.newest_begin, tree.newest_begin, tree.newest_end, kNewestOutputMatch);
+  anchor->mark_diverged();
 }
 
-Found SharedOutputs::propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftRules& rules,
-                             int cap, double bar) const {
+SuffixDraft CachedOutputs::propose(const SaltTree& tree, const LiveText& text, const Tail& tail,
+                                   const DraftLimits& limits, int cap, double min_score) const {
   if (forest_.node(tree.root).count == 0) return {};
   int32_t context[kMaxDepth + kMaxTail];
-  const int size = text.write_context(tail, context), max_match = std::min(rules.max_match(), size);
+  const int size = text.write_context(tail, context), max_match = std::min(limits.max_match(), size);
   if (max_match == 0) return {};
-  SharedMatcher matcher(forest_, tree.root, context + size, max_match);
-  return best_draft(matcher, max_match, rules, cap, bar);
+  CachedMatcher matcher(forest_, tree.root, context + size, max_match);
+  return best_draft(matcher, max_match, limits, cap, min_score);
 }
 
-int64_t SharedOutputs::num_bytes() const {
+int64_t CachedOutputs::num_bytes() const {
   return tape_.num_bytes() + forest_.num_bytes() + salt_bytes_ + num_outputs() * int64_t{sizeof(Output)};
 }
 
-std::string SharedOutputs::check_integrity() const {
+std::string CachedOutputs::check_integrity() const {
   std::vector<SuffixForest::Suffix> suffixes;
   std::unordered_map<const SaltTree*, int64_t> num_users;
   uint64_t pos = evicted_;
@@ -195,7 +196,7 @@ std::string SharedOutputs::check_integrity() const {
       suffixes.push_back({output.tree->root, static_cast<uint32_t>(pos), length(pos, output)});
     }
   }
-  if (pos != tape_.end()) return "outputs: text that belongs to none";
+  if (pos != tape_.end()) return "outputs: tokens that belong to none";
   std::vector<uint32_t> roots;
   for (const auto& [salt, tree] : salts_) {
     roots.push_back(tree->root);
@@ -204,10 +205,10 @@ std::string SharedOutputs::check_integrity() const {
   return forest_.check_integrity(suffixes, roots);
 }
 
-SuffixCache::SuffixCache(const DraftRules& rules, const SuffixLimits& limits)
-    : rules_(rules),
-      is_sharing_(limits.max_outputs != 0),
-      shared_(rules.max_depth, limits.max_outputs, is_sharing_ ? limits.max_bytes : 0) {}
+SuffixCache::SuffixCache(const DraftLimits& limits, const CacheLimits& cache_limits)
+    : limits_(limits),
+      caches_outputs_(cache_limits.max_outputs != 0),
+      cached_(limits.max_depth, cache_limits.max_outputs, caches_outputs_ ? cache_limits.max_bytes : 0) {}
 
 const SuffixCache::Live* SuffixCache::live(int64_t slot) const {
   const bool exists = slot >= 0 && slot < static_cast<int64_t>(live_.size()) && live_[slot].text != nullptr;
@@ -217,62 +218,62 @@ const SuffixCache::Live* SuffixCache::live(int64_t slot) const {
 bool SuffixCache::start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens) {
   if (slot < 0 || live(slot) != nullptr) return false;
   if (slot >= static_cast<int64_t>(live_.size())) live_.resize(slot + 1);
-  live_[slot].text = std::make_unique<LiveText>(rules_.max_depth);
+  live_[slot].text = std::make_unique<LiveText>(limits_.max_depth);
   live_[slot].text->extend(tokens, num_tokens);
-  if (is_sharing_) {
-    live_[slot].tree = shared_.acquire(salt);
+  if (caches_outputs_) {
+    live_[slot].tree = cached_.acquire(salt);
     live_[slot].is_anchor_shared = true;
-    shared_.expect_newest(*live_[slot].tree, &live_[slot].text->anchor());
+    cached_.anchor_to_newest(*live_[slot].tree, &live_[slot].text->anchor());
   }
-  shared_.work(kWorkPerStart);
+  cached_.process(kSuffixesPerStart);
   return true;
 }
 
 void SuffixCache::extend(int64_t slot, const int32_t* tokens, int64_t num_tokens) {
   live_[slot].text->extend(tokens, num_tokens);
-  shared_.work(kWorkPerToken * num_tokens);
+  cached_.process(kSuffixesPerToken * num_tokens);
 }
 
-void SuffixCache::propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared) {
+void SuffixCache::propose(int64_t slot, const Tail& tail, int cap, SuffixDraft* best, bool* is_shared) {
   Live& found = live_[slot];
-  *best = found.text->propose(rules_, tail, cap);
+  *best = found.text->propose(limits_, tail, cap);
   *is_shared = false;
   if (found.tree != nullptr) {
-    const Found other = shared_.propose(*found.tree, *found.text, tail, rules_, cap, best->score);
+    const SuffixDraft other = cached_.propose(*found.tree, *found.text, tail, limits_, cap, best->score);
     *is_shared = other.num_tokens > 0;
     if (*is_shared) *best = other;
   }
-  if (tail.num_tokens == 0) move_anchor(found, *best, *is_shared);
-  const Found resumed = found.text->resume(rules_, tail, cap, *best);
+  if (tail.num_tokens == 0) update_anchor(found, *best, *is_shared);
+  const SuffixDraft resumed = found.text->resume(limits_, tail, cap, *best);
   if (resumed.num_tokens == 0) return;
   *best = resumed;
   *is_shared = found.is_anchor_shared;
 }
 
-void SuffixCache::move_anchor(Live& live, const Found& match, bool is_shared) const {
-  if (match.match_len < kLongMatch || !match.is_placed || !live.text->anchor().is_worn()) return;
+void SuffixCache::update_anchor(Live& live, const SuffixDraft& match, bool is_shared) const {
+  if (match.match_len < kLongMatch || !match.is_located || !live.text->anchor().needs_update()) return;
   live.is_anchor_shared = is_shared;
   if (is_shared) {
-    shared_.anchor_in(match, &live.text->anchor());
+    cached_.set_anchor(match, &live.text->anchor());
   } else {
-    live.text->anchor_in(match);
+    live.text->set_anchor(match);
   }
 }
 
 bool SuffixCache::finish(int64_t slot, const int32_t* output, int64_t num_tokens) {
   if (live(slot) == nullptr) return false;
-  const Live ended = std::move(live_[slot]);
+  const Live finished = std::move(live_[slot]);
   live_[slot] = {};
-  if (ended.tree != nullptr) {
-    shared_.add(ended.tree, output, num_tokens);
-    shared_.release(ended.tree);
+  if (finished.tree != nullptr) {
+    cached_.add(finished.tree, output, num_tokens);
+    cached_.release(finished.tree);
   }
   return true;
 }
 
 int64_t SuffixCache::num_live_bytes() const {
   int64_t bytes = static_cast<int64_t>(live_.capacity() * sizeof(Live));
-  for (const Live& one : live_) bytes += one.text == nullptr ? 0 : one.text->num_bytes();
+  for (const Live& live : live_) bytes += live.text == nullptr ? 0 : live.text->num_bytes();
   return bytes;
 }
 
@@ -281,8 +282,8 @@ std::string SuffixCache::check_integrity() const {
     const std::string wrong = live_[slot].text == nullptr ? "" : live_[slot].text->check_integrity();
     if (!wrong.empty()) return "slot " + std::to_string(slot) + ": " + wrong;
   }
-  const std::string wrong = shared_.check_integrity();
-  return wrong.empty() ? "" : "shared: " + wrong;
+  const std::string wrong = cached_.check_integrity();
+  return wrong.empty() ? "" : "cached: " + wrong;
 }
 
 }  // namespace fd

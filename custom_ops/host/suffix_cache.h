@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state of suffix decoding: the text of every live request, and the outputs of finished ones, which requests of
-// the same salt share. Knows integers and salts only; which request a slot stands for is the caller's business. Not
-// thread-safe.
+// The state of suffix decoding: the text of every live request, and the cached outputs of finished requests, which
+// requests of the same salt share. It identifies texts by slots, which the caller assigns to requests. Not thread-safe.
 //
-//   outputs      | removed ...... | ==== counted ==== | ---- waiting ---- |
+//   outputs      | evicted ...... | === in the tree === | ---- waiting ---- |
 //   positions    0             evicted_           inserted_          tape end
 //
-// Outputs enter when their request finishes and leave in the same order, each as a whole; both happen suffix by suffix,
-// a bounded number per call, so that no step of the engine waits for a long output; the end of a request, for which its
-// neighbours wait, does none of it.
+// Outputs are added when their request finishes and evicted in the same order. Insertion and eviction process a bounded
+// number of suffixes per call, so that no engine step waits for a long output. Finishing a request processes none,
+// because other requests wait for it.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +22,22 @@
 
 namespace fd {
 
-constexpr int64_t kWorkPerStep = 64;  // suffixes: 0.06 ms, up to 0.3 ms among 20 million tokens
+constexpr int64_t kSuffixesPerStep = 64;  // take 0.06 ms, or up to 0.3 ms with 20 million cached tokens
 
-// One request's prompt and output.
+// The prompt and output of a live request.
 class LiveText {
  public:
   explicit LiveText(int max_depth);
   void extend(const int32_t* tokens, int64_t num_tokens);
-  Found propose(const DraftRules& rules, const Tail& tail, int cap) const;
-  // What follows if the text goes on with what it was copying; only what scores above the best match, from as many
-  // tokens as that.
-  Found resume(const DraftRules& rules, const Tail& tail, int cap, const Found& best) const;
-  // Notes that the text is where a match was found in itself.
-  void anchor_in(const Found& match);
+  SuffixDraft propose(const DraftLimits& limits, const Tail& tail, int cap) const;
+  // Returns what follows if the text returned to the source that it was copying. The match must be at least as long as
+  // that of `best`, and the score higher.
+  SuffixDraft resume(const DraftLimits& limits, const Tail& tail, int cap, const SuffixDraft& best) const;
+  // Sets the anchor to a match within this text.
+  void set_anchor(const SuffixDraft& match);
   Anchor& anchor() { return anchor_; }
   const Anchor& anchor() const { return anchor_; }
-  // Writes the last tokens, at most `max_depth`, and the tail to `out`; returns their number.
+  // Writes up to max_depth last tokens and the tail to `out`; returns the number of tokens.
   int write_context(const Tail& tail, int32_t* out) const;
   int64_t num_bytes() const { return static_cast<int64_t>(sizeof(*this)) + tape_.num_bytes() + forest_.num_bytes(); }
   std::string check_integrity() const;
@@ -50,35 +49,35 @@ class LiveText {
   TokenTape tape_;
   SuffixForest forest_;
   uint32_t root_;
-  uint64_t num_closed_ = 0;  // suffixes that have their full depth and are in the tree
+  uint64_t num_closed_ = 0;  // suffixes of full depth, which are in the tree
   Anchor anchor_;
 };
 
-// Those who share outputs. Lives while a request or an output of theirs does.
+// The outputs of one salt. It exists while a request or an output uses it.
 struct SaltTree {
   std::string salt;
   uint32_t root;
   int64_t num_users;
-  uint64_t newest_begin = 0, newest_end = 0;  // of the last output that was added
+  uint64_t newest_begin = 0, newest_end = 0;  // positions of the latest output
 };
 
-class SharedOutputs {
+class CachedOutputs {
  public:
-  SharedOutputs(int max_depth, int64_t max_outputs, int64_t max_bytes);
+  CachedOutputs(int max_depth, int64_t max_outputs, int64_t max_bytes);
   SaltTree* acquire(const std::string& salt);
   void release(SaltTree* tree);
 
-  // Queues an output; one that could not fit beside nothing else is left out.
+  // Queues an output, unless it would not fit even into an empty cache.
   void add(SaltTree* tree, const int32_t* tokens, int64_t num_tokens);
-  // Removes and inserts up to this many suffixes; returns how many.
-  int64_t work(int64_t num_suffixes);
-  // Lets the anchor stand where a match was found.
-  void anchor_in(const Found& match, Anchor* anchor) const;
-  // Lets the anchor wait for a text that repeats the last output.
-  void expect_newest(const SaltTree& tree, Anchor* anchor) const;
-  // Only what scores above `bar`.
-  Found propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftRules& rules, int cap,
-                double bar) const;
+  // Evicts and inserts up to num_suffixes suffixes; returns how many.
+  int64_t process(int64_t num_suffixes);
+  // Sets an anchor to a match within the outputs.
+  void set_anchor(const SuffixDraft& match, Anchor* anchor) const;
+  // Sets an anchor that expects the text to repeat the latest output.
+  void anchor_to_newest(const SaltTree& tree, Anchor* anchor) const;
+  // Returns the best draft that scores above min_score.
+  SuffixDraft propose(const SaltTree& tree, const LiveText& text, const Tail& tail, const DraftLimits& limits, int cap,
+                      double min_score) const;
 
   int64_t num_outputs() const { return static_cast<int64_t>(outputs_.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(tape_.end() - evicted_); }
@@ -96,13 +95,13 @@ class SharedOutputs {
   int length(uint64_t pos, const Output& output) const {
     return static_cast<int>(std::min<uint64_t>(max_depth_, output.end - pos));
   }
-  void copy_to(Anchor* anchor, uint64_t begin, uint64_t place, uint64_t end, int match_len) const;
+  void set_anchor_at(Anchor* anchor, uint64_t begin, uint64_t position, uint64_t end, int match_len) const;
   bool must_evict() const;
-  void insert_one();
-  void evict_one();
+  void insert_suffix();
+  void evict_suffix();
 
   int max_depth_;
-  int64_t max_outputs_, max_bytes_;  // max_outputs_ below 0: bounded by bytes only
+  int64_t max_outputs_, max_bytes_;  // max_outputs_ < 0: limited by bytes only
   TokenTape tape_;
   SuffixForest forest_;
   std::deque<Output> outputs_;
@@ -112,20 +111,21 @@ class SharedOutputs {
   std::unordered_map<std::string, std::unique_ptr<SaltTree>> salts_;
 };
 
-struct SuffixLimits {
-  int64_t max_outputs;  // 0: nothing is shared
-  int64_t max_bytes;    // of the shared outputs
+struct CacheLimits {
+  int64_t max_outputs;  // 0: nothing is cached; negative: limited by bytes only
+  int64_t max_bytes;    // of the cached outputs
 };
 
 class SuffixCache {
  public:
-  SuffixCache(const DraftRules& rules, const SuffixLimits& limits);
-  bool start(int64_t slot, const std::string& salt, const int32_t* tokens, int64_t num_tokens);  // false: in use
+  SuffixCache(const DraftLimits& limits, const CacheLimits& cache_limits);
+  bool start(int64_t slot, const std::string& salt, const int32_t* tokens,
+             int64_t num_tokens);  // returns false if the slot is in use
   bool is_live(int64_t slot) const { return live(slot) != nullptr; }
-  void extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);  // a live one, as the next
-  void propose(int64_t slot, const Tail& tail, int cap, Found* best, bool* is_shared);
+  void extend(int64_t slot, const int32_t* tokens, int64_t num_tokens);                       // the slot must be live
+  void propose(int64_t slot, const Tail& tail, int cap, SuffixDraft* best, bool* is_shared);  // the slot must be live
   bool finish(int64_t slot, const int32_t* output, int64_t num_tokens);
-  SharedOutputs& shared() { return shared_; }
+  CachedOutputs& cached() { return cached_; }
   int64_t num_live_bytes() const;
   std::string check_integrity() const;
 
@@ -133,15 +133,15 @@ class SuffixCache {
   struct Live {
     std::unique_ptr<LiveText> text;
     SaltTree* tree = nullptr;
-    bool is_anchor_shared = false;  // it stands in an output
+    bool is_anchor_shared = false;  // the anchor is in a cached output
   };
-  // Keeps the anchor with the text's last long match.
-  void move_anchor(Live& live, const Found& match, bool is_shared) const;
+  // Sets the anchor to the latest long match of the text.
+  void update_anchor(Live& live, const SuffixDraft& match, bool is_shared) const;
   const Live* live(int64_t slot) const;
 
-  DraftRules rules_;
-  bool is_sharing_;
-  SharedOutputs shared_;
+  DraftLimits limits_;
+  bool caches_outputs_;
+  CachedOutputs cached_;
   std::vector<Live> live_;
 };
 

@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kMinHeads = 64;
 constexpr size_t kCacheLine = 64;
 
-// Differs from process to process, so that nobody can send a text whose branchings all fall on one head. No result
-// depends on it.
+// Differs between processes, so that no client can send a text whose branches all hash to one head. Results do not
+// depend on it.
 uint64_t hash_seed() {
   static const uint64_t seed = [] {
     std::random_device device;
@@ -29,7 +29,7 @@ void* checked(void* memory, size_t num_bytes) {
   return memory;
 }
 
-// Zeroed by the system when first touched: a table for a large limit costs nothing before it is used.
+// The system zeroes pages at their first access, so a large table uses no memory before it is filled.
 uint32_t* zeroed(int64_t size) {
   return static_cast<uint32_t*>(checked(std::calloc(size, sizeof(uint32_t)), size * sizeof(uint32_t)));
 }
@@ -94,14 +94,14 @@ uint32_t SuffixForest::child(uint32_t parent, int32_t token) const {
   return id;
 }
 
-void SuffixForest::enter(uint32_t id) {
+void SuffixForest::hash_insert(uint32_t id) {
   if (!fixed_heads_ && num_nodes_ > 2 * num_heads_) grow_heads();
   uint32_t& first = head(at(id).parent, at(id).token);
   at(id).chain = first;
   first = id;
 }
 
-void SuffixForest::leave(uint32_t id) {
+void SuffixForest::hash_erase(uint32_t id) {
   uint32_t* link = &head(at(id).parent, at(id).token);
   while (*link != id) link = &at(*link).chain;
   *link = at(id).chain;
@@ -122,7 +122,7 @@ void SuffixForest::grow_heads() {
   }
 }
 
-// Positions are compared by their distance from the end, which wraps with them.
+// Compares positions by their distance from the end of the tape, because positions wrap around.
 bool SuffixForest::better(const SuffixNode& a, const SuffixNode& b) const {
   const uint32_t end = static_cast<uint32_t>(tape_.end());
   return a.count != b.count ? a.count > b.count : end - a.pos < end - b.pos;
@@ -148,17 +148,18 @@ void SuffixForest::link(uint32_t parent, uint32_t id) {
 }
 
 void SuffixForest::unlink(uint32_t id) {
-  const SuffixNode& gone = at(id);
-  if (at(gone.parent).first_child != id) {
-    at(gone.prev).next = gone.next;
-    if (gone.next != 0) at(gone.next).prev = gone.prev;
+  const SuffixNode& removed = at(id);
+  if (at(removed.parent).first_child != id) {
+    at(removed.prev).next = removed.next;
+    if (removed.next != 0) at(removed.next).prev = removed.prev;
     return;
   }
-  at(gone.parent).first_child = gone.next;
-  if (gone.next != 0) at(gone.next).prev = gone.prev;  // the bound holds for the rest; see `choose_front`
+  at(removed.parent).first_child = removed.next;
+  if (removed.next != 0)
+    at(removed.next).prev = removed.prev;  // the bound still holds for the others; see restore_front
 }
 
-// After `id` has gained a count: it may be the best now.
+// Called after the count of `id` has increased: it may be the best child now.
 void SuffixForest::promote(uint32_t id) {
   const uint32_t parent = at(id).parent, front = at(parent).first_child;
   if (front == id) return;
@@ -170,24 +171,24 @@ void SuffixForest::promote(uint32_t id) {
   push_front(parent, id);
 }
 
-// Puts the best child in front again after a loss, unless the bound says that it is there.
-void SuffixForest::choose_front(uint32_t parent) {
+// Moves the best child to the front after a count has decreased, unless the bound shows that it is there.
+void SuffixForest::restore_front(uint32_t parent) {
   const uint32_t front = at(parent).first_child;
   if (front == 0 || at(parent).depth == 0 || at(front).count > at(front).prev) return;
-  uint32_t best = front, rival = 0;
+  uint32_t best = front, runner_up = 0;
   for (uint32_t id = at(front).next; id != 0; id = at(id).next) {
     if (better(at(id), at(best))) {
-      rival = at(best).count;
+      runner_up = at(best).count;
       best = id;
     } else {
-      rival = std::max(rival, at(id).count);
+      runner_up = std::max(runner_up, at(id).count);
     }
   }
   if (best != front) {
     unlink(best);
     push_front(parent, best);
   }
-  at(best).prev = rival;
+  at(best).prev = runner_up;
 }
 
 void SuffixForest::replace_sibling(uint32_t old_id, uint32_t new_id) {
@@ -203,23 +204,24 @@ uint32_t SuffixForest::add_leaf(uint32_t parent, uint32_t pos, int length) {
   const uint32_t id = allocate();
   const int32_t token = tape_.at(pos)[at(parent).depth];
   at(id) = {pos, 1, parent, 0, 0, 0, 0, static_cast<uint32_t>(token), static_cast<uint32_t>(length)};
-  enter(id);
+  hash_insert(id);
   link(parent, id);
   return id;
 }
 
-// Puts a node of `depth` tokens above `id` for a suffix at `pos` that parts from it there; returns it.
+// Inserts and returns a node of `depth` tokens above `id`, for a suffix at `pos` that differs from `id` after that
+// depth.
 uint32_t SuffixForest::split(uint32_t id, int depth, uint32_t pos) {
   const uint32_t upper = allocate();
-  leave(id);
+  hash_erase(id);
   SuffixNode& lower = at(id);
   at(upper) = {pos, lower.count + 1, lower.parent, id, 0, 0, 0, lower.token, static_cast<uint32_t>(depth)};
   replace_sibling(id, upper);
-  enter(upper);
+  hash_insert(upper);
   lower.parent = upper;
   lower.token = tape_.at(lower.pos)[depth];
   lower.next = lower.prev = 0;
-  enter(id);
+  hash_insert(id);
   return upper;
 }
 
@@ -252,35 +254,35 @@ void SuffixForest::insert(uint32_t root, uint32_t pos, int length) {
   if (common < length) add_leaf(last, pos, length);
 }
 
-void SuffixForest::fetch(uint32_t root, uint32_t pos, int num, int length) const {
-  uint32_t ids[kRun];  // how far each path has come
-  int going[kRun], num_going = num;
-  const uint32_t* heads[kRun];
+void SuffixForest::prefetch(uint32_t root, uint32_t pos, int num, int length) const {
+  uint32_t ids[kMaxPrefetch];  // the current node of each path
+  int active[kMaxPrefetch], num_active = num;
+  const uint32_t* heads[kMaxPrefetch];
   std::fill_n(ids, num, root);
-  std::iota(going, going + num, 0);
-  while (num_going > 0) {
-    for (int k = 0; k < num_going; ++k) {
-      const int i = going[k];
+  std::iota(active, active + num, 0);
+  while (num_active > 0) {
+    for (int k = 0; k < num_active; ++k) {
+      const int i = active[k];
       const SuffixNode& here = node(ids[i]);
       heads[k] = &head(ids[i], tape_.at(pos + i)[here.depth]);
       __builtin_prefetch(heads[k]);
-      __builtin_prefetch(&node(here.first_child));  // what a child with one more is held against
+      __builtin_prefetch(&node(here.first_child));  // a child whose count increases is compared with it
     }
-    for (int k = 0; k < num_going; ++k) __builtin_prefetch(&node(*heads[k]));
+    for (int k = 0; k < num_active; ++k) __builtin_prefetch(&node(*heads[k]));
     int num_left = 0;
-    for (int k = 0; k < num_going; ++k) {
-      const int i = going[k];
+    for (int k = 0; k < num_active; ++k) {
+      const int i = active[k];
       const uint32_t id = child(ids[i], tape_.at(pos + i)[node(ids[i]).depth]);
       if (id != 0) ids[i] = id;
       if (id != 0 && static_cast<int>(node(id).depth) < length) {
-        going[num_left++] = i;
+        active[num_left++] = i;
       } else {
         __builtin_prefetch(tape_.at(node(ids[i]).pos));
       }
     }
-    num_going = num_left;
+    num_active = num_left;
   }
-  asm volatile("");  // calls of a function that only fetches would be left out
+  asm volatile("");  // otherwise the compiler would remove calls of a function that only prefetches
 }
 
 void SuffixForest::remove(uint32_t root, uint32_t pos, int length) {
@@ -296,27 +298,27 @@ void SuffixForest::remove(uint32_t root, uint32_t pos, int length) {
   for (; num_path > 0 && at(path[num_path - 1]).count == 0; --num_path) {
     id = path[num_path - 1];
     const uint32_t parent = at(id).parent;
-    leave(id);
+    hash_erase(id);
     unlink(id);
     release(id);
-    choose_front(parent);
+    restore_front(parent);
   }
   for (int i = 0; i < num_path; ++i) {
-    if (at(at(path[i]).parent).first_child == path[i]) choose_front(at(path[i]).parent);
+    if (at(at(path[i]).parent).first_child == path[i]) restore_front(at(path[i]).parent);
   }
   if (num_path > 0) merge_with_only_child(path[num_path - 1]);
 }
 
-// Undoes a split that no suffix needs any longer.
+// Removes a node that was split for a suffix that has been removed.
 void SuffixForest::merge_with_only_child(uint32_t id) {
   const uint32_t lower = at(id).first_child;
   if (lower == 0 || at(lower).next != 0 || at(lower).count != at(id).count) return;
-  leave(lower);
-  leave(id);
+  hash_erase(lower);
+  hash_erase(id);
   replace_sibling(id, lower);
   at(lower).parent = at(id).parent;
   at(lower).token = at(id).token;
-  enter(lower);
+  hash_insert(lower);
   release(id);
 }
 
@@ -342,8 +344,8 @@ std::string SuffixForest::check_node(uint32_t id, uint32_t expected_count) const
   int num_children = 0;
   for (uint32_t c = n.first_child, before = 0; c != 0; before = c, c = node(c).next, ++num_children) {
     below += node(c).count;
-    if (node(c).parent != id || node(c).depth <= n.depth) return "a child of somebody else";
-    if (before != 0 && node(c).prev != before) return "list of children broken";
+    if (node(c).parent != id || node(c).depth <= n.depth) return "a child has another parent";
+    if (before != 0 && node(c).prev != before) return "the list of children is broken";
     if (is_root || before == 0) continue;
     const SuffixNode& front = node(n.first_child);
     if (better(node(c), front)) return "the best child is not in front";

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Suffix trees of bounded depth that count, over the text of one tape. Roots are separate trees that share the memory:
-// nothing is ever reached from one root that was inserted under another.
+// Counting suffix trees of bounded depth over the tokens of one tape. Each root is a separate tree; all trees share the
+// memory of their nodes.
 //
-//   node       a string of `depth` tokens, tape[pos .. pos + depth): the most recent inserted suffix that begins with
-//   it count      inserted suffixes that begin with the string; those that end exactly there are in no child's count
+//   node       a string of `depth` tokens, tape[pos .. pos + depth), where pos is that of the most recent inserted
+//   suffix
+//              that starts with the string
+//   count      inserted suffixes that start with the string, including those that end at the node
 //   canonical  a node that is not a root has two children, or a suffix ends at it
-//   children   a list, found one by one through a hash of (parent, first token of the edge). Of a node that is not a
-//              root, the front child is the best: of the largest count, among those the one seen last. No other child
-//              counts more than the front's `rival`, so that a removal looks at the whole list only when the front
-//              child falls to that bound.
+//   children   a linked list; a hash of (parent, first token of the edge) finds single children. The first child of a
+//   node
+//              that is not a root has the largest count and, among equal counts, the most recent position. Its
+//              `runner_up` is an upper bound of the counts of the other children, so that a removal scans the list only
+//              when the count of the first child falls to this bound.
 //
-// Suffixes are inserted in the order of the tape and removed oldest text first, so `pos` never points at text that has
-// gone: a string that is still counted has been seen in a later one.
+// Suffixes are inserted in the order of the tape and removed from the oldest on. `pos` therefore never refers to freed
+// tokens: a string that is still counted has occurred in a later suffix.
 //
-// Descents skip the text inside edges (Patricia): one comparison at the end tells whether the path was right.
-// Why not a suffix automaton or array: neither forgets its oldest text at the price of that text, and the tree answers
-// "how often, and what mostly follows" in one read per branching.
+// Descents skip the tokens inside edges (Patricia tree); one comparison at the end checks the path. A suffix automaton
+// or array would not do: neither can remove its oldest text in time proportional to that text, and the tree gives the
+// count and the most frequent continuation with one read per branch.
 //
-// Memory: 32 bytes per node and 4 per hash head, of which a growing table has one for one or two nodes; at most two
-// nodes per inserted suffix, in text 1.2 to 1.5. Tokens are in [0, 2^24), depths up to 255. Not thread-safe.
+// Memory: 32 bytes per node, 4 bytes per hash head (one head for one or two nodes), and at most two nodes per inserted
+// suffix, typically 1.2 to 1.5. Tokens are in [0, 2^24), depths are at most 255. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +42,7 @@ struct SuffixNode {
   uint32_t pos, count;
   uint32_t parent, first_child;
   uint32_t next;  // sibling, 0 at the end
-  uint32_t prev;  // sibling; of the front child the `rival` bound instead
+  uint32_t prev;  // sibling; in the first child the `runner_up` bound instead
   uint32_t chain;
   uint32_t token : 24, depth : 8;
 };
@@ -47,22 +50,23 @@ static_assert(sizeof(SuffixNode) == 32, "two nodes per cache line");
 
 class SuffixForest {
  public:
-  // `num_heads` fixes the hash table; 0 lets it grow with the nodes, of which 2^log2_page are allocated at a time.
+  // num_heads is the fixed size of the hash table; 0: it grows with the nodes. 2^log2_page nodes are allocated at a
+  // time.
   SuffixForest(const TokenTape& tape, int64_t num_heads, int log2_page);
 
   uint32_t add_root();
-  void free_root(uint32_t root);  // a root that counts nothing
+  void free_root(uint32_t root);  // its count must be 0
 
-  // Counts the suffix tape[pos .. pos + length).
+  // Inserts the suffix tape[pos .. pos + length).
   void insert(uint32_t root, uint32_t pos, int length);
-  // Asks for what inserts of `num` suffixes at pos, pos + 1, ..., at most kRun, will read, going down all their paths
-  // at once: each by itself waits for one node after the other.
-  void fetch(uint32_t root, uint32_t pos, int num, int length) const;
-  static constexpr int kRun = 32;
-  // Takes back an `insert`.
+  // Prefetches what insertions of `num` suffixes (at most kMaxPrefetch) at pos, pos + 1, ... will read. It descends all
+  // their paths together, because a single descent waits for one cache miss after the other.
+  void prefetch(uint32_t root, uint32_t pos, int num, int length) const;
+  static constexpr int kMaxPrefetch = 32;
+  // Removes an inserted suffix.
   void remove(uint32_t root, uint32_t pos, int length);
 
-  // The node that the string ends in or above, 0 if no inserted suffix begins with the string.
+  // Returns the node at or below the end of the string, or 0 if no inserted suffix starts with the string.
   uint32_t find(uint32_t root, const int32_t* tokens, int length) const;
   uint32_t child(uint32_t parent, int32_t token) const;
   const SuffixNode& node(uint32_t id) const { return pages_[id >> log2_page_][id & (page_ - 1)]; }
@@ -70,14 +74,14 @@ class SuffixForest {
 
   int64_t num_nodes() const { return num_nodes_; }
   int64_t num_bytes() const;
-  // Bytes that the next insert may add.
+  // Returns the bytes that the next insertion may allocate.
   int64_t growth() const { return num_free() >= 2 ? 0 : int64_t{page_} * static_cast<int64_t>(sizeof(SuffixNode)); }
 
   struct Suffix {
     uint32_t root, pos;
     int length;
   };
-  // Counts `suffixes` again, one by one; returns "" or what is wrong.
+  // Recounts `suffixes` one by one; returns "" or what is wrong.
   std::string check_integrity(const std::vector<Suffix>& suffixes, const std::vector<uint32_t>& roots) const;
 
  private:
@@ -90,8 +94,8 @@ class SuffixForest {
   void release(uint32_t id);
 
   uint32_t& head(uint32_t parent, uint32_t token) const;
-  void enter(uint32_t id);  // into the hash
-  void leave(uint32_t id);
+  void hash_insert(uint32_t id);
+  void hash_erase(uint32_t id);
   void grow_heads();
 
   uint32_t add_leaf(uint32_t parent, uint32_t pos, int length);
@@ -102,7 +106,7 @@ class SuffixForest {
   void push_front(uint32_t parent, uint32_t id);
   void replace_sibling(uint32_t old_id, uint32_t new_id);
   void promote(uint32_t id);
-  void choose_front(uint32_t parent);
+  void restore_front(uint32_t parent);
   bool better(const SuffixNode& a, const SuffixNode& b) const;
   std::string check_node(uint32_t id, uint32_t expected_count) const;
 
@@ -111,7 +115,7 @@ class SuffixForest {
   const int log2_page_;
   const uint32_t page_;
   std::vector<Memory<SuffixNode>> pages_;
-  uint32_t free_ = 0;  // list through `chain`
+  uint32_t free_ = 0;  // free nodes, linked by `chain`
   uint32_t num_used_ = 1;
   int64_t num_nodes_ = 0;
   bool fixed_heads_;

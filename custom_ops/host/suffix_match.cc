@@ -14,16 +14,16 @@ uint32_t MatchPoints::node(int match_len) {
   return id;
 }
 
-void MatchPoints::place(int match_len, Found* out) {
+void MatchPoints::locate(int match_len, SuffixDraft* out) {
   const uint32_t id = node(match_len);
-  out->is_placed = id != 0;
-  if (id != 0) out->place = forest_.node(id).pos + match_len;
+  out->is_located = id != 0;
+  if (id != 0) out->position = forest_.node(id).pos + match_len;
 }
 
-void SharedMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
+void CachedMatcher::walk(int match_len, int max_tokens, double min_prob, SuffixDraft* out) {
   uint32_t id = points_.node(match_len);
   double prob = 1;
-  for (int depth = match_len; out->num_tokens < budget; ++depth) {
+  for (int depth = match_len; out->num_tokens < max_tokens; ++depth) {
     const SuffixNode& here = forest_.node(id);
     int32_t token;
     if (depth < here.depth) {
@@ -76,7 +76,7 @@ uint32_t OwnMatcher::step(uint32_t id, int depth, int32_t token) const {
   return forest_.tape().at(here.pos)[depth] == token ? id : 0;
 }
 
-// The most frequent next token; among equals the one seen last, and the window comes after the tree.
+// Returns the most frequent next token; among equals the most recent one. The window is more recent than the tree.
 OwnMatcher::Next OwnMatcher::best_next(uint32_t id, int depth, const uint16_t* ends, int num_ends, int drafted) const {
   Next seen[kMaxWindow];
   int num_seen = 0;
@@ -98,7 +98,7 @@ OwnMatcher::Next OwnMatcher::best_next(uint32_t id, int depth, const uint16_t* e
   return tree.count > best.count ? tree : best;
 }
 
-void OwnMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
+void OwnMatcher::walk(int match_len, int max_tokens, double min_prob, SuffixDraft* out) {
   uint16_t ends[kMaxWindow];
   int num_ends = 0;
   for (int i = 0; i < num_ends_; ++i) {
@@ -106,7 +106,7 @@ void OwnMatcher::walk(int match_len, int budget, double min_prob, Found* out) {
   }
   uint32_t id = points_.node(match_len);
   double prob = 1;
-  for (int drafted = 0; drafted < budget; ++drafted) {
+  for (int drafted = 0; drafted < max_tokens; ++drafted) {
     const int depth = match_len + drafted;
     const uint32_t total = (id == 0 ? 0 : forest_.node(id).count) + static_cast<uint32_t>(num_ends);
     const Next next = best_next(id, depth, ends, num_ends, drafted);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What will follow a text, by what followed its last tokens before (SuffixDecoding, arXiv 2411.04975): for every length
-// m whose last m tokens have occurred, the path of most frequent continuations while its probability, the product of
-// count(next) / count(here), holds; its score is the sum of the probabilities, the expected number of right tokens. The
-// best score wins, among equals the longest m.
+// Drafts from suffix trees (SuffixDecoding, arXiv 2411.04975). For every length m whose last m tokens have occurred
+// before, the draft follows the most frequent continuation while the probability of the path, the product of
+// count(next) / count(here), is at least min_prob. Its score is the sum of these probabilities: the expected number of
+// accepted tokens. The highest score wins, and among equal scores the longest m.
 //
-// A tree of depth D serves matches of up to D - reach tokens and drafts of up to `reach`, so that every match counted
-// has all its continuation in the tree.
+// A tree of depth D serves matches of up to D - max_drafts tokens, so that the tree contains all continuations of a
+// match.
 #pragma once
 
 #include <algorithm>
@@ -16,36 +16,37 @@
 
 namespace fd {
 
-constexpr int kMaxReach = 64;
+constexpr int kMaxDrafts = 64;
 
-struct DraftRules {
+struct DraftLimits {
   int max_depth;    // D
-  int reach;        // most draft tokens, at most D / 2
-  double factor;    // a match of m tokens drafts at most m * factor
-  double min_prob;  // of the path
-  int max_match() const { return max_depth - reach; }
-  int budget(int match_len, int cap) const {
-    const int by_factor = static_cast<int>(std::min(match_len * factor + 1e-9, static_cast<double>(reach)));
+  int max_drafts;   // at most D / 2
+  double factor;    // a match of m tokens drafts at most m * factor tokens
+  double min_prob;  // of a path
+  int max_match() const { return max_depth - max_drafts; }
+  // Returns the maximum draft length for a match.
+  int max_tokens(int match_len, int cap) const {
+    const int by_factor = static_cast<int>(std::min(match_len * factor + 1e-9, static_cast<double>(max_drafts)));
     return std::min(by_factor, cap);
   }
 };
 
-struct Found {
+struct SuffixDraft {
   double score = 0;
   int match_len = 0, num_tokens = 0;
-  bool is_placed = false;  // the match lies in a tree, and its last occurrence there ends before `place` of the tape
-  uint32_t place = 0;
-  int32_t tokens[kMaxReach];
+  bool is_located = false;  // the match is in a tree; its latest occurrence ends before `position` of the tape
+  uint32_t position = 0;
+  int32_t tokens[kMaxDrafts];
 };
 
-// Where the last m tokens of a text occur in one tree; looked up once per m.
+// The nodes of the last m tokens of a text in one tree; each m is looked up once.
 class MatchPoints {
  public:
   MatchPoints(const SuffixForest& forest, uint32_t root, const int32_t* text_end, int max_match);
   uint32_t node(int match_len);
   uint32_t count(int match_len) { return node(match_len) == 0 ? 0 : forest_.node(node(match_len)).count; }
-  // Writes where the match lies.
-  void place(int match_len, Found* out);
+  // Writes the position of the match.
+  void locate(int match_len, SuffixDraft* out);
 
  private:
   static constexpr uint32_t kUnknown = ~uint32_t{0};
@@ -55,29 +56,29 @@ class MatchPoints {
   uint32_t nodes_[kMaxDepth + 1];
 };
 
-// Other texts' tree. The end of a text counts as a continuation that nothing can match.
-class SharedMatcher {
+// Matches a text with the tree of other texts. The end of one of them counts as a continuation that matches no token.
+class CachedMatcher {
  public:
-  SharedMatcher(const SuffixForest& forest, uint32_t root, const int32_t* text_end, int max_match)
+  CachedMatcher(const SuffixForest& forest, uint32_t root, const int32_t* text_end, int max_match)
       : forest_(forest), points_(forest, root, text_end, max_match) {}
   uint32_t count(int match_len) { return points_.count(match_len); }
-  void place(int match_len, Found* out) { points_.place(match_len, out); }
-  void walk(int match_len, int budget, double min_prob, Found* out);
+  void locate(int match_len, SuffixDraft* out) { points_.locate(match_len, out); }
+  void walk(int match_len, int max_tokens, double min_prob, SuffixDraft* out);
 
  private:
   const SuffixForest& forest_;
   MatchPoints points_;
 };
 
-// A text's own tree, which holds the suffixes of full depth, and the window of its last tokens, where the shorter ones
-// begin; these, and the tail behind them, are compared directly. An occurrence that reaches the end of the text goes on
-// in the draft itself.
+// Matches a text with itself: with its tree, which contains the suffixes of full depth, and with the window of its last
+// tokens and the tail, where shorter suffixes start; these are compared directly. An occurrence that reaches the end of
+// the text continues in the draft itself.
 class OwnMatcher {
  public:
   OwnMatcher(const SuffixForest& forest, uint32_t root, int window, const Tail& tail, int max_match);
   uint32_t count(int match_len);
-  void place(int match_len, Found* out) { points_.place(match_len, out); }
-  void walk(int match_len, int budget, double min_prob, Found* out);
+  void locate(int match_len, SuffixDraft* out) { points_.locate(match_len, out); }
+  void walk(int match_len, int max_tokens, double min_prob, SuffixDraft* out);
 
  private:
   struct Next {
@@ -85,24 +86,24 @@ class OwnMatcher {
     uint32_t count;
   };
   Next from_tree(uint32_t node, int depth) const;
-  uint32_t step(uint32_t node, int depth, int32_t token) const;  // the node one token further, 0 if none
+  uint32_t step(uint32_t node, int depth, int32_t token) const;  // the node after one more token, 0 if there is none
   Next best_next(uint32_t node, int depth, const uint16_t* ends, int num_ends, int drafted) const;
 
   const SuffixForest& forest_;
   int window_, num_ends_ = 0;  // the window with its tail
   static constexpr int kMaxWindow = kMaxDepth + kMaxTail;
-  int32_t text_[kMaxWindow + kMaxReach];  // the window, the tail, then the draft
-  uint16_t ends_[kMaxWindow];             // places before the draft where matches end, latest first
-  uint8_t match_lens_[kMaxWindow];        // of those matches
+  int32_t text_[kMaxWindow + kMaxDrafts];  // the window, the tail, then the draft
+  uint16_t ends_[kMaxWindow];              // indices in text_ at which matches end, latest first
+  uint8_t match_lens_[kMaxWindow];         // lengths of those matches
   MatchPoints points_;
 };
 
-// The largest m in [low, high] whose count is above `floor`, 0 if none; counts fall with m.
+// Returns the largest m in [low, high] whose count is above `floor`, or 0; counts decrease with m.
 template <class Matcher>
 int longest_above(Matcher& matcher, int low, int high, uint32_t floor) {
   if (low > high || matcher.count(low) <= floor) return 0;
   if (matcher.count(high) > floor) return high;
-  for (int step = 1; low + step < high; step *= 2) {  // most matches are short, and short ones are looked up fast
+  for (int step = 1; low + step < high; step *= 2) {  // most matches are short, and short matches are looked up quickly
     if (matcher.count(low + step) <= floor) {
       high = low + step;
       break;
@@ -116,25 +117,25 @@ int longest_above(Matcher& matcher, int low, int high, uint32_t floor) {
   return low;
 }
 
-// Tries matches from the longest down and leaves out those that cannot win: a match as frequent as a longer one has the
-// same continuations, and no score exceeds its budget. A draft that does not score above `bar` is none. Scores that
-// differ by rounding alone are equal: thirds add up to one in some orders only.
+// Tries matches from the longest to the shortest and skips those that cannot win: a match as frequent as a longer one
+// has the same continuations, and a score cannot exceed the maximum draft length. Drafts must score above min_score.
+// Scores that differ by rounding only are equal, because sums of fractions depend on their order.
 constexpr double kRounding = 1e-12;
 template <class Matcher>
-Found best_draft(Matcher& matcher, int max_match, const DraftRules& rules, int cap, double bar) {
-  Found best;
-  best.score = bar;
+SuffixDraft best_draft(Matcher& matcher, int max_match, const DraftLimits& limits, int cap, double min_score) {
+  SuffixDraft best;
+  best.score = min_score;
   for (int m = longest_above(matcher, 1, max_match, 0); m > 0;) {
-    if (rules.budget(m, cap) <= best.score) break;
-    Found found;
-    matcher.walk(m, rules.budget(m, cap), rules.min_prob, &found);
+    if (limits.max_tokens(m, cap) <= best.score) break;
+    SuffixDraft found;
+    matcher.walk(m, limits.max_tokens(m, cap), limits.min_prob, &found);
     if (found.score > best.score + kRounding) {
       best = found;
       best.match_len = m;
-      matcher.place(m, &best);
+      matcher.locate(m, &best);
     }
     int low = 1;
-    while (low < m && rules.budget(low, cap) <= best.score) ++low;
+    while (low < m && limits.max_tokens(low, cap) <= best.score) ++low;
     m = longest_above(matcher, low, m - 1, matcher.count(m));
   }
   return best;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens that are guessed to follow a text already: drafts that other drafts are to extend. They count as text for one
-// call and are not kept.
+// Drafts of another proposer that are to be extended. They count as the end of a text for one call and are not stored.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ struct Tail {
   int32_t num_tokens = 0;  // at most kMaxTail
 };
 
-// Tails of a batch: tokens[cu_tokens[i] .. cu_tokens[i + 1]) is that of entry i; without any, cu_tokens is null.
+// The tails of a batch: entry i is tokens[cu_tokens[i] .. cu_tokens[i + 1]). cu_tokens is null if there are no tails.
 struct Tails {
   const int32_t* cu_tokens;
   const int32_t* tokens;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the tokenizer of a folder to tokenizer.json with PaddleNLP, in an environment that has it.
+"""Run by paddlenlp_tokenizer.py in an environment that has PaddleNLP: writes a folder's tokenizer as tokenizer.json.
 
     python paddlenlp_convert.py FOLDER TOKENIZER_JSON
 
-paddlenlp_tokenizer.py runs this file as a script. It imports nothing of this package, which that environment may lack.
+It imports nothing of this package, which that environment need not have.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ SAMPLES = (
     "def add(a, b):\n    return a + b\n",
     "1🙂é ©2 €3 x²",
 )
-SPLIT_SYMBOLS = r"\p{S}|[\u00AD\u00B2\u00BA\u3007\u00B5\u00D8\u014B\u01B1]"  # PaddleNLP makes each of these a word
+SPLIT_SYMBOLS = (
+    r"\p{S}|[\u00AD\u00B2\u00BA\u3007\u00B5\u00D8\u014B\u01B1]"  # each a word of its own, as PaddleNLP has it
+)
 
 
 def convert(folder: str, file: str) -> None:
-    """Convert the tokenizer and write it; exit with an error if the ids of the samples differ."""
+    """Write the tokenizer that PaddleNLP finds in `folder`; refuse one that does not give the same ids afterwards."""
     from paddlenlp.transformers import AutoTokenizer
     from paddlenlp.transformers.convert_slow_tokenizer import convert_slow_tokenizer
 
@@ -33,14 +35,14 @@ def convert(folder: str, file: str) -> None:
         _split_symbols(fast)
     _add_tokens(fast, slow)
     for text in SAMPLES:
-        expected, actual = slow(text)["input_ids"], fast.encode(text).ids
-        if list(expected) != list(actual):
-            raise SystemExit(f"the converted tokenizer gives other ids than {type(slow).__name__} for {text!r}")
+        expected, found = slow(text)["input_ids"], fast.encode(text).ids
+        if list(expected) != list(found):
+            raise SystemExit(f"the result gives other ids than {type(slow).__name__} for {text!r}")
     fast.save(file)
 
 
 def _split_symbols(fast: Any) -> None:
-    """Split symbols as BERT-like tokenizers do, which PaddleNLP's conversion omits."""
+    """Repair what PaddleNLP's conversion of BERT-like tokenizers leaves out."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Sequence, Split
 
@@ -48,7 +50,7 @@ def _split_symbols(fast: Any) -> None:
 
 
 def _add_tokens(fast: Any, slow: Any) -> None:
-    """Add the added and special tokens, which PaddleNLP's conversion omits."""
+    """Give the converted tokenizer the added and the special tokens, which the conversion leaves out."""
     for token_id, token in sorted(slow.added_tokens_decoder.items()):
         content = str(getattr(token, "content", token))
         (fast.add_special_tokens if content in slow.all_special_tokens else fast.add_tokens)([content])

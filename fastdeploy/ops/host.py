@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stateful structures of the host in a Paddle-free native library; calls take batches and release the GIL."""
+"""The host library: native data structures of drafting that need no Paddle. Calls take batches and release the GIL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "fd_suffix_start": (_int64, [_pointer, _int64, ctypes.c_char_p, _int64, _pointer, _int64]),
     "fd_suffix_draft_batch": (_int64, [_pointer, _pointer]),
     "fd_suffix_finish": (_int64, [_pointer, _int64, _pointer, _int64]),
-    "fd_suffix_work": (_int64, [_pointer, _int64]),
+    "fd_suffix_process": (_int64, [_pointer, _int64]),
     "fd_suffix_usage": (None, [_pointer, _pointer]),
     "fd_suffix_check_integrity": (None, [_pointer, ctypes.c_char_p, _int64]),
 }
@@ -80,15 +80,15 @@ def load_library() -> ctypes.CDLL:
 
 
 def library_hash() -> str:
-    """Return 16 hexadecimal digits over the sources that the host library was built from."""
+    """Return the hash of the sources that the host library was built from, 16 hexadecimal digits."""
     return str(load_library().fd_library_hash().decode())
 
 
 class NgramIndex:
-    """Finds, for live sequences of tokens, where their last few tokens occurred before.
+    """Finds where the last tokens of live sequences occurred before.
 
-    A sequence is known by its slot, a small number of the caller's choice. The index holds at most 36 bytes per token
-    for n = 1..5 and 6.3 for each further n.
+    A sequence is identified by its slot, a small number that the caller chooses. The index takes at most 36 bytes per
+    token for n = 1..5, and 6.3 for each further n.
     """
 
     def __init__(self, min_n: int, max_n: int) -> None:
@@ -113,9 +113,7 @@ class NgramIndex:
             raise ValueError(f"NgramIndex.start: slot: expected one that is not in use, got {slot}")
 
     def draft_batch(self, batch: TextBatch) -> None:
-        """Take in what the sequences have grown by; look up the longest suffix of each that occurred before.
-
-        What followed its last occurrence is the draft.
+        """Append tokens to the sequences and draft what followed the last occurrence of the longest matching suffix.
 
         Raises:
             ValueError: a slot is not in use.
@@ -125,7 +123,7 @@ class NgramIndex:
             raise ValueError(f"NgramIndex.draft_batch: slots: expected live slots, got {batch.slot(wrong - 1)}")
 
     def finish(self, slot: int) -> None:
-        """Forget a sequence.
+        """Remove a sequence.
 
         Raises:
             ValueError: the slot is not in use.
@@ -134,14 +132,14 @@ class NgramIndex:
             raise ValueError(f"NgramIndex.finish: slot: expected a live slot, got {slot}")
 
     def num_bytes(self) -> int:
-        """Return the memory held, in bytes."""
+        """Return the memory of the index in bytes."""
         return int(self._library.fd_ngram_num_bytes(self._index))
 
     def check_integrity(self) -> None:
-        """Check that every n-gram is indexed at its last place, and nothing else is.
+        """Check that every n-gram is indexed at its last position, and nothing else.
 
         Raises:
-            AssertionError: with what is wrong.
+            AssertionError: the index is inconsistent; the message says how.
         """
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self._library.fd_ngram_check_integrity(self._index, message, _MESSAGE_BYTES)

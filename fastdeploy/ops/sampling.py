@@ -2,8 +2,8 @@
 """Sampling: one procedure over rows of float32 logits, the same on every backend.
 
 logit_bias -> repetition, presence, frequency penalties -> banned ids, mask -> temperature -> top_k -> top_p -> min_p ->
-argmax(logit + noise) over the remaining ids. The Gumbel noise is a function of (seed, position, token id) alone, so a
-row's token does not depend on the batch. Ids that no step removes are said to survive.
+argmax(logit + noise) over the remaining ids, the allowed set. The Gumbel noise is a function of (seed, position, token
+id) alone, so a row's token does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SamplingBatch:
         int_params: [max_rows, 13] int64, columns IntColumn.
         token_ids: [max_rows] int32, the sampled ids; -1 where the status is not OK.
         status: [max_rows] int32, RowStatus.
-        draft_survives: [max_rows] uint8, 1 if the row's draft is among the ids that survive.
+        draft_is_allowed: [max_rows] uint8, 1 if the row's draft is in its allowed set.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -98,7 +98,7 @@ class SamplingBatch:
         self.int_params = HostBuffer((max_rows, len(IntColumn)), "int64")
         self.token_ids = HostBuffer(max_rows, "int32")
         self.status = HostBuffer(max_rows, "int32")
-        self.draft_survives = HostBuffer(max_rows, "uint8")
+        self.draft_is_allowed = HostBuffer(max_rows, "uint8")
         self._history, self._banned_ids = _RaggedList("int32"), _RaggedList("int32")
         self._bias_ids, self._bias_values = _RaggedList("int32"), _RaggedList("float32")
         self._mask_words = _RaggedList("int32")
@@ -189,13 +189,13 @@ def sample(
     keep_processed: bool = False,
     stop_at_rejections: bool = False,
 ) -> None:
-    """Sample a token for each of the first rows; fill batch.token_ids, batch.status and batch.draft_survives.
+    """Sample a token for each of the first rows; fill batch.token_ids, batch.status and batch.draft_is_allowed.
 
     Args:
         logits: [>= num_rows, V] float32.
         num_rows: rows to sample.
-        keep_processed: write the processed logits back, -inf for ids that do not survive. In greedy rows only banned
-            and masked ids are removed, and logits are not divided by the temperature.
+        keep_processed: write the processed logits back, -inf for ids outside the allowed set. In greedy rows only
+            banned and masked ids are removed, and logits are not divided by the temperature.
         stop_at_rejections: a row with a draft is followed by the row that verifies the next token. Rows after one whose
             token differs from its draft are SKIPPED; with `keep_processed` their logits are undefined.
 
@@ -216,21 +216,6 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n:
         ValueError: a row, an id or top_n is out of range.
     """
     _logprobs.run(logits, rows, chosen, num_rows, top_n, out)
-
-
-def philox4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
-    """Return the random words [n, 4] of counters [n, 4] with a 64-bit key (low word first)."""
-    return _philox.run(counters, key)
-
-
-def gumbel_noise(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
-    """Return the noise [vocab_size] float32 that sampling adds to the logits at this position."""
-    return _gumbel.run(seed, position, vocab_size)
-
-
-def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return the Gumbel transform [n] float32 of random words [n]."""
-    return _gumbel_words.run(words)
 
 
 def _example_batch(num_rows: int, vocab_size: int) -> tuple[Tensor, SamplingBatch]:
@@ -258,7 +243,7 @@ def _example_batch(num_rows: int, vocab_size: int) -> tuple[Tensor, SamplingBatc
 def _example_sample(lookup: Lookup) -> Sequence[Tensor]:
     logits, batch = _example_batch(12, 1000)
     lookup("sample")(logits, batch, 12, True)
-    return [batch.token_ids.tensor, batch.status.tensor, batch.draft_survives.tensor, paddle.clip(logits, min=-1e4)]
+    return [batch.token_ids.tensor, batch.status.tensor, batch.draft_is_allowed.tensor, paddle.clip(logits, min=-1e4)]
 
 
 def _example_logprobs(lookup: Lookup) -> Sequence[Tensor]:
@@ -269,23 +254,6 @@ def _example_logprobs(lookup: Lookup) -> Sequence[Tensor]:
     return [buffer.tensor for buffer in (out.chosen_logprob, out.chosen_rank, out.top_ids, out.top_logprobs)]
 
 
-def _example_philox(lookup: Lookup) -> Sequence[Tensor]:
-    counters = np.arange(32, dtype=np.uint32).reshape(8, 4) * np.uint32(0x9E3779B9)
-    return [paddle.to_tensor(lookup("philox4x32")(counters, 2**64 - 12345).astype(np.int64))]
-
-
-def _example_gumbel(lookup: Lookup) -> Sequence[Tensor]:
-    return [paddle.to_tensor(lookup("gumbel_noise")(2**63 + 5, 2**33 + 1, 1003))]
-
-
-def _example_gumbel_words(lookup: Lookup) -> Sequence[Tensor]:
-    words = np.array([0, 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1], dtype=np.uint32)
-    return [paddle.to_tensor(lookup("gumbel_of_words")(words))]
-
-
 _FLOAT = {"float32": 2e-6}
 _sample = register(OpEntry("sample", reference.sample, _FLOAT, [_example_sample]))
 _logprobs = register(OpEntry("logprobs", reference.logprobs, _FLOAT, [_example_logprobs]))
-_philox = register(OpEntry("philox4x32", reference.philox4x32, {}, [_example_philox]))
-_gumbel = register(OpEntry("gumbel_noise", reference.gumbel_noise, _FLOAT, [_example_gumbel]))
-_gumbel_words = register(OpEntry("gumbel_of_words", reference.gumbel_of_words, _FLOAT, [_example_gumbel_words]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suffix decoding's native state: live texts, and finished outputs shared by the requests of one salt."""
+"""The native state of suffix decoding: live texts, and cached outputs that requests of one salt share."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fastdeploy.ops.text_batch import IntArray, TextBatch
 
 MAX_TREE_DEPTH = 255
 MAX_REACH = 64
-MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1 << 20, 1 << 34  # the last so that tokens can be numbered in 32 bits
+MIN_CACHE_BYTES, MAX_CACHE_BYTES = 1 << 20, 1 << 34  # the maximum keeps token positions within 32 bits
 _MESSAGE_BYTES = 256
 _ALL = 2**62
 
 
 @dataclass(frozen=True)
 class SuffixConfig:
-    """How far drafts go and how much is kept.
+    """Limits of drafts and of the cache.
 
     Attributes:
-        max_tree_depth: tokens of a match and its continuation together, 2..255.
-        max_drafts: most tokens of a draft, 1..64; drafts stay within half the depth whatever is said here.
-        max_spec_factor: a match of m tokens drafts at most m * factor.
-        min_token_prob: a path whose probability falls below is not followed.
-        max_cached_requests: finished outputs kept; -1 bounded by bytes only, 0 none.
-        max_cache_bytes: memory of the finished outputs, 1 MiB .. 16 GiB.
+        max_tree_depth: maximum tokens of a match and its continuation together, 2..255.
+        max_drafts: maximum tokens of a draft, 1..64; never more than half of max_tree_depth.
+        max_spec_factor: a match of m tokens drafts at most m * factor tokens.
+        min_token_prob: drafts end where the probability of the path falls below this value.
+        max_cached_requests: maximum number of cached outputs; -1: limited by bytes only, 0: none.
+        max_cache_bytes: memory of the cached outputs, 1 MiB .. 16 GiB.
     """
 
     max_tree_depth: int = 64
@@ -53,13 +53,16 @@ class SuffixConfig:
             )
 
     @property
-    def reach(self) -> int:
-        """Most tokens of a draft; matches of up to max_tree_depth - reach tokens are looked for."""
+    def max_draft_len(self) -> int:
+        """Maximum tokens of a draft; matches have at most max_tree_depth - max_draft_len tokens."""
         return min(self.max_drafts, self.max_tree_depth // 2)
 
 
 class SuffixUsage(NamedTuple):
-    """Memory and contents: live texts, then the finished outputs with those that wait to be counted, and those gone."""
+    """Bytes of live texts and of the cache, and the contents of the cache.
+
+    num_waiting_tokens are not in the tree yet; num_evicted_outputs counts all evictions so far.
+    """
 
     live_bytes: int
     shared_bytes: int
@@ -71,22 +74,22 @@ class SuffixUsage(NamedTuple):
 
 
 class SuffixCache:
-    """Guesses the continuation of live texts from what followed the same tokens before, in them or in shared outputs.
+    """Drafts the continuation of live texts from what followed the same tokens before, in them or in cached outputs.
 
-    A live text is known by its slot, a small number of the caller's choice. An output is shared from its request's end
-    on; it is counted, and an evicted one removed, in bounded pieces that later calls do.
+    A live text is identified by its slot, a small number that the caller chooses. The output of a request is cached
+    when the request finishes. Later calls insert it into the tree, and remove evicted outputs, in bounded pieces.
     """
 
-    def __init__(self, rules: SuffixConfig) -> None:
+    def __init__(self, config: SuffixConfig) -> None:
         """Create an empty cache."""
         self._library = load_library()
         self._cache = self._library.fd_suffix_create(
-            rules.max_tree_depth,
-            rules.reach,
-            rules.max_spec_factor,
-            rules.min_token_prob,
-            rules.max_cached_requests,
-            rules.max_cache_bytes,
+            config.max_tree_depth,
+            config.max_draft_len,
+            config.max_spec_factor,
+            config.min_token_prob,
+            config.max_cached_requests,
+            config.max_cache_bytes,
         )
 
     def __del__(self) -> None:
@@ -94,7 +97,7 @@ class SuffixCache:
             self._library.fd_suffix_destroy(self._cache)
 
     def start(self, slot: int, salt: str, tokens: IntArray | Sequence[int]) -> None:
-        """Meet a text; it shares outputs with those of the same salt only.
+        """Add a live text, which shares cached outputs with texts of the same salt only.
 
         Raises:
             ValueError: the slot is negative or in use, or a token is outside [0, 2**24).
@@ -104,7 +107,7 @@ class SuffixCache:
         _check("start", wrong, f"slot: expected one that is not in use, got {slot}")
 
     def draft_batch(self, batch: TextBatch) -> None:
-        """Take in what the texts have grown by, and draft for every one.
+        """Append tokens to the texts and draft for each of them.
 
         Raises:
             ValueError: a slot is not in use, or a token is outside [0, 2**24).
@@ -114,7 +117,7 @@ class SuffixCache:
             _check("draft_batch", wrong, f"slots: expected live slots, got {batch.slot(wrong - 1)}")
 
     def finish(self, slot: int, output: IntArray | Sequence[int]) -> None:
-        """Forget a text and share its output.
+        """Remove a live text and cache its output.
 
         Raises:
             ValueError: the slot is not in use, or a token is outside [0, 2**24).
@@ -125,7 +128,7 @@ class SuffixCache:
 
     def flush(self) -> None:
         """Finish all pending insertions and evictions now."""
-        self._library.fd_suffix_work(self._cache, _ALL)
+        self._library.fd_suffix_process(self._cache, _ALL)
 
     def usage(self) -> SuffixUsage:
         """Return bytes and counts."""
@@ -134,10 +137,10 @@ class SuffixCache:
         return SuffixUsage(*values.tolist())
 
     def check_integrity(self) -> None:
-        """Count everything again, one suffix at a time.
+        """Recount the tree, one suffix at a time.
 
         Raises:
-            AssertionError: with what is wrong.
+            AssertionError: the tree is inconsistent; the message says how.
         """
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         self._library.fd_suffix_check_integrity(self._cache, message, _MESSAGE_BYTES)

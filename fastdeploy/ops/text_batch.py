@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers of a call over many live texts, kept from call to call: an address costs as much as half a proposal."""
+"""The buffers of a call for many live texts, reused from call to call: taking an address costs half of a draft."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class _Layout(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("num_texts", "stride")),
         *((name, ctypes.c_void_p) for name in ("slots", "cu_tokens", "tokens", "caps", "cu_tails", "tails")),
-        *((name, ctypes.c_void_p) for name in ("drafts", "counts", "match_lens", "scores", "is_shared")),
+        *((name, ctypes.c_void_p) for name in ("drafts", "counts", "match_lens", "is_shared")),
     ]
 
 
 class TextBatch:
-    """What a store of texts (NgramIndex, SuffixCache) is told of each, and what it guesses."""
+    """The inputs and outputs of one call of NgramIndex.draft_batch or SuffixCache.draft_batch."""
 
     def __init__(self) -> None:
         self._layout = _Layout()
@@ -56,9 +56,10 @@ class TextBatch:
         """Describe the next call.
 
         Args:
-            slots: [n] texts; caps: [n] most drafts wanted of each, 0 and below for none.
-            added: [n] int32 arrays of the tokens that each has grown by.
-            tails: [n] lists of up to MAX_TAIL tokens that are taken to follow the texts; they are not kept.
+            slots: [n] slots of the texts.
+            caps: [n] maximum number of drafts of each text; 0 or less for none.
+            added: [n] int32 arrays of the tokens that are appended to each text.
+            tails: [n] lists of up to MAX_TAIL tokens that count as the end of the texts in this call only.
 
         Raises:
             ValueError: lengths differ, or a tail is too long.
@@ -76,7 +77,7 @@ class TextBatch:
         self._add_tails(tails)
 
     def proposals(self) -> list[tuple[list[int], int]]:
-        """Return the tokens proposed for each text, and its entry of match_lens."""
+        """Return the drafts of each text and its match length: how many of its last tokens occurred before."""
         starts = range(0, self._num_texts * self._stride, self._stride)
         return [
             (self._draft_memory[start : start + count].tolist(), match_len)
@@ -84,33 +85,8 @@ class TextBatch:
         ]
 
     def num_shared(self) -> int:
-        """Return how many drafts follow another request's output."""
+        """Return how many drafts follow the cached output of another request (suffix decoding only)."""
         return sum(self._is_shared_memory[: self._num_texts])
-
-    @property
-    def drafts(self) -> IntArray:
-        """[n, at least the highest cap] int32; the first counts[i] of row i are proposed."""
-        return self._drafts[: len(self)]
-
-    @property
-    def counts(self) -> IntArray:
-        """[n] int32."""
-        return self._counts[: len(self)]
-
-    @property
-    def match_lens(self) -> IntArray:
-        """[n] int32, tokens of the text that were found earlier; 0 without a draft."""
-        return self._match_lens[: len(self)]
-
-    @property
-    def scores(self) -> NDArray[np.float32]:
-        """[n] float32, expected number of right tokens, at most counts[i]; of a SuffixCache only, as the next."""
-        return self._scores[: len(self)]
-
-    @property
-    def is_shared(self) -> IntArray:
-        """[n] int32, 1 where another request's output was followed."""
-        return self._is_shared[: len(self)]
 
     def _add_tokens(self, added: Sequence[Buffer]) -> None:
         texts: list[memoryview] = [memoryview(tokens) for tokens in added]
@@ -140,15 +116,14 @@ class TextBatch:
         slots, caps, cu_tokens, cu_tails = np.zeros((4, num_texts + 1), np.int32)
         tails = np.zeros(num_texts * MAX_TAIL, np.int32)
         self._counts, self._match_lens, self._is_shared = np.zeros((3, num_texts), np.int32)
-        self._scores = np.zeros(num_texts, np.float32)
         self._drafts = np.zeros((num_texts, num_drafts), np.int32)
         self._layout.stride = num_drafts
         self._cu_tails_address = cu_tails.ctypes.data
         for name, array in (("slots", slots), ("caps", caps), ("cu_tokens", cu_tokens), ("tails", tails)):
             setattr(self._layout, name, array.ctypes.data)
-        for name in ("counts", "match_lens", "is_shared", "scores", "drafts"):
+        for name in ("counts", "match_lens", "is_shared", "drafts"):
             setattr(self._layout, name, getattr(self, f"_{name}").ctypes.data)
-        # What every step writes and reads, cheaper than NumPy behind a model's weights.
+        # Memoryviews of what every step accesses: faster than NumPy when a model's weights have displaced the caches.
         self._slots, self._caps, self._cu_tokens, self._cu_tails = slots.data, caps.data, cu_tokens.data, cu_tails.data
         self._tails, self._draft_memory = tails.data, self._drafts.reshape(-1).data
         self._count_memory, self._match_len_memory = self._counts.data, self._match_lens.data

@@ -18,6 +18,7 @@ from paddle import Tensor
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.reference import verify as reference
 from fastdeploy.ops.registry import Lookup, OpEntry, register
+from fastdeploy.ops.sampling import IntColumn, SamplingBatch
 
 
 class AcceptPolicy(IntEnum):
@@ -55,22 +56,22 @@ class VerifyBatch:
 
 
 def verify_draft_tokens(
-    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
+    target: Tensor, int_params: Tensor, draft_is_allowed: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
 ) -> None:
     """Verify the drafts of every request; fill batch.num_accepted and batch.emitted.
 
     Args:
         target: [num_rows] int32, the token sampled at each row.
-        draft_ids: [num_rows] int32 or SamplingBatch.int_params [num_rows, 13] int64, the draft that each row verifies,
+        int_params: [num_rows, 13] int64, SamplingBatch.int_params; column DRAFT_ID is the draft that each row verifies,
             -1 for none.
-        survives: [num_rows] uint8, whether the draft is among the ids that survive sampling's filters.
-        relaxed: accept every draft that survives (lossy).
+        draft_is_allowed: [num_rows] uint8, SamplingBatch.draft_is_allowed.
+        relaxed: accept every draft in the allowed set (lossy).
         accept_policy: an AcceptPolicy.
 
     Raises:
         ValueError: a range exceeds the rows, or the policy is unknown.
     """
-    _VERIFY.run(target, draft_ids, survives, batch, relaxed, accept_policy)
+    _VERIFY.run(target, int_params, draft_is_allowed, batch, relaxed, accept_policy)
 
 
 def _example(lookup: Lookup) -> Sequence[Tensor]:
@@ -78,14 +79,14 @@ def _example(lookup: Lookup) -> Sequence[Tensor]:
     counts = np.array([1, 4, 0, 6, 3])
     starts = np.cumsum([0, *counts[:-1]])
     target, drafts = rng.integers(0, 3, (2, 14)).astype(np.int32)
-    survives = paddle.to_tensor(rng.integers(0, 2, 14).astype(np.uint8))
+    int_params = SamplingBatch(14).int_params
+    int_params.array[:, IntColumn.DRAFT_ID] = drafts
+    allowed = paddle.to_tensor(rng.integers(0, 2, 14).astype(np.uint8))
     results = []
     for relaxed, policy in ((False, 0), (True, 0), (False, 1), (True, 2)):
         batch = VerifyBatch(14)
         batch.fill(starts, counts)
-        lookup("verify_draft_tokens")(
-            paddle.to_tensor(target), paddle.to_tensor(drafts), survives, batch, relaxed, policy
-        )
+        lookup("verify_draft_tokens")(paddle.to_tensor(target), int_params.tensor, allowed, batch, relaxed, policy)
         results += [batch.num_accepted.tensor[:5], batch.emitted.tensor]
     return results
 

@@ -43,7 +43,7 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
     for form in FORMS:
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 18, ROWS):
             _, found = Replay(graph, num_rows, 0).time_loops([form], on_thread_time=True)
-            assert found == [halves * lines * num_rows], (num_rows, form.streams, form.ahead_bytes, form.in_turns)
+            assert found == [halves * lines * num_rows], (num_rows, values_of(form))
     assert (out == 7.0).all(), "a loop writes nothing"
 
 
@@ -117,7 +117,7 @@ def test_a_group_is_measured_in_the_form_that_was_fastest_in_the_trials(
     used: list[tuple[int, int, int]] = []
 
     def time_loops(self: Replay, forms: list[LoopForm], on_thread_time: bool) -> tuple[list[float], list[int]]:
-        tried = [(form.streams, form.ahead_bytes, form.in_turns) for form in forms]
+        tried = [values_of(form) for form in forms]
         used.extend(tried)
         return [0.5 if form == (2, 1 << 14, 0) else 1.0 for form in tried], [0] * len(forms)
 
@@ -133,6 +133,10 @@ def test_a_group_is_measured_in_the_form_that_was_fastest_in_the_trials(
     assert "RmsNorm" not in floors.work and "Gather" not in floors.work
 
 
+def values_of(form: LoopForm) -> tuple[int, int, int]:
+    return form.streams, form.ahead_bytes, form.interleaves_row_blocks
+
+
 def captured(
     tiny: str, quantization: str, step: StepShape, kv_cache_dtype: str = "auto"
 ) -> tuple[ShapeEngine, list[Replay]]:
@@ -140,7 +144,7 @@ def captured(
     loaded = ShapeEngine.load(
         tiny, quantization, max_num_seqs=3, max_model_len=240, max_drafts=7, kv_cache_dtype=kv_cache_dtype
     )
-    loaded.skip_prefill()
+    loaded.skip_prompts()
     loaded.start(replace(step, context=step.context - 1), num_steps=4)
     loaded.engine.step()
     return loaded, capture_replays(loaded.engine.step)

@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 
 from fastdeploy.ipc.child import DEFAULT_FACTORY
-from tests.entrypoints.response_check import check_httpx_response
 from tests.mock_engine import FACTORY, save_mock_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,17 +81,13 @@ class ServerProcess:
         return [int(line) for line in listed.stdout.split()]
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
-        """POST a JSON body, or bytes as they are, and check the response."""
+        """POST a JSON body (or bytes as they are)."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        response = httpx.post(self.url + path, timeout=60, **content, **kwargs)
-        check_httpx_response(response)
-        return response
+        return httpx.post(self.url + path, timeout=60, **content, **kwargs)
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
-        """GET, and check the response."""
-        response = httpx.get(self.url + path, timeout=60, **kwargs)
-        check_httpx_response(response)
-        return response
+        """GET."""
+        return httpx.get(self.url + path, timeout=60, **kwargs)
 
     def close(self) -> None:
         """Kill what is left."""

@@ -21,7 +21,7 @@ def run(arguments: list[str], **settings: str) -> subprocess.CompletedProcess[st
 
 @functools.cache
 def supported() -> tuple[str, ...]:
-    """Return the paths that can be forced here."""
+    """Return the paths that this processor supports."""
     tried = {
         path: run(["-c", "from fastdeploy.ops.backends.cpu.library import isa; isa()"], FD_CPU_ISA=path)
         for path in PATHS

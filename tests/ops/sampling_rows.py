@@ -15,8 +15,8 @@ from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
 
 
 @dataclass
-class RowRule:
-    """The options of one row, by name; the defaults switch everything off."""
+class RowOptions:
+    """The sampling options of one row; by default, all of them are off."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -36,22 +36,29 @@ class RowRule:
     mask: list[int] | None = None  # words
 
 
-def batch_of(rules: list[RowRule]) -> SamplingBatch:
-    """Return a batch with one row per rule."""
-    batch = SamplingBatch(max(len(rules), 1))
-    for row, rule in enumerate(rules):
+def batch_of(row_options: list[RowOptions]) -> SamplingBatch:
+    """Return a batch with one row for each element."""
+    batch = SamplingBatch(max(len(row_options), 1))
+    for row, options in enumerate(row_options):
         batch.float_params.array[row] = [
-            *(rule.temperature, rule.top_p, rule.min_p, rule.repetition, rule.presence, rule.frequency)
+            *(
+                options.temperature,
+                options.top_p,
+                options.min_p,
+                options.repetition,
+                options.presence,
+                options.frequency,
+            )
         ]
-        history = batch.append_history(rule.prompt + rule.output)
-        bias = batch.append_bias(list(rule.bias), list(rule.bias.values()))
-        banned = batch.append_banned(rule.banned)
-        mask = -1 if rule.mask is None else batch.append_mask(np.array(rule.mask, np.int32))
-        output = history + len(rule.prompt)
+        history = batch.append_history(options.prompt + options.output)
+        bias = batch.append_bias(list(options.bias), list(options.bias.values()))
+        banned = batch.append_banned(options.banned)
+        mask = -1 if options.mask is None else batch.append_mask(np.array(options.mask, np.int32))
+        output = history + len(options.prompt)
         batch.int_params.array[row] = [
-            *(np.uint64(rule.seed).astype(np.int64), rule.position, rule.top_k),
-            *(history, output, output + len(rule.output), bias, bias + len(rule.bias)),
-            *(banned, banned + len(rule.banned), rule.draft_id, rule.vocab_limit, mask),
+            *(np.uint64(options.seed).astype(np.int64), options.position, options.top_k),
+            *(history, output, output + len(options.output), bias, bias + len(options.bias)),
+            *(banned, banned + len(options.banned), options.draft_id, options.vocab_limit, mask),
         ]
     assert batch.float_params.array.shape[1] == len(FloatColumn)
     assert batch.int_params.array.shape[1] == len(IntColumn)
@@ -66,8 +73,8 @@ def logits_of(values: NDArray | list) -> HostBuffer:
     return buffer
 
 
-def random_rule(rng: np.random.Generator, vocab_size: int) -> RowRule:
-    """Return a rule in which each option is on in about half of the cases."""
+def random_options(rng: np.random.Generator, vocab_size: int) -> RowOptions:
+    """Return options each of which is on in about half of the cases."""
 
     def maybe(off: float, low: float, high: float) -> float:
         return float(np.float32(rng.uniform(low, high))) if rng.random() < 0.5 else off
@@ -75,7 +82,7 @@ def random_rule(rng: np.random.Generator, vocab_size: int) -> RowRule:
     def ids(most: int) -> list[int]:
         return rng.integers(-2, vocab_size + 2, rng.integers(0, most)).tolist() if rng.random() < 0.5 else []
 
-    return RowRule(
+    return RowOptions(
         temperature=0.0 if rng.random() < 0.1 else maybe(1.0, 0.1, 2.0),
         top_k=int(rng.integers(1, vocab_size + 3)) if rng.random() < 0.5 else int(rng.integers(-1, 1)),
         top_p=maybe(1.0, 0.0, 1.0),
@@ -103,7 +110,7 @@ def random_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> NDArr
 
 
 def mask_of(ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Return the words of a mask that lets these ids survive."""
+    """Return the words of a mask that allows these ids."""
     words = np.zeros((vocab_size + 31) // 32, np.uint32)
     for token_id in ids:
         words[token_id // 32] |= np.uint32(1 << token_id % 32)
@@ -111,10 +118,10 @@ def mask_of(ids: Iterable[int], vocab_size: int) -> list[int]:
 
 
 def results_of(batch: SamplingBatch, rows: int) -> tuple[list[int], list[int], list[int]]:
-    """Return (token ids, statuses, whether drafts survive)."""
-    fields = (batch.token_ids, batch.status, batch.draft_survives)
-    tokens, statuses, survives = (buffer.array[:rows].tolist() for buffer in fields)
-    return tokens, statuses, survives
+    """Return (token ids, statuses, whether drafts are allowed)."""
+    fields = (batch.token_ids, batch.status, batch.draft_is_allowed)
+    tokens, statuses, allowed = (buffer.array[:rows].tolist() for buffer in fields)
+    return tokens, statuses, allowed
 
 
 def tensor(values: list[int]) -> paddle.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of attention depends on what it sees and where, never on chunking, neighbours, block order or unused slots."""
+"""A row of attention depends on what it attends to, and not on chunks, other rows, block order or free slots."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 from tests.ops.bits import assert_same_bits, bits
 
 SPLIT, TASK_ROWS = 256, 96  # kSplit and kTaskRows of custom_ops/cpu_ops/attention_plan.h
-DTYPES = ["float32", "bfloat16", "int8"]  # of the cache; beside int8 rows are bfloat16
+DTYPES = ["float32", "bfloat16", "int8"]  # of the cache; rows of an int8 cache are bfloat16
 LAYOUTS = [HeadLayout(4, 2, 32), HeadLayout(3, 1, 72)]
 
 
@@ -31,7 +31,7 @@ def poisoned_cache(num_blocks: int, block_size: int, heads: HeadLayout, dtype: s
 
 
 def poison(cache: KVCache) -> float:
-    """Return an element whose copies are NaN, those that make up a scale in int8 too."""
+    """Return an element that makes a value NaN, or in an int8 cache a scale."""
     return -1 if cache.is_int8 else float("nan")
 
 
@@ -39,8 +39,8 @@ def rows_for(cache_dtype: str, count: int, size: int, seed: int) -> paddle.Tenso
     return random_rows(count, size, "bfloat16" if cache_dtype == "int8" else cache_dtype, seed)
 
 
-class Sequence1:
-    """One sequence of random rows and the tables of the blocks that it lies in."""
+class RandomSequence:
+    """One sequence of random rows and its block table."""
 
     rotary: RotaryParams | None = None
 
@@ -62,7 +62,7 @@ class Sequence1:
 
 
 class SharedPrefix:
-    """Sequences of which number b holds the first shared[b] blocks of number 0, then blocks of its own."""
+    """Sequences of which number b has the first shared[b] blocks of number 0, then blocks of its own."""
 
     def __init__(
         self, heads: HeadLayout, dtype: str, block_size: int, shared: tuple[int, ...], rows: int, own: int = 5
@@ -112,7 +112,7 @@ def is_finite(values: np.ndarray, dtype: str) -> bool:
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_chunked_prefill_equals_one_token_at_a_time(dtype: str, heads: HeadLayout, block_size: int) -> None:
     length = 2 * SPLIT + 70
-    sequence = Sequence1(length, heads, dtype, block_size)
+    sequence = RandomSequence(length, heads, dtype, block_size)
     alone = sequence.run(range(1, length + 1))
     assert is_finite(alone, dtype)
     for size in (2, 3, 7, 64, 250, length):
@@ -121,24 +121,24 @@ def test_chunked_prefill_equals_one_token_at_a_time(dtype: str, heads: HeadLayou
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_interleaved", [False, True])
-def test_rows_are_rotated_by_their_positions_however_they_are_cut(dtype: str, is_interleaved: bool) -> None:
+def test_rows_are_rotated_by_their_positions_in_chunks_of_any_size(dtype: str, is_interleaved: bool) -> None:
     length, heads = SPLIT + 6, HeadLayout(6, 2, 40)
-    sequence = Sequence1(length, heads, dtype, 16)
+    sequence = RandomSequence(length, heads, dtype, 16)
     unrotated = sequence.run(range(1, length + 1))
     norms = [rows_for(dtype, 1, 40, seed).reshape([40]) for seed in (2, 3)]
     sequence.rotary = RotaryParams(random_rows(length, 20, "float32", 4), is_interleaved, *norms)
     alone = sequence.run(range(1, length + 1))
-    assert (alone != unrotated).any(axis=1)[1:].all()  # the first row's value is its output whatever its key
+    assert (alone != unrotated).any(axis=1)[1:].all()  # the output of the first row is its value for any key
     for size in (2, 3, 7, 64, 65, SPLIT, length):
         assert_same_bits(sequence.run([*range(size, length, size), length]), alone, f"chunks of {size}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("edge", [16, 48, 64, SPLIT, SPLIT + 48, 2 * SPLIT, 4 * SPLIT])
-def test_every_row_count_agrees_at_packet_block_and_split_edges(dtype: str, edge: int) -> None:
+def test_row_counts_agree_at_the_edges_of_tiles_blocks_and_splits(dtype: str, edge: int) -> None:
     heads = HeadLayout(4, 2, 32)
     for kv_len in (edge - 1, edge, edge + 1):
-        sequence = Sequence1(kv_len, heads, dtype, 48)
+        sequence = RandomSequence(kv_len, heads, dtype, 48)
         alone = sequence.run([kv_len - 5, *range(kv_len - 4, kv_len + 1)])
         assert is_finite(alone, dtype)
         for rows in (2, 3, 5):
@@ -147,9 +147,9 @@ def test_every_row_count_agrees_at_packet_block_and_split_edges(dtype: str, edge
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_drafted_rows_of_any_number_share_the_registers_unseen(dtype: str) -> None:
-    heads, kv_len, most = HeadLayout(4, 2, 32), SPLIT + 20, 26  # 52 rows of two heads, on both sides of a split's end
-    sequence = Sequence1(kv_len, heads, dtype, 16)
+def test_any_number_of_drafted_rows_gives_the_same_bits(dtype: str) -> None:
+    heads, kv_len, most = HeadLayout(4, 2, 32), SPLIT + 20, 26  # 52 query rows of two heads, around the end of a split
+    sequence = RandomSequence(kv_len, heads, dtype, 16)
     alone = sequence.run([kv_len - most, *range(kv_len - most + 1, kv_len + 1)])
     for rows in range(2, most + 1):
         got = sequence.run([kv_len - rows, kv_len])
@@ -157,9 +157,9 @@ def test_drafted_rows_of_any_number_share_the_registers_unseen(dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> None:
+def test_other_sequences_do_not_change_a_row_even_if_they_contain_nan(dtype: str) -> None:
     heads, length, others = HeadLayout(4, 2, 32), 5 * SPLIT + 70, 12
-    sequence = Sequence1(length, heads, dtype, 16)
+    sequence = RandomSequence(length, heads, dtype, 16)
     sequence.rotary = RotaryParams(random_rows(length, 32, "float32", 4), is_interleaved=False)
     alone = sequence.run([length - 3, length])[-3:]  # several tasks per KV head
     cache = poisoned_cache(sequence.num_blocks + others * 2, 16, heads, dtype)
@@ -171,14 +171,14 @@ def test_neighbours_do_not_change_a_row_even_when_they_hold_nan(dtype: str) -> N
     noise = rows_for(dtype, 2 * others, heads.row_size, 9)
     noise[::3] = float("nan")
     together = attend(paddle.concat([sequence.qkv[-3:], noise]), cache, batch, heads, sequence.rotary)
-    assert_same_bits(together[:3], alone, "rows beside NaN neighbours")
+    assert_same_bits(together[:3], alone, "rows beside NaN")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kv_len", [40, 66, SPLIT + 1, 2 * SPLIT])
-def test_a_later_row_of_the_same_sequence_is_never_seen(dtype: str, poison: float, kv_len: int) -> None:
-    sequence = Sequence1(kv_len, HeadLayout(4, 2, 32), dtype, 16)
+def test_a_later_row_of_the_same_sequence_is_masked(dtype: str, poison: float, kv_len: int) -> None:
+    sequence = RandomSequence(kv_len, HeadLayout(4, 2, 32), dtype, 16)
     clean = sequence.run([kv_len - 5, kv_len])
     sequence.qkv[-4:] = poison  # rows 1 to 4 of 5: row 0 shares a group with them
     assert_same_bits(sequence.run([kv_len - 5, kv_len])[:-4], clean[:-4], f"rows before {poison}")
@@ -187,7 +187,7 @@ def test_a_later_row_of_the_same_sequence_is_never_seen(dtype: str, poison: floa
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", [HeadLayout(4, 2, 32), HeadLayout(6, 1, 72)])
 @pytest.mark.parametrize(("shared", "rows"), [((0, 40, 40, 33, 16, 15), 1), ((0, 64, 48, 0, 64), 6)])
-def test_a_row_is_the_same_with_and_without_sequences_that_share_its_prefix(
+def test_a_row_has_the_same_bits_with_and_without_sequences_that_share_its_prefix(
     dtype: str, layout: HeadLayout, shared: tuple[int, ...], rows: int
 ) -> None:
     batch = SharedPrefix(layout, dtype, 16, shared, rows)
@@ -198,7 +198,7 @@ def test_a_row_is_the_same_with_and_without_sequences_that_share_its_prefix(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_more_sequences_share_a_prefix_than_fit_into_one_task(dtype: str) -> None:
+def test_more_sequences_than_fit_into_one_task_share_a_prefix(dtype: str) -> None:
     num_seqs = TASK_ROWS // 2 + 5
     batch = SharedPrefix(HeadLayout(4, 2, 32), dtype, 64, (0,) + (8,) * num_seqs, 1)
     alone = np.concatenate([batch.run([b]) for b in range(num_seqs)])
@@ -207,9 +207,9 @@ def test_more_sequences_share_a_prefix_than_fit_into_one_task(dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("before", [0, SPLIT])
-def test_a_sequence_sees_what_another_writes_in_the_same_call(dtype: str, before: int) -> None:
+def test_a_sequence_attends_to_rows_that_another_one_writes_in_the_same_call(dtype: str, before: int) -> None:
     heads, prefix = HeadLayout(4, 2, 32), before + 32
-    sequence = Sequence1(prefix, heads, dtype, 16)
+    sequence = RandomSequence(prefix, heads, dtype, 16)
     tail = rows_for(dtype, 1, heads.row_size, 7)
     outs = []
     for together in (False, True):
@@ -230,14 +230,14 @@ def test_a_sequence_sees_what_another_writes_in_the_same_call(dtype: str, before
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rejected_draft_leaves_no_trace(dtype: str) -> None:
+def test_a_rejected_draft_does_not_change_later_rows(dtype: str) -> None:
     heads = HeadLayout(4, 2, 32)
-    sequence = Sequence1(70, heads, dtype, 16)
+    sequence = RandomSequence(70, heads, dtype, 16)
     want = sequence.run([60, 61, 70])
     cache = poisoned_cache(sequence.num_blocks, 16, heads, dtype)
     sequence.run([60], cache)
     wrong = rows_for(dtype, 6, heads.row_size, 5)
-    attend(wrong, cache, make_attention_metadata([6], [66], sequence.table, 16), heads)  # drafts that nobody accepts
+    attend(wrong, cache, make_attention_metadata([6], [66], sequence.table, 16), heads)  # drafts that are rejected
     for start, end in ((60, 61), (61, 70)):
         got = attend(
             sequence.qkv[start:end], cache, make_attention_metadata([end - start], [end], sequence.table, 16), heads

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache of eight bits against float64 attention in numpy, over what its codes stand for and over what they round."""
+"""An int8 cache compared with float64 attention in NumPy, over the rounded and over the exact keys and values."""
 
 import numpy as np
 import paddle
@@ -68,7 +68,7 @@ def test_result_is_attention_over_the_codes(heads: HeadLayout, length: int) -> N
 
 @pytest.mark.parametrize("heads", LAYOUTS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_rounding_moves_a_result_no_further_than_half_a_scale_per_code_allows(heads: HeadLayout, length: int) -> None:
+def test_the_error_of_rounding_is_at_most_half_a_scale_per_code(heads: HeadLayout, length: int) -> None:
     qkv = random_rows(length, heads.row_size, "bfloat16", 2)
     query, keys, values = split(qkv, heads)
     weights = weights_of(query[-9:], keys)
@@ -78,7 +78,7 @@ def test_rounding_moves_a_result_no_further_than_half_a_scale_per_code_allows(he
     assert np.all(np.abs(attend(qkv, heads, 9) - want) <= bound)
 
 
-def test_keys_and_values_of_zero_and_of_very_different_sizes_are_held() -> None:
+def test_keys_and_values_may_be_zero_tiny_or_huge() -> None:
     heads = HeadLayout(1, 1, 16)
     qkv = paddle.zeros([3, 48], "bfloat16")
     qkv[1, 32:] = 1e-30
@@ -89,14 +89,14 @@ def test_keys_and_values_of_zero_and_of_very_different_sizes_are_held() -> None:
 
 
 @pytest.mark.parametrize("column", [20, 40])
-def test_a_key_or_value_that_is_not_finite_makes_those_who_see_it_nan(column: int) -> None:
+def test_rows_that_attend_to_a_value_that_is_not_finite_are_nan(column: int) -> None:
     heads = HeadLayout(1, 1, 16)
     qkv = random_rows(4, 48, "bfloat16", 3)
     qkv[2, column] = float("inf")
     assert np.isnan(attend(qkv, heads, 3)).all(axis=(1, 2)).tolist() == [False, True, True]
 
 
-def test_a_token_takes_its_codes_and_a_scale() -> None:
+def test_a_position_takes_its_codes_and_a_scale() -> None:
     cache = allocate_kv_cache(3, 32, 2, 24, "int8")
     assert cache.is_int8 and str(cache.key.dtype) == str(cache.value.dtype) == "paddle.int8"
     assert cache.key.shape == [3, 2, 32, 24 + 4]

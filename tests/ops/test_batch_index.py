@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual padding: literal index arrays, equality with the reference, refusals."""
+"""Virtual padding: literal index arrays, equality with the reference, refused inputs."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_arrays_of_a_chunk_a_decode_row_and_a_verification() -> None:
     assert batch.block_tables.numpy()[[0, 0, 2], [0, 1, 1]].tolist() == [9, 5, 7]
 
 
-def test_a_second_fill_leaves_nothing_of_the_first() -> None:
+def test_a_second_fill_replaces_the_first() -> None:
     batch = BatchIndex(20, 4, 3, 4)
     filled(batch, [9, 5], [0, 0], [1, 1], [[1, 2, 3], [4, 5]])
     filled(batch, [1], [2], [1], [[6]])
@@ -37,7 +37,7 @@ def test_a_second_fill_leaves_nothing_of_the_first() -> None:
     assert batch.cu_seqlens_q.numpy()[:2].tolist() == [0, 1]
 
 
-def test_a_grown_table_is_extended_and_another_one_written_whole() -> None:
+def test_a_longer_table_is_extended_and_another_one_rewritten() -> None:
     batch, table = BatchIndex(20, 2, 4, 4), [9, 5]
     filled(batch, [1], [4], [1], [table])
     table += [7, 3]
@@ -48,7 +48,7 @@ def test_a_grown_table_is_extended_and_another_one_written_whole() -> None:
     assert batch.block_tables.numpy()[0].tolist() == [1, 2, 6, 8]
 
 
-def test_a_table_that_is_too_long_is_refused_and_the_next_one_written() -> None:
+def test_a_table_that_is_too_long_is_refused_and_the_next_one_is_written() -> None:
     batch, table = BatchIndex(20, 2, 2, 4), [9, 5, 7]
     for _ in range(2):
         with pytest.raises(ValueError, match="could not broadcast"):
@@ -57,7 +57,7 @@ def test_a_table_that_is_too_long_is_refused_and_the_next_one_written() -> None:
     assert batch.block_tables.numpy()[0].tolist() == [3, 1]
 
 
-def test_an_empty_step_is_fine() -> None:
+def test_a_step_may_be_empty() -> None:
     batch = filled(BatchIndex(4, 2, 1, 16), [], [], [], [])
     assert batch.buffers.totals.array.tolist() == [0, 0]
 
@@ -90,12 +90,12 @@ def test_random_steps_equal_the_reference(seed: int) -> None:
         (([1], [-1], [0], [[1]]), "num_computed: expected at least 0, got -1"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_field(arguments: tuple, message: str) -> None:
+def test_inconsistent_inputs_are_refused_by_field(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         filled(BatchIndex(8, 4, 3, 4), *arguments)
 
 
-def test_more_requests_or_blocks_than_fit_are_refused() -> None:
+def test_too_many_requests_or_blocks_are_refused() -> None:
     batch = BatchIndex(8, 1, 2, 4)
     with pytest.raises(ValueError):
         filled(batch, [1, 1], [0, 0], [1, 1], [[1], [2]])

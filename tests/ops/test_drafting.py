@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting in one native call; tests/ops/test_examples.py holds it against the reference."""
+"""Drafting in one native call; tests/ops/test_examples.py compares it with the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STARTS = (0, 16, 30, 7, 3)
 
 
 class Model:
-    """A loop over a model whose row is a product of its token's embedding and the state before it."""
+    """A loop of a model whose output depends on the embedding of a token and the state of the position before it."""
 
     def __init__(self, max_logits_rows: int = SEQS) -> None:
         self.batch, self.tokens = BatchIndex(ROWS, SEQS, 3, BLOCK), HostBuffer(ROWS, "int32")
@@ -52,8 +52,8 @@ class Model:
         )
         self.loop.sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 20.0
 
-    def lay_out(self, order: list[int], wanted: list[int]) -> None:
-        """Describe the first call of some of PROMPTS, in this order."""
+    def write_first_pass(self, order: list[int], num_drafts: list[int]) -> None:
+        """Write the rows of the first pass for some of PROMPTS, in this order."""
         buffers, at = self.batch.buffers, 0
         for row, prompt in enumerate(order):
             count = len(PROMPTS[prompt])
@@ -63,16 +63,16 @@ class Model:
             buffers.block_tables.array[row] = [3 * prompt, 3 * prompt + 1, 3 * prompt + 2]
             buffers.num_blocks.array[row] = 3
             self.loop.sampling.int_params.array[row, IntColumn.SEED] = prompt
-        self.loop.num_drafts.array[: len(order)] = wanted
+        self.loop.num_drafts.array[: len(order)] = num_drafts
 
-    def draft(self, order: list[int], wanted: list[int]) -> dict[int, list[int]]:
+    def draft(self, order: list[int], num_drafts: list[int]) -> dict[int, list[int]]:
         """Return the drafts of some of PROMPTS."""
-        self.lay_out(order, wanted)
+        self.write_first_pass(order, num_drafts)
         self.loop.draft(len(order))
-        return {p: self.loop.drafts.array[row, : wanted[row]].tolist() for row, p in enumerate(order)}
+        return {p: self.loop.drafts.array[row, : num_drafts[row]].tolist() for row, p in enumerate(order)}
 
 
-def test_drafts_do_not_depend_on_who_drafts_beside_in_which_order_how_far_and_in_how_many_goes() -> None:
+def test_drafts_do_not_depend_on_other_sequences_their_order_or_the_number_of_logits_batches() -> None:
     alone = {prompt: Model().draft([prompt], [DRAFTS])[prompt] for prompt in range(SEQS)}
     assert len({tuple(draft) for draft in alone.values()}) == SEQS
     for max_logits_rows in (1, 2, SEQS):
@@ -82,21 +82,21 @@ def test_drafts_do_not_depend_on_who_drafts_beside_in_which_order_how_far_and_in
         assert found == {p: alone[p][:count] for p, count in ((3, 4), (0, 3), (4, 3), (1, 1))}
 
 
-def test_heads_tell_the_largest_logits_of_blocks() -> None:
+def test_heads_write_block_maxima() -> None:
     model = Model()
     model.draft([0], [1])
     (head,) = model.loop.backend_state.heads
     assert head.describe() == ["Gather", f"Linear with block maxima [{VOCAB}, {SIZE}]"]
 
 
-def test_a_draft_that_cannot_go_on_ends_alone() -> None:
+def test_a_sequence_without_allowed_tokens_does_not_affect_the_others() -> None:
     model = Model()
     expected = model.draft([0, 1, 2], [3, 3, 3])
     model.loop.sampling.int_params.array[1, IntColumn.VOCAB_LIMIT] = 0
     assert model.draft([0, 1, 2], [3, 3, 3]) == {0: expected[0], 1: [-1, -1, -1], 2: expected[2]}
 
 
-def test_greedy_and_sampled_rows_draft_side_by_side() -> None:
+def test_greedy_and_random_rows_draft_in_one_call() -> None:
     model = Model()
     sampled = model.draft([0, 1], [4, 4])
     model.loop.sampling.float_params.array[0, FloatColumn.TEMPERATURE] = 0.0
@@ -134,33 +134,33 @@ def no_order(model: Model) -> None:
         (wrong_token, "embedding: token_ids: expected 0..49, got 50 at row 1"),
         (no_row, "draft: num_scheduled: expected a row of every sequence, got 0"),
         (no_block, "draft: block_tables: expected blocks for 3 tokens, got 0 for request 0"),
-        (no_state, "draft: block_tables: expected blocks that have states, got 1599"),
-        (no_order, "draft: num_drafts: expected none above one before it, got 2"),
-        (no_room, "draft: num_drafts: expected at most the drafts bound, got 5"),
+        (no_state, "draft: block_tables: expected slots that have states, got 1599"),
+        (no_order, "draft: num_drafts: expected descending numbers, got 2"),
+        (no_room, "draft: num_drafts: expected at most the drafts of the buffers, got 5"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_the_next_call_is_as_ever(
+def test_invalid_inputs_are_refused_and_the_next_call_is_not_affected(
     spoil: Callable[[Model], None], message: str
 ) -> None:
     model = Model()
     expected = model.draft([0, 1], [2, 2])
-    model.lay_out([0, 1], [2, 2])
+    model.write_first_pass([0, 1], [2, 2])
     spoil(model)
     with pytest.raises(ValueError, match=re.escape(message)):
         model.loop.draft(2)
     assert model.draft([0, 1], [2, 2]) == expected
 
 
-def test_more_sequences_than_bound_are_refused() -> None:
+def test_more_sequences_than_the_buffers_hold_are_refused() -> None:
     model = Model()
     for call in (lambda: model.loop.draft(SEQS + 1), lambda: model.loop.fill_stage(0, SEQS + 1)):
-        with pytest.raises(ValueError, match="draft: num_seqs: expected at most the sequences bound, got 6"):
+        with pytest.raises(ValueError, match="draft: num_seqs: expected at most the sequences of the buffers, got 6"):
             call()
-    with pytest.raises(ValueError, match="draft: stage: expected one that is bound, got 1"):
+    with pytest.raises(ValueError, match="draft: stage: expected the index of a stage, got 1"):
         model.loop.fill_stage(1, 1)
 
 
-def test_nothing_is_computed_where_nothing_is_wanted() -> None:
+def test_nothing_is_computed_without_drafts() -> None:
     model = Model()
     model.output[:] = 7.0
     model.draft([0, 1], [0, 0])

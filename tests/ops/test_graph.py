@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured operator calls do what the calls do, for any number of rows up to the captured one."""
+"""Replaying captured operators equals calling them, for any number of rows up to the captured one."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def buffers() -> tuple[paddle.Tensor, paddle.Tensor]:
     return paddle.full([ROWS, SIZE], 7.0), paddle.full([ROWS, SIZE], 7.0)
 
 
-def test_capturing_performs_nothing() -> None:
+def test_capturing_executes_nothing() -> None:
     out, scratch = buffers()
     OpGraph(lambda: compute(IDS, out, scratch, ROWS))
     assert (out.numpy() == 7.0).all() and (scratch.numpy() == 7.0).all()
 
 
 @pytest.mark.parametrize("num_rows", range(ROWS + 1))
-def test_a_replay_is_the_calls_bit_for_bit(num_rows: int) -> None:
+def test_a_replay_equals_the_calls_bit_for_bit(num_rows: int) -> None:
     expected, scratch = buffers()
     compute(IDS, expected, scratch, num_rows)
     found, scratch = buffers()
@@ -52,7 +52,7 @@ def test_a_replay_is_the_calls_bit_for_bit(num_rows: int) -> None:
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
-def test_a_replay_reads_what_the_tensors_hold_then() -> None:
+def test_a_replay_reads_the_current_contents_of_tensors() -> None:
     ids, (out, scratch) = IDS.clone(), buffers()
     graph = OpGraph(lambda: compute(ids, out, scratch, ROWS))
     ids[0] = 4
@@ -83,7 +83,7 @@ def make_batch() -> BatchIndex:
     return batch
 
 
-def test_index_arrays_are_replayed_for_the_sequences_asked_for() -> None:
+def test_index_arrays_are_replayed_for_fewer_sequences() -> None:
     batch = make_batch()
     graph = OpGraph(lambda: virtual_padding(batch.buffers, 3, 16))
     assert graph.describe() == ["VirtualPadding"]
@@ -93,29 +93,31 @@ def test_index_arrays_are_replayed_for_the_sequences_asked_for() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [4, 6])
-def test_rows_that_are_not_those_scheduled_are_refused(num_rows: int) -> None:
+def test_a_number_of_rows_other_than_the_scheduled_one_is_refused(num_rows: int) -> None:
     batch = make_batch()
     graph = OpGraph(lambda: virtual_padding(batch.buffers, 3, 16))
-    with pytest.raises(ValueError, match="virtual_padding: num_scheduled: expected the step's rows in all, got 5"):
+    with pytest.raises(
+        ValueError, match="virtual_padding: num_scheduled: expected the number of rows of the step, got 5"
+    ):
         graph.replay(num_rows, 2)
 
 
-def choose(logits: paddle.Tensor, sampling: SamplingBatch, judged: VerifyBatch, num_rows: int) -> None:
-    ids, params, survives = sampling.token_ids.tensor, sampling.int_params.tensor, sampling.draft_survives.tensor
+def sample_and_verify(logits: paddle.Tensor, sampling: SamplingBatch, batch: VerifyBatch, num_rows: int) -> None:
+    ids, params, allowed = sampling.token_ids.tensor, sampling.int_params.tensor, sampling.draft_is_allowed.tensor
     sample(logits, sampling, num_rows)
-    verify_draft_tokens(ids, params, survives, judged, False, AcceptPolicy.NORMAL)
+    verify_draft_tokens(ids, params, allowed, batch, False, AcceptPolicy.NORMAL)
 
 
-def test_sampling_and_the_walk_over_drafts_are_replayed() -> None:
-    logits, sampling, judged = paddle.eye(4, 9), SamplingBatch(4), VerifyBatch(4)
+def test_sampling_and_verification_are_replayed() -> None:
+    logits, sampling, batch = paddle.eye(4, 9), SamplingBatch(4), VerifyBatch(4)
     sampling.float_params.array[:, FloatColumn.TEMPERATURE] = 0.0
-    judged.num_seqs = 4
-    graph = OpGraph(lambda: choose(logits, sampling, judged, 4))
+    batch.num_seqs = 4
+    graph = OpGraph(lambda: sample_and_verify(logits, sampling, batch, 4))
     sampling.int_params.array[:2, IntColumn.DRAFT_ID] = [0, 8]
-    judged.fill([0], [3])
+    batch.fill([0], [3])
     graph.replay(3, 1)
-    assert judged.num_accepted.array[0] == 1
-    assert judged.emitted.array[:2].tolist() == [0, 1]
+    assert batch.num_accepted.array[0] == 1
+    assert batch.emitted.array[:2].tolist() == [0, 1]
     with pytest.raises(ValueError, match="verify_draft_tokens: row_count"):
         graph.replay(2, 1)
     sampling.int_params.array[0, IntColumn.HISTORY_END] = 10**6
@@ -140,7 +142,7 @@ def test_a_graph_is_captured_once_and_again_once_invalidated() -> None:
     assert calls == [(ROWS, 3)] * 2
 
 
-def test_a_refused_call_ends_the_capture() -> None:
+def test_an_error_ends_the_capture() -> None:
     out, scratch = buffers()
     with pytest.raises(ValueError, match="linear"):
         OpGraph(lambda: linear(scratch, WEIGHT, out[:, :8], ROWS))
@@ -149,7 +151,7 @@ def test_a_refused_call_ends_the_capture() -> None:
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str) -> None:
+def test_quantized_layers_are_replayed_for_fewer_rows(quantization: str) -> None:
     weight = pack_linear(random_rows(40, 24, "bfloat16", 1), None, quantization)
     x, called, replayed = random_rows(ROWS, 24, "bfloat16", 2), paddle.zeros([ROWS, 40]), paddle.zeros([ROWS, 40])
     graph = OpGraph(lambda: linear(x, weight, replayed, ROWS))
@@ -159,7 +161,7 @@ def test_quantized_layers_are_replayed_for_the_rows_asked_for(quantization: str)
     np.testing.assert_array_equal(replayed.numpy(), called.numpy())
 
 
-def test_timing_computes_and_names_every_launch_with_its_seconds() -> None:
+def test_timing_executes_every_launch_and_returns_its_seconds() -> None:
     expected, scratch = buffers()
     compute(IDS, expected, scratch, 3)
     found, scratch = buffers()

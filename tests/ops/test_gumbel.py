@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random words and the noise made of them: published vectors, golden bits, measured errors."""
+"""Random words and the noise computed from them: published vectors, golden bits, measured errors."""
+
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from fastdeploy.ops import registry
-from fastdeploy.ops.sampling import gumbel_noise, gumbel_of_words, philox4x32
+from fastdeploy.ops.reference import sampling as reference
+from tests.ops import noise
+from tests.ops.noise import gumbel_noise, gumbel_of_words, philox4x32
 
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
 KNOWN_ANSWERS = [  # (counter, key low, key high, words): the known-answer vectors that the authors of Philox publish
@@ -44,11 +47,12 @@ GOLDEN_NOISE = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("implementation", [noise, reference], ids=["native", "reference"])
 @pytest.mark.parametrize(("counter", "low", "high", "words"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_words(backend: str, counter: tuple, low: int, high: int, words: tuple) -> None:
-    run = registry.lookup(backend)("philox4x32")
-    assert run(np.array([counter], np.uint32), low | high << 32).tolist() == [list(words)]
+def test_philox_returns_the_published_words(
+    implementation: ModuleType, counter: tuple, low: int, high: int, words: tuple
+) -> None:
+    assert implementation.philox4x32(np.array([counter], np.uint32), low | high << 32).tolist() == [list(words)]
 
 
 @pytest.mark.parametrize(("word", "expected"), GOLDEN_TRANSFORM)
@@ -62,7 +66,7 @@ def test_noise_of_ids_is_golden() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [1, 3, 4, 63, 64, 65, 1000, 151_936])
-def test_noise_of_an_id_is_its_word_transformed_whatever_the_vector_width(vocab_size: int) -> None:
+def test_noise_of_an_id_is_the_transform_of_its_word_for_any_vector_width(vocab_size: int) -> None:
     seed, position = 2**64 - 3, 2**40 + 11
     counters = np.zeros(((vocab_size + 3) // 4, 4), np.uint32)
     counters[:, 0] = np.arange(len(counters))
@@ -72,13 +76,13 @@ def test_noise_of_an_id_is_its_word_transformed_whatever_the_vector_width(vocab_
     assert np.array_equal(got.view(np.int32), want.view(np.int32))
 
 
-def test_seed_and_position_use_all_their_bits() -> None:
+def test_all_bits_of_seed_and_position_are_used() -> None:
     plain = gumbel_noise(1, 1, 8)
     for seed, position in ((2, 1), (1 + 2**32, 1), (1 + 2**63, 1), (1, 2), (1, 1 + 2**32), (1, 1 + 2**62)):
         assert not np.array_equal(gumbel_noise(seed, position, 8), plain)
 
 
-def test_error_stays_within_the_documented_bounds() -> None:
+def test_the_error_is_within_the_documented_bounds() -> None:
     edges = [np.arange(4096), 2**31 + np.arange(-2048, 2048), 2**32 - 1 - np.arange(4096)]
     words = np.concatenate([*edges, np.random.default_rng(0).integers(0, 2**32, 200_000)]).astype(np.uint32)
     w = (words.astype(np.float64) + 0.5) * 2.0**-32
@@ -88,7 +92,7 @@ def test_error_stays_within_the_documented_bounds() -> None:
     assert (error / np.spacing(np.abs(exact).astype(np.float32)))[exact >= 4].max() < 0.8
 
 
-def test_large_noise_keeps_its_fine_grid() -> None:
+def test_large_noise_is_finely_resolved() -> None:
     noise = gumbel_of_words(np.arange(200_000, dtype=np.uint32))  # the 200,000 largest values: about 23 down to 10
     assert (np.diff(noise) <= 0).all()
     assert len(np.unique(noise[:1000])) == 1000

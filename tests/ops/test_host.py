@@ -20,13 +20,13 @@ CAP = 6
 
 
 def oracle(tokens: list[int], min_n: int, max_n: int, cap: int) -> tuple[list[int], int]:
-    """Return (continuation, match length) by trying every n and every earlier place, the latest first."""
-    _, place = search(tokens, min_n, max_n)
-    return (continuation(tokens, place, cap), match_len_at(tokens, place)) if place else ([], 0)
+    """Return (continuation, match length) by trying every n and every earlier position, the latest first."""
+    _, end = search(tokens, min_n, max_n)
+    return (continuation(tokens, end, cap), match_len_at(tokens, end)) if end else ([], 0)
 
 
 def search(tokens: list[int], min_n: int, max_n: int) -> tuple[int, int]:
-    """Return the length of the longest n-gram that occurred before and the place behind it; (0, 0) if none did."""
+    """Return the length and the end of the latest occurrence of the longest n-gram; (0, 0) if there is none."""
     for n in range(min(max_n, len(tokens) - 1), min_n - 1, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if tokens[end - n : end] == tokens[-n:]:
@@ -34,47 +34,50 @@ def search(tokens: list[int], min_n: int, max_n: int) -> tuple[int, int]:
     return 0, 0
 
 
-def continuation(tokens: list[int], place: int, cap: int) -> list[int]:
-    """Return the tokens from a place on; beyond the end, they repeat."""
+def continuation(tokens: list[int], start: int, cap: int) -> list[int]:
+    """Return the tokens from `start` on; beyond the end, they repeat."""
     repeated = list(tokens)
-    while len(repeated) < place + cap:
-        repeated.append(repeated[place + len(repeated) - len(tokens)])
-    return repeated[place : place + cap]
+    while len(repeated) < start + cap:
+        repeated.append(repeated[start + len(repeated) - len(tokens)])
+    return repeated[start : start + cap]
 
 
-def match_len_at(tokens: list[int], place: int) -> int:
-    """Return how many tokens before a place equal the last ones, counted up to MAX_MATCH_LEN."""
+def match_len_at(tokens: list[int], position: int) -> int:
+    """Return how many tokens before a position equal the last ones, counted up to MAX_MATCH_LEN."""
     count = 0
-    while count < min(place, MAX_MATCH_LEN) and tokens[place - 1 - count] == tokens[-1 - count]:
+    while count < min(position, MAX_MATCH_LEN) and tokens[position - 1 - count] == tokens[-1 - count]:
         count += 1
     return count
 
 
-class Follower:
-    """A text, what is expected to follow it, and where in itself it was copying from when it was last asked."""
+class ExpectedText:
+    """A text, the drafts that are expected for it, and the position in itself that it copied from at the last draft."""
 
     def __init__(self, window: tuple[int, int], text: list[int]) -> None:
         self.window, self.text, self.anchor = window, list(text), AnchorOracle([], 0, 0, 0)
 
     def extend(self, tokens: list[int]) -> None:
         self.text += tokens
-        self.anchor.said += tokens
+        self.anchor.tokens += tokens
 
     def expected(self, cap: int) -> tuple[list[int], int]:
         text, last = self.text, self.text[-LONG_MATCH:]
-        n, place = search(text, *self.window)
+        n, position = search(text, *self.window)
         if n == 0:
             return [], 0
-        if self.anchor.is_worn() and len(last) == LONG_MATCH and text[max(0, place - LONG_MATCH) : place] == last:
-            self.anchor = AnchorOracle(text, 0, place, LONG_MATCH)
-        evidence, resumed = self.anchor.find()
-        place = place if evidence < n else resumed
-        return continuation(text, place, cap), match_len_at(text, place)
+        if (
+            self.anchor.needs_update()
+            and len(last) == LONG_MATCH
+            and text[max(0, position - LONG_MATCH) : position] == last
+        ):
+            self.anchor = AnchorOracle(text, 0, position, LONG_MATCH)
+        match_len, resumed = self.anchor.find()
+        position = position if match_len < n else resumed
+        return continuation(text, position, cap), match_len_at(text, position)
 
 
 def propose(index: NgramIndex, slot: int, cap: int = CAP) -> tuple[list[int], int]:
-    found = propose_batch(index, [slot], [cap])
-    return found.drafts[0, : found.counts[0]].tolist(), int(found.match_lens[0])
+    return propose_batch(index, [slot], [cap]).proposals()[0]
 
 
 @settings(max_examples=300, deadline=None)
@@ -105,23 +108,23 @@ def test_proposal_is_what_a_search_through_the_history_finds(
     window=st.sampled_from([(1, 1), (1, 3), (2, 5), (3, 3)]),
     steps=st.lists(st.integers(1, 20), min_size=1, max_size=30),
 )
-def test_copies_with_edits_go_on_as_a_search_through_the_history_says(
+def test_copies_with_edits_continue_where_a_search_through_the_history_says(
     seed: int, edits: list[tuple[int, int, int]], window: tuple[int, int], steps: list[int]
 ) -> None:
     random = np.random.default_rng(seed)
     original = random.integers(0, 6, 100).tolist()
-    index, follower, rest = NgramIndex(*window), Follower(window, original), list(original)
+    index, expected_text, rest = NgramIndex(*window), ExpectedText(window, original), list(original)
     for at, num_old, num_new in edits:
         rest[at : at + num_old] = random.integers(0, 6, num_new).tolist()
     index.start(0, original)
     for step in steps:
-        said, rest = rest[:step], rest[step:]
-        follower.extend(said)
-        extend_batch(index, [0], [said])
-        assert propose(index, 0, 9) == follower.expected(9)
+        added, rest = rest[:step], rest[step:]
+        expected_text.extend(added)
+        extend_batch(index, [0], [added])
+        assert propose(index, 0, 9) == expected_text.expected(9)
 
 
-def test_behind_an_edit_the_place_near_the_one_that_was_left_comes_before_the_most_recent() -> None:
+def test_after_an_edit_a_match_near_the_divergence_wins_over_the_most_recent_one() -> None:
     index = NgramIndex(2, 5)
     source = list(range(100, 130))
     index.start(0, [*source, 126, 127, 50, *source[:20]])  # 126 127 was last followed by 50
@@ -135,20 +138,20 @@ def test_behind_an_edit_the_place_near_the_one_that_was_left_comes_before_the_mo
     tail=st.lists(st.integers(0, 3), max_size=16),
     window=st.sampled_from([(1, 1), (1, 3), (2, 5), (8, 16)]),
 )
-def test_a_tail_counts_as_text_and_is_not_kept(tokens: list[int], tail: list[int], window: tuple[int, int]) -> None:
+def test_a_tail_counts_as_text_and_is_not_stored(tokens: list[int], tail: list[int], window: tuple[int, int]) -> None:
     index, whole = NgramIndex(*window), NgramIndex(*window)
     index.start(0, tokens)
     whole.start(0, tokens + tail)
     before = propose(index, 0)
     found = propose_batch(index, [0], [CAP], [np.array(tail, np.int32)])
-    assert (found.drafts[0, : found.counts[0]].tolist(), found.match_lens[0]) == propose(whole, 0)
+    assert found.proposals() == [propose(whole, 0)]
     assert propose(index, 0) == before
     index.check_integrity()
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_sequences_do_not_disturb_each_other(seed: int) -> None:
+def test_sequences_do_not_affect_each_other(seed: int) -> None:
     rng = np.random.default_rng(seed)
     index, live = NgramIndex(1, 4), {}
     for _ in range(60):
@@ -170,12 +173,11 @@ def test_sequences_do_not_disturb_each_other(seed: int) -> None:
         found = propose_batch(index, slots, caps)
         for i, s in enumerate(slots):
             expected = oracle(live[s], 1, 4, caps[i]) if caps[i] else ([], 0)
-            assert (found.drafts[i, : found.counts[i]].tolist(), found.match_lens[i]) == expected
             assert found.proposals()[i] == expected
     index.check_integrity()
 
 
-def test_a_batch_holds_more_and_longer_drafts_when_asked_and_fewer_after_that() -> None:
+def test_a_batch_grows_for_more_and_longer_drafts_and_may_then_hold_fewer() -> None:
     index, batch, texts = NgramIndex(1, 2), TextBatch(), [[i, 99, *range(100, 140), i] for i in range(50)]
     for slot, text in enumerate(texts):
         index.start(slot, text)
@@ -205,7 +207,7 @@ def test_a_match_may_cross_from_prompt_to_output() -> None:
     assert propose(index, 0, 3) == ([4, 9, 1], 4)
 
 
-def test_a_match_may_overlap_the_suffix_and_its_repetition_goes_on() -> None:
+def test_a_match_may_overlap_the_suffix_and_its_repetition_continues() -> None:
     index = NgramIndex(1, 3)
     index.start(0, [5, 5, 5, 5])
     index.start(1, [1, 2, 3, 1, 2])
@@ -213,7 +215,7 @@ def test_a_match_may_overlap_the_suffix_and_its_repetition_goes_on() -> None:
     assert propose(index, 1, 5) == ([3, 1, 2, 3, 1], 2)
 
 
-def test_equal_hashes_cannot_mislead_long_random_text() -> None:
+def test_hash_collisions_in_long_random_text_do_no_harm() -> None:
     rng = np.random.default_rng(0)
     history = rng.integers(0, 40, 30_000).astype(np.int32)
     index = NgramIndex(2, 5)
@@ -224,7 +226,7 @@ def test_equal_hashes_cannot_mislead_long_random_text() -> None:
 
 
 @pytest.mark.parametrize(("window", "limit"), [((1, 5), 40), ((1, 8), 64)])
-def test_bytes_per_token_stay_bounded(window: tuple[int, int], limit: int) -> None:
+def test_bytes_per_token_are_bounded(window: tuple[int, int], limit: int) -> None:
     tokens = np.random.default_rng(1).integers(0, 2**31 - 1, 60_000).astype(np.int32)
     index = NgramIndex(*window)
     index.start(0, tokens[:50_000])
@@ -235,7 +237,7 @@ def test_bytes_per_token_stay_bounded(window: tuple[int, int], limit: int) -> No
         assert index.num_bytes() <= limit * (begin + len(part))
 
 
-def test_finish_returns_the_memory() -> None:
+def test_finish_frees_the_memory() -> None:
     index = NgramIndex(1, 3)
     empty = index.num_bytes()
     index.start(0, list(range(10_000)))
@@ -243,7 +245,7 @@ def test_finish_returns_the_memory() -> None:
     assert index.num_bytes() <= empty + 1024
 
 
-def test_wrong_slots_and_offsets_are_refused_by_name() -> None:
+def test_invalid_slots_and_lengths_are_refused_by_name() -> None:
     index = NgramIndex(1, 3)
     index.start(0, [1, 2])
     with pytest.raises(ValueError, match="not in use, got 0"):

@@ -20,11 +20,11 @@ def test_tensors_share_slabs_without_overlap(dtype: str) -> None:
         assert values.shape == (size,) and np.array_equal(values, np.full(size, index))
 
 
-def test_small_tensors_lie_in_one_slab() -> None:
+def test_small_tensors_share_a_slab() -> None:
     first, second = (allocate_streamed([100, 3], "float32") for _ in range(2))
     assert list(first.shape) == [100, 3]
     assert 0 < second.data_ptr() - first.data_ptr() <= 1 << 27
 
 
-def test_a_large_tensor_begins_on_a_huge_page() -> None:
+def test_a_large_tensor_starts_on_a_huge_page() -> None:
     assert allocate_streamed([1 << 23], "float32").data_ptr() % (1 << 21) == 0

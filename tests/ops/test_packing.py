@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A weight packs to the same bits however it is stored."""
+"""Packed weights do not depend on how the weight is stored."""
 
 import numpy as np
 import paddle
@@ -13,13 +13,13 @@ SIZES = [(1, 1), (16, 64), (37, 33), (96, 70), (530, 35)]
 
 
 def bits(packed: PackedLinear) -> np.ndarray:
-    """Return the packed elements; Paddle reads a part of a tensor at the wrong place through a view of another type."""
+    """Return the packed elements; a view of another dtype would read the wrong part of a sliced Paddle tensor."""
     return (packed.data if packed.quantization != "none" else packed.data.astype("float32")).numpy()
 
 
 @pytest.mark.parametrize(("n", "k"), SIZES)
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
-def test_columns_of_a_paddle_checkpoint_pack_as_rows_do(dtype: str, quantization: str, n: int, k: int) -> None:
+def test_transposed_weights_pack_like_weights_stored_as_rows(dtype: str, quantization: str, n: int, k: int) -> None:
     weight = random_rows(n, k, dtype, 1)
     columns = WeightPiece(weight.t().contiguous(), 0, n, is_transposed=True)
     expected = pack_linear(weight, None, quantization)
@@ -28,7 +28,7 @@ def test_columns_of_a_paddle_checkpoint_pack_as_rows_do(dtype: str, quantization
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
-def test_pieces_of_several_matrices_pack_as_their_concatenation(
+def test_pieces_of_several_matrices_pack_like_their_concatenation(
     dtype: str, quantization: str, is_transposed: bool
 ) -> None:
     first, second = random_rows(40, 35, dtype, 1), random_rows(23, 35, dtype, 2)
@@ -46,7 +46,7 @@ def test_pieces_of_several_matrices_pack_as_their_concatenation(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_unquantized_panels_hold_units_of_four_bytes_lane_by_lane(dtype: str, n: int, k: int) -> None:
+def test_unquantized_panels_interleave_units_of_four_bytes(dtype: str, n: int, k: int) -> None:
     weight = random_rows(n, k, dtype, 1)
     padded = np.zeros((-(-n // 16) * 16, -(-k // 2) * 2), np.float32)
     padded[:n, :k] = weight.astype("float32").numpy()

@@ -39,7 +39,7 @@ def test_the_operator_tests_pass_on(path: str) -> None:
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     lines = []
-    for threads in ("1", "2", "5", "70"):  # stretches of tiles are at most 64
+    for threads in ("1", "2", "5", "70"):  # 70 threads share 64 ranges of tiles
         done = run(["-c", DIGEST], FD_NUM_THREADS=threads)
         line = next(line.split() for line in done.stdout.splitlines() if line.startswith("digest"))
         assert line[2] == threads
@@ -47,8 +47,8 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     assert len(set(lines)) == 1
 
 
-def test_a_forced_path_is_the_one_that_runs() -> None:
-    digests = {}  # all but the portable one may agree: AMD's bf16 dot product rounds like two fused multiply-adds
+def test_fd_cpu_isa_selects_the_path() -> None:
+    digests = {}  # paths with fused multiply-add may agree, because AMD's bf16 dot product rounds like two of them
     for path in supported():
         done = run(["-c", DIGEST], FD_CPU_ISA=path)
         line = next(line.split() for line in done.stdout.splitlines() if line.startswith("digest"))
@@ -65,7 +65,7 @@ def test_a_forced_path_is_the_one_that_runs() -> None:
         ({"FD_NUM_THREADS": "0"}, "FD_NUM_THREADS: expected 1..1024, got '0'"),
     ],
 )
-def test_a_setting_that_cannot_be_honoured_is_an_error(settings: dict[str, str], message: str) -> None:
+def test_an_invalid_setting_is_an_error(settings: dict[str, str], message: str) -> None:
     done = run(["-c", "from fastdeploy.ops.registry import select_backend; select_backend('cpu')"], **settings)
     assert done.returncode != 0
     assert f"OperatorLibraryError: {message}" in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows of quantized layers become: wint8 and wint4 keep all bits of bf16 down to 1/128 of the largest input."""
+"""Rounding of rows in quantized layers: wint8 and wint4 keep all bits of bf16 down to 1/128 of the largest input."""
 
 import numpy as np
 import paddle
@@ -20,8 +20,8 @@ def applied(weight: paddle.Tensor, x: paddle.Tensor, quantization: str) -> NDArr
     return np.asarray(out.numpy())
 
 
-def rows_as_multiplied(x: list[list[float]], quantization: str) -> NDArray[np.float32]:
-    """Return what a layer takes rows for, by a weight whose only codes are the largest one, with the scale 1."""
+def rounded_rows(x: list[list[float]], quantization: str) -> NDArray[np.float32]:
+    """Return the rounded rows of a layer, by means of a weight whose codes have the scale 1."""
     k, code = len(x[0]), 127.0 if quantization in ("wint8", "w8a8") else -8.0
     weight = paddle.eye(k).astype("bfloat16") * code
     return applied(weight, paddle.to_tensor(x, "bfloat16"), quantization) / code
@@ -29,7 +29,7 @@ def rows_as_multiplied(x: list[list[float]], quantization: str) -> NDArray[np.fl
 
 @pytest.mark.parametrize("quantization", ["wint8", "wint4"])
 @pytest.mark.parametrize("size", [1.0, 2.0**-100, 2.0**100])
-def test_a_wide_row_is_in_steps_of_its_largest_input(quantization: str, size: float) -> None:
+def test_a_16_bit_row_is_rounded_in_steps_of_its_largest_input(quantization: str, size: float) -> None:
     rows = [
         [16384, -16384, 128, -255, 129, 1, 0, 0],  # the scale 1
         [-LARGEST, 255, 1, 0.5, 1.5, -2.5, -0.25, 32512],  # ties to even
@@ -38,19 +38,19 @@ def test_a_wide_row_is_in_steps_of_its_largest_input(quantization: str, size: fl
     expected = [
         [16384, -16384, 128, -255, 129, 1, 0, 0],
         [-LARGEST, 255, 1, 0, 2, -2, 0, 32512],
-        [32639 * 2.0**-14, 0.015625, -0.0078125, 2.0**-14, 0, 2.0**-13, 0, 1],  # 32640 has no two signed bytes
+        [32639 * 2.0**-14, 0.015625, -0.0078125, 2.0**-14, 0, 2.0**-13, 0, 1],  # 32640 does not fit two signed bytes
     ]
-    found = rows_as_multiplied(np.multiply(rows, size).tolist(), quantization)
+    found = rounded_rows(np.multiply(rows, size).tolist(), quantization)
     assert np.array_equal(found, np.multiply(expected, size))
 
 
-def test_a_narrow_row_is_in_steps_of_a_127th_of_its_largest_input() -> None:
-    assert rows_as_multiplied([[254, -2, 1, 0.9, 3.1, 4.9]], "w8a8").tolist() == [[254, -2, 0, 0, 4, 4]]
+def test_an_8_bit_row_is_rounded_in_steps_of_1_127th_of_its_largest_input() -> None:
+    assert rounded_rows([[254, -2, 1, 0.9, 3.1, 4.9]], "w8a8").tolist() == [[254, -2, 0, 0, 4, 4]]
 
 
 @pytest.mark.parametrize("quantization", ["wint8", "wint4", "w8a8", "w4a8"])
-def test_rows_that_are_next_to_nothing_are_zero(quantization: str) -> None:
-    found = rows_as_multiplied([[2.0**-113, 2.0**-120], [2.0**-112, -(2.0**-112)], [0, 0]], quantization)
+def test_tiny_rows_become_zero(quantization: str) -> None:
+    found = rounded_rows([[2.0**-113, 2.0**-120], [2.0**-112, -(2.0**-112)], [0, 0]], quantization)
     assert found[[0, 2]].tolist() == [[0, 0], [0, 0]]
     assert np.allclose(found[1], [2.0**-112, -(2.0**-112)], rtol=1e-6, atol=0)
 
@@ -71,16 +71,16 @@ def error_and_magnitude(
 
 @pytest.mark.parametrize("quantization", ["wint8", "wint4"])
 @pytest.mark.parametrize("k", [300, 4096])
-def test_rows_without_outliers_are_multiplied_without_error(quantization: str, k: int) -> None:
+def test_rows_without_outliers_are_multiplied_exactly(quantization: str, k: int) -> None:
     x = random_rows(20, k, "float32", 2).astype("bfloat16").astype("float32")
     x = paddle.where(x.abs() * 128 < x.abs().max(axis=1, keepdim=True), paddle.zeros_like(x), x)
     error, products, _ = error_and_magnitude(x.astype("bfloat16"), quantization, k)
-    assert (error <= 2.0**-22 * products).all(), "nothing but roundings of fp32"
+    assert (error <= 2.0**-22 * products).all(), "only fp32 rounding"
 
 
 @pytest.mark.parametrize("quantization", ["wint8", "wint4"])
 @pytest.mark.parametrize("outlier", [1.0, 30.0, 1000.0])
-def test_an_outlier_costs_all_others_at_most_half_a_step(quantization: str, outlier: float) -> None:
+def test_an_outlier_changes_other_inputs_by_at_most_half_a_step(quantization: str, outlier: float) -> None:
     k = 1024
     x = random_rows(20, k, "bfloat16", 2)
     x[:, 77] = outlier * 2
@@ -105,7 +105,7 @@ def test_sums_of_any_number_of_the_largest_products_are_exact(quantization: str)
 
 @pytest.mark.parametrize("quantization", ["wint8", "wint4", "w8a8", "w4a8"])
 @pytest.mark.parametrize("rows", [1, 9])
-def test_outputs_may_take_the_place_of_rows(quantization: str, rows: int) -> None:
+def test_outputs_may_overwrite_the_inputs(quantization: str, rows: int) -> None:
     size = 1024
     weight = pack_linear(random_rows(size, size, "bfloat16", 1, size**-0.5), None, quantization)
     for seed in range(20):

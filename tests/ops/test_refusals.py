@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not fit is refused in one sentence that names operator, argument, what was expected and what came."""
+"""Invalid arguments are refused with operator, argument, expected and actual value in one sentence."""
 
 import re
 from collections.abc import Callable
@@ -195,7 +195,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 
 
 @pytest.mark.parametrize(("message", "call"), REFUSED, ids=[message[:60] for message, _ in REFUSED])
-def test_refused_with_one_sentence(message: str, call: Callable[[], object]) -> None:
+def test_invalid_arguments_are_refused_with_one_sentence(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
 

@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
     registry.select_backend("cpu")
 
 
-def test_the_library_names_its_version_and_sources() -> None:
+def test_the_library_reports_its_version_and_sources() -> None:
     assert library.library_version() == __version__
     assert re.fullmatch("[0-9a-f]{16}", library.library_hash())
     assert library.isa() in ("avx512_bf16", "avx512", "avx2", "portable")
@@ -41,7 +41,7 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
         library.check_version(loaded, library.library_path())
 
 
-def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_for_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "library_path", lambda: tmp_path / "_cpu.so")
     with pytest.raises(registry.OperatorLibraryError, match=r"got none; build it with `pip install -e \.`"):
         library.load_library.__wrapped__()
@@ -75,14 +75,14 @@ def test_a_name_is_registered_once() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("head_dim", [24, 64])
-def test_cache_bytes_are_those_of_an_allocated_cache(dtype: str, head_dim: int) -> None:
+def test_kv_bytes_per_token_are_those_of_an_allocated_cache(dtype: str, head_dim: int) -> None:
     cache = allocate_kv_cache(3, 16, 2, head_dim, dtype)
     held = sum(int(tensor.size) * int(tensor.element_size()) for tensor in (cache.key, cache.value))
     assert registry.selected_backend().kv_bytes_per_token(2, head_dim, dtype) * 3 * 16 == held
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "uint8"])
-def test_a_host_buffer_is_one_memory_seen_twice(dtype: str) -> None:
+def test_tensor_and_array_of_a_host_buffer_share_memory(dtype: str) -> None:
     buffer = HostBuffer((3, 4), dtype)
     assert not buffer.array.any()
     buffer.array[1, 2] = 5
@@ -91,7 +91,7 @@ def test_a_host_buffer_is_one_memory_seen_twice(dtype: str) -> None:
     assert buffer.array[2, 3] == 6
 
 
-def test_a_view_of_a_host_buffer_keeps_its_memory() -> None:
+def test_a_view_of_a_host_buffer_keeps_its_memory_alive() -> None:
     view = HostBuffer(1000, "int32").array[10:20]
     view[:] = 7
     gc.collect()

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row r of an M-row call has the bits of the 1-row call, for every M that changes how the work is cut."""
+"""Row r of an M-row call has the bits of the 1-row call, for every M at which kernels divide the work differently."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -12,11 +14,30 @@ from fastdeploy.ops.linear import QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.norm import NormParams, rms_norm
 from tests.ops.bits import assert_same_bits, bits
 
-# kColumnRows of custom_ops/cpu_ops/dot.h, kMostInTurns of linear_quant.cc, kTileBlocks blocks of linear_tiles.h
-BLOCK, IN_TURNS, TILE = 24, 40, 384
-EDGES = [*range(1, 21), *(edge + d for edge in (BLOCK, IN_TURNS, 2 * BLOCK, TILE, 504, 2040, 2048) for d in (-1, 0, 1))]
+CPU_OPS = Path(__file__).resolve().parents[2] / "custom_ops" / "cpu_ops"
+
+
+def constant(file: str, pattern: str) -> set[int]:
+    """Return the values of a constant in the native sources, which may differ between instruction-set paths."""
+    found = re.findall(rf"\b{pattern}(1 << )?(\d+)\b", (CPU_OPS / file).read_text())
+    assert found, f"{file}: no {pattern}"
+    return {1 << int(digits) if shifted else int(digits) for shifted, digits in found}
+
+
+def around(edges: Iterable[int]) -> list[int]:
+    """Return the row counts at and beside each edge."""
+    return sorted({edge + d for edge in edges for d in (-1, 0, 1) if edge + d > 0})
+
+
+BLOCK = max(constant("dot.h", "kColumnRows = "))  # rows of a block; 16-bit rows with two limbs count twice
+INTERLEAVED = max(constant("linear_quant.cc", "kMaxInterleavedRows = "))
+TILE = BLOCK * max(constant("linear_tiles.h", "kTileBlocks = "))
+GROUPED = {*constant("linear.cc", "kMaxGroupRows = "), *constant("linear_quant.cc", "kMaxGroupLimbRows = ")}
+EDGES = sorted({*range(1, BLOCK + 2), *around([*GROUPED, INTERLEAVED, 2 * BLOCK, TILE // 2, TILE, 2 * TILE])})
+PRIVATE_INPUTS = constant("tuning.h", r"constexpr Tuning \w+ = {\d+, ")  # to which every thread prepares rows itself
+NORM_ELEMENTS = max(constant("tuning.h", "kMinParallelNormElements = "))
 DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
-PLAIN, FUSED, GATED = range(3)  # nothing but the product; bias, residual and norm; the same and the gate
+PLAIN, FUSED, GATED = range(3)  # the product only; with bias, residual and norm; with these and a gate
 
 
 def one_row_at_a_time(call: Callable[[int, int], paddle.Tensor], rows: int) -> np.ndarray:
@@ -66,10 +87,11 @@ def test_quantized_linear(quantization: str, n: int, k: int, out_dtype: str, is_
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_rows_that_threads_prepare_together_become_what_each_becomes_alone(quantization: str, has_norm: bool) -> None:
-    n, k = 48, 1100  # kMinShared of quant_rows.h is 8192 inputs
+def test_rows_that_threads_prepare_together_have_the_bits_of_single_rows(quantization: str, has_norm: bool) -> None:
+    n, k = 48, 1100
+    row_counts = around([*(inputs // k for inputs in PRIVATE_INPUTS), BLOCK // 2, BLOCK, INTERLEAVED, 2 * BLOCK])
     weight = pack_linear(random_rows(n, k, "bfloat16", 1), None, quantization)
-    x = random_rows(40, k, "bfloat16", 2)
+    x = random_rows(max(row_counts), k, "bfloat16", 2)
     norm = NormParams(random_rows(1, k, "bfloat16", 3).reshape([k]), 1e-6) if has_norm else None
 
     def call(first: int, rows: int) -> paddle.Tensor:
@@ -77,12 +99,12 @@ def test_rows_that_threads_prepare_together_become_what_each_becomes_alone(quant
         linear(x[first : first + rows], weight, out, rows, norm=norm)
         return out
 
-    alone = one_row_at_a_time(call, 40)
-    for rows in (7, 8, 11, 12, 16, 17, 24, 25, 40):
+    alone = one_row_at_a_time(call, max(row_counts))
+    for rows in row_counts:
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"linear {quantization}, {rows} rows")
 
 
-def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
+def test_a_residual_may_be_added_in_place() -> None:
     weight = pack_linear(random_rows(80, 64, "bfloat16", 1))
     x, residual = random_rows(9, 64, "bfloat16", 2), random_rows(9, 80, "bfloat16", 3)
     apart, inside = paddle.zeros_like(residual), residual.clone()
@@ -95,7 +117,7 @@ def test_linear_does_not_depend_on_where_the_residual_lives() -> None:
     ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *QUANTIZATIONS))]
 )
 @pytest.mark.parametrize("rows", [1, 9, 60])
-def test_a_norm_inside_a_layer_has_the_bits_of_one_before_it(dtype: str, quantization: str, rows: int) -> None:
+def test_a_norm_in_a_layer_has_the_bits_of_a_separate_norm(dtype: str, quantization: str, rows: int) -> None:
     weight = pack_linear(random_rows(80, 100, dtype, 1), None, quantization)
     x, norm = random_rows(rows, 100, dtype, 2, 3.0), NormParams(random_rows(1, 100, dtype, 3).reshape([100]), 1e-6)
     inside, after, normed = paddle.zeros([rows, 80]), paddle.zeros([rows, 80]), paddle.zeros_like(x)
@@ -109,7 +131,7 @@ def test_a_norm_inside_a_layer_has_the_bits_of_one_before_it(dtype: str, quantiz
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("float32", "none"), *(("bfloat16", kind) for kind in ("none", *QUANTIZATIONS))]
 )
-def test_linear_keeps_nan_and_infinity_in_their_rows(dtype: str, quantization: str, k: int) -> None:
+def test_nan_and_infinity_do_not_leave_their_rows(dtype: str, quantization: str, k: int) -> None:
     weight = pack_linear(random_rows(80, k, dtype, 1), None, quantization)
     clean = random_rows(13, k, dtype, 2)
     poisoned = clean.clone()
@@ -119,28 +141,29 @@ def test_linear_keeps_nan_and_infinity_in_their_rows(dtype: str, quantization: s
     for x in (clean, poisoned):
         outs.append(paddle.zeros([13, 80], dtype))
         linear(x, weight, outs[-1], 13)
-    kept = [row for row in range(13) if row not in (4, 7)]
-    assert_same_bits(bits(outs[1])[kept], bits(outs[0])[kept], "rows beside NaN")
+    others = [row for row in range(13) if row not in (4, 7)]
+    assert_same_bits(bits(outs[1])[others], bits(outs[0])[others], "rows beside NaN")
     assert np.isnan(outs[1].astype("float32").numpy()[4]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [64, 100, 1024])
 def test_rms_norm(dtype: str, size: int) -> None:
-    x, weight = random_rows(2048, size, dtype, 1), random_rows(1, size, dtype, 2).reshape([size])
+    row_counts = around([*range(1, 10), NORM_ELEMENTS // size])
+    x, weight = random_rows(max(row_counts), size, dtype, 1), random_rows(1, size, dtype, 2).reshape([size])
 
     def call(first: int, rows: int) -> paddle.Tensor:
         out = paddle.zeros([rows, size], dtype)
         rms_norm(x[first : first + rows], weight, out, rows, 1e-6)
         return out
 
-    alone = one_row_at_a_time(call, 2048)
-    for rows in (*range(1, 21), 504, 2040, 2048):
+    alone = one_row_at_a_time(call, max(row_counts))
+    for rows in row_counts:
         assert_same_bits(bits(call(0, rows)), alone[:rows], f"rms_norm {dtype}, {rows} rows")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_beyond_num_rows_are_left_alone(dtype: str) -> None:
+def test_rows_beyond_num_rows_are_unchanged(dtype: str) -> None:
     x, out = random_rows(9, 64, dtype, 1), paddle.full([9, 64], 7.0, dtype)
     linear(x, pack_linear(random_rows(64, 64, dtype, 2)), out, 5)
     assert (out[5:].astype("float32").numpy() == 7.0).all()

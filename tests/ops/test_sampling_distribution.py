@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws follow the exact distribution of the rule: chi-square tests with fixed seeds, and tests that must fail them."""
+"""Sampled tokens follow the exact distribution: chi-square tests with fixed seeds, and samples that must fail them."""
 
 import numpy as np
 import pytest
@@ -9,19 +9,19 @@ from scipy import stats
 from fastdeploy.ops.reference.sampling import filtered
 from fastdeploy.ops.sampling import IntColumn, SamplingBatch, sample
 from fastdeploy.ops.verify import VerifyBatch, verify_draft_tokens
-from tests.ops.sampling_rows import RowRule, batch_of, logits_of
+from tests.ops.sampling_rows import RowOptions, batch_of, logits_of
 
 NUM_DRAWS = 100_000
 LARGE = 151_936
 RNG = np.random.default_rng(20)
 SMALL_LOGITS = (RNG.standard_normal(24) * 1.5).astype(np.float32)
-RULES = [
-    RowRule(),
-    RowRule(temperature=0.6),
-    RowRule(top_k=9),
-    RowRule(top_p=0.8),
-    RowRule(min_p=0.08),
-    RowRule(temperature=1.4, top_k=15, top_p=0.9, min_p=0.05),
+OPTIONS = [
+    RowOptions(),
+    RowOptions(temperature=0.6),
+    RowOptions(top_k=9),
+    RowOptions(top_p=0.8),
+    RowOptions(min_p=0.08),
+    RowOptions(temperature=1.4, top_k=15, top_p=0.9, min_p=0.05),
 ]
 
 
@@ -34,18 +34,20 @@ def p_value(tokens: NDArray, probability: NDArray) -> float:
     return float(stats.chisquare(counts[kept], probability[kept] / probability.sum() * counts.sum()).pvalue)
 
 
-def probability_of(logits: NDArray, rule: RowRule) -> NDArray[np.float64]:
+def probability_of(logits: NDArray, options: RowOptions) -> NDArray[np.float64]:
     """Return the exact distribution after the filters."""
-    kept = filtered(logits / np.float32(rule.temperature), rule.top_k, rule.top_p, rule.min_p).astype(np.float64)
+    kept = filtered(logits / np.float32(options.temperature), options.top_k, options.top_p, options.min_p).astype(
+        np.float64
+    )
     weights = np.exp(kept - kept.max())
     return weights / weights.sum()
 
 
 def draw(
-    logits: NDArray, rule: RowRule, seeds: NDArray, positions: NDArray, drafts: NDArray | None = None
+    logits: NDArray, options: RowOptions, seeds: NDArray, positions: NDArray, drafts: NDArray | None = None
 ) -> SamplingBatch:
     """Return a sampled batch with one row per (seed, position)."""
-    batch, single = SamplingBatch(len(seeds)), batch_of([rule])
+    batch, single = SamplingBatch(len(seeds)), batch_of([options])
     ints = batch.int_params.array
     batch.float_params.array[:], ints[:] = single.float_params.array[0], single.int_params.array[0]
     ints[:, IntColumn.SEED], ints[:, IntColumn.POSITION] = seeds, positions
@@ -55,59 +57,59 @@ def draw(
     return batch
 
 
-def verified(rule: RowRule, relaxed: bool) -> NDArray:
+def verified(options: RowOptions, relaxed: bool) -> NDArray:
     """Return the tokens emitted first when every request carries one random draft."""
     drafts = np.repeat(np.random.default_rng(1).integers(0, len(SMALL_LOGITS), NUM_DRAWS), 2)
     drafts[1::2] = -1
-    batch = draw(SMALL_LOGITS, rule, np.arange(2 * NUM_DRAWS), np.full(2 * NUM_DRAWS, 7), drafts)
+    batch = draw(SMALL_LOGITS, options, np.arange(2 * NUM_DRAWS), np.full(2 * NUM_DRAWS, 7), drafts)
     verification = VerifyBatch(2 * NUM_DRAWS)
     verification.fill(np.arange(0, 2 * NUM_DRAWS, 2), np.full(NUM_DRAWS, 2))
     verify_draft_tokens(
-        batch.token_ids.tensor, batch.int_params.tensor, batch.draft_survives.tensor, verification, relaxed, 0
+        batch.token_ids.tensor, batch.int_params.tensor, batch.draft_is_allowed.tensor, verification, relaxed, 0
     )
     accepted = verification.num_accepted.array[:NUM_DRAWS]
     assert 0 < accepted.sum() < NUM_DRAWS
     return verification.emitted.array[::2]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_draws_at_many_positions_follow_the_distribution(rule: RowRule) -> None:
-    batch = draw(SMALL_LOGITS, rule, np.full(NUM_DRAWS, 1234), np.arange(NUM_DRAWS))
-    assert p_value(batch.token_ids.array, probability_of(SMALL_LOGITS, rule)) > 1e-3
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_draws_at_many_positions_follow_the_distribution(options: RowOptions) -> None:
+    batch = draw(SMALL_LOGITS, options, np.full(NUM_DRAWS, 1234), np.arange(NUM_DRAWS))
+    assert p_value(batch.token_ids.array, probability_of(SMALL_LOGITS, options)) > 1e-3
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_draws_of_many_seeds_follow_the_distribution(rule: RowRule) -> None:
-    batch = draw(SMALL_LOGITS, rule, np.arange(NUM_DRAWS), np.full(NUM_DRAWS, 40))
-    assert p_value(batch.token_ids.array, probability_of(SMALL_LOGITS, rule)) > 1e-3
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_draws_of_many_seeds_follow_the_distribution(options: RowOptions) -> None:
+    batch = draw(SMALL_LOGITS, options, np.arange(NUM_DRAWS), np.full(NUM_DRAWS, 40))
+    assert p_value(batch.token_ids.array, probability_of(SMALL_LOGITS, options)) > 1e-3
 
 
-def test_the_test_notices_a_slightly_wrong_temperature() -> None:
-    batch = draw(SMALL_LOGITS, RowRule(temperature=1.03), np.full(NUM_DRAWS, 1234), np.arange(NUM_DRAWS))
-    assert p_value(batch.token_ids.array, probability_of(SMALL_LOGITS, RowRule())) < 1e-6
+def test_the_test_detects_a_slightly_wrong_temperature() -> None:
+    batch = draw(SMALL_LOGITS, RowOptions(temperature=1.03), np.full(NUM_DRAWS, 1234), np.arange(NUM_DRAWS))
+    assert p_value(batch.token_ids.array, probability_of(SMALL_LOGITS, RowOptions())) < 1e-6
 
 
-@pytest.mark.parametrize("rule", [RULES[0], RULES[-1]], ids=str)
-def test_verified_tokens_follow_the_distribution(rule: RowRule) -> None:
-    assert p_value(verified(rule, relaxed=False), probability_of(SMALL_LOGITS, rule)) > 1e-3
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-1]], ids=str)
+def test_verified_tokens_follow_the_distribution(options: RowOptions) -> None:
+    assert p_value(verified(options, relaxed=False), probability_of(SMALL_LOGITS, options)) > 1e-3
 
 
-def test_relaxed_verification_and_greedy_choice_fail_the_test() -> None:
-    exact = probability_of(SMALL_LOGITS, RULES[-1])
-    assert p_value(verified(RULES[-1], relaxed=True), exact) < 1e-6
-    greedy = draw(SMALL_LOGITS, RowRule(temperature=0.0), np.arange(100), np.arange(100))
+def test_relaxed_verification_and_greedy_sampling_fail_the_test() -> None:
+    exact = probability_of(SMALL_LOGITS, OPTIONS[-1])
+    assert p_value(verified(OPTIONS[-1], relaxed=True), exact) < 1e-6
+    greedy = draw(SMALL_LOGITS, RowOptions(temperature=0.0), np.arange(100), np.arange(100))
     assert p_value(greedy.token_ids.array, exact) < 1e-6
 
 
 def test_draws_at_neighbouring_positions_are_independent() -> None:
-    tokens = draw(np.zeros(4, np.float32), RowRule(), np.full(NUM_DRAWS, 9), np.arange(NUM_DRAWS)).token_ids.array
+    tokens = draw(np.zeros(4, np.float32), RowOptions(), np.full(NUM_DRAWS, 9), np.arange(NUM_DRAWS)).token_ids.array
     pairs = tokens[0::2] * 4 + tokens[1::2]
     assert p_value(pairs, np.full(16, 1 / 16)) > 1e-3
 
 
 def draw_large(logits: NDArray, num_draws: int) -> NDArray:
     """Return draws from one row of 151,936 ids, 32 rows at a time."""
-    rows, batch = logits_of(np.broadcast_to(logits, (32, LARGE))).tensor, batch_of([RowRule(seed=77)] * 32)
+    rows, batch = logits_of(np.broadcast_to(logits, (32, LARGE))).tensor, batch_of([RowOptions(seed=77)] * 32)
     tokens = []
     for first in range(0, num_draws, 32):
         batch.int_params.array[:, IntColumn.POSITION] = np.arange(first, first + 32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of threads: callers at the same time, and a forked child."""
+"""The thread pool: concurrent callers, and a forked child."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from fastdeploy.ops.linear import linear, pack_linear
 from tests.ops.bits import bits
 
 
-def test_callers_at_the_same_time_get_the_results_of_callers_alone() -> None:
+def test_concurrent_callers_get_the_same_results_as_single_callers() -> None:
     weight = pack_linear(random_rows(512, 256, "bfloat16", 1))
     inputs = [random_rows(8, 256, "bfloat16", seed) for seed in range(6)]
 
@@ -28,7 +28,7 @@ def test_callers_at_the_same_time_get_the_results_of_callers_alone() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
 
 
-def test_a_forked_child_computes_with_threads_of_its_own() -> None:
+def test_a_forked_child_computes_with_its_own_threads() -> None:
     weight, x = pack_linear(random_rows(512, 256, "float32", 1)), random_rows(8, 256, "float32", 2)
     out = paddle.zeros([8, 512], "float32")
     linear(x, weight, out, 8)

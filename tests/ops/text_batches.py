@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two halves of a call over texts, each for itself."""
+"""Calls that only append to texts, and calls that only draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tokens = Sequence[int] | IntArray
 
 
 def extend_batch(store: MatchIndex, slots: Sequence[int], added: Sequence[Tokens]) -> None:
-    """Let texts grow."""
+    """Append tokens to texts."""
     batch = TextBatch()
     batch.fill(slots, [0] * len(slots), [np.asarray(tokens, np.int32) for tokens in added])
     store.draft_batch(batch)
@@ -23,7 +23,7 @@ def extend_batch(store: MatchIndex, slots: Sequence[int], added: Sequence[Tokens
 def propose_batch(
     store: MatchIndex, slots: Sequence[int], caps: Sequence[int], tails: Sequence[IntArray] | None = None
 ) -> TextBatch:
-    """Ask what follows texts."""
+    """Draft for texts."""
     batch = TextBatch()
     batch.fill(slots, caps, [np.empty(0, np.int32)] * len(slots), tails)
     store.draft_batch(batch)

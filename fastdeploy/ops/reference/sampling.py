@@ -70,19 +70,19 @@ def sample(
         rejected = follows and (rejected or batch.token_ids.array[row - 1] != drafts[row - 1])
         if rejected:
             batch.token_ids.array[row], batch.status.array[row] = -1, SKIPPED
-            batch.draft_survives.array[row] = False
+            batch.draft_is_allowed.array[row] = False
             continue
-        processed, token_id, status, draft_survives = _sample_row(values[row], batch, row)
+        processed, token_id, status, draft_is_allowed = _sample_row(values[row], batch, row)
         batch.token_ids.array[row] = token_id
         batch.status.array[row] = status
-        batch.draft_survives.array[row] = draft_survives
+        batch.draft_is_allowed.array[row] = draft_is_allowed
         values[row] = processed
     if keep_processed:
         logits[:num_rows] = values
 
 
 def _sample_row(raw: Floats, batch: SamplingBatch, row: int) -> tuple[Floats, int, int, bool]:
-    """Return (processed logits, token id, status, whether the draft survives)."""
+    """Return (processed logits, token id, status, whether the draft is allowed)."""
     temperature, top_p, min_p, *penalties = batch.float_params.array[row]
     seed, position, top_k, *ranges, draft_id, vocab_limit, mask_begin = batch.int_params.array[row].tolist()
     x = raw.copy()

@@ -15,17 +15,16 @@ _NORMAL, _ACCEPT_ALL = 0, 1
 
 
 def verify_draft_tokens(
-    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
+    target: Tensor, int_params: Tensor, draft_is_allowed: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
 ) -> None:
     """As `fastdeploy.ops.verify.verify_draft_tokens`."""
-    drafts = (draft_ids[:, _DRAFT_COLUMN] if draft_ids.ndim == 2 else draft_ids).tolist()
-    tokens, is_candidate = target.tolist(), survives.tolist()
+    drafts, tokens, allowed = int_params[:, _DRAFT_COLUMN].tolist(), target.tolist(), draft_is_allowed.tolist()
     for b in range(batch.num_seqs):
         first, count = int(batch.first_row.array[b]), int(batch.row_count.array[b])
         emitted: list[int] = []
         for row in range(first, first + count):
             draft = drafts[row] if row < first + count - 1 else -1
-            equal = tokens[row] == draft or (relaxed and is_candidate[row])
+            equal = tokens[row] == draft or (relaxed and allowed[row])
             accepted = draft >= 0 and (accept_policy == _ACCEPT_ALL or (accept_policy == _NORMAL and equal))
             emitted.append(draft if accepted else tokens[row])
             if not accepted:

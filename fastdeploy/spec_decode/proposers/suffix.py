@@ -18,7 +18,7 @@ class SuffixProposer(MatchProposer):
 
     def __init__(self, config: SuffixConfig) -> None:
         self._cache = SuffixCache(config)
-        super().__init__(self._cache, config.max_tree_depth - config.reach)
+        super().__init__(self._cache, config.max_tree_depth - config.max_draft_len)
         self._num_drafts = self._num_shared_drafts = 0
 
     def _add_sequence(self, sequence_id: int, request: Request) -> None:

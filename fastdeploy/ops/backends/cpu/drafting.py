@@ -48,7 +48,9 @@ class BoundLoop:
 
         self.stages = [OpGraph(partial(stage.compute, metadata)) for stage in loop.stages]
         self.heads = [OpGraph(partial(compute_head, stage, out)) for stage in loop.stages for out in loop.narrow_logits]
-        self._free = load_library().fd_drafting_free  # kept here: at interpreter exit, modules may be gone before this
+        self._free = (
+            load_library().fd_draft_loop_free
+        )  # kept here: at interpreter exit, modules may be gone before this
         self._free.argtypes = [ctypes.c_void_p]
         self.handle = _bind(loop, [stage.handle for stage in self.stages], [head.handle for head in self.heads])
 
@@ -68,7 +70,7 @@ def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
     """Return the address of a native object that drafts with these graphs, given by their addresses."""
     sampling, handle = loop.sampling, HostBuffer(1, "int64")
     run_native(
-        "fd_bind_drafting",
+        "fd_bind_draft_loop",
         *loop.batch.buffers.tensors(),
         loop.token_ids.tensor,
         loop.num_drafts.tensor,
@@ -82,7 +84,7 @@ def _bind(loop: DraftLoop, stages: list[int], heads: list[int]) -> int:
         sampling.int_params.tensor,
         sampling.token_ids.tensor,
         sampling.status.tensor,
-        sampling.draft_survives.tensor,
+        sampling.draft_is_allowed.tensor,
         handle.tensor,
         stages,
         heads,

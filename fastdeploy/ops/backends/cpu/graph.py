@@ -36,19 +36,19 @@ class OpGraph:
             ValueError: an operator refuses its arguments.
         """
         library = load_library()
-        library.fd_recording_end.restype = ctypes.c_void_p
-        library.fd_recording_describe.restype = ctypes.c_char_p
-        self._free = library.fd_recording_free  # kept here: at interpreter exit, modules may be gone before the graph
+        library.fd_capture_end.restype = ctypes.c_void_p
+        library.fd_graph_describe.restype = ctypes.c_char_p
+        self._free = library.fd_graph_free  # kept here: at interpreter exit, modules may be gone before the graph
         self._free.argtypes = [ctypes.c_void_p]
-        self._replay = library.fd_replay
+        self._replay = library.fd_graph_replay
         self._replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._replay.restype = ctypes.c_char_p
-        library.fd_recording_begin()
+        library.fd_capture_begin()
         try:
             function()
         finally:
-            self.handle: int = library.fd_recording_end()
-        self._num_launches = int(library.fd_recording_size(ctypes.c_void_p(self.handle)))
+            self.handle: int = library.fd_capture_end()
+        self._num_launches = int(library.fd_graph_size(ctypes.c_void_p(self.handle)))
 
     def __len__(self) -> int:
         """Return the number of launches."""
@@ -60,9 +60,9 @@ class OpGraph:
         Raises:
             ValueError: more rows or sequences than captured; an id, position or slot out of range.
         """
-        refusal = self._replay(self.handle, num_rows, num_seqs)
-        if refusal is not None:
-            raise ValueError(refusal.decode())
+        message = self._replay(self.handle, num_rows, num_seqs)
+        if message is not None:
+            raise ValueError(message.decode())
 
     def describe(self) -> list[str]:
         """Return the kind of every launch, with the size of its weight if it has one: "Linear [3072, 1024]".
@@ -70,17 +70,10 @@ class OpGraph:
         A linear layer whose outputs are sampled next is a "Linear with block maxima [151936, 1024]": it passes the
         largest logit of each block to sampling.
         """
-        lines: bytes = load_library().fd_recording_describe(ctypes.c_void_p(self.handle))
+        lines: bytes = load_library().fd_graph_describe(ctypes.c_void_p(self.handle))
         return lines.decode().splitlines()
 
     def __del__(self) -> None:
         handle = getattr(self, "handle", None)
         if handle is not None:
             self._free(handle)
-
-
-def num_launches() -> int:
-    """Return how many capturable operators this process has executed, replayed ones included."""
-    library = load_library()
-    library.fd_num_launches.restype = ctypes.c_int64
-    return int(library.fd_num_launches())

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-import paddle
-from numpy.typing import NDArray
 from paddle import Tensor
 
 from fastdeploy.ops.backends.cpu.library import run_native
-from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.sampling import LogprobBuffers, SamplingBatch
 
 
@@ -29,7 +25,7 @@ def sample(
         batch.mask_words.tensor,
         batch.token_ids.tensor,
         batch.status.tensor,
-        batch.draft_survives.tensor,
+        batch.draft_is_allowed.tensor,
         num_rows,
         keep_processed,
         stop_at_rejections,
@@ -50,29 +46,3 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_rows: int, top_n:
         num_rows,
         top_n,
     )
-
-
-def philox4x32(counters: NDArray[np.uint32], key: int) -> NDArray[np.uint32]:
-    """Return the random words [n, 4] of counters [n, 4]."""
-    words = HostBuffer(counters.shape, "int64")
-    run_native("fd_philox4x32", paddle.to_tensor(counters.astype(np.int64)), words.tensor, _signed(key))
-    return words.array.astype(np.uint32)
-
-
-def gumbel_noise(seed: int, position: int, vocab_size: int) -> NDArray[np.float32]:
-    """Return the noise of every id at one position."""
-    noise = HostBuffer(vocab_size, "float32")
-    run_native("fd_gumbel_noise", noise.tensor, _signed(seed), position)
-    return noise.array.copy()
-
-
-def gumbel_of_words(words: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return the Gumbel transform of random words."""
-    noise = HostBuffer(len(words), "float32")
-    run_native("fd_gumbel_of_words", paddle.to_tensor(words.astype(np.int64)), noise.tensor)
-    return noise.array.copy()
-
-
-def _signed(word: int) -> int:
-    """Return the 64 bits of an unsigned integer as a signed one."""
-    return (word & (2**64 - 1)) - ((word & 2**63) << 1)

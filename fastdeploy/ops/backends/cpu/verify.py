@@ -10,14 +10,14 @@ from fastdeploy.ops.verify import VerifyBatch
 
 
 def verify_draft_tokens(
-    target: Tensor, draft_ids: Tensor, survives: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
+    target: Tensor, int_params: Tensor, draft_is_allowed: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int
 ) -> None:
     """Compare the drafts of all requests with the target's tokens."""
     run_native(
         "fd_verify_draft_tokens",
         target,
-        draft_ids,
-        survives,
+        int_params,
+        draft_is_allowed,
         batch.first_row.tensor,
         batch.row_count.tensor,
         batch.num_accepted.tensor,
