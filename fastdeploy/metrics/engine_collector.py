@@ -41,7 +41,7 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("gpu_cache_usage_perc", "Fraction of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
     yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
     rate = _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens)
-    yield _gauge("hit_token_rate", "Prompt tokens found in the prefix cache / looked up", rate)
+    yield _gauge("hit_token_rate", "Fraction of looked-up prompt tokens that were in the prefix cache", rate)
     yield _gauge("gpu_hit_token_rate", "The same: the cache has one level", rate)
 
 
@@ -119,7 +119,7 @@ def _suffix_cache(cache: SuffixCacheStats) -> Iterator[Metric]:
     yield _gauge("suffix_cache_num_tokens", "Tokens of the cached outputs", cache.num_tokens)
     yield _counter("suffix_cache_evicted_outputs", "Outputs evicted from the cache", cache.num_evicted_outputs)
     drafts = {"own": cache.num_own_drafts, "shared": cache.num_shared_drafts}
-    text = "Drafts by where they were found: in the request's own context, or in cached outputs"
+    text = "Drafts by the text of the match: the request's own context, or cached outputs (shared)"
     yield _counters("suffix_cache_drafts", text, "text", drafts, {})
 
 
@@ -130,7 +130,7 @@ def _draft_length(stats: DraftLengthStats, labels: Mapping[str, str]) -> Iterato
     yield _counter(name + "zero_choices", "Steps that had drafts and verified none", stats.num_zero_choices, labels)
     yield _counter(name + "withheld_tokens", "Draft tokens that were not verified", stats.num_withheld_tokens, labels)
     yield _gauge(name + "paused", "1 while drafting is paused because drafts lost time", stats.is_paused, labels)
-    yield _gauge(name + "paused_seconds", "Seconds since the pause of drafting began", stats.paused_s, labels)
+    yield _gauge(name + "paused_seconds", "Seconds since drafting was paused; 0 while drafting", stats.paused_s, labels)
 
 
 def _gauge(name: str, text: str, value: float, labels: Mapping[str, str] | None = None) -> Metric:

@@ -87,19 +87,23 @@ class RequestRecorder:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
 
-        self._ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _SHORT_S)
-        self._tpot = histogram("time_per_output_token_seconds", "Mean time per token after the first", _SHORT_S)
-        self._e2e = histogram("e2e_request_latency_seconds", "Arrival to end", _LONG_S)
-        self._queue = histogram("request_queue_time_seconds", "Arrival to first step", _LONG_S)
-        self._prefill = histogram("request_prefill_time_seconds", "First step to first token", _LONG_S)
-        self._inference = histogram("request_inference_time_seconds", "First step to end", _LONG_S)
-        self._decode = histogram("request_decode_time_seconds", "First token to end", _LONG_S)
-        self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
-        self._generation_tokens = histogram("request_generation_tokens", "Tokens emitted for a choice", _TOKENS)
-        self._max_tokens = histogram("request_params_max_tokens", "max_tokens of requests", _TOKENS)
+        self._ttft = histogram("time_to_first_token_seconds", "Time from arrival to the first token", _SHORT_S)
+        self._tpot = histogram("time_per_output_token_seconds", "Mean time per output token after the first", _SHORT_S)
+        self._e2e = histogram("e2e_request_latency_seconds", "Time from arrival to the end", _LONG_S)
+        self._queue = histogram("request_queue_time_seconds", "Time from arrival to the first step", _LONG_S)
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "Time from the first step to the first token", _LONG_S
+        )
+        self._inference = histogram("request_inference_time_seconds", "Time from the first step to the end", _LONG_S)
+        self._decode = histogram("request_decode_time_seconds", "Time from the first token to the end", _LONG_S)
+        self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens per request", _TOKENS)
+        self._generation_tokens = histogram("request_generation_tokens", "Output tokens per choice", _TOKENS)
+        self._max_tokens = histogram("request_params_max_tokens", "max_tokens of the requests that set it", _TOKENS)
         self._requests = Counter(PREFIX + "requests_number", "Requests received", registry=registry)
         self._latest_ttft = _latest(PREFIX + "first_token_latency", "TTFT of the latest request, seconds", registry)
-        self._latest_e2e = _latest(PREFIX + "infer_latency", "Arrival to end of the latest request, seconds", registry)
+        self._latest_e2e = _latest(
+            PREFIX + "infer_latency", "End-to-end latency of the latest request, seconds", registry
+        )
 
     def started(self, max_tokens: int | None) -> None:
         """Count a received request; `max_tokens` as given, None if it was not."""
@@ -143,7 +147,9 @@ def _line(record: RequestRecord) -> str:
         f"total {_ms(record.e2e_s)}",
     ]
     if record.acceptance is not None:
-        parts.append(f"acceptance {record.acceptance:.2f} (length {record.average_accept_length:.2f})")
+        parts.append(
+            f"acceptance rate {record.acceptance:.2f}, mean acceptance length {record.average_accept_length:.2f}"
+        )
     return ", ".join(parts)
 
 

@@ -52,7 +52,7 @@ class ServerMetrics:
         self.requests = RequestRecorder(own, json_lines)
         self.http = HttpMetrics(own)
         self.inside = Gauge(
-            PREFIX + "num_requests_inside", "Requests in the server", registry=own, multiprocess_mode="livesum"
+            PREFIX + "num_requests_inside", "Requests in the API processes", registry=own, multiprocess_mode="livesum"
         )
         self._merged = _Merged(folder, own) if folder else None
         self.registry = CollectorRegistry() if self._merged else own
@@ -75,9 +75,12 @@ class HttpMetrics:
             "http_requests", "HTTP responses", ["method", "path", "status_code"], registry=registry
         )
         self._seconds = Histogram(
-            "http_request_duration_seconds", "Request to the end of its response", ["method", "path"], buckets=_HTTP_S,
+            "http_request_duration_seconds",
+            "Time from a request to the end of its response",
+            ["method", "path"],
+            buckets=_HTTP_S,
             registry=registry,
-        )  # fmt: skip
+        )
 
     def observe(self, method: str, path: str, status: int, seconds: float) -> None:
         """Record a finished response; `path` must be one of a bounded set."""

@@ -15,7 +15,11 @@ from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, FastDeployError
 
 ENGINE_FLAGS = (
-    "The flags of the engine are accepted as well: --model, --max-model-len, --speculative-config, ... "
+    "The engine flags of fastdeploy serve are accepted as well: --model, --max-model-len, --speculative-config, ... "
+    "(docs/guide/flags.md)"
+)
+SERVE_FLAGS = (
+    "The flags of fastdeploy serve are accepted as well: --model, --max-model-len, --speculative-config, ... "
     "(docs/guide/flags.md)"
 )
 

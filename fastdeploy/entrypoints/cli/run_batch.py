@@ -30,7 +30,7 @@ from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.http_client import HttpClient, UnreachableError, error_message
 from fastdeploy.entrypoints.cli.parser import (
-    ENGINE_FLAGS,
+    SERVE_FLAGS,
     CommandParser,
     add_api_key_flag,
     get_api_key,
@@ -136,7 +136,7 @@ def _make_parser() -> CommandParser:
     parser = CommandParser(
         "run-batch",
         "Answer a file of requests in OpenAI's batch format, on a server that this command starts or on a running one.",
-        ENGINE_FLAGS,
+        SERVE_FLAGS,
     )
     parser.add_argument("-i", "--input-file", required=True, help="JSONL with custom_id, method, url, body")
     parser.add_argument("-o", "--output-file", required=True, help="JSONL with id, custom_id, response, error")

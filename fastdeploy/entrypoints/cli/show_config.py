@@ -12,7 +12,7 @@ import yaml
 from fastdeploy.config.args import COMMAND_LINE, ServeArgs, parse_serve_args
 from fastdeploy.config.env import API_KEY_VARIABLE, read_env
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
-from fastdeploy.entrypoints.cli.parser import ENGINE_FLAGS, CommandParser
+from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
 
 SEPARATE_SPECULATION_FLAGS = (
     "speculative_model",
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
     """Print the configuration as YAML that --config accepts, or as JSON, without starting a server."""
     parser = CommandParser(
         "config",
-        "Print the configuration that flags of `fastdeploy serve` result in, and where each value comes from.",
-        ENGINE_FLAGS,
+        "Print the configuration of a server and where each value comes from, without starting it.",
+        SERVE_FLAGS,
     )
     parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="format of the output")
     own_args, flags = parser.parse_with_engine_flags(arguments)
