@@ -16,6 +16,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import sys
 import sysconfig
 import warnings
 from collections.abc import Iterable
@@ -200,7 +201,8 @@ def compile_all(jobs: list[Job]) -> None:
     ordered = sorted(missing.values(), key=lambda job: -(ROOT / job.command[-1]).stat().st_size)
 
     def compile_one(number: int, job: Job) -> None:
-        print(f"[{number}/{len(ordered)}] {job.name}", flush=True)
+        sys.stdout.write(f"[{number}/{len(ordered)}] {job.name}\n")  # print would write the end of the line separately
+        sys.stdout.flush()
         run(job.command, job.target)
 
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

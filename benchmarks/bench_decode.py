@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding and verification steps of a model's shape, in every format, against the least time they need.
+"""How near is a decoding or verification step to the limits of the machine, in each weight format?
 
     python -m benchmarks.bench_decode [--quantization none w8a8] [--context 128 2048] [--rows 1 8 16] [--rounds 6]
         [--kv-cache-dtype int8] [--parts]
 
-A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). Three floors
-stand under its time, each measured beside it:
+A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). The baselines
+are three lower bounds of its time, measured beside it:
 
-    floor    max(bytes of weights, keys and values / bandwidth, operations / peak of the format's arithmetic), as if
-             the whole step could read and multiply at once; from readings before and after each group of steps
-    in turn  the same of every linear layer, head and attention by itself, added up: they follow one another
-    loops    plain loops in their place, after each group: they load the same memory, expand and multiply it by as
-             many rows, do what the format asks of sums (scales of groups, limbs) and nothing else
-             (benchmarks/launches.py). `by kernel` names what the kernel does faster
+    floor    max(bytes of weights, keys and values / read bandwidth, operations / peak of the format), as if the whole
+             step could read and multiply at once
+    in_turn  the same bound for each linear layer, the head and attention by itself, added up
+    loops    plain loops in the operators' place (benchmarks/launches.py); `by_kernel` names the operators whose kernel
+             is faster than its loop, where the kernel's time is taken instead
 
-`over_*` are medians over groups of a step's time over that group's floor; cases take turns. What a step takes over
-`loops` is what the kernels add (rows, scales of outputs, softmax, outputs), sampling, engine and Python. `times one` is
-tokens per second over those of one row of the same format and context (of one request: rows verified over one);
-`loops_times_one` is what these loops allow.
+`over_*` are medians of the step's time over the bound, over groups of steps; cases alternate. What `over_loops` leaves
+are rows, scales of outputs, softmax, outputs, sampling, engine and Python. `times_one` is tokens per second over those
+of one row; `loops_times_one` is what the loops allow.
 
-`--parts` says where that goes: a further step of every group is timed operator by operator, and a second table holds
-for every part of the model, every other operator, and the rest of the engine, what it took, what its loop took (0
-for what has none), and `lost`, the difference over the sum of the step's loops.
+--parts prints a second table: for each part of the model, each other operator and the rest of the engine, its time, the
+time of its loop, and `lost`, the difference over the sum of the step's loops.
 
-The engine itself steps here. Prompts are taken as computed (benchmarks/shape_engine.py) and drafts are all rejected.
+The real engine runs the steps. Prefill is skipped (benchmarks/shape_engine.py), and all drafts are rejected.
 """
 
 from __future__ import annotations
@@ -31,13 +28,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmarks.launches import LaunchFloors, capture_replays
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from benchmarks.shape_engine import ShapeEngine, StepShape, add_shape_flags
-from benchmarks.step_parts import REST, Calls, Profile, by_part, part_names, timed_operators
+from benchmarks.step_parts import Profile, by_part, part_names, time_parts
 from fastdeploy.config.model_config import KV_CACHE_DTYPES
 
 STEPS_PER_GROUP = 4
@@ -45,23 +41,23 @@ STEPS_PER_GROUP = 4
 
 @dataclass
 class Case:
-    """One shape of steps, and what its groups took."""
+    """A shape of steps, and the times of its groups."""
 
     step: StepShape
     launches: LaunchFloors
     step_s: list[float] = field(default_factory=list)
     floor_s: list[float] = field(default_factory=list)
     in_turn_s: list[float] = field(default_factory=list)
-    parts_s: list[Profile] = field(default_factory=list)  # where --parts asks for them
+    parts_s: list[Profile] = field(default_factory=list)  # with --parts
 
     @property
     def kind(self) -> str:
-        """How its rows come together."""
+        """What the rows of a step are."""
         return "drafts" if self.step.rows_each > 1 else "requests"
 
 
 def make_cases(contexts: list[int], rows: list[int], on_thread_time: bool) -> list[Case]:
-    """Return requests of one row, and one request with drafts, of every number of rows."""
+    """Return, for each number of rows, as many requests of one row, and one request with drafts."""
     shapes = [
         step
         for context in contexts
@@ -72,38 +68,26 @@ def make_cases(contexts: list[int], rows: list[int], on_thread_time: bool) -> li
 
 
 def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline, parts: bool) -> None:
-    """Run a group of steps between two readings, then the loops of its operators; note times and floors."""
+    """Time a group of steps between two readings of the machine, then the loops of its operators."""
     ids = loaded.start(case.step, 3 + STEPS_PER_GROUP)
-    loaded.engine.step()  # the first step of a shape pays for cold code
+    loaded.engine.step()  # the first step of a shape finds cold caches
     replays = capture_replays(loaded.engine.step)
     before = roofline.measure()
     begin = roofline.clock()
     for _ in range(STEPS_PER_GROUP):
         loaded.engine.step()
-    seconds = (roofline.clock() - begin) / STEPS_PER_GROUP
-    after = roofline.measure()
+    case.step_s.append((roofline.clock() - begin) / STEPS_PER_GROUP)
+    readings = (before, roofline.measure())
     case.launches.measure(replays)
     if parts:
-        case.parts_s.append(time_parts(loaded, case.launches.on_thread_time, roofline))
+        case.parts_s.append(time_parts(loaded.engine.step, loaded.work.config, roofline.clock))
     loaded.stop(ids)
-    case.step_s.append(seconds)
-    case.floor_s.append(statistics.mean(loaded.work.floor_s(case.step, reading) for reading in (before, after)))
-    case.in_turn_s.append(statistics.mean(case.launches.in_turn_s(reading) for reading in (before, after)))
+    case.floor_s.append(statistics.mean(loaded.work.floor_s(case.step, reading) for reading in readings))
+    case.in_turn_s.append(statistics.mean(case.launches.in_turn_s(reading) for reading in readings))
 
 
-def time_parts(loaded: ShapeEngine, on_thread_time: bool, roofline: Roofline) -> Profile:
-    """Run a step; return the seconds of each of its parts."""
-    calls: Calls = []
-    begin = roofline.clock()
-    with timed_operators(calls, on_thread_time):
-        loaded.engine.step()
-    seconds = roofline.clock() - begin
-    calls.append((REST, seconds - sum(spent for _, spent in calls)))
-    return by_part(calls, part_names(loaded.work.config))
-
-
-def describe_parts(case: Case, loaded: ShapeEngine) -> list[dict[str, Any]]:
-    """Return the medians of a case's parts, in the order of what they lose."""
+def describe_parts(case: Case, loaded: ShapeEngine) -> list[Row]:
+    """Return the medians of a case's parts, the largest loss first."""
     names = part_names(loaded.work.config)
     loops = [by_part(by_kind.items(), names) for by_kind in case.launches.attainable_by_kind_s()]
     whole_s = statistics.median(case.launches.attainable_s())
@@ -115,8 +99,8 @@ def describe_parts(case: Case, loaded: ShapeEngine) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -float(row["lost"]))
 
 
-def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> list[dict[str, Any]]:
-    """Measure all cases of one format, in turns; return their rows of the table, each with its `parts`."""
+def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> list[Row]:
+    """Measure all cases of one format in alternation; return their rows of the table, each with its `parts`."""
     loaded = ShapeEngine.load(
         args.shape,
         quantization,
@@ -125,18 +109,16 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
         max_drafts=max(args.rows) - 1,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    loaded.skip_prompts()
+    loaded.skip_prefill()
     cases = make_cases(args.context, args.rows, args.clock == "cpu")
     for _ in range(args.rounds):
         for case in cases:
             time_group(loaded, case, roofline, args.parts)
-    results = [describe(case, cases, loaded, roofline) for case in cases]
-    for case, result in zip(cases, results):
-        result["parts"] = describe_parts(case, loaded) if args.parts else []
-    return results
+    parts = [describe_parts(case, loaded) if args.parts else [] for case in cases]
+    return [{**describe(case, cases, loaded, roofline), "parts": of_case} for case, of_case in zip(cases, parts)]
 
 
-def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofline) -> dict[str, Any]:
+def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofline) -> Row:
     """Return a case's medians."""
     step, work, step_s = case.step, loaded.work, statistics.median(case.step_s)
     bf16, int8 = work.operations(step, step.rows)
@@ -163,46 +145,33 @@ def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofl
     }
 
 
-def times_one(rows: int, one_s: list[float], rows_s: list[float]) -> float:
-    """Return how many times the rows per second of steps of one row steps of so many rows compute."""
-    return rows * statistics.median(a / b for a, b in zip(one_s, rows_s, strict=True))
-
-
-def print_parts(results: list[dict[str, Any]]) -> None:
-    """Print one row per case and part."""
-    case = ("format", "context", "rows", "as")
-    rows = [[*(result[key] for key in case), *part.values()] for result in results for part in result["parts"]]
-    print_table("where the steps' time goes", [*case, *results[0]["parts"][0]], rows)
+def times_one(num_rows: int, one_s: list[float], rows_s: list[float]) -> float:
+    """Return the rows per second of steps of `num_rows` rows over those of steps of one row."""
+    return num_rows * statistics.median(a / b for a, b in zip(one_s, rows_s, strict=True))
 
 
 def main() -> None:
     """Print one row per format, context, number of rows and kind, and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_shape_flags(parser)
     add_clock_flag(parser)
     parser.add_argument("--context", type=int, nargs="+", default=[128, 2048])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="up to 17")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16], help="at most 17")
     parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="(default: auto)")
-    parser.add_argument("--rounds", type=int, default=6, help=f"groups of {STEPS_PER_GROUP} steps of every case")
-    parser.add_argument("--parts", action="store_true", help="also time steps part by part")
+    parser.add_argument("--rounds", type=int, default=6, help=f"groups of {STEPS_PER_GROUP} steps of each case")
+    parser.add_argument("--parts", action="store_true", help="also time the parts of steps")
     args = parser.parse_args()
     if not all(1 <= rows <= 17 for rows in args.rows):
         parser.error(f"--rows: expected 1 to 17, got {args.rows}")
     roofline = make_roofline(parser, args)
     results = [row for quantization in args.quantization for row in measure(args, quantization, roofline)]
-    columns = [column for column in results[0] if column != "parts"]
-    print_table(f"{args.shape}: {roofline.median}", columns, [[row[column] for column in columns] for row in results])
+    print_table(f"{args.shape}: {roofline.median}", results, [column for column in results[0] if column != "parts"])
     if args.parts:
-        print_parts(results)
-    print_json(
-        {
-            "benchmark": "decode",
-            "shape": args.shape,
-            "kv_cache_dtype": args.kv_cache_dtype,
-            "roofline": roofline.describe(),
-            "results": results,
-        }
-    )
+        case = ("format", "context", "rows", "as")
+        parts = [{**{key: row[key] for key in case}, **part} for row in results for part in row["parts"]]
+        print_table("parts of a step", parts)
+    machine = {"kv_cache_dtype": args.kv_cache_dtype, "roofline": roofline.describe()}
+    print_json({"benchmark": "decode", "shape": args.shape, **machine, "results": results})
 
 
 if __name__ == "__main__":

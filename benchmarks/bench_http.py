@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streaming over HTTP against the engine alone: the same prompts, the same parameters, in turns within one run.
+"""How much slower is streaming over HTTP than the engine alone, with the same prompts and parameters?
 
     python -m benchmarks.bench_http [--model demo] [--streams 16] [--max-tokens 256] [--workers 1]
 
-For each method a server and an engine of the same configuration are loaded; the engine steps in this process, the
-server's client runs in one of its own (benchmarks/stream_client.py) and takes its share of the same cores. Rounds take
-turns; the ratio is the median over rounds of HTTP tokens/s to engine tokens/s. On a machine that others use too, look
-at `engine_share_of_cpu`: what is left for the engine of the processor time that serving takes. Both texts must be
-equal, and at the end no block may be in use.
+For each method a server and an engine of the same configuration are loaded. The engine, the baseline, runs in this
+process; the server's client runs in a process of its own (benchmarks/stream_client.py) on the same cores. Rounds
+alternate, and `ratio` is the median over rounds of HTTP tokens/s to engine tokens/s. On a shared machine look at
+`engine_share_of_cpu`, the engine's share of the processor time of serving. The run fails if a streamed text differs
+from the engine's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -29,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import print_json, print_table
-from benchmarks.workloads import code_editing
+from benchmarks.report import Row, make_parser, print_report
+from benchmarks.workloads import sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -49,45 +48,40 @@ _ids = count()
 
 
 class Server:
-    """A server process and the client process that loads it."""
+    """A server process and the client process that sends it requests."""
 
     def __init__(self, process: subprocess.Popen[str], client: subprocess.Popen[str], host: str, port: int) -> None:
-        self.process = process
-        self._client = client
+        self.process, self._client = process, client
         self._host, self._port = host, port
 
-    def run(self, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Stream all bodies at once; return what the client measured."""
+    def stream(self, bodies: list[Row]) -> list[Row]:
+        """Stream all requests at once; return what the client measured."""
         assert self._client.stdin is not None and self._client.stdout is not None
         job = {"host": self._host, "port": self._port, "bodies": bodies}
         self._client.stdin.write(json.dumps(job) + "\n")
         self._client.stdin.flush()
-        results: list[dict[str, Any]] = json.loads(self._client.stdout.readline())
+        results: list[Row] = json.loads(self._client.stdout.readline())
         errors = [result["error"] for result in results if result["error"]]
         assert not errors, errors[:3]
         return results
-
-    def get(self, path: str) -> str:
-        """GET a path."""
-        with urllib.request.urlopen(f"http://{self._host}:{self._port}{path}") as answer:
-            return str(answer.read().decode())
 
     def rss_mib(self) -> float:
         """Return the resident memory of the largest API process."""
         found = [re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0] for pid in self._api()]
         return max(map(int, found)) / 1024
 
-    def cpu_s(self) -> tuple[float, float, float]:
-        """Return the processor time that the API, the engine and the client have used."""
-        engine = sum(_cpu_s(pid) for pid in self._children() if pid not in self._api())
-        return sum(map(_cpu_s, self._api())), engine, _cpu_s(self._client.pid)
+    def cpu_s(self) -> list[float]:
+        """Return the processor seconds of the API, the engine and the client."""
+        api = self._api()
+        engine = [pid for pid in self._children() if pid not in api]
+        return [sum(map(_cpu_s, pids)) for pids in (api, engine, [self._client.pid])]
 
     def _children(self) -> list[int]:
         listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
         return [int(line) for line in listed.stdout.split()]
 
     def _api(self) -> list[int]:
-        """Return the API processes: the server's own process, and its workers."""
+        """Return the API processes: the server's own process and its workers."""
         workers = [pid for pid in self._children() if "openai.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
         return [self.process.pid, *workers]
 
@@ -115,19 +109,20 @@ def serving(flags: Sequence[str]) -> Iterator[Server]:
         process.wait(30)
 
 
-def engine_config(args: argparse.Namespace, method: str) -> EngineConfig:
-    """Return the configuration that both sides run."""
-    return EngineConfig(
+def make_engine(args: argparse.Namespace, method: str) -> Engine:
+    """Build the engine of the baseline."""
+    config = EngineConfig(
         model=args.model,
         max_model_len=args.max_prompt_tokens + args.max_tokens,
         cache=CacheConfig(enable_prefix_caching=False),
         scheduler=SchedulerConfig(max_num_seqs=args.streams),
-        speculative=SpeculativeConfig.from_mapping(SPECULATION[method]),
+        speculative=parse_speculative_config(SPECULATION[method]),
     )
+    return Engine.from_config(config)
 
 
 def server_flags(args: argparse.Namespace, method: str) -> list[str]:
-    """Return the same as flags."""
+    """Return the same configuration as flags of the server."""
     flags = {
         "--max-model-len": args.max_prompt_tokens + args.max_tokens,
         "--max-num-seqs": args.streams,
@@ -138,15 +133,16 @@ def server_flags(args: argparse.Namespace, method: str) -> list[str]:
 
 
 def make_prompts(tokenizer: Tokenizer, args: argparse.Namespace) -> list[list[int]]:
-    """Return one prompt per stream: a few functions, cut at as many places as it takes for all to differ."""
-    sources = code_editing(tokenizer, min(args.streams, NUM_SOURCES), 10**6, args.seed)
+    """Return one prompt per stream: a few functions to rewrite, cut at different lengths so that all differ."""
+    sources = sessions("editing", tokenizer, min(args.streams, NUM_SOURCES), 1, 10**6, 1, args.seed)
     return [
-        sources[i % NUM_SOURCES][: args.max_prompt_tokens - 1 - 4 * (i // NUM_SOURCES)] for i in range(args.streams)
+        sources[i % NUM_SOURCES][0].prompt[: args.max_prompt_tokens - 1 - 4 * (i // NUM_SOURCES)]
+        for i in range(args.streams)
     ]
 
 
 def run_engine(engine: Engine, prompts: list[list[int]], max_tokens: int) -> tuple[float, list[list[int]]]:
-    """Run all prompts on the engine; return seconds and the tokens of each."""
+    """Run all prompts on the engine; return the seconds and the tokens of each."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     tokens: dict[str, list[int]] = {}
     begin = time.perf_counter()
@@ -160,62 +156,42 @@ def run_engine(engine: Engine, prompts: list[list[int]], max_tokens: int) -> tup
     return time.perf_counter() - begin, list(tokens.values())
 
 
-def bodies(prompts: list[list[int]], max_tokens: int) -> list[dict[str, Any]]:
+def make_bodies(prompts: list[list[int]], max_tokens: int) -> list[Row]:
     """Return the same prompts as HTTP requests."""
     common = {"model": "default", "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     return [{**common, "prompt": prompt, "stream_options": {"include_usage": True}} for prompt in prompts]
 
 
-def compare(args: argparse.Namespace, tokenizer: Tokenizer, method: str) -> dict[str, Any]:
-    """Take turns between the engine and the server; return medians and percentiles."""
-    prompts = make_prompts(tokenizer, args)
-    engine = Engine.from_config(engine_config(args, method))
+def compare(args: argparse.Namespace, tokenizer: Tokenizer, method: str) -> Row:
+    """Alternate between the engine and the server; return medians and percentiles."""
+    prompts, engine = make_prompts(tokenizer, args), make_engine(args, method)
     num_tokens = args.streams * args.max_tokens
-    ratios, rates, results = [], [], []
+    engine_times, http_times, streams = [], [], []
     cpu = np.zeros(3)  # seconds of API, engine, client
     with serving(server_flags(args, method)) as server:
         for _ in range(args.rounds):
             engine_s, token_ids = run_engine(engine, prompts, args.max_tokens)
-            cpu_begin = server.cpu_s()
-            answers = server.run(bodies(prompts, args.max_tokens))
-            cpu += [end - begin for begin, end in zip(cpu_begin, server.cpu_s(), strict=True)]
-            check_texts(tokenizer, prompts, token_ids, answers)
-            http_s = max(answer["end"] for answer in answers)
-            ratios.append(engine_s / http_s)
-            rates.append((num_tokens / engine_s, num_tokens / http_s))
-            results += answers
-        check_load(server)
+            before = server.cpu_s()
+            answers = server.stream(make_bodies(prompts, args.max_tokens))
+            cpu += np.subtract(server.cpu_s(), before)
+            for prompt, tokens, answer in zip(prompts, token_ids, answers, strict=True):
+                assert tokenizer.decode(prompt + tokens) == tokenizer.decode(prompt) + answer["text"]
+            engine_times.append(engine_s)
+            http_times.append(max(answer["end"] for answer in answers))
+            streams += answers
         rss_mib = server.rss_mib()
     return {
         "method": method,
-        "engine_tokens_per_s": statistics.median(rate[0] for rate in rates),
-        "http_tokens_per_s": statistics.median(rate[1] for rate in rates),
-        "ratio": statistics.median(ratios),
-        **percentiles("ttft_ms", [answer["times"][0] for answer in results]),
-        **percentiles("itl_ms", [b - a for answer in results for a, b in zip(answer["times"], answer["times"][1:])]),
+        "engine_tokens_per_s": num_tokens / statistics.median(engine_times),
+        "http_tokens_per_s": num_tokens / statistics.median(http_times),
+        "ratio": statistics.median(engine_s / http_s for engine_s, http_s in zip(engine_times, http_times)),
+        **percentiles("ttft_ms", [answer["times"][0] for answer in streams]),
+        **percentiles("itl_ms", [b - a for answer in streams for a, b in zip(answer["times"], answer["times"][1:])]),
         "api_us_per_token": cpu[0] / (args.rounds * num_tokens) * 1e6,
         "client_us_per_token": cpu[2] / (args.rounds * num_tokens) * 1e6,
         "engine_share_of_cpu": cpu[1] / cpu.sum(),
         "api_rss_mib": rss_mib,
     }
-
-
-def check_texts(
-    tokenizer: Tokenizer, prompts: list[list[int]], token_ids: list[list[int]], answers: list[dict[str, Any]]
-) -> None:
-    """Raise AssertionError unless every streamed text is the engine's."""
-    for prompt, tokens, answer in zip(prompts, token_ids, answers, strict=True):
-        whole = tokenizer.decode(prompt + tokens)
-        assert whole == tokenizer.decode(prompt) + answer["text"], "a streamed text differs from the engine's"
-
-
-def check_load(server: Server) -> None:
-    """Raise AssertionError unless every block is free again, and /metrics says the same."""
-    load = json.loads(server.get("/load"))
-    metrics = server.get("/metrics")
-    free = float(re.findall(r"^fastdeploy:available_gpu_block_num (\S+)$", metrics, re.MULTILINE)[0])
-    assert load["num_free_blocks"] == load["num_blocks"] == free, load
-    assert load["num_running"] == load["num_waiting"] == 0, load
 
 
 def percentiles(name: str, seconds: list[float]) -> dict[str, float]:
@@ -226,7 +202,7 @@ def percentiles(name: str, seconds: list[float]) -> dict[str, float]:
 
 def main() -> None:
     """Print one row per method and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--methods", nargs="+", choices=list(SPECULATION), default=list(SPECULATION))
     parser.add_argument("--streams", type=int, default=16)
@@ -239,8 +215,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_pretrained(resolve_model_path(args.model))
     rows = [compare(args, tokenizer, method) for method in args.methods]
     title = f"{args.model}: {args.streams} streams over HTTP, greedy, {args.max_tokens} tokens each"
-    print_table(title, list(rows[0]), [list(row.values()) for row in rows])
-    print_json({"benchmark": "http", "model": args.model, "streams": args.streams, "results": rows})
+    print_report("http", title, rows, model=args.model, streams=args.streams)
 
 
 if __name__ == "__main__":

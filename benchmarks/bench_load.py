@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading of a model's shape against reading its files and writing their bytes to fresh memory once.
+"""How long does loading take beside reading the checkpoint's files, and how much memory beyond the weights?
 
     python -m benchmarks.bench_load [--shape benchmarks/shapes/qwen3-0.6b] [--rounds 5] [--cold] [--quantization wint8]
 
-Writes a checkpoint of random bfloat16 weights in torch layout, and the same in Paddle layout, to a temporary folder.
-Every measurement is a process of its own: it reads the files as fast as it can (all threads, blocks of 8 MiB, into
-huge pages), and loads the model, first the one or first the other in turn. Both write memory that nobody has touched,
-so the system's clearing of it, half of either, counts in both; where a host takes free memory back from its virtual
-machine single figures scatter, though so much memory is touched before each. `ratio` is the median over rounds of the
-load's time over the reading's of the same process; `cpu` the same of processor time, which a busy machine disturbs
-less; threads that wait for each other count in it, so set FD_NUM_THREADS=1. With --cold the files leave the page cache
-before each of the two. `peak` is the most memory that the process held during the load, beyond what it held before,
-over the bytes of the weights.
+Writes a checkpoint of random bf16 weights, in torch and in Paddle layout, to a temporary folder. Each measurement is a
+process of its own, which loads the model and, as the baseline, reads the files into new memory as fast as it can (all
+threads, blocks of 8 MiB, huge pages), in alternating order. Both write memory that no process has touched yet, so the
+operating system's clearing of it counts in both. `ratio` is the median over rounds of the two times; `cpu_ratio` the
+same of processor time, which a busy machine disturbs less. Threads that wait for one another count in it, so set
+FD_NUM_THREADS=1. --cold evicts the files from the page cache first. `peak_ratio` is the largest memory that loading
+added to the process, over the bytes of the weights.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
 import os
 import statistics
@@ -25,16 +21,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import repeat
-from math import prod
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import paddle
 
-from benchmarks.report import print_json, print_table
+from benchmarks.bench_memory import resident_bytes
+from benchmarks.peers.make_checkpoint import write_safetensors
+from benchmarks.report import Row, make_parser, print_report
+from benchmarks.shape_engine import SHAPE
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.models.loader import load_model
@@ -43,12 +41,12 @@ from fastdeploy.models.weights import expected_shapes
 from fastdeploy.ops.backends.cpu.library import num_threads
 from fastdeploy.ops.registry import select_backend
 
-BLOCK = 1 << 23  # bytes of one read
+BLOCK_BYTES = 1 << 23  # of one read
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One process's measurement: seconds, processor seconds and bytes."""
+    """The measurement of one process: seconds, processor seconds and bytes."""
 
     read_s: float
     read_cpu_s: float
@@ -67,119 +65,109 @@ class Job:
     is_cold: bool
     reads_first: bool
 
+    @property
+    def files(self) -> list[Path]:
+        """The checkpoint's weight files."""
+        return sorted(Path(self.folder).glob("*.safetensors"))
 
-def write_checkpoint(shape: Path, folder: Path, layout: str) -> int:
-    """Write a checkpoint of random weights; return the bytes of its tensors."""
-    config = json.loads((shape / "config.json").read_text(encoding="utf-8"))
+
+def write_checkpoint(shape: Path, folder: Path, layout: str) -> None:
+    """Write a checkpoint of random weights; Paddle layout transposes all matrices but the embedding."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "config.json").write_text((shape / "config.json").read_text(encoding="utf-8"), encoding="utf-8")
     model = ModelConfig.from_pretrained(folder)
     architecture = find_architecture(model)
     generator = np.random.default_rng(0)
-    shapes = {
-        name: sizes[::-1] if layout == "paddle" and len(sizes) == 2 and name != architecture.names.embedding else sizes
-        for name, sizes in expected_shapes(model, architecture).items()
-    }
-    ends = np.cumsum([2 * prod(sizes) for sizes in shapes.values()]).tolist()
-    header: dict[str, object] = {"__metadata__": {"format": "np" if layout == "paddle" else "pt"}}
-    for (name, sizes), end in zip(shapes.items(), ends, strict=True):
-        header[name] = {"dtype": "BF16", "shape": sizes, "data_offsets": [end - 2 * prod(sizes), end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for sizes in shapes.values():
-            magnitudes = generator.integers(0x3C00, 0x3D00, sizes, np.uint16)  # 0.0078 to 0.031
-            file.write((magnitudes | generator.integers(0, 2, sizes, np.uint16) << 15).data)
-    return int(ends[-1])
+    weights = {}
+    for name, size in expected_shapes(model, architecture).items():
+        if layout == "paddle" and len(size) == 2 and name != architecture.names.embedding:
+            size = size[::-1]
+        magnitudes = generator.integers(0x3C00, 0x3D00, size, np.uint16)  # 0.0078 to 0.031
+        weights[name] = magnitudes | generator.integers(0, 2, size, np.uint16) << 15
+    write_safetensors(folder / "model.safetensors", weights, "np" if layout == "paddle" else "pt")
 
 
-def fresh_memory(size: int) -> mmap.mmap:
-    """Return memory that nobody has touched, in huge pages where the system has them."""
+def new_memory(size: int) -> mmap.mmap:
+    """Return memory that has not been touched, in huge pages if the system has them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
-def read_files(folder: Path) -> None:
-    """Read every weight file into fresh memory."""
-    for path in sorted(folder.glob("*.safetensors")):
+def read_files(files: list[Path]) -> None:
+    """Read each file into new memory."""
+    for path in files:
         size = path.stat().st_size
-        target = memoryview(fresh_memory(size))
-        begins = range(0, size, BLOCK)
+        target = memoryview(new_memory(size))
+        begins = range(0, size, BLOCK_BYTES)
         with path.open("rb") as file, ThreadPoolExecutor(num_threads()) as pool:
-            descriptors, targets = repeat(file.fileno()), (target[begin : begin + BLOCK] for begin in begins)
+            descriptors, targets = repeat(file.fileno()), (target[begin : begin + BLOCK_BYTES] for begin in begins)
             list(pool.map(lambda fd, block, begin: os.preadv(fd, [block], begin), descriptors, targets, begins))
 
 
-def evict(folder: Path) -> None:
-    """Ask the system to forget the files' pages."""
-    for path in folder.glob("*.safetensors"):
+def evict(files: list[Path]) -> None:
+    """Ask the system to drop the files' pages."""
+    for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
 
-def provide_memory(size: int) -> None:
-    """Touch and give back so much memory: a virtual machine pays its host for a page only the first time."""
-    np.frombuffer(fresh_memory(size), np.uint8)[:: mmap.PAGESIZE] = 1
-
-
-def resident_bytes(field: str) -> int:
-    """Return VmRSS or VmHWM of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
-
-
 def run_job(job: Job) -> Sample:
     """Measure reading and loading in this process."""
     paddle.set_device("cpu")
     select_backend("cpu")
-    folder = Path(job.folder)
-    config = ModelConfig.from_pretrained(folder)
+    config = ModelConfig.from_pretrained(job.folder)
     quantization = QuantizationConfig.from_value(job.quantization)
+    before_bytes = peak_bytes = weight_bytes = 0
 
-    def load() -> int:
+    def load() -> None:
+        nonlocal before_bytes, peak_bytes, weight_bytes
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before_bytes = resident_bytes("VmRSS")
         model = load_model(config, max_rows=64, max_model_len=1024, quantization=quantization)
-        return model.num_weight_bytes
+        peak_bytes, weight_bytes = resident_bytes("VmHWM"), model.num_weight_bytes
 
-    def timed(action: Callable[[], object]) -> tuple[float, float, object]:
+    def timed(action: Callable[[], None]) -> tuple[float, float]:
         if job.is_cold:
-            evict(folder)
-        provide_memory(2 * sum(path.stat().st_size for path in folder.glob("*.safetensors")))
+            evict(job.files)
+        # A virtual machine fetches a page from its host only the first time: touch as much memory as is needed.
+        size = 2 * sum(path.stat().st_size for path in job.files)
+        np.frombuffer(new_memory(size), np.uint8)[:: mmap.PAGESIZE] = 1
         begin, cpu = time.perf_counter(), time.process_time()
-        result = action()
-        return time.perf_counter() - begin, time.process_time() - cpu, result
-
-    def timed_load() -> tuple[float, float, int, int]:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
-        before = resident_bytes("VmRSS")
-        seconds, cpu, weight_bytes = timed(load)
-        assert isinstance(weight_bytes, int)
-        return seconds, cpu, resident_bytes("VmHWM") - before, weight_bytes
+        action()
+        return time.perf_counter() - begin, time.process_time() - cpu
 
     if job.reads_first:
-        read_s, read_cpu_s, _ = timed(lambda: read_files(folder))
-        load_s, load_cpu_s, peak, weight_bytes = timed_load()
+        read, loaded = timed(lambda: read_files(job.files)), timed(load)
     else:
-        load_s, load_cpu_s, peak, weight_bytes = timed_load()
-        read_s, read_cpu_s, _ = timed(lambda: read_files(folder))
-    return Sample(read_s, read_cpu_s, load_s, load_cpu_s, peak, weight_bytes)
+        loaded, read = timed(load), timed(lambda: read_files(job.files))
+    return Sample(*read, *loaded, peak_bytes - before_bytes, weight_bytes)
 
 
-def sample(job: Job) -> Sample:
+def run_in_process(job: Job) -> Sample:
     """Run a job in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(run_job, job).result()
 
 
+def summarize(samples: list[Sample]) -> Row:
+    """Return medians over the rounds."""
+    values = {
+        "load_s": [s.load_s for s in samples],
+        "read_s": [s.read_s for s in samples],
+        "ratio": [s.load_s / s.read_s for s in samples],
+        "cpu_ratio": [s.load_cpu_s / s.read_cpu_s for s in samples],
+        "peak_ratio": [s.peak_bytes / s.weight_bytes for s in samples],
+    }
+    return {name: statistics.median(of_rounds) for name, of_rounds in values.items()}
+
+
 def main() -> None:
-    """Print one row per layout and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="benchmarks/shapes/qwen3-0.6b", help="folder with a config.json")
+    """Print one row per layout and format, and one JSON line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--shape", type=Path, default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold", action="store_true", help="read from the disk, not from the page cache")
     parser.add_argument("--quantization", nargs="+", default=["none"], help="as the flag of fastdeploy serve")
@@ -187,38 +175,15 @@ def main() -> None:
     args = parser.parse_args()
     cases: dict[tuple[str, str], list[Sample]] = {(lay, kind): [] for lay in args.layout for kind in args.quantization}
     with tempfile.TemporaryDirectory() as scratch:
-        file_bytes = [write_checkpoint(Path(args.shape), Path(scratch) / layout, layout) for layout in args.layout]
+        for layout in args.layout:
+            write_checkpoint(Path(args.shape), Path(scratch) / layout, layout)
         for index in range(args.rounds):
             for (layout, kind), samples in cases.items():
-                samples.append(sample(Job(str(Path(scratch) / layout), kind, args.cold, index % 2 == 0)))
-    rows = [[*case, *summary(samples)] for case, samples in cases.items()]
-    names = ("layout", "quantization", "load_s", "read_s", "ratio", "cpu_ratio", "peak_ratio")
+                job = Job(f"{scratch}/{layout}", kind, args.cold, reads_first=index % 2 == 0)
+                samples.append(run_in_process(job))
+    rows = [{"layout": lay, "quantization": kind, **summarize(s)} for (lay, kind), s in cases.items()]
     state = "cold" if args.cold else "warm"
-    print_table(f"{file_bytes[0] / 1e9:.2f} GB, page cache {state}, {num_threads()} threads", names, rows)
-    print_json(
-        {
-            "benchmark": "load",
-            "cache": state,
-            "threads": num_threads(),
-            "file_bytes": file_bytes[0],
-            "cases": [dict(zip(names, row, strict=True)) for row in rows],
-            "samples": [asdict(one) for samples in cases.values() for one in samples],
-        }
-    )
-
-
-def summary(samples: list[Sample]) -> list[float]:
-    """Return medians: seconds of the load and the reading, the two ratios, the peak over the weights."""
-    return [
-        statistics.median(values)
-        for values in (
-            [one.load_s for one in samples],
-            [one.read_s for one in samples],
-            [one.load_s / one.read_s for one in samples],
-            [one.load_cpu_s / one.read_cpu_s for one in samples],
-            [one.peak_bytes / one.weight_bytes for one in samples],
-        )
-    ]
+    print_report("load", f"page cache {state}, {num_threads()} threads", rows, cache=state)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 
     python -m benchmarks.bench_overhead [--shape benchmarks/shapes/qwen3-0.6b] [--requests 1 16 64]
 
-Each number of requests is decoded without speculation (`naive`, the baseline) and with n-gram drafts of adaptive
-length. All figures are medians over steps:
+Each number of requests is decoded without speculation (`naive`, the baseline), with n-gram drafts of adaptive length,
+and, if the model has a tokenizer (--shape demo), under a JSON grammar without speculation. Figures are medians over
+steps:
 
     outside_us    the step without its operators: scheduler, batch index, sampling metadata, bookkeeping, and encoding
                   the step's messages to one client; calling an operator through Paddle counts as the operator
@@ -18,16 +19,18 @@ needs FD_NUM_THREADS=1.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Row, make_parser, print_report
 from benchmarks.shape_engine import SHAPE
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.config.speculative_keys import parse_speculative_config
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
@@ -39,10 +42,13 @@ from fastdeploy.ops.backends.cpu.library import num_threads
 NUM_WARM_STEPS = 8  # the prefill and the first steps of a batch
 NUM_DRAFTS = 5
 PROMPT_TOKENS = 8
+NAIVE, GRAMMAR = "naive", "grammar"
 METHODS: dict[str, dict[str, Any]] = {
-    "naive": {"method": "naive"},
+    NAIVE: {"method": "naive"},
     "ngram": {"method": "ngram", "num_speculative_tokens": NUM_DRAFTS},
+    GRAMMAR: {"method": "naive"},
 }
+NUMBERS = GuidedDecodingParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 10_000})
 
 
 class Stopwatch:
@@ -68,15 +74,16 @@ class Stopwatch:
 class Overhead:
     """Times the steps of one engine and the parts of them that are not the model."""
 
-    def __init__(self, engine: Engine, operators: Stopwatch, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, operators: Stopwatch, clock: Callable[[], float], grammar: bool) -> None:
         self.engine, self._operators, self._clock = engine, operators, clock
+        self._grammar = NUMBERS if grammar else None
         self._choosing, self._proposing = Stopwatch(clock), Stopwatch(clock)
         policy = engine.length_policy
         for name in ("trim_drafts", "draft_quotas", "on_drafts_proposed"):
             setattr(policy, name, self._choosing.wrap(getattr(policy, name)))
         engine.proposer.propose = self._proposing.wrap(engine.proposer.propose)  # type: ignore[method-assign]
 
-    def measure(self, num_requests: int, num_steps: int) -> dict[str, Any]:
+    def measure(self, num_requests: int, num_steps: int) -> Row:
         """Decode `num_requests` short requests together; return medians over `num_steps` steps."""
         self._add_requests(num_requests, (NUM_WARM_STEPS + num_steps) * (NUM_DRAFTS + 1))
         for _ in range(NUM_WARM_STEPS):
@@ -96,7 +103,7 @@ class Overhead:
         }
 
     def _add_requests(self, num_requests: int, max_tokens: int) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, guided_decoding=self._grammar)
         for index in range(num_requests):
             prompt = [(31 * index + position) % 500 for position in range(PROMPT_TOKENS)]
             self.engine.add_request(GenerationRequest(f"{num_requests}-{index}", prompt, params))
@@ -127,14 +134,14 @@ def make_engine(shape: str, method: str, num_steps: int) -> Engine:
         model=shape,
         load_choices="dummy",
         max_model_len=PROMPT_TOKENS + (NUM_WARM_STEPS + num_steps) * (NUM_DRAFTS + 1) + 1,
-        speculative=SpeculativeConfig.from_mapping(METHODS[method]),
+        speculative=parse_speculative_config(METHODS[method]),
     )
     return Engine.from_config(config)
 
 
 def main() -> None:
     """Print one row per method and number of requests, and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--shape", default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--steps", type=int, default=30, help="steps per number of requests (default: 30)")
@@ -143,17 +150,18 @@ def main() -> None:
     if args.clock == "cpu" and num_threads() != 1:
         parser.error("--clock cpu: expected FD_NUM_THREADS=1")
     clock = time.thread_time if args.clock == "cpu" else time.perf_counter
-    engines = {method: make_engine(args.shape, method, args.steps) for method in METHODS}
+    has_tokenizer = (Path(resolve_model_path(args.shape)) / "tokenizer.json").exists()
+    methods = [method for method in METHODS if method != GRAMMAR or has_tokenizer]
+    engines = {method: make_engine(args.shape, method, args.steps) for method in methods}
     operators = time_operators(clock)
-    overheads = {method: Overhead(engine, operators, clock) for method, engine in engines.items()}
+    overheads = {name: Overhead(engine, operators, clock, name == GRAMMAR) for name, engine in engines.items()}
     results = [
         {"method": method, **overhead.measure(count, args.steps)}
         for count in args.requests
         for method, overhead in overheads.items()
     ]
     title = f"{args.shape}, {num_threads()} threads, {args.clock} time: steps outside their operators"
-    print_table(title, list(results[0]), [list(row.values()) for row in results])
-    print_json({"benchmark": "overhead", "shape": args.shape, "threads": num_threads(), "results": results})
+    print_report("overhead", title, results, shape=args.shape, clock=args.clock)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading prompts of a model's shape, in every format, against the machine's bf16 peak.
+"""How near is prefill to the machine's bf16 peak, in each weight format?
 
-    python -m benchmarks.bench_prefill [--quantization none w8a8] [--tokens 512 2048] [--rounds 3]
+    python -m benchmarks.bench_prefill [--quantization none w8a8] [--tokens 512 2048] [--rounds 3] [--parts]
 
-Operations are 2 x parameters (the layers' for every token, the head's for the last; no embedding) and the causal half
-of attention. `share` is operations / seconds / bf16 peak, `share of own peak` takes the int8 peak for the products that
-a format makes of integers (two of a weight and an input in wint8 and wint4); the peaks are read before and after each
-prompt. Formats take turns, so `over bf16` is a median of ratios within rounds. The engine itself steps here; a prompt
-is one step.
+Operations are two per parameter and token (the head's for the last token only, no embedding), and the causal half of
+attention. `share` is operations / seconds / bf16 peak. `share_of_own_peak` takes the int8 peak for products of
+integers, of which a weight and an input of wint8 and wint4 need two. The peaks are measured before and after each
+prompt. Formats alternate, so `over_bf16` is a median of ratios within rounds. The real engine prefills each prompt in
+one step. --parts prints a second table with the share of the step's time that each part of the model takes.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.roofline import Roofline, add_clock_flag, make_roofline
 from benchmarks.shape_engine import TOKEN, ShapeEngine, StepShape, add_shape_flags
+from benchmarks.step_parts import Profile, time_parts
 
 
 @dataclass
 class Case:
-    """Prompts of one length in one format, and what they took."""
+    """Prompts of one length in one format, and their times."""
 
     loaded: ShapeEngine
     tokens: int
@@ -34,34 +33,34 @@ class Case:
 
 
 def time_prompt(case: Case, roofline: Roofline) -> None:
-    """Read one prompt between two readings."""
+    """Prefill one prompt between two readings of the machine."""
     engine, work = case.loaded.engine, case.loaded.work
     before = roofline.measure()
     case.loaded.add([TOKEN] * case.tokens, max_tokens=1)
     begin = roofline.clock()
     emitted = engine.step()
     seconds = roofline.clock() - begin
-    after = roofline.measure()
-    assert emitted and not engine.has_unfinished(), "one step takes the whole prompt"
+    readings = (before, roofline.measure())
+    assert emitted and not engine.has_unfinished(), "expected one step to prefill the prompt"
     step = StepShape(1, case.tokens, case.tokens)
     computed = sum(work.model_operations(step, logits_rows=1))
     case.seconds.append(seconds)
     for shares, operations in ((case.shares, (computed, 0.0)), (case.own_shares, work.operations(step, logits_rows=1))):
-        shares.append(statistics.mean(reading.floor_s(0, *operations) for reading in (before, after)) / seconds)
+        shares.append(statistics.mean(reading.floor_s(0, *operations) for reading in readings) / seconds)
 
 
 def measure(cases: list[Case], roofline: Roofline, rounds: int) -> None:
-    """Warm every case up, then let them take turns."""
+    """Warm up, then time the cases in alternation."""
     for case in cases:
         time_prompt(case, roofline)
-        for noted in (case.seconds, case.shares, case.own_shares):
-            noted.clear()
+        for values in (case.seconds, case.shares, case.own_shares):
+            values.clear()
     for _ in range(rounds):
         for case in cases:
             time_prompt(case, roofline)
 
 
-def describe(case: Case, cases: list[Case]) -> dict[str, Any]:
+def describe(case: Case, cases: list[Case]) -> Row:
     """Return a case's medians."""
     of_length = (c for c in cases if c.tokens == case.tokens)
     bf16 = next((c for c in of_length if c.loaded.work.quantization == "none"), None)
@@ -77,13 +76,21 @@ def describe(case: Case, cases: list[Case]) -> dict[str, Any]:
     }
 
 
+def shares_of_parts(case: Case, roofline: Roofline) -> Profile:
+    """Prefill one more prompt; return part -> share of the step, the largest first."""
+    case.loaded.add([TOKEN] * case.tokens, max_tokens=1)
+    parts = time_parts(case.loaded.engine.step, case.loaded.work.config, roofline.clock)
+    return {part: parts[part] / sum(parts.values()) for part in sorted(parts, key=lambda part: -parts[part])}
+
+
 def main() -> None:
     """Print one row per format and length, and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     add_shape_flags(parser)
     add_clock_flag(parser)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048], help="lengths of prompts, up to 2048")
-    parser.add_argument("--rounds", type=int, default=3, help="prompts of every case")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048], help="lengths of prompts, at most 2048")
+    parser.add_argument("--rounds", type=int, default=3, help="prompts of each case")
+    parser.add_argument("--parts", action="store_true", help="also time the parts of a step")
     args = parser.parse_args()
     if not all(16 <= tokens <= 2048 for tokens in args.tokens):
         parser.error(f"--tokens: expected 16 to 2048, got {args.tokens}")
@@ -94,9 +101,14 @@ def main() -> None:
     ]
     cases = [Case(loaded, tokens) for tokens in args.tokens for loaded in engines]
     measure(cases, roofline, args.rounds)
-    rows = [describe(case, cases) for case in cases]
-    print_table(f"{args.shape}: {roofline.median}", list(rows[0]), [list(row.values()) for row in rows])
-    print_json({"benchmark": "prefill", "shape": args.shape, "roofline": roofline.describe(), "results": rows})
+    results = [describe(case, cases) for case in cases]
+    print_table(f"{args.shape}: {roofline.median}", results)
+    if args.parts:
+        parts = [shares_of_parts(case, roofline) for case in cases]
+        cells = [{"format": r["format"], "tokens": r["tokens"], **shares} for r, shares in zip(results, parts)]
+        print_table("parts of a step", cells)
+        results = [{**row, "parts": shares} for row, shares in zip(results, parts)]
+    print_json({"benchmark": "prefill", "shape": args.shape, "roofline": roofline.describe(), "results": results})
 
 
 if __name__ == "__main__":

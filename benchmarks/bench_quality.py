@@ -1,30 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What quantized weights or a quantized cache cost: bits per byte of held-out text, and how far log-probabilities move.
+"""How many bits per byte of text do quantized weights or a quantized cache cost?
 
-    python -m benchmarks.bench_quality [--model demo] [--tokens 32768] [--formats wint8 wint4]
+    python -m benchmarks.bench_quality [--model demo] [--tokens 32768] [--formats wint8 wint4] [--mixes]
 
 The text is the part of Python's standard library that the demonstration model was not trained on (scripts/demo_model
-holds files out by a hash of their path). `worse` is bits per byte over those of bf16, minus one. The second table is
-of the golden checkpoints under tests/: random weights, so differences are larger than those of a trained model.
+chooses files by a hash of their path). `worse` is bits per byte over those of bf16, the baseline, minus one.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from benchmarks.report import ROOT, print_json, print_table
+from benchmarks.report import Row, make_parser, print_report
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex
@@ -32,20 +28,18 @@ from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.registry import select_backend
 from scripts.demo_model.data import read_corpus
 
-GOLDEN = ROOT / "tests" / "golden"
-BLOCK = 64
-WINDOW = 1024  # tokens of a file that are scored, from its beginning
-CACHE_FORMAT = "int8 cache"
+BLOCK_SIZE = 64
+WINDOW = 1024  # tokens scored from the beginning of each file
 
 
 class Numerics(NamedTuple):
-    """How a model is held: its weights, and its keys and values."""
+    """The formats of a model's weights, and of its keys and values."""
 
     quantization: QuantizationConfig
     kv_cache_dtype: str = "auto"
 
 
-# Four bits everywhere, and formats of a single part, beside those that --quantization names.
+# Four bits everywhere, and in single parts, in addition to the formats of --quantization.
 MIXES: dict[str, dict[str, str]] = {
     "wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"},
     "attention wint4": {"attention": "wint4"},
@@ -54,41 +48,35 @@ MIXES: dict[str, dict[str, str]] = {
 }
 
 
-def load(path: str | Path, numerics: Numerics, max_len: int) -> CausalLM:
-    """Load a checkpoint in bfloat16 for one sequence of max_len tokens at a time."""
-    config = ModelConfig.from_pretrained(path, dtype="bfloat16", kv_cache_dtype=numerics.kv_cache_dtype)
-    return load_model(config, max_rows=max_len, max_model_len=max_len, quantization=numerics.quantization)
+class Scorer:
+    """A checkpoint in one format that computes log-probabilities of one text at a time."""
 
+    def __init__(self, path: str, numerics: Numerics) -> None:
+        config = ModelConfig.from_pretrained(path, dtype="bfloat16", kv_cache_dtype=numerics.kv_cache_dtype)
+        self.model = load_model(config, max_rows=WINDOW, max_model_len=WINDOW, quantization=numerics.quantization)
+        heads, num_blocks = self.model.heads, -(-WINDOW // BLOCK_SIZE)
+        sizes = (num_blocks, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
+        self._caches = [allocate_kv_cache(*sizes, config.kv_cache_dtype) for _ in range(self.model.num_layers)]
+        self._batch = BatchIndex(WINDOW, 1, num_blocks, BLOCK_SIZE)
+        self._token_ids = HostBuffer(WINDOW, "int32")
+        self._logits = paddle.zeros([WINDOW, self.model.vocab_size], "float32")
 
-def logprobs(model: CausalLM, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
-    """Return the log-probabilities after every token of every text: [num_tokens, vocab_size] each."""
-    num_blocks = -(-model.max_model_len // BLOCK)
-    heads = model.heads
-    caches = [
-        allocate_kv_cache(num_blocks, BLOCK, heads.num_kv_heads, heads.head_dim, model.config.kv_cache_dtype)
-        for _ in range(model.num_layers)
-    ]
-    batch, token_ids = BatchIndex(model.max_rows, 1, num_blocks, BLOCK), HostBuffer(model.max_rows, "int32")
-    out = paddle.zeros([model.max_rows, model.vocab_size], "float32")
-    results = []
-    for text in texts:
+    def logprobs_of_next(self, text: Sequence[int]) -> NDArray[np.float64]:
+        """Return the log-probability of each token of a text after the first."""
         count = np.array([len(text)], np.int32)
-        metadata = batch.fill(count, np.zeros(1, np.int32), count, [np.arange(-(-len(text) // BLOCK), dtype=np.int32)])
-        token_ids.array[: len(text)] = text
-        hidden = model.forward(token_ids.tensor, metadata, caches)
-        model.compute_logits(hidden, len(text), out)
-        results.append(log_softmax(out.numpy()[: len(text)]))
-    return results
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return log-probabilities in float64."""
-    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+        blocks = np.arange(-(-len(text) // BLOCK_SIZE), dtype=np.int32)
+        metadata = self._batch.fill(count, np.zeros(1, np.int32), count, [blocks])
+        self._token_ids.array[: len(text)] = text
+        hidden = self.model.forward(self._token_ids.tensor, metadata, self._caches)
+        self.model.compute_logits(hidden, len(text), self._logits)
+        logits = self._logits.numpy()[: len(text) - 1].astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        chosen = logits[np.arange(len(text) - 1), np.asarray(text[1:])]
+        return np.asarray(chosen - np.log(np.exp(logits).sum(-1)))
 
 
 def held_out_texts(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
-    """Return the beginnings of held-out files, about num_tokens tokens together."""
+    """Return the beginnings of held-out files, about `num_tokens` tokens in total."""
     texts: list[list[int]] = []
     for file in read_corpus():
         if file.held_out and sum(map(len, texts)) < num_tokens:
@@ -96,51 +84,24 @@ def held_out_texts(tokenizer: Tokenizer, num_tokens: int) -> list[list[int]]:
     return [text for text in texts if len(text) > 1]
 
 
-def quality_of_text(path: str, formats: dict[str, Numerics], num_tokens: int) -> list[dict[str, Any]]:
-    """Score the same text in every format."""
+def measure(path: str, formats: dict[str, Numerics], num_tokens: int) -> list[Row]:
+    """Score the same text in each format."""
     tokenizer = Tokenizer.from_pretrained(path)
     texts = held_out_texts(tokenizer, num_tokens)
     num_bytes = sum(len(tokenizer.decode(text[1:]).encode()) for text in texts)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, numerics in formats.items():
-        model = load(path, numerics, WINDOW)
-        nats = 0.0
-        for text in texts:
-            found = logprobs_of_next(model, text)
-            nats -= float(found.sum())
-        bits = nats / math.log(2) / num_bytes
+        scorer = Scorer(path, numerics)
+        bits = -sum(float(scorer.logprobs_of_next(text).sum()) for text in texts) / math.log(2) / num_bytes
         worse = bits / rows[0]["bits_per_byte"] - 1 if rows else 0.0
-        rows.append({"format": name, "bits_per_byte": bits, "worse": worse, "MiB": model.num_weight_bytes / 2**20})
+        mib = scorer.model.num_weight_bytes / 2**20
+        rows.append({"format": name, "bits_per_byte": bits, "worse": worse, "weights_mib": mib})
     return rows
-
-
-def logprobs_of_next(model: CausalLM, text: Sequence[int]) -> NDArray[np.float64]:
-    """Return the log-probability of every token of a text after its first."""
-    (found,) = logprobs(model, [text])
-    return np.asarray(found[np.arange(len(text) - 1), np.asarray(text[1:])])
-
-
-def quality_of_goldens(formats: dict[str, Numerics]) -> list[dict[str, Any]]:
-    """Return the largest and mean difference of any log-probability from bf16, over the golden checkpoints."""
-    names = sorted(path.name for path in GOLDEN.iterdir() if (path / "reference.npz").exists())
-    tokens = [[int(token) for token in np.random.default_rng(0).integers(0, 112, 60)]]
-    rows = []
-    plain = [logprobs(load(GOLDEN / name, Numerics(QuantizationConfig()), 64), tokens)[0] for name in names]
-    for format, numerics in formats.items():
-        found = [logprobs(load(GOLDEN / name, numerics, 64), tokens)[0] for name in names]
-        errors = [np.abs(one - other) for one, other in zip(found, plain, strict=True)]
-        largest = max(float(error.max()) for error in errors)
-        rows.append({"format": format, "largest": largest, "mean": float(np.mean([error.mean() for error in errors]))})
-    return rows
-
-
-def _shown(row: dict[str, Any]) -> list[Any]:
-    return [f"{row['bits_per_byte']:.4f}" if name == "bits_per_byte" else value for name, value in row.items()]
 
 
 def main() -> None:
-    """Print both tables and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print one row per format and one JSON line."""
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo", help="directory, or demo (default: demo)")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens to score, about (default: 32768)")
     parser.add_argument("--formats", nargs="+", choices=FORMATS[1:], default=FORMATS[1:], help="(default: all)")
@@ -149,16 +110,11 @@ def main() -> None:
     paddle.set_device("cpu")
     select_backend("cpu")
     plain = QuantizationConfig()
-    formats = {"bf16": Numerics(plain), CACHE_FORMAT: Numerics(plain, "int8")}
     mixes = {**{name: name for name in args.formats}, **(MIXES if args.mixes else {})}
+    formats = {"bf16": Numerics(plain), "int8 cache": Numerics(plain, "int8")}
     formats |= {name: Numerics(QuantizationConfig.from_value(mix)) for name, mix in mixes.items()}
-    text = quality_of_text(resolve_model_path(args.model), formats, args.tokens)
-    print_table(f"{args.model}: held-out text", list(text[0]), [_shown(row) for row in text])
-    golden = quality_of_goldens({name: value for name, value in formats.items() if name != "bf16"})
-    print_table(
-        "golden checkpoints: log-probabilities against bf16", list(golden[0]), [list(r.values()) for r in golden]
-    )
-    print_json({"benchmark": "quality", "model": args.model, "text": text, "golden": golden})
+    rows = measure(resolve_model_path(args.model), formats, args.tokens)
+    print_report("quality", f"{args.model}: held-out text", rows, model=args.model)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server under several loads: `fastdeploy bench serve` at every request rate and concurrency, side by side.
+"""How does a server behave under several loads? `fastdeploy bench serve` at each request rate and concurrency.
 
     python -m benchmarks.bench_serving --base-url http://127.0.0.1:8180 --request-rates 1 2 4 inf --goodput ttft:500 \\
         [--max-concurrencies 16] [--plot serving.png] [flags of fastdeploy bench serve]
 
-Any server of the OpenAI protocol will do. The rates are Poisson; the same prompts arrive in the same order at each.
+Any server of the OpenAI protocol will do. Arrivals are Poisson; the same prompts arrive in the same order at each load.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import asyncio
 import itertools
 import re
 import sys
-from typing import Any
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import Row, print_json, print_table
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.bench.report import latencies_ms, plot_latencies, require_matplotlib
 from fastdeploy.entrypoints.cli.bench.serve import BenchmarkRun, make_parser, request_rate, run_benchmark
@@ -32,19 +31,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--request-rates", type=request_rate, nargs="+", default=[float("inf")], help="requests per second"
     )
-    parser.add_argument("--max-concurrencies", type=positive_int, nargs="+", default=[None], help="most at once")
+    parser.add_argument("--max-concurrencies", type=positive_int, nargs="+", default=[None], help="requests at a time")
     args = parser.parse_own(arguments)
     if args.plot:
         require_matplotlib()
     runs: dict[str, BenchmarkRun] = {}
-    for rate, most in itertools.product(args.request_rates, args.max_concurrencies):
-        label = f"{rate:g}/s" + (f", {most} at once" if most else "")
-        load = argparse.Namespace(**{**vars(args), "request_rate": rate, "max_concurrency": most})
+    for rate, limit in itertools.product(args.request_rates, args.max_concurrencies):
+        label = f"{rate:g}/s" + (f", {limit} at once" if limit else "")
+        load = argparse.Namespace(**{**vars(args), "request_rate": rate, "max_concurrency": limit})
         runs[label] = asyncio.run(run_benchmark(load))
     title = next(iter(runs.values())).title
     rows = [_row(label, run) for label, run in runs.items()]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    print_table(title, columns, [[row.get(name, "-") for name in columns] for row in rows])
+    print_table(title, rows, list(dict.fromkeys(name for row in rows for name in row)))
     if args.plot:
         latencies = {label: latencies_ms(run.results) for label, run in runs.items()}
         plot_latencies(args.plot, title, latencies, dict(args.goodput))
@@ -52,7 +50,7 @@ def main(arguments: list[str]) -> int:
     return int(any(run.errors for run in runs.values()))
 
 
-def _row(label: str, run: BenchmarkRun) -> dict[str, Any]:
+def _row(label: str, run: BenchmarkRun) -> Row:
     """Return what the table shows of a run: rates, then medians and percentiles."""
     latencies = {name: value for name, value in run.metrics.items() if re.match(r"median_|p[\d.]+_", name)}
     return {"load": label, **{name: run.metrics[name] for name in COLUMNS if name in run.metrics}, **latencies}

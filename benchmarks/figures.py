@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of benchmark results, as small SVG files (extra `bench`)."""
+"""How do the methods of speculation compare? Charts of the results as small SVG files (requires the extra `bench`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STYLE = {
 
 
 def draw_speculation(rows: Sequence[dict[str, Any]], title: str, folder: Path) -> None:
-    """Write speed-up.svg, over batch sizes, and step.svg, where the time of a step goes at the smallest batch."""
+    """Write speed-up.svg, over batch sizes, and step.svg, the parts of a step at the smallest batch size."""
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
         _draw_speed_up(rows, title, folder / "speed-up.svg")
@@ -46,19 +46,19 @@ def _draw_speed_up(rows: Sequence[dict[str, Any]], title: str, file: Path) -> No
         1, len(workloads), figsize=(2.1 * len(workloads) + 1, 2.8), sharey=True, squeeze=False, layout="constrained"
     )
     width = 0.8 / len(methods)
-    for at, (workload, plot) in enumerate(zip(workloads, axes[0])):
+    for column, (workload, plot) in enumerate(zip(workloads, axes[0])):
         for i, method in enumerate(methods):
             found = {row["batch"]: row for row in rows if (row["workload"], row["method"]) == (workload, method)}
-            places = [n + (i + 0.5) * width - 0.4 for n in range(len(batches))]
+            positions = [n + (i + 0.5) * width - 0.4 for n in range(len(batches))]
             heights = [found[batch]["speed_up"] for batch in batches]
-            bars = plot.bar(places, heights, width * 0.92, color=_colour(method), label=method)
+            bars = plot.bar(positions, heights, width * 0.92, color=_colour(method), label=method)
             plot.bar_label(bars, [f"{height:.1f}" for height in heights], fontsize=7)
         plot.axhline(1, color="#999999", linewidth=1)
         plot.set_title(workload, fontsize=9)
         plot.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-        plot.set_xlabel("requests side by side")
-        if at == 0:
-            plot.set_ylabel("tokens/s over naive's")
+        plot.set_xlabel("requests at a time")
+        if column == 0:
+            plot.set_ylabel("tokens/s over naive")
     figure.suptitle(title, fontsize=9)
     _legend(figure, axes[0][0])
     _save(figure, file)
@@ -73,11 +73,13 @@ def _draw_step(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
         values = [row[part] for row in shown]
         plot.barh(range(len(shown)), values, left=left, color=colour, label=part.removesuffix("_ms"))
         left = [a + b for a, b in zip(left, values)]
-    for at, (row, end) in enumerate(zip(shown, left)):
-        plot.text(end, at, f"  {row['mean_acceptance_length']:.1f} tokens", va="center", fontsize=7)
+    for y, (row, end) in enumerate(zip(shown, left)):
+        plot.text(end, y, f"  {row['mean_acceptance_length']:.1f} tokens", va="center", fontsize=7)
     plot.set_yticks(range(len(shown)), [f"{row['workload']}, {row['method']}" for row in shown])
     plot.set_xlim(0, max(left) * 1.15)
-    plot.set_xlabel(f"milliseconds of a step, {batch} request{'s' if batch > 1 else ''}, and tokens that it emits")
+    plot.set_xlabel(
+        f"milliseconds per step with {batch} request{'s' if batch > 1 else ''}, and tokens that the step emits"
+    )
     figure.suptitle(title, fontsize=9)
     _legend(figure, plot)
     _save(figure, file)

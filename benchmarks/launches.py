@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators of a step one by one: what each has to do, what its kernel takes, and what a plain loop takes.
+"""How long does each operator of a step take, and how long a plain loop over the same memory?
 
-A plain loop (custom_ops/roofline/lines.h) loads every line of the very memory that the kernel reads, weights
-or keys and values, expands it as the format demands and multiplies it by as many rows, on the same threads. What the
-format asks of sums belongs to it: those of a row of two limbs are joined (`wint8`, `wint4`), and a group's sum times
-its scale is added to a total (`wint4`, `w4a8`). It prepares no rows, scales and writes no outputs and takes no softmax.
-For every kind of operator it runs in the fastest of several forms (FORMS), found by trial on the machine at hand. Where
-a kernel takes less time than its loop even so, the kernel's time stands in for it: the sum is never above what the
-operators themselves take.
+A plain loop (custom_ops/roofline/lines.h) loads each line of the memory that the kernel reads, weights or keys
+and values, expands it as the format requires and multiplies it by the same number of rows, with the same threads. The
+sums that a format requires belong to it: the two halves of a 16-bit row are combined (`wint8`, `wint4`), and a group's
+sum times its scale is added to a total (`wint4`, `w4a8`). The loop does not prepare rows, scale or write outputs, or
+compute a softmax. For each kind of operator it runs in the fastest of several forms (FORMS), found by trial. If a
+kernel is faster than its loop even so, the kernel's time replaces the loop's, so that the sum of all loops is never
+above the time of the operators.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.roofline import Reading
 from benchmarks.roofline_library import load_loops
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 
-TRIALS = 2  # of every form
+TRIALS = 2  # per form
 
 
 class LoopForm(ctypes.Structure):
-    """How a loop streams its memory: LoopForm of custom_ops/roofline/loops.h."""
+    """How a loop streams its memory; LoopForm of custom_ops/roofline/loops.h."""
 
     _fields_ = (
         ("streams", ctypes.c_int64),
@@ -42,14 +42,14 @@ FORMS += [LoopForm(streams=2, ahead_bytes=ahead, interleaves_row_blocks=1) for a
 
 @dataclass(frozen=True)
 class LaunchWork:
-    """What a launch has to do: bytes to read, operations in fp32 or bf16, and operations in integers."""
+    """The work of a launch: bytes to read, operations in fp32 or bf16, and operations in integers."""
 
     num_bytes: float
     bf16_operations: float
     int8_operations: float
 
     def __add__(self, other: LaunchWork) -> LaunchWork:
-        """Return the work of both."""
+        """Return the sum."""
         return LaunchWork(
             self.num_bytes + other.num_bytes,
             self.bf16_operations + other.bf16_operations,
@@ -57,13 +57,13 @@ class LaunchWork:
         )
 
     def floor_s(self, reading: Reading) -> float:
-        """Return the least time of it."""
+        """Return the lower bound of its seconds."""
         return reading.floor_s(self.num_bytes, self.bf16_operations, self.int8_operations)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A graph with the rows and sequences of one step, which its tensors, the engine's, hold until the next."""
+    """A captured graph with the size of one step, whose data its tensors hold until the next step."""
 
     graph: OpGraph
     num_rows: int
@@ -76,12 +76,12 @@ class Replay:
         return [LaunchWork(*one) for one in zip(work[0::3], work[1::3], work[2::3], strict=True)]
 
     def time_kernels(self, on_thread_time: bool) -> list[float]:
-        """Perform the launches; return the seconds of each."""
+        """Run the launches; return the seconds of each."""
         seconds, _ = self._time(None, on_thread_time)
         return seconds
 
     def time_loops(self, forms: Sequence[LoopForm], on_thread_time: bool) -> tuple[list[float], list[int]]:
-        """Run each launch's loop in its form; return its seconds, and its lines of 64 bytes times rows."""
+        """Run each launch's loop in its form; return its seconds and its number of 64-byte lines times rows."""
         return self._time((LoopForm * len(forms))(*forms), on_thread_time)
 
     def _time(self, forms: ctypes.Array[LoopForm] | None, on_thread_time: bool) -> tuple[list[float], list[int]]:
@@ -97,21 +97,21 @@ class Replay:
 
 
 def capture_replays(step: Callable[[], object]) -> list[Replay]:
-    """Run a step, not the engine's first, and return what it replayed."""
+    """Run a step that is not the engine's first; return the graphs that it replayed."""
     captured: list[Replay] = []
     replay = OpGraph.replay
 
-    def noted_replay(self: OpGraph, num_rows: int, num_seqs: int) -> None:
+    def recorded_replay(self: OpGraph, num_rows: int, num_seqs: int) -> None:
         captured.append(Replay(self, num_rows, num_seqs))
         replay(self, num_rows, num_seqs)
 
-    with patch.object(OpGraph, "replay", noted_replay):
+    with patch.object(OpGraph, "replay", recorded_replay):
         step()
     return captured
 
 
 def _by_kind(replays: Sequence[Replay], values: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Add up the launches' values by what they are."""
+    """Add up the launches' values by kind of operator."""
     sums: dict[str, float] = defaultdict(float)
     for replay, of_launches in zip(replays, values, strict=True):
         for kind, value in zip(replay.graph.describe(), of_launches, strict=True):
@@ -121,16 +121,16 @@ def _by_kind(replays: Sequence[Replay], values: Sequence[Sequence[float]]) -> di
 
 @dataclass
 class LaunchFloors:
-    """What the operators of one kind of step took in its groups, by kind of operator."""
+    """Times of the operators in steps of one shape, per group of steps and kind of operator."""
 
     on_thread_time: bool = False
-    forms: dict[str, LoopForm] = field(default_factory=dict)  # the fastest of each kind
+    forms: dict[str, LoopForm] = field(default_factory=dict)  # kind -> fastest form
     work: dict[str, LaunchWork] = field(default_factory=dict)
     kernels_s: list[dict[str, float]] = field(default_factory=list)
     loops_s: list[dict[str, float]] = field(default_factory=list)
 
     def measure(self, replays: Sequence[Replay]) -> None:
-        """Take the times of one group: loops, kernels, and both once more. The first call finds the forms."""
+        """Time the loops and kernels of one group, twice in alternation. The first call finds the forms."""
         if not self.forms:
             self._find_forms(replays)
         self._count(replays)
@@ -139,15 +139,15 @@ class LaunchFloors:
             kept.append({kind: (first[kind] + second[kind]) / 2 for kind in self.work})
 
     def in_turn_s(self, reading: Reading) -> float:
-        """Return the sum of the operators' own floors."""
+        """Return the sum of the operators' lower bounds."""
         return sum(work.floor_s(reading) for work in self.work.values())
 
     def by_kernel(self) -> list[str]:
-        """Return the kinds whose kernel took less than its loop: medians of groups."""
+        """Return the kinds whose kernel was faster than its loop in the median of groups."""
         return [kind for kind in self.work if _median(self.kernels_s, kind) < _median(self.loops_s, kind)]
 
     def attainable_by_kind_s(self) -> list[dict[str, float]]:
-        """Return for every group the time of each kind's loop, of its kernel where that takes less."""
+        """Return, per group, the time of each kind's loop, or of its kernel if that was faster."""
         faster = set(self.by_kernel())
         return [
             {kind: (kernels if kind in faster else loops)[kind] for kind in self.work}
@@ -155,14 +155,14 @@ class LaunchFloors:
         ]
 
     def attainable_s(self) -> list[float]:
-        """Return for every group the sum of these."""
+        """Return, per group, the sum of these."""
         return [sum(by_kind.values()) for by_kind in self.attainable_by_kind_s()]
 
     def _count(self, replays: Sequence[Replay]) -> None:
         self.work = {}
         for replay in replays:
             for kind, work in zip(replay.graph.describe(), replay.count_work(), strict=True):
-                if work.num_bytes:  # gathers and norms are no part of the floor
+                if work.num_bytes:  # the bounds leave out gathers and norms
                     self.work[kind] = self.work[kind] + work if kind in self.work else work
 
     def _find_forms(self, replays: Sequence[Replay]) -> None:

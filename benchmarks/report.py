@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark prints around its figures: the machine and versions before, one JSON line after."""
+"""What every benchmark shares: its flags' parser, a table of results, and one JSON line that names the machine."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import shlex
@@ -16,9 +17,15 @@ from fastdeploy import __version__
 from fastdeploy.ops.backends.cpu import library
 
 ROOT = Path(__file__).resolve().parent.parent
+Row = dict[str, Any]
 
 
-def environment() -> dict[str, Any]:
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose --help shows the benchmark's docstring as it is written."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def environment() -> Row:
     """Return processor, instruction-set path, commit, versions and the command that is running."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -26,6 +33,7 @@ def environment() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "isa": library.isa(),
+        "threads": library.num_threads(),
         "commit": commit.stdout.strip() or "unknown",
         "fastdeploy": __version__,
         "python": platform.python_version(),
@@ -33,9 +41,16 @@ def environment() -> dict[str, Any]:
     }
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows under a title, numbers to three significant places."""
-    cells = [[_cell(value) for value in row] for row in rows]
+def print_report(benchmark: str, title: str, rows: Sequence[Row], **details: Any) -> None:
+    """Print the rows as a table, and as the last line one JSON document with the rows and `details`."""
+    print_table(title, rows)
+    print_json({"benchmark": benchmark, **details, "results": rows})
+
+
+def print_table(title: str, rows: Sequence[Row], columns: Sequence[str] = ()) -> None:
+    """Print the columns (by default those of the first row) of each row, numbers with three significant digits."""
+    columns = columns or list(rows[0])
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
     print(f"\n{title}")
     for line in [list(columns), *cells]:
@@ -43,18 +58,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print the last line: everything as one JSON document."""
+    """Print a result with the environment that it was measured in as one line of JSON."""
     print(json.dumps({"environment": environment(), **result}))
 
 
 def _cell(value: Any) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and abs(value) < 1000
-        else f"{value:.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
 
 
 def _processor() -> str:

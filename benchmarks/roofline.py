@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine can do at this minute: read bandwidth, and peak operations in bf16 and int8, with all threads.
+"""What are the limits of the machine at this moment? Read bandwidth, and peak operations in bf16 and int8.
 
-A reading takes some 20 ms, so that benchmarks can take one between any two timed calls: on a shared machine the
-bandwidth halves and doubles within minutes.
+A reading with all threads takes about 20 ms, so that benchmarks can take one between any two timed calls. On a shared
+machine the bandwidth halves and doubles within minutes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, QUANTIZATIONS, linear, pack_linear
 from fastdeploy.ops.registry import select_backend
 
-LEAST_READING = 1 << 28  # bytes of one reading
-CACHE_TIMES = 4  # bytes of the whole buffer over those of the last-level cache
+MIN_WINDOW_BYTES = 1 << 28  # of one reading
+BUFFER_OVER_CACHE = 4  # size of the whole buffer over that of the last-level cache
 TILE = 1 << 18  # bytes that a thread reads at a time
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 BLOCKED_ROWS, BLOCKED_OUT, BLOCKED_IN = 504, 3072, 1024
@@ -35,12 +35,12 @@ REGISTER_STEPS = 10_000  # about a millisecond
 
 @dataclass(frozen=True)
 class Reading:
-    """The machine at one moment.
+    """The limits of the machine at one moment.
 
     Attributes:
-        bytes_per_s: reading memory that no cache holds.
-        bf16_per_s: bf16 operations, the better of a loop over registers and a blocked linear layer.
-        int8_per_s: int8 operations, likewise.
+        bytes_per_s: bandwidth of reading memory that is in no cache.
+        bf16_per_s: bf16 operations per second, the better of a loop over registers and a blocked linear layer.
+        int8_per_s: int8 operations per second, likewise.
     """
 
     bytes_per_s: float
@@ -48,7 +48,7 @@ class Reading:
     int8_per_s: float
 
     def floor_s(self, num_bytes: float, bf16_operations: float, int8_operations: float = 0.0) -> float:
-        """Return the least time of work that reads so much and does so many operations of each kind."""
+        """Return the lower bound of the seconds of work that reads `num_bytes` and does these operations."""
         arithmetic = bf16_operations / self.bf16_per_s + int8_operations / self.int8_per_s
         return max(num_bytes / self.bytes_per_s, arithmetic)
 
@@ -60,7 +60,7 @@ class Reading:
         )
 
 
-def middle(readings: Sequence[Reading]) -> Reading:
+def median_of(readings: Sequence[Reading]) -> Reading:
     """Return the median of each figure."""
     return Reading(
         statistics.median(r.bytes_per_s for r in readings),
@@ -70,9 +70,9 @@ def middle(readings: Sequence[Reading]) -> Reading:
 
 
 def integer_products(quantization: str) -> int:
-    """Return how many products at the int8 peak a weight and a row take in this format; 0 where they are of bf16.
+    """Return the number of integer products per weight and row in this format; 0 if it multiplies in bf16.
 
-    Rows of wint8 and wint4 have sixteen bits: two products where the processor multiplies bytes.
+    Rows of wint8 and wint4 have 16 bits, which takes two products if the instruction-set path multiplies bytes.
     """
     if quantization == NO_QUANTIZATION:
         return 0
@@ -85,9 +85,9 @@ def add_clock_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def make_roofline(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Roofline:
-    """Select the CPU's operators and return a roofline on the clock that the flags name.
+    """Select the CPU's operators and return a roofline with the clock of --clock.
 
-    On a machine that others use too, the time that they had does not count on a thread's clock.
+    On a shared machine, --clock cpu leaves out the time in which other processes ran.
     """
     select_backend("cpu")
     if args.clock == "cpu" and num_threads() != 1:
@@ -96,26 +96,26 @@ def make_roofline(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
 
 
 def last_level_cache_bytes(caches: Path = CACHES) -> int:
-    """Return the size of the largest cache that the system reports; 0 where it reports none."""
+    """Return the size of the largest cache that the system reports; 0 if it reports none."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes = [file.read_text().strip() for file in caches.glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] if size[-1] in units else int(size) for size in sizes), default=0)
 
 
 def buffer_bytes(cache: int, available: int) -> tuple[int, int]:
-    """Return the bytes of the buffer, and of the window of it that one reading takes; both whole tiles.
+    """Return the bytes of the buffer, and of the window of it that one reading reads; both whole tiles.
 
-    A reading takes at least the cache's size and comes back to a window only after the others, so that it neither
-    finds its own bytes in the cache nor leaves a timed call's there. The buffer takes at most a quarter of the
+    A window is at least as large as the cache and is read again only after all others. So a reading finds none of its
+    bytes in the cache, and it evicts those of the call that was timed before. The buffer is at most a quarter of the
     available memory.
     """
-    window = max(LEAST_READING, -(-cache // TILE) * TILE)
-    num_windows = max(1, min(-(-CACHE_TIMES * cache // window), available // 4 // window))
+    window = max(MIN_WINDOW_BYTES, -(-cache // TILE) * TILE)
+    num_windows = max(1, min(-(-BUFFER_OVER_CACHE * cache // window), available // 4 // window))
     return num_windows * window, window
 
 
 class Roofline:
-    """Takes readings with the threads and the instruction-set path that the operators use, and keeps them."""
+    """Measures the limits with the threads and the instruction-set path of the operators, and keeps all readings."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -131,7 +131,7 @@ class Roofline:
         self._out = paddle.zeros([BLOCKED_ROWS, BLOCKED_OUT], "bfloat16")
 
     def measure(self) -> Reading:
-        """Take a reading."""
+        """Measure the limits now."""
         reading = Reading(
             self._read(),
             max(self._multiply(self._loops.fd_multiply_registers), self._multiply_blocked("none")),
@@ -143,10 +143,10 @@ class Roofline:
     @property
     def median(self) -> Reading:
         """Return the median of each figure over all readings."""
-        return middle(self.readings)
+        return median_of(self.readings)
 
     def describe(self) -> dict[str, float]:
-        """Return the medians and what was read, for a JSON line."""
+        """Return the medians and the sizes of cache and buffer, for a JSON line."""
         return {
             "read_gb_per_s": self.median.bytes_per_s / 1e9,
             "peak_bf16_gflop_per_s": self.median.bf16_per_s / 1e9,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of a model's shape with random weights, brought to any step that a benchmark wants to time.
+"""How does a benchmark time a step of a given shape? With an engine of random weights that can run any step.
 
-The shape is a folder with a config.json. Work is counted from it: the bytes that a step must read and the operations
-that it must do.
+The shape is a folder with a config.json. From it follow the bytes that a step must read and the operations that it must
+do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.roofline import Reading, integer_products
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
@@ -27,7 +27,7 @@ from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 
 SHAPE = "benchmarks/shapes/qwen3-0.6b"
-TOKEN = 7  # any token will do
+TOKEN = 7  # arbitrary
 _ids = count()
 
 
@@ -47,16 +47,16 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Work:
-    """What the steps of one model in one format need at least."""
+    """The least that steps of one model in one format must read and compute."""
 
     config: ModelConfig
     quantization: str
-    weights_bytes: int  # of the embedding and all packed weights, as the engine reports
-    streamed_bytes: int  # of those that every step reads
+    weights_bytes: int  # embedding and all packed weights, as the engine reports them
+    streamed_bytes: int  # the part of them that each step reads
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of the linear layers without the head."""
+        """Number of weights of the linear layers without the head."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
         return c.num_layers * (attention + 3 * c.hidden_size * c.intermediate_size)
@@ -68,7 +68,7 @@ class Work:
         return self.streamed_bytes + c.num_layers * token_bytes * step.num_requests * step.context
 
     def model_operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
-        """Return what a step computes: operations of attention, and of linear layers, two per weight and row."""
+        """Return the operations of attention and of the linear layers, two per weight and row."""
         c = self.config
         seen = step.rows * (step.context - (step.rows_each - 1) / 2)
         attention = 4.0 * c.num_layers * c.num_heads * c.head_dim * seen
@@ -82,44 +82,44 @@ class Work:
         return (attention, products * weights) if products else (attention + weights, 0.0)
 
     def floor_s(self, step: StepShape, reading: Reading) -> float:
-        """Return the least time of a step all of whose rows have logits."""
+        """Return the lower bound of the seconds of a step with logits for all rows."""
         return reading.floor_s(self.num_bytes(step), *self.operations(step, step.rows))
 
 
 class FixedDraft(NaiveProposer):
-    """Proposes `length` tokens at every step."""
+    """Proposes `length` tokens per request and step."""
 
     name = "fixed"
     length = 0
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
-        """Return the same token `length` times, as far as a request has room."""
+        """Return drafts of `length` times the same token, or as many as a request has room for."""
         return [Draft([TOKEN] * min(self.length, quota.max_drafts), self.name) for quota in quotas]
 
 
-class PromptSkipper:
-    """A runner that takes a prompt's keys and values as computed, whatever its blocks hold.
+class PrefillSkipper:
+    """A runner that treats a prompt's keys and values as computed, whatever its blocks contain.
 
-    Their values change no step's time, and thirty thousand tokens of prompts would take longer than the measurement.
+    Their values do not change the time of a step, and prefill of long contexts would take longer than the measurement.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
     def run(self, plan: StepPlan) -> Sequence[RequestResult]:
-        """Compute the step unless it reads a prompt, which is followed by a fixed token."""
-        if not _reads_prompt(plan):
+        """Compute the step unless it prefills, in which case each request emits a fixed token."""
+        if not _prefills(plan):
             return self._runner.run(plan)
-        return [RequestResult([TOKEN] if rows else []) for rows in plan.num_verify_rows]
+        return [RequestResult([TOKEN] if scheduled.num_verify_rows else []) for scheduled in plan.requests]
 
 
-def _reads_prompt(plan: StepPlan) -> bool:
-    return any(done < r.num_prompt_tokens for done, r in zip(plan.num_computed, plan.requests))
+def _prefills(plan: StepPlan) -> bool:
+    return any(s.num_computed_tokens < s.request.num_prompt_tokens for s in plan.requests)
 
 
 @dataclass
 class ShapeEngine:
-    """The engine, its proposer, and what its steps need."""
+    """The engine, its proposer, and the work of its steps."""
 
     engine: Engine
     proposer: FixedDraft
@@ -136,8 +136,8 @@ class ShapeEngine:
         max_drafts: int = 0,
         kv_cache_dtype: str = "auto",
     ) -> ShapeEngine:
-        """Build an engine of `shape` that rejects all drafts, so that a step always advances a request by one."""
-        gc.collect()  # an engine that is gone gives its memory back before the next takes its own
+        """Build an engine of `shape` that rejects all drafts, so that a step always emits one token per request."""
+        gc.collect()  # free the memory of the engine before
         speculation = {"method": "ngram", "num_speculative_tokens": max_drafts, "accept_policy": "reject_all"}
         config = EngineConfig(
             model=shape,
@@ -146,7 +146,7 @@ class ShapeEngine:
             max_model_len=max_model_len,
             cache=CacheConfig(dtype=kv_cache_dtype, enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max(2048, max_num_seqs)),
-            speculative=SpeculativeConfig.from_mapping(speculation if max_drafts else {"method": "naive"}),
+            speculative=parse_speculative_config(speculation if max_drafts else {"method": "naive"}),
         )
         proposer = FixedDraft()
         engine = make_engine(config, proposer=proposer)
@@ -155,42 +155,35 @@ class ShapeEngine:
         work = Work(model, quantization, int(sizes["weights_bytes"]), int(sizes["streamed_weights_bytes"]))
         return cls(engine, proposer, work)
 
-    def __post_init__(self) -> None:
-        self._runner, self._limits = self.engine.runner, self.engine.scheduler.config
-
-    def skip_prompts(self) -> None:
-        """From now on compute decoding steps only; prompts of any length take one step, together."""
-        self.engine.runner = PromptSkipper(self._runner)
-        self.engine.scheduler.config = replace(self._limits, max_num_batched_tokens=1 << 30)
-
-    def read_prompts(self) -> None:
-        """From now on compute prompts too, as at first."""
-        self.engine.runner, self.engine.scheduler.config = self._runner, self._limits
+    def skip_prefill(self) -> None:
+        """Compute only decoding steps from now on; one step skips the prompts of all requests, of any length."""
+        self.engine.runner = PrefillSkipper(self.engine.runner)
+        self.engine.scheduler.config = replace(self.engine.scheduler.config, max_num_batched_tokens=1 << 30)
 
     def start(self, step: StepShape, num_steps: int) -> list[str]:
-        """Bring requests to where the next `num_steps` steps have this shape; return their ids. Skips prompts."""
+        """Add requests so that the next `num_steps` steps have this shape; return their ids. Skips the prefill."""
         self.proposer.length = step.rows_each - 1
-        most = num_steps + step.rows_each + 1
-        ids = [self.add([TOKEN] * (step.context - step.rows_each), most) for _ in range(step.num_requests)]
+        max_tokens = num_steps + step.rows_each + 1
+        ids = [self.add([TOKEN] * (step.context - step.rows_each), max_tokens) for _ in range(step.num_requests)]
         emitted = {delta.request_id for delta in self.engine.step()}
-        assert emitted == set(ids), "one step takes all prompts"
+        assert emitted == set(ids), "expected one step to skip all prompts"
         return ids
 
     def add(self, prompt: list[int], max_tokens: int) -> str:
-        """Add a greedy request that takes all its tokens; return its id."""
+        """Add a greedy request that ignores the end token; return its id."""
         request_id = f"bench-{next(_ids)}"
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         self.engine.add_request(GenerationRequest(request_id, prompt, params))
         return request_id
 
     def stop(self, ids: list[str]) -> None:
-        """End requests."""
+        """Abort requests and check that nothing of them is left."""
         for request_id in ids:
             self.engine.abort(request_id)
         self.engine.check_integrity()
 
 
 def add_shape_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose shape and formats."""
+    """Add the flags for shape and formats."""
     parser.add_argument("--shape", default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
     parser.add_argument("--quantization", nargs="+", choices=FORMATS, default=list(FORMATS), help="formats to measure")

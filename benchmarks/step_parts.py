@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator calls of one step, each with its time, under the names of the model's parts."""
+"""Which parts of a model does a step spend its time in? Times each operator of a step and adds up those of a part."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ from fastdeploy.ops.backends.cpu.graph import OpGraph
 from fastdeploy.ops.linear import PackedLinear
 
 REST = "engine and Python"
-TIMING = "timing itself"  # what telling launches apart takes, which no other step does
-Calls = list[tuple[str, float]]  # what every operator call of a step was, and its seconds, in order
-Profile = dict[str, float]  # seconds by part
+TIMING = "timing itself"  # timing the launches of a graph one by one, which no other step does
+Calls = list[tuple[str, float]]  # (label, seconds) of each operator call of a step, in order
+Profile = dict[str, float]  # part -> seconds
+
+
+def time_parts(step: Callable[[], object], config: ModelConfig, clock: Callable[[], float]) -> Profile:
+    """Run a step; return the seconds of each of its parts."""
+    calls: Calls = []
+    begin = clock()
+    with timed_operators(calls, clock):
+        step()
+    seconds = clock() - begin
+    calls.append((REST, seconds - sum(spent for _, spent in calls)))
+    return by_part(calls, part_names(config))
 
 
 @contextmanager
-def timed_operators(calls: Calls, on_thread_time: bool = False) -> Iterator[None]:
-    """Add every operator that runs meanwhile to `calls`, launches of graphs one by one."""
-    clock = time.thread_time if on_thread_time else time.perf_counter
+def timed_operators(calls: Calls, clock: Callable[[], float]) -> Iterator[None]:
+    """Add each operator call of this block to `calls`; launches of a captured graph are timed one by one."""
+    on_thread_time = clock is time.thread_time
 
     def replay(self: OpGraph, num_rows: int, num_seqs: int) -> None:
         begin = clock()
@@ -62,32 +73,25 @@ def _labels(graph: OpGraph) -> list[str]:
 
 def _label(name: str, args: tuple[Any, ...]) -> str:
     weight = next((arg for arg in args if isinstance(arg, PackedLinear)), None)
-    if weight is None:
-        return name
-    return f"Linear [{weight.out_features}, {weight.in_features}]"
+    return name if weight is None else f"Linear [{weight.out_features}, {weight.in_features}]"
 
 
 def part_names(config: ModelConfig) -> dict[str, str]:
-    """Return what the linear layers of a model are, by the end of their labels."""
+    """Return the name of each linear layer of a model by its shape, with which the operator's label ends."""
     hidden, inner, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     parts = {
         "qkv": [(heads + 2 * config.num_kv_heads * config.head_dim, hidden)],
         "attention output": [(hidden, heads)],
-        "gate and up": [(2 * inner, hidden), (inner, hidden)],  # the second where SwiGLU is part of the layer
+        "gate and up": [(2 * inner, hidden), (inner, hidden)],  # the second if SwiGLU is part of the operator
         "down": [(hidden, inner)],
         "head": [(config.vocab_size, hidden)],
     }
     return {f"[{n}, {k}]": name for name, shapes in parts.items() for n, k in shapes}
 
 
-def part_of(label: str, names: Mapping[str, str]) -> str:
-    """Return the part that an operator's label belongs to: the label itself where `names` has none for its end."""
-    return next((name for end, name in names.items() if label.endswith(end)), label)
-
-
 def by_part(seconds: Iterable[tuple[str, float]], names: Mapping[str, str]) -> Profile:
-    """Add up the seconds of the labels of each part."""
+    """Add up the seconds of each part; an operator that is no linear layer is a part of its own."""
     merged: Profile = defaultdict(float)
     for label, spent in seconds:
-        merged[part_of(label, names)] += spent
+        merged[next((name for end, name in names.items() if label.endswith(end)), label)] += spent
     return merged

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of bench_http: many streams in one thread of one process, on plain sockets.
+"""What does a client receive from a server, and when? The client of bench_http: many streams in one thread.
 
-It shares the cores with the server it measures, so while streams run it only waits, reads and notes the time; events
-are parsed when all have ended. Jobs come as JSON lines on stdin, results go as JSON lines to stdout.
+It shares the cores with the server that it measures. While streams run it therefore only waits, reads and records the
+time; events are parsed when all have ended. Jobs come as JSON lines on stdin, results go as JSON lines to stdout.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ RECEIVE_BYTES = 1 << 16
 
 @dataclass
 class Stream:
-    """One streamed completion: what arrived, and when (seconds since the first request was sent)."""
+    """A streamed completion: (seconds since the first request was sent, bytes) of each part that arrived."""
 
     connection: socket.socket
     parts: list[tuple[float, bytes]] = field(default_factory=list)
 
 
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Send all bodies at once, read all answers, and return text, times and error of each."""
+    """Send all requests at once and read all answers; return the text, times and error of each."""
     requests = [_http(job["host"], body) for body in job["bodies"]]
     streams = [Stream(socket.create_connection((job["host"], job["port"]))) for _ in requests]
     begin = time.perf_counter()
@@ -54,34 +54,29 @@ def _read_all(streams: list[Stream], begin: float) -> None:
 
 def _http(host: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
+    length = f"Connection: close\r\nContent-Length: {len(content)}"
+    return f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n{length}\r\n\r\n".encode() + content
 
 
 def _result(stream: Stream) -> dict[str, Any]:
-    """Return the text, its arrival times, and the error if there was one.
+    """Return the text, its arrival times, and the error if there is one.
 
-    An event belongs to the part in which it ends.
+    The arrival time of an event is that of the part in which it ends.
     """
-    texts: list[str] = []
-    times: list[float] = []
-    error, usage, pending = None, None, b""
-    for when, part in stream.parts:
+    texts, times = list[str](), list[float]()
+    error, has_usage, pending = None, False, b""
+    for seconds, part in stream.parts:
         *events, pending = (pending + part).split(b"\n\n")
-        found = [event.rsplit(b"data: ", 1)[-1] for event in events if b"data: {" in event]
-        answers = [json.loads(event) for event in found]
+        answers = [json.loads(event.rsplit(b"data: ", 1)[-1]) for event in events if b"data: {" in event]
         error = next((answer["error"] for answer in answers if "error" in answer), error)
-        usage = next((answer["usage"] for answer in answers if answer.get("usage")), usage)
-        new = "".join(choice["text"] for answer in answers for choice in answer.get("choices", ()))
+        has_usage = has_usage or any(answer.get("usage") for answer in answers)
         if any(answer.get("choices") for answer in answers):
-            texts.append(new)
-            times.append(when)
+            texts += [choice["text"] for answer in answers for choice in answer.get("choices", ())]
+            times.append(seconds)
     head = stream.parts[0][1][:200]
-    if error is None and (b" 200 " not in head.split(b"\r\n", 1)[0] or usage is None):
+    if error is None and (b" 200 " not in head.split(b"\r\n", 1)[0] or not has_usage):
         error = {"message": head.decode(errors="replace")}
-    return {"text": "".join(texts), "times": times, "end": stream.parts[-1][0], "usage": usage, "error": error}
+    return {"text": "".join(texts), "times": times, "end": stream.parts[-1][0], "error": error}
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work made of real local text: the source of the Python standard library and the prose of its reference.
+"""Which prompts and answers do benchmarks use? Real local text: Python's standard library and its language reference.
 
-A session is a conversation of some turns; a turn is a prompt and the answer that the text itself gives to it, for
-replay. A model that is asked the prompts gives answers of its own.
+A session is a conversation of one or more turns. A turn is a prompt and the answer that follows it in the text, for
+replay; a model that generates from the prompt gives an answer of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FILES = """
     functools dis pickletools pkgutil posixpath ntpath ipaddress base64 uuid subprocess zipfile tempfile ssl locale
     doctest datetime mimetypes traceback warnings webbrowser runpy os gettext tokenize site selectors
 """  # of the standard library
-RANDOM_IDS = range(300, 4000)  # ordinary tokens of every vocabulary here
+RANDOM_IDS = range(300, 4000)  # ordinary tokens in all vocabularies of the benchmarks
 NUM_PASSAGES = 6
 
 
@@ -40,55 +40,55 @@ Session = list[Turn]
 
 
 def editing(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
-    """Yield sessions of one turn: a function and its first third again; in the rest one line in eight is another."""
-    dice = random.Random(seed)
+    """Yield sessions of one turn: a function and its first third again; the answer changes one line in eight."""
+    rng = random.Random(seed)
     for source in library_functions(20, 80, seed):
         lines = source.splitlines(keepends=True)
         third = len(lines) // 3
         prompt = source + "\n\n" + "".join(lines[:third])
-        yield [Turn(tokenizer.encode(prompt), _answer(tokenizer, edited("".join(lines[third:]), 1 / 8, dice)))]
+        yield [Turn(tokenizer.encode(prompt), _answer(tokenizer, edited("".join(lines[third:]), 1 / 8, rng)))]
 
 
 def loop(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
-    """Yield sessions whose answers repeat each other, not their prompts: an agent that writes a function once more.
+    """Yield sessions whose answers repeat one another but not their prompts: an agent that rewrites a function.
 
-    From turn to turn one line in forty changes, and one line more is given.
+    From turn to turn one line in forty changes, and the prompt has one more line.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for source in library_functions(20 + num_turns, 80, seed):
         session = []
         for turn in range(num_turns):
             lines = source.splitlines(keepends=True)
             prompt, answer = "".join(lines[: 2 + turn]), "".join(lines[2 + turn :])
             session.append(Turn(tokenizer.encode(prompt), _answer(tokenizer, answer)))
-            source = "".join(lines[: 3 + turn]) + edited("".join(lines[3 + turn :]), 1 / 40, dice)
+            source = "".join(lines[: 3 + turn]) + edited("".join(lines[3 + turn :]), 1 / 40, rng)
         yield session
 
 
 def quoting(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
-    """Yield sessions of one turn: passages of a manual, and an answer that quotes some between words of its own."""
-    dice = random.Random(seed)
+    """Yield sessions of one turn: passages of a manual, and an answer that quotes some between other words."""
+    rng = random.Random(seed)
     passages = reference_passages()
     while True:
-        chosen = dice.sample(passages, NUM_PASSAGES + 3)
-        found, own = chosen[:NUM_PASSAGES], chosen[NUM_PASSAGES:]
-        prompt = "\n\n".join(f"[{number}] {passage}" for number, passage in enumerate(found, 1)) + "\n\nAnswer:"
-        quotes = dice.sample(found, len(own))
-        answer = "".join(f' {own_words(text)} "{quote}"\n' for text, quote in zip(own, quotes))
+        chosen = rng.sample(passages, NUM_PASSAGES + 3)
+        given, others = chosen[:NUM_PASSAGES], chosen[NUM_PASSAGES:]
+        prompt = "\n\n".join(f"[{number}] {passage}" for number, passage in enumerate(given, 1)) + "\n\nAnswer:"
+        quotes = rng.sample(given, len(others))
+        answer = "".join(f' {first_words(text)} "{quote}"\n' for text, quote in zip(others, quotes))
         yield [Turn(tokenizer.encode(prompt), _answer(tokenizer, answer))]
 
 
 def plain(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
-    """Yield sessions of one turn: the head of a function, and its rest."""
+    """Yield sessions of one turn: the beginning of a function, and the rest as the answer."""
     for source in library_functions(20, 80, seed):
         yield [Turn(tokenizer.encode(source[:200]), _answer(tokenizer, source[200:]))]
 
 
 def random_tokens(tokenizer: Tokenizer, num_turns: int, seed: int) -> Iterator[Session]:
-    """Yield sessions of one turn of tokens that follow nothing."""
-    dice = random.Random(seed)
+    """Yield sessions of one turn of random tokens."""
+    rng = random.Random(seed)
     while True:
-        ids = dice.choices(RANDOM_IDS, k=1024)
+        ids = rng.choices(RANDOM_IDS, k=1024)
         yield [Turn(ids[:256], ids[256:])]
 
 
@@ -104,10 +104,10 @@ WORKLOADS: dict[str, Callable[[Tokenizer, int, int], Iterator[Session]]] = {
 def sessions(
     workload: str, tokenizer: Tokenizer, count: int, num_turns: int, max_prompt_tokens: int, num_tokens: int, seed: int
 ) -> list[Session]:
-    """Return `count` sessions of a workload whose prompts fit and whose answers are cut to `num_tokens`.
+    """Return `count` sessions of a workload whose prompts fit, with answers truncated to `num_tokens`.
 
     Raises:
-        ValueError: the local text does not hold as many.
+        ValueError: the local text has fewer.
     """
     found = []
     for session in WORKLOADS[workload](tokenizer, num_turns, seed):
@@ -116,19 +116,11 @@ def sessions(
         found.append([Turn(turn.prompt, turn.answer[:num_tokens]) for turn in session])
         if len(found) == count:
             return found
-    raise ValueError(f"{workload}: the library holds {len(found)} fitting texts, {count} are wanted")
-
-
-def code_editing(tokenizer: Tokenizer, count: int, max_prompt_tokens: int, seed: int = 0) -> list[list[int]]:
-    """Return prompts that ask for a function again: its whole source, then the first third of it once more.
-
-    What follows overlaps the prompt as far as the model edits little: the work of an editor that rewrites a function.
-    """
-    return [session[0].prompt for session in sessions("editing", tokenizer, count, 1, max_prompt_tokens, 1, seed)]
+    raise ValueError(f"{workload}: the library has {len(found)} texts that fit, {count} are needed")
 
 
 def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
-    """Yield the tokens of this Python's own source files and of its packages', `count` tokens in all."""
+    """Yield the tokens of the source files of this Python and its packages, `count` tokens in total."""
     paths = sysconfig.get_paths()
     folders = [Path(paths["stdlib"]), *(Path(folder) for folder in sys.path if folder.endswith("site-packages"))]
     for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
@@ -141,21 +133,21 @@ def source_tokens(tokenizer: Tokenizer, count: int) -> Iterator[list[int]]:
 
 
 def library_functions(min_lines: int, max_lines: int, seed: int) -> list[str]:
-    """Return the source of the library's functions of so many lines, shuffled."""
+    """Return the library's functions of `min_lines` to `max_lines` lines, shuffled."""
     fitting = [source for source in _all_functions() if min_lines <= len(source.splitlines()) <= max_lines]
     random.Random(seed).shuffle(fitting)
     return fitting
 
 
-def edited(source: str, share: float, dice: random.Random) -> str:
-    """Replace this share of the lines by others of the library."""
+def edited(source: str, share: float, rng: random.Random) -> str:
+    """Replace this share of the lines by other lines of the library."""
     others = _all_lines()
-    return "".join(dice.choice(others) if dice.random() < share else line for line in source.splitlines(keepends=True))
+    return "".join(rng.choice(others) if rng.random() < share else line for line in source.splitlines(keepends=True))
 
 
 @lru_cache(maxsize=1)
 def reference_passages() -> list[str]:
-    """Return paragraphs of 30 to 90 words of the reference that comes with Python."""
+    """Return the paragraphs of 30 to 90 words of Python's language reference."""
     from pydoc_data.topics import topics
 
     texts = [topics[name] for name in sorted(topics)]
@@ -163,7 +155,7 @@ def reference_passages() -> list[str]:
     return [paragraph for paragraph in paragraphs if 30 <= len(paragraph.split()) <= 90]
 
 
-def own_words(passage: str) -> str:
+def first_words(passage: str) -> str:
     """Return the first twelve words of a passage."""
     return " ".join(passage.split()[:12])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deployment of large language models on PaddlePaddle with exact speculative decoding.
 
-The names below are loaded on first use, so that importing the package costs nothing and never imports Paddle.
+The names in `__all__` are imported on first use. Paddle is imported when an `LLM` is created.
 """
 
 import warnings
@@ -11,22 +11,73 @@ from typing import TYPE_CHECKING, Any
 from fastdeploy.version import __version__
 
 if TYPE_CHECKING:
+    from fastdeploy.core.errors import (
+        ConfigError,
+        ContextLengthError,
+        FastDeployError,
+        InvalidRequestError,
+        QueueFullError,
+    )
     from fastdeploy.core.guided_decoding import GuidedDecodingParams
+    from fastdeploy.core.outputs import (
+        CompletionOutput,
+        ErrorInfo,
+        RequestMetrics,
+        RequestOutput,
+        SpeculateMetrics,
+        TokenLogprobs,
+    )
     from fastdeploy.core.sampling_params import SamplingParams
     from fastdeploy.entrypoints.llm import LLM
 
-__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "ConfigError",
+    "ContextLengthError",
+    "ErrorInfo",
+    "FastDeployError",
+    "GuidedDecodingParams",
+    "InvalidRequestError",
+    "QueueFullError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculateMetrics",
+    "TokenLogprobs",
+    "__version__",
+]
 
-warnings.filterwarnings("ignore", message="No ccache found")  # importing Paddle says so; nothing here compiles with it
-
-_HOMES = {
-    "GuidedDecodingParams": "fastdeploy.core.guided_decoding",
-    "LLM": "fastdeploy.entrypoints.llm",
-    "SamplingParams": "fastdeploy.core.sampling_params",
+_MODULES = {
+    "fastdeploy.core.errors": (
+        "ConfigError",
+        "ContextLengthError",
+        "FastDeployError",
+        "InvalidRequestError",
+        "QueueFullError",
+    ),
+    "fastdeploy.core.guided_decoding": ("GuidedDecodingParams",),
+    "fastdeploy.core.outputs": (
+        "CompletionOutput",
+        "ErrorInfo",
+        "RequestMetrics",
+        "RequestOutput",
+        "SpeculateMetrics",
+        "TokenLogprobs",
+    ),
+    "fastdeploy.core.sampling_params": ("SamplingParams",),
+    "fastdeploy.entrypoints.llm": ("LLM",),
 }
+_MODULE_OF_NAME = {name: module for module, names in _MODULES.items() for name in names}
+
+warnings.filterwarnings("ignore", message="No ccache found")  # a warning of Paddle's import; nothing is compiled
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'fastdeploy' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_OF_NAME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

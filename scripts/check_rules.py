@@ -22,11 +22,12 @@ ADAPTIVE_LENGTH = ("fastdeploy/spec_decode/adaptive/*.py", "fastdeploy/worker/st
 VOCABULARY_FOLDERS = ("fastdeploy", "custom_ops", "tests", "benchmarks")
 SOURCE_FOLDERS = (*VOCABULARY_FOLDERS, "scripts")
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
-RETIRED_IDENTIFIERS = re.compile(
-    r"\b(?:_goes|judge_drafts|_write_rules|RowRules|_Known|_grown|hides_first|wants_drafts|STAKE|REPAYMENTS|START_ALONE"
-    r"|Survival|MAX_PAUSE_S|_goes_on|_Place|_with_what_drafts|takes_turns|draw_and_ask|take_rows|_Measured|Routine"
-    r"|class Gate)\b"
+RETIRED_IDENTIFIERS = (
+    *("_goes", "judge_drafts", "_write_rules", "RowRules", "_Known", "_grown", "hides_first", "wants_drafts", "STAKE"),
+    *("REPAYMENTS", "START_ALONE", "Survival", "MAX_PAUSE_S", "_goes_on", "_Place", "_with_what_drafts"),
+    *("takes_turns", "draw_and_ask", "take_rows", "_Measured", "Routine", "class Gate"),
 )
+RETIRED = re.compile(rf"\b(?:{'|'.join(RETIRED_IDENTIFIERS)})\b")
 Violation = tuple[Path, int, str]
 
 
@@ -36,9 +37,14 @@ def find_files(root: Path, folders: tuple[str, ...], *suffixes: str) -> list[Pat
     return sorted(path for path in found if path.is_file())
 
 
+def find_sources(root: Path, *suffixes: str) -> list[Path]:
+    """Return the sources that end in one of the suffixes, setup.py included."""
+    return [*sorted(root.glob("setup.py")), *find_files(root, SOURCE_FOLDERS, *suffixes)]
+
+
 def check_files(root: Path) -> Iterator[Violation]:
     """Yield sources that are too long or lack the licence line; empty files need none."""
-    for path in find_files(root, SOURCE_FOLDERS, ".py", ".cc", ".h", ".sh"):
+    for path in find_sources(root, ".py", ".cc", ".h", ".sh"):
         lines = path.read_text().splitlines()
         if lines and not any(LICENCE in line for line in lines[:2]):
             yield path, 1, f"has no licence line ({LICENCE})"
@@ -50,13 +56,13 @@ def check_vocabulary(root: Path) -> Iterator[Violation]:
     """Yield uses of retired identifiers."""
     for path in find_files(root, VOCABULARY_FOLDERS, ".py", ".cc", ".h"):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
-            for name in RETIRED_IDENTIFIERS.findall(line):
+            for name in RETIRED.findall(line):
                 yield path, number, f"uses the retired identifier '{name}'"
 
 
 def check_functions(root: Path) -> Iterator[Violation]:
     """Yield Python functions that are too long."""
-    for path in find_files(root, SOURCE_FOLDERS, ".py"):
+    for path in find_sources(root, ".py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or node.lineno) - node.lineno + 1

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/guide/request-fields.md and errors.md: python -m scripts.make_request_tables"""
+"""Writes the tables of docs/guide/request-fields.md and errors.md: python -m scripts.make_request_tables
+
+With --renew-openapi, at a release, it also writes the paths, fields and ranges with which later ones are compared.
+"""
 
 from __future__ import annotations
 
-import inspect
-import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import msgspec
-
-from fastdeploy.entrypoints.openai.absent_routes import ABSENT
+from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
+from fastdeploy.entrypoints.openai.openapi import describe_fields
 from fastdeploy.entrypoints.openai.protocol import (
     REFUSED,
     WITHOUT_EFFECT,
@@ -19,6 +20,7 @@ from fastdeploy.entrypoints.openai.protocol import (
     GenerationFields,
 )
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
+from tests.entrypoints.openapi_fields import RELEASED, document_lines, make_document, range_text
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 MARKS = ("<!-- {}: made by scripts/make_request_tables.py -->", "<!-- end of {} -->")
@@ -29,38 +31,43 @@ TITLES = {
 }
 
 
-def described_fields(model: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the fields that the docstring of `model` describes, and how; fields of one line share its words."""
-    lines = inspect.getdoc(model).split("Attributes:\n")[1]  # type: ignore[union-attr]
-    entries = re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
-    return {name: re.sub(r"\s+", " ", text) for names, text in entries for name in names.split(", ")}
-
-
 def field_tables() -> str:
     """Return the tables of fields: honoured, without effect, refused."""
+    schemas = make_document()["components"]["schemas"]
+    shared = describe_fields(GenerationFields)
     tables = []
     for model, title in TITLES.items():
-        rows = [(f"`{name}`", text) for name, text in described_fields(model).items()]
-        tables.append(_table(f"**{title}**", ("field", ""), rows))
-    rows = [(f"`{name}`", reason) for name, reason in WITHOUT_EFFECT.items()]
-    tables.append(_table("**Accepted without effect**", ("field", "why"), rows))
-    rows = [(f"`{name}`", reason) for name, (reason, _) in REFUSED.items()]
-    tables.append(_table("**Refused by name**, unless they ask for nothing", ("field", "why"), rows))
+        properties = schemas[model.__name__ if model is not GenerationFields else CompletionRequest.__name__][
+            "properties"
+        ]
+        texts = shared if model is GenerationFields else describe_fields(model)
+        rows = [
+            (f"`{name}`", text, range_text(properties[name]))
+            for name, text in texts.items()
+            if model is GenerationFields or name not in shared
+        ]
+        tables.append(_table(f"**{title}**", ("field", "", "range"), rows))
+    rows_without_range = [(f"`{name}`", reason) for name, reason in WITHOUT_EFFECT.items()]
+    tables.append(_table("**Accepted without effect**", ("field", "why"), rows_without_range))
+    rows_without_range = [(f"`{name}`", reason) for name, (reason, _) in REFUSED.items()]
+    tables.append(
+        _table("**Refused by name**, except for values that request nothing", ("field", "why"), rows_without_range)
+    )
     return "\n\n".join(tables)
 
 
 def error_tables() -> str:
-    """Return the tables of errors and of routes that are not there."""
+    """Return the tables of errors and of routes that do not exist."""
     shared = [wrong("/v1/completions", *args) for args in BOTH]
     fields = [_cells(row, "both endpoints") for row in shared] + [_cells(row, f"`{row.path}`") for row in ONE]
-    others = [_cells(row, f"`{row.method} {row.path}`") for row in [*BODIES, *ROUTES] if row.path not in ABSENT]
+    others = [_cells(row, f"`{row.method} {row.path}`") for row in [*BODIES, *ROUTES] if row.path not in ABSENT_ROUTES]
     header = ("request", "wrong", "status", "message (a part)", "`param`", "`code`")
-    absent = [(f"`{path}`", reason) for path, reason in ABSENT.items()]
+    absent = [(f"`{path}`", reason) for path, reason in ABSENT_ROUTES.items()]
     return "\n\n".join(
         [
             _table("**Fields**", header, fields),
             _table("**Bodies, headers, models, routes**", header, others),
-            _table("**Routes of FastDeploy, vLLM and OpenAI that are not there** (404)", ("route", ""), absent),
+            _table("**Routes of FastDeploy, vLLM and OpenAI that do not exist** (404)", ("route", ""), absent),
         ]
     )
 
@@ -100,3 +107,5 @@ def _escaped(text: str) -> str:
 if __name__ == "__main__":
     for path, page in fresh_pages().items():
         path.write_text(page)
+    if "--renew-openapi" in sys.argv:
+        RELEASED.write_text("\n".join([*document_lines(make_document()), ""]))

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
@@ -43,18 +43,19 @@ class SlotModelRunner:
 
     def run(self, plan: StepPlan) -> list[RequestResult]:
         self.steps += 1
-        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
-            positions = np.arange(start, start + count)
-            self.slots[self._slots(request, positions)] = request.tokens_with_draft()[positions]
-        return [self._verify(plan, row) for row in range(len(plan.requests))]
+        for scheduled in plan.requests:
+            request, start = scheduled.request, scheduled.num_computed_tokens
+            positions = np.arange(start, start + scheduled.num_scheduled_tokens)
+            self.slots[self._slots(request, positions)] = request.tokens_with_draft(scheduled.draft)[positions]
+        return [self._verify(scheduled) for scheduled in plan.requests]
 
-    def _verify(self, plan: StepPlan, row: int) -> RequestResult:
-        request, num_rows = plan.requests[row], int(plan.num_verify_rows[row])
+    def _verify(self, scheduled: ScheduledRequest) -> RequestResult:
+        request, num_rows = scheduled.request, scheduled.num_verify_rows
         if num_rows == 0:
             return RequestResult()
-        end = int(plan.num_computed[row] + plan.num_scheduled[row])
+        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         context = self.slots[self._slots(request, np.arange(end))]
-        np.testing.assert_array_equal(context, request.tokens_with_draft()[:end])
+        np.testing.assert_array_equal(context, request.tokens_with_draft(scheduled.draft)[:end])
         drafts = context[end - num_rows + 1 :].tolist()
         tokens: list[int] = []
         for i in range(num_rows):
@@ -132,7 +133,9 @@ def make_engine(
         vocab_size=VOCAB,
         eos_token_ids=[EOS],
         has_tokenizer=False,
-        speculative=SpeculativeConfig(method=method, num_speculative_tokens=num_speculative_tokens),
+        speculative=parse_speculative_config(
+            {"method": method, "num_speculative_tokens": num_speculative_tokens, "adaptive": False}
+        ),
         server_seed=0,
     )
     outputs = OutputProcessor([EOS], _no_scanner, clock)

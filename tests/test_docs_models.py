@@ -12,7 +12,7 @@ from fastdeploy.config.flags import FLAG_BY_NAME, FlagClass
 from fastdeploy.config.hub import HUBS
 from fastdeploy.config.model_config import ARCHITECTURE_DEFAULTS
 from fastdeploy.config.rope_config import SUPPORTED_ROPE_KINDS
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer_files import SENTENCEPIECE_FILES
 from fastdeploy.spec_decode.proposers.registry import PROPOSERS
@@ -42,4 +42,4 @@ def test_speculation_methods_of_the_limits_page_are_refused_and_no_other() -> No
     assert set(there) == set(PROPOSERS)
     for method in missing:
         with pytest.raises(ConfigError, match=f"'{method}' is not available yet"):
-            SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 2})
+            parse_speculative_config({"method": method, "num_speculative_tokens": 2})

@@ -125,3 +125,9 @@ def test_package_runs_without_paddle(package: str) -> None:
     assert modules
     script = f"import {', '.join(modules)}, sys; assert 'paddle' not in sys.modules and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_api_process_runs_without_numpy() -> None:
+    """Its memory counts once per worker; FastAPI needs as much as NumPy would."""
+    script = "import fastdeploy.entrypoints.openai.api_server, sys; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

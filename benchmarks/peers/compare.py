@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This engine against llama.cpp and OpenVINO GenAI on the same weights, in turns within one run.
+"""How fast is this engine beside llama.cpp and OpenVINO GenAI, on the same weights and in the same run?
 
     python -m benchmarks.peers.compare CHECKPOINT --peers-python VENV/bin/python [--bits 16 8 4] [--rounds 2]
         [--threads 2] [--clock wall] [--limit-s 15] [--total-s 420] [--only decode-128 prefill-512]
         [--against openvino]
 
-CHECKPOINT is what make_checkpoint.py --gguf wrote, with OpenVINO's exports beside its files (README.md). All engines
-of the same bits are loaded, each in a process of its own; job after job each has the machine to itself. Figures are
-medians of tokens per second; where `over` names a peer, medians of ratios within a round, ours over the peer's.
+CHECKPOINT is the output of make_checkpoint.py --gguf, with OpenVINO's exports beside its files (README.md). The engines
+of one number of bits are loaded together, each in a process of its own, and run one at a time. Figures are medians of
+tokens per second. If `over` names a peer, the baseline, they are medians over rounds of ours over the peer's.
 
-A job whose prompts are read decodes for at most --limit-s seconds. One that is cut counts as if its other tokens had
-come at the pace of those it had: its prompts weigh what they weigh in the whole job, and contexts that would have grown
-longer are in its favour. `cut` names the jobs that were. --total-s seconds after the start of the first engine of some
-bits no job of those bits begins any more; an engine that then takes another minute is ended, and named. So a run of one
-number of bits takes nine minutes at most, however slow the machine; `rounds` says how many its medians are of.
+After the prefill a job decodes for at most --limit-s seconds. A job that is cut counts as if its other tokens had come
+at the same pace, which favours it, because contexts would have grown longer; `cut` names these jobs. No job starts
+later than --total-s seconds after the first engine of that number of bits; an engine that then takes more than another
+minute is killed and named. `rounds` is the number of rounds behind each median.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import print_json, print_table
+from benchmarks.report import ROOT, Row, make_parser, print_report
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-GRACE_S = 60  # that a job may go on after --total-s
+GRACE_S = 60  # after --total-s, until an engine that has not answered is killed
 OURS = {16: ["none"], 8: ["w8a8", "wint8"], 4: ["w4a8", "wint4"]}
 PEERS = ["llama_cpp", "openvino"]
 GGUF = {16: "bf16", 8: "q8_0", 4: "q4_0"}
@@ -43,7 +41,7 @@ OPENVINO = {16: "fp16", 8: "int8", 4: "int4"}
 
 @dataclass(frozen=True)
 class Job:
-    """Requests of equal lengths; `figure` is what is read off: decode, prefill, or all output tokens over all time."""
+    """Requests of equal lengths; `figure` is the reported rate: decode, prefill, or all output tokens per second."""
 
     requests: int
     prompt_tokens: int
@@ -51,16 +49,16 @@ class Job:
     figure: str
 
     def rate(self, first_s: float, total_s: float, num_steps: int) -> float:
-        """Return tokens per second, where num_steps tokens of each request came after the first."""
+        """Return tokens per second of a run whose requests emitted `num_steps` tokens each after the first."""
         if self.figure == "prefill":
             return self.prompt_tokens / first_s
         if self.figure == "decode":
             return num_steps / (total_s - first_s)
-        wanted = self.new_tokens - 1
-        return self.requests * self.new_tokens / (first_s + (total_s - first_s) * wanted / num_steps)
+        all_steps = self.new_tokens - 1
+        return self.requests * self.new_tokens / (first_s + (total_s - first_s) * all_steps / num_steps)
 
     def is_cut(self, num_steps: int) -> bool:
-        """Return whether so many steps after the first token are not all of them."""
+        """Return whether `num_steps` tokens after the first are fewer than requested."""
         return num_steps < self.new_tokens - 1
 
 
@@ -78,20 +76,20 @@ class Worker:
     """An engine in a process of its own, and its rates by job, one per round.
 
     Attributes:
-        end: the clock's seconds at which it has to have answered.
-        is_late: it had not, and was ended.
+        deadline: seconds of time.monotonic at which it is killed.
+        is_killed: it had not answered by then.
     """
 
     process: subprocess.Popen[str]
     name: str
     is_ours: bool
-    end: float
-    is_late: bool = False
+    deadline: float
+    is_killed: bool = False
     rates: dict[str, list[float]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)  # jobs that reached the limit
 
     @classmethod
-    def start(cls, command: list[str], environment: dict[str, str], end: float) -> Worker:
+    def start(cls, command: list[str], environment: dict[str, str], deadline: float) -> Worker:
         """Start a worker and wait until its engine is loaded."""
         process = subprocess.Popen(
             command,
@@ -101,18 +99,18 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
-        worker = cls(process, Path(command[-1]).name, "fastdeploy_worker" in command[1], end)
+        worker = cls(process, Path(command[-1]).name, "fastdeploy_worker" in command[1], deadline)
         worker.name = worker._answer().get("ready", worker.name)
         return worker
 
     def run(self, name: str, job: Job, limit_s: float) -> float | None:
-        """Run a job that decodes for at most so many seconds; return its rate, or None where it came too late."""
+        """Run a job that decodes for at most `limit_s` seconds; return its rate, or None if the worker was killed."""
         assert self.process.stdin is not None
         parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
         self.process.stdin.write(json.dumps({**parts, "limit_s": limit_s}) + "\n")
         self.process.stdin.flush()
         answer = self._answer()
-        if self.is_late:
+        if self.is_killed:
             return None
         if job.is_cut(answer["num_steps"]):
             self.cut.add(name)
@@ -125,11 +123,11 @@ class Worker:
         self.process.wait(60)
 
     def _answer(self) -> dict[str, Any]:
-        """Return what the worker says; nothing where the time is over first."""
+        """Return the worker's answer, or {} if it did not answer by the deadline and was killed."""
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], max(self.end - time.monotonic(), 0))[0]:
+        if not select.select([self.process.stdout], [], [], max(self.deadline - time.monotonic(), 0))[0]:
             self.process.kill()
-            self.is_late = True
+            self.is_killed = True
             return {}
         line = self.process.stdout.readline()
         if not line:
@@ -139,7 +137,7 @@ class Worker:
 
 
 def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
-    """Return the workers of a number of bits: ours, and those of the peers whose files are there."""
+    """Return the commands of the workers: ours, and those of the peers whose files exist."""
     checkpoint, peer = str(args.checkpoint), str(args.peers_python)
     found = [[sys.executable, str(HERE / "fastdeploy_worker.py"), checkpoint, kind] for kind in OURS[bits]]
     gguf, folder = args.checkpoint / f"model-{GGUF[bits]}.gguf", args.checkpoint / f"openvino-{OPENVINO[bits]}"
@@ -148,12 +146,12 @@ def commands(args: argparse.Namespace, bits: int) -> list[list[str]]:
         if name in args.against and file.exists():
             found.append([peer, str(HERE / script), str(file)])
         elif name in args.against:
-            print(f"left out: {script} has no {file}")
+            print(f"left out: {script}: {file} does not exist")
     return found
 
 
 def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
-    """Run all jobs on all engines of a number of bits, in turns, until the time is over."""
+    """Run all jobs on all engines of one number of bits, in alternation, until --total-s have passed."""
     end = time.monotonic() + args.total_s
     environment = {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
@@ -163,10 +161,10 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
     }
     workers = [Worker.start(command, environment, end + GRACE_S) for command in commands(args, bits)]
     for worker in workers:
-        worker.run("first", Job(1, 32, 4, "decode"), args.limit_s)  # what a first call costs is not counted
+        worker.run("first", Job(1, 32, 4, "decode"), args.limit_s)  # the first call is slower and not counted
     for name in args.only * args.rounds:
         for worker in workers:
-            if not worker.is_late and time.monotonic() < end:
+            if not worker.is_killed and time.monotonic() < end:
                 measure(worker, name, args.limit_s)
     for worker in workers:
         worker.stop()
@@ -174,17 +172,17 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
 
 
 def measure(worker: Worker, name: str, limit_s: float) -> None:
-    """Run a job on a worker, and say how fast it was."""
+    """Run a job on a worker and print its rate to stderr."""
     rate = worker.run(name, JOBS[name], limit_s)
     if rate is None:
-        print(f"{worker.name}, {name}: ended, no answer in time", file=sys.stderr, flush=True)
+        print(f"{worker.name}, {name}: killed, no answer in time", file=sys.stderr, flush=True)
         return
     worker.rates.setdefault(name, []).append(rate)
     print(f"{worker.name}, {name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
 
 
-def report(workers: list[Worker], bits: int, jobs: list[str]) -> list[dict[str, Any]]:
-    """Return a row per engine: its rates, and for a peer how many times as fast each of ours is."""
+def make_rows(workers: list[Worker], bits: int, jobs: list[str]) -> list[Row]:
+    """Return a row per engine with its rates, and a row per pair of ours and a peer with the ratios."""
     rows = []
     for worker in workers:
         rates = {job: worker.rates.get(job, []) for job in jobs}
@@ -196,37 +194,33 @@ def report(workers: list[Worker], bits: int, jobs: list[str]) -> list[dict[str, 
     return rows
 
 
-def _row(bits: int, name: str, over: str, figures: dict[str, list[float]], cut: set[str]) -> dict[str, Any]:
-    """Return medians over the rounds, None where a job had none, and how many rounds each job had."""
+def _row(bits: int, name: str, over: str, figures: dict[str, list[float]], cut: set[str]) -> Row:
+    """Return medians over the rounds, None for jobs without a round, and the number of rounds of each job."""
     medians = {job: statistics.median(values) if values else None for job, values in figures.items()}
     rounds = " ".join(str(len(values)) for values in figures.values())
-    return {"bits": bits, "engine": name, "over": over, **medians, "cut": _listed(cut), "rounds": rounds}
-
-
-def _listed(jobs: set[str]) -> str:
-    return " ".join(job for job in JOBS if job in jobs) or "-"
+    was_cut = " ".join(job for job in JOBS if job in cut) or "-"
+    return {"bits": bits, "engine": name, "over": over, **medians, "cut": was_cut, "rounds": rounds}
 
 
 def main() -> None:
     """Print rates and ratios and one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--peers-python", type=Path, required=True, help="Python that has the peers' packages")
+    parser.add_argument("--peers-python", type=Path, required=True, help="the Python of the peers' environment")
     parser.add_argument("--bits", type=int, nargs="+", choices=list(OURS), default=list(OURS))
     parser.add_argument("--only", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--against", nargs="+", choices=PEERS, default=PEERS, help="the peers (default: all)")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--limit-s", type=float, default=15.0, help="seconds that a job may decode (default: 15)")
+    parser.add_argument("--limit-s", type=float, default=15.0, help="seconds of decoding per job (default: 15)")
     parser.add_argument("--total-s", type=float, default=420.0, help="seconds per number of bits (default: 420)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: processor time, for one thread")
     args = parser.parse_args()
     if args.clock == "cpu" and args.threads != 1:
         parser.error("--clock: cpu: expected --threads 1")
-    rows = [row for bits in args.bits for row in report(compare(args, bits), bits, args.only)]
-    cells = [["-" if value is None else value for value in row.values()] for row in rows]
-    print_table(f"{args.threads} threads, {args.clock} time", list(rows[0]), cells)
-    print_json({"benchmark": "peers", "threads": args.threads, "clock": args.clock, "results": rows})
+    rows = [row for bits in args.bits for row in make_rows(compare(args, bits), bits, args.only)]
+    title = f"{args.threads} threads, {args.clock} time"
+    print_report("peers", title, rows, threads=args.threads, clock=args.clock)
 
 
 if __name__ == "__main__":

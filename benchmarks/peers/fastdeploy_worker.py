@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This repository's engine as a worker: fastdeploy_worker.py CHECKPOINT QUANTIZATION."""
+"""How fast is this repository's engine? A worker of compare.py: fastdeploy_worker.py CHECKPOINT QUANTIZATION."""
 
 from __future__ import annotations
 

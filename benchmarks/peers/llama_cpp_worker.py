@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp as a worker: llama_cpp_worker.py MODEL.gguf. Needs llama-cpp-python; greedy, no sampler chain."""
+"""How fast is llama.cpp? A worker of compare.py: llama_cpp_worker.py MODEL.gguf. Requires llama-cpp-python; greedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol import NUM_THREADS, Decoding, serve
 
 
 class Context:
-    """A context as large as a job needs, and the batch that its steps are written into."""
+    """A context for one job, and the batch of its steps."""
 
     def __init__(self, model: Any, num_requests: int, tokens_each: int) -> None:
         params = llama_cpp.llama_context_default_params()
@@ -21,12 +21,12 @@ class Context:
         params.n_batch = params.n_ctx
         params.n_threads = params.n_threads_batch = NUM_THREADS
         self.handle = llama_cpp.llama_init_from_model(model, params)
-        assert self.handle, "llama.cpp made no context"
+        assert self.handle, "llama.cpp could not create a context"
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
         self.batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
 
     def step(self, tokens: list[list[int]], position: int) -> list[int]:
-        """Compute tokens[i] of sequence i from `position` on; return the likeliest next token of each."""
+        """Compute tokens[i] of sequence i from `position` on; return the most likely next token of each."""
         batch, row, last_rows = self.batch, 0, []
         for sequence, new in enumerate(tokens):
             for offset, token in enumerate(new):
@@ -35,15 +35,15 @@ class Context:
                 row += 1
             last_rows.append(row - 1)
         batch.n_tokens = row
-        assert llama_cpp.llama_decode(self.handle, batch) == 0, "llama.cpp computed nothing"
-        return [self._likeliest(row) for row in last_rows]
+        assert llama_cpp.llama_decode(self.handle, batch) == 0, "llama.cpp could not compute the batch"
+        return [self._argmax(row) for row in last_rows]
 
     def close(self) -> None:
         """Free batch and context."""
         llama_cpp.llama_batch_free(self.batch)
         llama_cpp.llama_free(self.handle)
 
-    def _likeliest(self, row: int) -> int:
+    def _argmax(self, row: int) -> int:
         logits = llama_cpp.llama_get_logits_ith(self.handle, row)
         return int(np.ctypeslib.as_array(logits, shape=(self.vocab_size,)).argmax())
 

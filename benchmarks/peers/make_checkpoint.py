@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint of a shape with random weights, and the same weights as GGUF, for engines that are not ours.
+"""Which checkpoint do all engines of a comparison load? One of random weights, which this script writes, also as GGUF.
 
     python benchmarks/peers/make_checkpoint.py OUT [--shape benchmarks/shapes/qwen3-0.6b] [--gguf]
 
-OUT gets config.json, model.safetensors (torch layout, bf16) and the demonstration model's tokenizer; with --gguf also
-model-bf16.gguf, model-q8_0.gguf and model-q4_0.gguf (needs the packages gguf and llama-cpp-python). Runs without this
-repository's package. The shape must be a Qwen3: both formats name its tensors here.
+OUT receives config.json, model.safetensors (torch layout, bf16) and the demonstration model's tokenizer; with --gguf
+also model-bf16.gguf, model-q8_0.gguf and model-q4_0.gguf (requires the packages gguf and llama-cpp-python). The script
+runs without this repository's package. The shape must be a Qwen3, whose tensor names it contains.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def draw(shape: tuple[int, ...], random: np.random.Generator) -> Bits:
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def write_safetensors(file: Path, weights: dict[str, Bits]) -> None:
-    """Write bf16 tensors in the format of safetensors: a JSON header, then the bytes."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def write_safetensors(file: Path, weights: dict[str, Bits], layout: str = "pt") -> None:
+    """Write bf16 tensors in the safetensors format: a JSON header, which names the framework, then the bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": layout}}
     end = 0
     for name, bits in weights.items():
         header[name] = {"dtype": "BF16", "shape": list(bits.shape), "data_offsets": [end, end + bits.nbytes]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenVINO GenAI as a worker: openvino_worker.py FOLDER, as optimum-cli export wrote it. Continuous batching."""
+"""How fast is OpenVINO GenAI? A worker of compare.py: openvino_worker.py FOLDER, an export of optimum-cli."""
 
 from __future__ import annotations
 

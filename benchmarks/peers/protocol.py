@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker does: it loads one engine, then runs jobs that come as JSON lines on stdin, one at a time.
+"""How does compare.py talk to an engine? A worker loads one engine, then runs jobs that come as JSON lines on stdin.
 
-A job is {"requests": N, "prompt_tokens": P, "new_tokens": T, "limit_s": L}; the answer has the seconds until every
-request had its first token and until the end, and the steps between: T - 1, or fewer where L seconds of decoding were
-over before. Between jobs a worker waits, so that another engine has the machine to itself.
-Runs without this repository's package.
+A job is {"requests": N, "prompt_tokens": P, "new_tokens": T, "limit_s": L}. The answer has the seconds until every
+request had its first token and until the end, and the number of steps in between: T - 1, or fewer if decoding took
+longer than L seconds. A worker runs one job at a time and is idle in between. It runs without this repository's
+package.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ import time
 from collections.abc import Callable
 
 NUM_THREADS = int(os.environ.get("PEERS_THREADS", "2"))
-# On a machine that others use too: one thread and PEERS_CLOCK=cpu, the processor time of the worker.
+# On a shared machine use one thread and PEERS_CLOCK=cpu, the processor time of the worker.
 clock = time.process_time if os.environ.get("PEERS_CLOCK") == "cpu" else time.perf_counter
-TOKENS = range(16, 4096)  # ids of prompts: in every vocabulary here, special in none
+TOKENS = range(16, 4096)  # of prompts: in all vocabularies, special in none
 
 
 class Decoding:
-    """What a job's run tells of itself: its begin, every request's first token, and each step after that.
+    """The progress of a job: its start, the first token of every request, and each step after that.
 
     Attributes:
         first_s: seconds until every request had its first token; 0 before.
         total_s: seconds until the last step so far.
-        num_steps: steps since then.
+        num_steps: steps after the first tokens.
     """
 
     def __init__(self, limit_s: float) -> None:
-        """Begin the job; decoding is to stop after so many seconds of wall time."""
+        """Start the job, whose decoding stops after `limit_s` seconds of wall time."""
         self.first_s = self.total_s = 0.0
         self.num_steps = 0
         self._limit_s, self._begin, self._decoding_since = limit_s, clock(), 0.0
 
     def begin(self) -> None:
-        """Say that every request has its first token."""
+        """Record that every request has its first token."""
         self.first_s = self.total_s = clock() - self._begin
         self._decoding_since = time.perf_counter()
 
     def step(self) -> None:
-        """Say that every request has one token more."""
+        """Record that every request has one more token."""
         self.num_steps += 1
         self.total_s = clock() - self._begin
 
     @property
     def is_over(self) -> bool:
-        """Whether the limit has been reached, after one step at least."""
+        """Whether the limit has been reached, after at least one step."""
         return self.num_steps > 0 and time.perf_counter() - self._decoding_since >= self._limit_s
 
 
@@ -58,14 +58,14 @@ Run = Callable[[list[list[int]], int, Decoding], None]
 
 
 def serve(describe: str, run: Run) -> None:
-    """Say that the engine is loaded, then run jobs until stdin ends. What else is printed goes to stderr."""
+    """Report that the engine is loaded, then run jobs until stdin ends. Other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps({"ready": describe}), file=answers, flush=True)
-    draw = random.Random(os.getpid())
+    rng = random.Random(os.getpid())
     for line in sys.stdin:
         job = json.loads(line)
-        prompts = [draw.choices(TOKENS, k=job["prompt_tokens"]) for _ in range(job["requests"])]
+        prompts = [rng.choices(TOKENS, k=job["prompt_tokens"]) for _ in range(job["requests"])]
         decoding = Decoding(job["limit_s"])
         run(prompts, job["new_tokens"], decoding)
         answer = {key: getattr(decoding, key) for key in ("first_s", "total_s", "num_steps")}

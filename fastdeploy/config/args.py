@@ -17,7 +17,7 @@ from fastdeploy.config.flag import SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.config.yaml_file import read_yaml_mapping
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
@@ -117,7 +117,7 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
         **engine,
         cache=CacheConfig(**_section("cache", values)),
         scheduler=SchedulerConfig(**_section("scheduler", values)),
-        speculative=SpeculativeConfig.from_mapping(_speculative_mapping(values)),
+        speculative=parse_speculative_config(_speculative_mapping(values)),
     )
 
 
@@ -264,21 +264,12 @@ def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the speculative configuration as given, or as the separate flags of the older spelling describe it."""
-    config = values.get("speculative_config")
-    older = {
-        "num_speculative_tokens": values.get("num_speculative_tokens"),
-        "prompt_lookup_max": values.get("ngram_prompt_lookup_max"),
-        "prompt_lookup_min": values.get("ngram_prompt_lookup_min"),
-        "draft_tensor_parallel_size": values.get("speculative_draft_tensor_parallel_size"),
-    }
-    older = {key: value for key, value in older.items() if value is not None}
-    model = values.get("speculative_model")
-    if model is not None:
-        older.update({"method": model} if model.startswith("[") else {"model": model})
+    older = _section("speculative", values)
+    config = older.pop("", None)
     if not older:
         return config
     if config is not None:
         raise ConfigError("speculative_config", f"cannot be combined with its older spelling: {', '.join(older)}")
-    if model is None:
+    if "model" not in older:
         raise ConfigError("speculative_model", f"is missing, but required by {', '.join(older)}")
-    return older
+    return {"method": older.pop("model"), **older} if older["model"].startswith("[") else older

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastdeploy.config.fields import range_text
-from fastdeploy.config.flag import Flag
+from fastdeploy.config.flag import Flag, FlagClass
 from fastdeploy.core.errors import ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -33,8 +32,8 @@ def convert(flag: Flag, raw: Any, shown: str) -> Any:
     except (ValueError, TypeError) as error:
         detail = f": {error}" if flag.kind == "json" else ""
         raise ConfigError(shown, f"expected {expected}, got {got}{detail}") from None
-    if not (flag.low is None or flag.low <= value) or not (flag.high is None or value <= flag.high):
-        raise ConfigError(shown, f"expected {expected}{range_text(flag.low, flag.high)}, got {got}")
+    if flag.flag_class is not FlagClass.HONOURED and not flag.is_valid(value):
+        raise ConfigError(shown, f"expected {flag.expected}, got {got}")
     return value
 
 

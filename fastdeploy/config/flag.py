@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flag: its name, its type, and whether it is honoured."""
+"""Flags, and fields of configurations that they set: `port: Annotated[int, integer(0, 65535, help="...")] = 8000`."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
+
+from fastdeploy.core.errors import ConfigError
 
 SERVER = "server"
 
@@ -20,33 +25,34 @@ class FlagClass(Enum):
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag.
+    """A flag, or a key of `speculative_config`.
 
     Attributes:
-        name: snake_case; on the command line `--name-with-hyphens`.
         kind: type of its value, a key of `convert.KINDS`.
-        help: what it does, with its default.
+        expected: the valid values, for messages.
+        is_valid: returns whether a value of that type is valid.
+        name: snake_case, on the command line `--name-with-hyphens`; empty in a field: the field's name.
+        help: what it does; fields without help are not flags.
         section: the configuration that it belongs to: engine, cache, scheduler or speculative, which are arguments of
             `LLM` too, or server.
         field: its field in that configuration.
         flag_class: whether it is honoured.
         reason: why it is refused or has no effect.
         neutral: values that are accepted from a refused flag, because they request nothing.
-        low, high: valid range of a number, for flags that are not honoured.
         is_secret: its value is never shown.
         short: an additional spelling on the command line.
     """
 
-    name: str
-    kind: str = "str"
+    kind: str
+    expected: str = ""
+    is_valid: Callable[[Any], bool] = lambda value: True
+    name: str = ""
     help: str = ""
     section: str = "engine"
     field: str = ""
     flag_class: FlagClass = FlagClass.HONOURED
     reason: str = ""
     neutral: tuple[Any, ...] = ()
-    low: float | None = None
-    high: float | None = None
     is_secret: bool = False
     short: str = ""
 
@@ -59,3 +65,73 @@ class Flag:
     def is_server(self) -> bool:
         """Return whether it is a flag of the HTTP server, which `LLM` does not have."""
         return self.section == SERVER
+
+
+def integer(low: int | None = None, high: int | None = None, kind: str = "int", **keys: Any) -> Flag:
+    """Accept integers in [low, high]."""
+    return Flag(kind, *_range("an integer", (int,), low, high), **keys)
+
+
+def number(low: float | None = None, high: float | None = None, **keys: Any) -> Flag:
+    """Accept numbers in [low, high]."""
+    return Flag("float", *_range("a number", (int, float), low, high), **keys)
+
+
+def choice(*choices: str, **keys: Any) -> Flag:
+    """Accept these strings; messages leave out an empty one."""
+    return Flag("str", f"one of {', '.join(filter(None, choices))}", lambda value: value in choices, **keys)
+
+
+def switch(**keys: Any) -> Flag:
+    """Accept true and false."""
+    return Flag("bool", "true or false", lambda value: type(value) is bool, **keys)
+
+
+def text(expected: str = "a string", **keys: Any) -> Flag:
+    """Accept any string."""
+    return Flag("str", expected, lambda value: isinstance(value, str), **keys)
+
+
+def strings(**keys: Any) -> Flag:
+    """Accept a tuple of strings."""
+    return Flag("list", "strings", lambda value: isinstance(value, tuple), **keys)
+
+
+@cache
+def flags_of(config: type) -> Mapping[str, Flag]:
+    """Return what annotations say about a configuration's fields, in their order."""
+    hints = get_type_hints(config, include_extras=True)
+    found = ((name, item) for name, hint in hints.items() for item in getattr(hint, "__metadata__", ()))
+    return {name: item for name, item in found if isinstance(item, Flag)}
+
+
+def default_of(config: type, name: str) -> Any:
+    """Return the default of a configuration's field."""
+    return inspect.signature(config).parameters[name].default
+
+
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Check the values of a configuration, of which None is always valid.
+
+    Args:
+        prefix: precedes the names of its fields in messages.
+
+    Raises:
+        ConfigError: a value is not valid; names the field and the valid values.
+    """
+    for name, flag in flags_of(config.__class__).items():
+        value = getattr(config, name)
+        if value is not None and not flag.is_valid(value):
+            raise ConfigError(f"{prefix}{flag.name or name}", f"expected {flag.expected}, got {value!r}")
+
+
+def _range(
+    noun: str, types: tuple[type, ...], low: float | None, high: float | None
+) -> tuple[str, Callable[[Any], bool]]:
+    """Return how messages show a range, where None is no limit, and what checks it."""
+    limits = f" in [{low}, {high}]" if high is not None else "" if low is None else f" of at least {low}"
+
+    def is_valid(value: Any) -> bool:
+        return type(value) in types and (low is None or low <= value) and (high is None or value <= high)
+
+    return noun + limits, is_valid

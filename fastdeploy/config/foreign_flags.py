@@ -4,36 +4,30 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fastdeploy.config.flag import SERVER, Flag, FlagClass
+from fastdeploy.config.flag import SERVER, Flag, FlagClass, integer, number
 
 DATA = Path(__file__).with_name("data") / "foreign_flags.toml"
 
 
 def read_foreign_flags() -> tuple[Flag, ...]:
     """Return the flags of the data file, in its order."""
-    groups = tomllib.loads(DATA.read_text(encoding="utf-8"))
-    return (
-        *_flags(groups["no_effect"], FlagClass.NO_EFFECT),
-        *_flags(groups["refused"], FlagClass.REFUSED),
+    content = tomllib.loads(DATA.read_text(encoding="utf-8"))
+    return tuple(
+        _make_flag(name, flag_class, group["reason"], **keys)
+        for table, flag_class in (("no_effect", FlagClass.NO_EFFECT), ("refused", FlagClass.REFUSED))
+        for group in content[table]
+        for name, keys in group["flags"].items()
     )
 
 
-def _flags(groups: list[Mapping[str, Any]], flag_class: FlagClass) -> Iterator[Flag]:
-    for group in groups:
-        for name, keys in group["flags"].items():
-            yield Flag(
-                name,
-                keys.get("kind", "str"),
-                section=SERVER if keys.get("server") else "engine",
-                flag_class=flag_class,
-                reason=group["reason"],
-                neutral=tuple(keys.get("neutral", ())),
-                low=keys.get("low"),
-                high=keys.get("high"),
-                is_secret=keys.get("secret", False),
-                short=keys.get("short", ""),
-            )
+def _make_flag(name: str, flag_class: FlagClass, reason: str, kind: str = "str", **keys: Any) -> Flag:
+    """Return a flag with the keys that the data file describes."""
+    values: dict[str, Any] = {"name": name, "flag_class": flag_class, "reason": reason}
+    values |= {"neutral": tuple(keys.pop("neutral", ())), "is_secret": keys.pop("secret", False)}
+    values |= {"section": SERVER if keys.pop("server", False) else "engine", "short": keys.pop("short", "")}
+    if kind == "int":
+        return integer(**keys, **values)
+    return number(**keys, **values) if kind == "float" else Flag(kind, **keys, **values)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fastdeploy.config.flag import Flag
 from fastdeploy.core.errors import ConfigError
 
 FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
@@ -69,6 +70,19 @@ class QuantizationConfig:
 
 
 UNQUANTIZED = QuantizationConfig()
+
+
+def quantization_format(**keys: Any) -> Flag:
+    """Accept what `QuantizationConfig.from_value` accepts."""
+
+    def is_valid(value: Any) -> bool:
+        try:
+            QuantizationConfig.from_value(value)
+        except ConfigError:
+            return False
+        return True
+
+    return Flag("str_or_json", f"one of {', '.join(FORMATS)}, or a mapping of parts to them", is_valid, **keys)
 
 
 def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:

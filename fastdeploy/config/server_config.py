@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from fastdeploy.config.fields import check_fields, choice, integer, number, strings, switch, text
+from fastdeploy.config.flag import check_fields, choice, integer, number, strings, switch, text
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
@@ -18,37 +19,52 @@ UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 class ServerConfig:
     """Where the server listens, whom it admits and how it answers. Without origins there are no CORS headers."""
 
-    served_model_name: str = text(help="name by which clients request the model (default: the model as given)")
-    host: str = text("0.0.0.0", help="address to listen on")
-    port: int = integer(8000, 0, 65535, help="port to listen on; 0: any free port")
-    metrics_port: int | None = integer(None, 1, 65535, help="additional port, for /metrics only (default: none)")
-    workers: int = integer(1, 1, MAX_WORKERS, help="number of API processes, which share max_concurrency")
-    api_keys: tuple[str, ...] = strings(
-        name="api_key", is_secret=True, help="key that clients must send; may be repeated (default: none)"
-    )
-    max_concurrency: int = integer(512, 1, 1_000_000, help="maximum number of requests in the server; others get 429")
-    max_waiting_time: float = number(0.0, help="seconds that a request may wait before it gets 429; -1: no limit")
-    timeout_graceful_shutdown: float = number(
-        0.0, 0, help="seconds that running requests may take after SIGTERM; 0: no limit"
-    )
-    max_logprobs: int = integer(
-        MAX_LOGPROBS_LIMIT, 0, MAX_LOGPROBS_LIMIT, help="maximum number of alternatives per token in a response"
-    )
-    chat_template: str = text(help="chat template, or its file, instead of the tokenizer's")
-    tool_call_parser: str = choice(
-        "", TOOL_CALL_FORMATS, help="format of the model's tool calls: hermes, llama3_json, ... (default: none)"
-    )
-    disable_log_requests: bool = switch(False, help="log no line per request")
-    uvicorn_log_level: str = choice(
-        "warning", UVICORN_LOG_LEVELS, help="critical, error, warning, info, debug or trace"
-    )
-    allowed_origins: tuple[str, ...] = strings(help="CORS: origins that browsers may call from, or * (default: none)")
-    allowed_methods: tuple[str, ...] = strings(("*",), help="CORS: methods that they may use")
-    allowed_headers: tuple[str, ...] = strings(("*",), help="CORS: headers that they may send")
-    allow_credentials: bool = switch(False, help="CORS: they may send cookies")
-    root_path: str = text(help="path under which a proxy serves this server (default: none)")
-    ssl_keyfile: str = text(help="private key for TLS (default: none)")
-    ssl_certfile: str = text(help="certificate for TLS (default: none)")
+    served_model_name: Annotated[
+        str, text(help="name by which clients request the model (default: the model as given)")
+    ] = ""
+    host: Annotated[str, text(help="address to listen on")] = "0.0.0.0"
+    port: Annotated[int, integer(0, 65535, help="port to listen on; 0: any free port")] = 8000
+    metrics_port: Annotated[
+        int | None, integer(1, 65535, help="additional port, for /metrics only (default: none)")
+    ] = None
+    workers: Annotated[int, integer(1, MAX_WORKERS, help="number of API processes, which share max_concurrency")] = 1
+    api_keys: Annotated[
+        tuple[str, ...],
+        strings(name="api_key", is_secret=True, help="key that clients must send; may be repeated (default: none)"),
+    ] = field(default=(), repr=False)
+    max_concurrency: Annotated[
+        int, integer(1, 1_000_000, help="maximum number of requests in the server; others get 429")
+    ] = 512
+    max_waiting_time: Annotated[
+        float, number(help="seconds that a request may wait before it gets 429; -1: no limit")
+    ] = 0.0
+    timeout_graceful_shutdown: Annotated[
+        float, number(0, help="seconds that running requests may take after SIGTERM; 0: no limit")
+    ] = 0.0
+    max_logprobs: Annotated[
+        int, integer(0, MAX_LOGPROBS_LIMIT, help="maximum number of alternatives per token in a response")
+    ] = MAX_LOGPROBS_LIMIT
+    chat_template: Annotated[str, text(help="chat template, or its file (default: the tokenizer's)")] = ""
+    tool_call_parser: Annotated[
+        str,
+        choice(
+            "", *TOOL_CALL_FORMATS, help="format of the model's tool calls: hermes, llama3_json, ... (default: none)"
+        ),
+    ] = ""
+    disable_log_requests: Annotated[bool, switch(help="log no line per request")] = False
+    uvicorn_log_level: Annotated[
+        str, choice(*UVICORN_LOG_LEVELS, help="critical, error, warning, info, debug or trace")
+    ] = "warning"
+    disable_fastapi_docs: Annotated[bool, switch(help="do not serve /docs, /redoc and /openapi.json")] = False
+    allowed_origins: Annotated[
+        tuple[str, ...], strings(help="CORS: origins that browsers may call from, or * (default: none)")
+    ] = ()
+    allowed_methods: Annotated[tuple[str, ...], strings(help="CORS: methods that they may use")] = ("*",)
+    allowed_headers: Annotated[tuple[str, ...], strings(help="CORS: headers that they may send")] = ("*",)
+    allow_credentials: Annotated[bool, switch(help="CORS: they may send cookies")] = False
+    root_path: Annotated[str, text(help="path under which a proxy serves this server (default: none)")] = ""
+    ssl_keyfile: Annotated[str, text(help="private key for TLS (default: none)")] = ""
+    ssl_certfile: Annotated[str, text(help="certificate for TLS (default: none)")] = ""
 
     def __post_init__(self) -> None:
         check_fields(self)

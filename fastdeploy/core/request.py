@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request as it arrives, and the ledger that the engine keeps for each of its choices."""
+"""The ledger that the engine keeps for each choice of a request."""
 
 from __future__ import annotations
 
@@ -11,32 +11,8 @@ import numpy as np
 
 from fastdeploy.core.constraint import TokenArray as TokenArray
 from fastdeploy.core.constraint import TokenConstraint
+from fastdeploy.core.generation_request import GenerationRequest as GenerationRequest
 from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
-from fastdeploy.core.reasoning import ReasoningState
-from fastdeploy.core.sampling_params import SamplingParams
-
-
-@dataclass
-class GenerationRequest:
-    """What a front end asks of the engine: one prompt, n choices.
-
-    Attributes:
-        request_id: unique among the requests in flight.
-        prompt_token_ids: at least one token.
-        params: sampling parameters; `params.seed` None lets the engine draw one.
-        cache_salt: requests share cached prefixes only with those of the same salt.
-        priority: lower values start earlier; equals in order of arrival.
-        reasoning: where the prompt leaves the output, for models that reason.
-        timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    cache_salt: str = ""
-    priority: int = 0
-    reasoning: ReasoningState = ReasoningState.CLOSED
-    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +158,7 @@ class Request:
     Set by the scheduler: arrival_number, its place among all requests that were queued.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (emitted by the step that read the prompt's last token), tally.
-    Set by the proposer, cut or dropped by the scheduler: draft.
+    Set by the proposer, trimmed by the length policy before a step is planned: draft.
     Set by the KV manager: block_ids, block_hashes, num_published_blocks.
     Gathered over its prompt chunks, if asked for: prompt_logprobs, of prompt tokens 1, 2, ...
     """
@@ -269,9 +245,9 @@ class Request:
         for at, token_id in enumerate(draft.token_ids, self.num_tokens):
             self._memory[at] = token_id
 
-    def tokens_with_draft(self) -> TokenArray:
-        """[num_tokens + len(draft)] int32 view."""
-        return self._buffer[: self.num_tokens + len(self.draft)]
+    def tokens_with_draft(self, draft: Draft) -> TokenArray:
+        """[num_tokens + len(draft)] int32 view; `draft` is this request's draft or its beginning."""
+        return self._buffer[: self.num_tokens + len(draft)]
 
     def tokens_of_rows(self, start: int, count: int) -> memoryview:
         """[count] int32 view of the tokens, the draft's among them, from position `start` on."""

@@ -1,31 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one engine step is to do, and what it did. B requests are planned; K is the most drafts of a request."""
+"""What an engine step computes, and what it found: B requests, of which each drafts at most K tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from fastdeploy.core.outputs import TokenLogprobs
-from fastdeploy.core.request import Request
+from fastdeploy.core.request import Draft, Request
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """One step over B requests; entry b of every list speaks of requests[b].
+class ScheduledRequest(msgspec.Struct, frozen=True, gc=False):
+    """The rows of one request in a step, which are its tokens from position `num_computed_tokens` on.
 
-    Rows of request b are its tokens num_computed[b] .. num_computed[b] + num_scheduled[b] - 1, drafts last.
-    A request whose rows end before its last token (a prompt chunk) emits nothing: num_verify_rows is 0. The last
-    `num_admitted` requests waited until now.
+        |<------------------ num_scheduled_tokens ------------------->|
+                  |<- num_prompt_logprob_rows ->|<- num_verify_rows ->|
+                                                 last token and draft
+
+    A frozen dataclass would take ten times as long to make.
     """
 
-    requests: list[Request] = field(default_factory=list)
-    num_scheduled: list[int] = field(default_factory=list)  # [B] rows of this step, >= 1
-    num_computed: list[int] = field(default_factory=list)  # [B] tokens already in the cache
-    num_drafts: list[int] = field(default_factory=list)  # [B] drafts among the rows
-    num_verify_rows: list[int] = field(default_factory=list)  # [B] 1 + num_drafts if the rows reach the end, else 0
-    num_prompt_rows: list[int] = field(default_factory=list)  # [B] more rows with logits, for prompt log-probabilities
-    num_admitted: int = 0
+    request: Request
+    num_scheduled_tokens: int  # rows of this step, >= 1, draft tokens included
+    num_computed_tokens: int  # tokens whose keys and values are in the cache before the step
+    draft: Draft  # verified in this step; NO_DRAFT if there is none. `request.draft` may be longer
+    num_verify_rows: int  # 1 + len(draft); 0 for a prefill chunk that ends before the last token: it emits nothing
+    num_prompt_logprob_rows: int = 0  # rows before these whose logits are needed for log-probabilities of the prompt
+
+
+class StepPlan(msgspec.Struct, frozen=True, gc=False):
+    """The requests of one step, in the order of their rows."""
+
+    requests: list[ScheduledRequest]  # [B]
+    num_admitted: int = 0  # the last ones, which waited until this step
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Rows of the step."""
+        return sum([scheduled.num_scheduled_tokens for scheduled in self.requests])
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte-level BPE stored as vocab.json and merges.txt, as GPT-2 and Qwen have it, as a `tokenizers.Tokenizer`."""
+"""Builds a `tokenizers.Tokenizer` from the byte-level BPE of vocab.json and merges.txt, as in GPT-2 and Qwen."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fastdeploy.core.errors import ConfigError
 
 VOCAB_FILE, MERGES_FILE = "vocab.json", "merges.txt"
 _GPT2, _QWEN2 = "gpt2", "qwen2"
-_RULES = {"GPT2Tokenizer": _GPT2, "GPTTokenizer": _GPT2, "Qwen2Tokenizer": _QWEN2}
-_RULES_BY_MODEL_TYPE = {"gpt2": _GPT2, "qwen2": _QWEN2, "qwen3": _QWEN2}
-_QWEN2_WORDS = "|".join(
+_SPLITS_BY_CLASS = {"GPT2Tokenizer": _GPT2, "GPTTokenizer": _GPT2, "Qwen2Tokenizer": _QWEN2}
+_SPLITS_BY_MODEL_TYPE = {"gpt2": _GPT2, "qwen2": _QWEN2, "qwen3": _QWEN2}
+_QWEN2_PATTERN = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
         r"[^\r\n\p{L}\p{N}]?\p{L}+",
@@ -29,16 +29,18 @@ _QWEN2_WORDS = "|".join(
 )
 
 
-def find_rules(config: Mapping[str, Any], model_type: str) -> str | None:
-    """Return how text is cut into words, by the class that tokenizer_config.json names, else by the type of the model.
+def find_split(config: Mapping[str, Any], model_type: str) -> str | None:
+    """Return how the pre-tokenizer splits text, by the class in tokenizer_config.json or by the type of the model.
 
-    None for a class that is not known here.
+    Returns None for unknown classes and types.
     """
     name = config.get("tokenizer_class")
-    return _RULES_BY_MODEL_TYPE.get(model_type) if name is None else _RULES.get(str(name).removesuffix("Fast"))
+    return (
+        _SPLITS_BY_MODEL_TYPE.get(model_type) if name is None else _SPLITS_BY_CLASS.get(str(name).removesuffix("Fast"))
+    )
 
 
-def build_byte_level(folder: Path, rules: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def build_byte_level(folder: Path, split: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build the tokenizer of vocab.json and merges.txt, without added tokens.
 
     Raises:
@@ -51,13 +53,13 @@ def build_byte_level(folder: Path, rules: str, config: Mapping[str, Any]) -> tok
             "tokenizer", f"cannot read {VOCAB_FILE} and {MERGES_FILE} of {str(folder)!r}: {error}"
         ) from error
     backend = tokenizers.Tokenizer(model)
-    has_prefix = bool(config.get("add_prefix_space", False))
-    if rules == _QWEN2:
+    add_prefix_space = bool(config.get("add_prefix_space", False))
+    if split == _QWEN2:
         backend.normalizer = normalizers.NFC()
-        words = pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated")
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
+        split_words = pre_tokenizers.Split(Regex(_QWEN2_PATTERN), behavior="isolated")
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split_words, to_bytes])
     else:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix)
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: Jinja in a sandbox, with the few helpers that published templates expect."""
+"""Chat templates: Jinja in a sandbox, with the helper functions that published templates use."""
 
 from __future__ import annotations
 
@@ -25,101 +25,101 @@ DEFAULT, WITH_TOOLS = "default", "tool_use"
 
 @dataclass
 class Conversation:
-    """What a template renders.
+    """The input of a template.
 
     Attributes:
         messages: mappings with `role` and `content`.
-        add_generation_prompt: end with the opening of the assistant's turn.
-        continue_final_message: end within the last message, so that the output goes on with it.
-        tools: the functions that may be called, in OpenAI's shape; None for none.
-        names: further names that the template may read.
+        add_generation_prompt: end with the start of the assistant's message.
+        continue_final_message: end within the last message, which the output continues.
+        tools: function definitions in OpenAI's format; None for none.
+        variables: further variables of the template.
     """
 
     messages: Messages
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
-    names: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 Render = Callable[[str, Messages, Mapping[str, Any]], str]
-"""(source, messages, further names) -> text: `render_source`, or what runs it elsewhere."""
+"""(template, messages, variables) -> text: `render_template`, or a function that runs it in another process."""
 
 
 class ChatTemplates:
-    """The templates that a tokenizer brings, by name."""
+    """The templates of a tokenizer, by name."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """Take sources by name (`default`, `tool_use`, ...) and special tokens by name (`bos_token`, ...)."""
-        self.sources = dict(sources)
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """Keep templates by name (`default`, `tool_use`, ...) and special tokens by name (`bos_token`, ...)."""
+        self.templates = dict(templates)
         self._special_tokens = special_tokens
 
-    def source(self, given: str | None, has_tools: bool) -> str:
-        """Return the source of a template: given itself or by its name, or the one for conversations with tools.
+    def select(self, template: str | None, has_tools: bool) -> str:
+        """Return `template`, or the template of that name; for None, the one for conversations with or without tools.
 
         Raises:
-            InvalidRequestError: there is none.
+            InvalidRequestError: the tokenizer has no template.
         """
-        if given is not None:
-            return self.sources.get(given, given)
-        source = self.sources.get(WITH_TOOLS) if has_tools else None
-        source = source or self.sources.get(DEFAULT)
-        if source is None:
+        if template is not None:
+            return self.templates.get(template, template)
+        template = self.templates.get(WITH_TOOLS) if has_tools else None
+        template = template or self.templates.get(DEFAULT)
+        if template is None:
             raise InvalidRequestError(
                 "messages", "this model has no chat template; use /v1/completions or send chat_template"
             )
-        return source
+        return template
 
-    def render(self, conversation: Conversation, source: str, run: Render | None = None) -> str:
-        """Return the prompt's text.
+    def render(self, conversation: Conversation, template: str, render: Render | None = None) -> str:
+        """Return the text of the prompt.
 
         Args:
-            run: renders instead of this process.
+            render: function that renders the template; by default, `render_template`.
 
         Raises:
-            InvalidRequestError: the source cannot be compiled, refuses the messages or fails on them.
+            InvalidRequestError: the template cannot be compiled, rejects the messages or fails.
         """
-        names = {**self._special_tokens, **conversation.names, "tools": conversation.tools}
-        names["add_generation_prompt"] = conversation.add_generation_prompt
-        run = run or render_source
+        variables = {**self._special_tokens, **conversation.variables, "tools": conversation.tools}
+        variables["add_generation_prompt"] = conversation.add_generation_prompt
+        render = render or render_template
         if not conversation.continue_final_message:
-            return run(source, conversation.messages, names)
+            return render(template, conversation.messages, variables)
         marker = f"<continue {secrets.token_hex(8)}>"
-        text, found, _ = run(source, _with_marker(conversation.messages, marker), names).partition(marker)
-        if not found:
-            raise InvalidRequestError(
-                "continue_final_message", "the chat template leaves out the last message's content"
-            )
+        messages = _with_marker(conversation.messages, marker)
+        text, separator, _ = render(template, messages, variables).partition(marker)
+        if not separator:
+            raise InvalidRequestError("continue_final_message", "the chat template omits the last message's content")
         return text
 
 
 def _with_marker(messages: Messages, marker: str) -> Messages:
+    """Append `marker` to the content of the last message."""
     last = messages[-1]
     return [*messages[:-1], {**last, "content": (last.get("content") or "") + marker}]
 
 
-def render_source(source: str, messages: Messages, names: Mapping[str, Any]) -> str:
-    """Compile (kept for the next call) and render a template.
+def render_template(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+    """Compile a template, unless it is in the cache, and render it.
 
     Raises:
         InvalidRequestError: as `ChatTemplates.render`.
     """
-    template = _compile(source)
+    compiled = _compile(template)
     try:
-        return template.render(**{**names, "messages": [_for_template(message) for message in messages]})
+        return compiled.render(**{**variables, "messages": [_for_template(message) for message in messages]})
     except jinja2.TemplateError as error:
-        raise InvalidRequestError("messages", f"the chat template refuses them: {error}") from error
+        raise InvalidRequestError("messages", f"the chat template rejects them: {error}") from error
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise InvalidRequestError("messages", f"the chat template fails on them: {error}") from error
 
 
-def check_source(source: str) -> None:
-    """Raise InvalidRequestError unless `source` can be compiled."""
-    _compile(source)
+def check_template(template: str) -> None:
+    """Raise InvalidRequestError if `template` cannot be compiled."""
+    _compile(template)
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments: a mapping for templates that read one, the JSON text for templates that append it."""
+    """The arguments of a call, both as a mapping and as JSON text, because templates expect one or the other."""
 
     def __init__(self, text: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -136,7 +136,7 @@ class Arguments(dict[str, Any]):
 
 
 def _for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with the arguments of its calls as templates expect them."""
+    """Return a message whose calls have `Arguments`."""
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -150,12 +150,12 @@ def _arguments(text: str) -> Arguments | str:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        return text  # a call that the model did not finish
+        return text  # an incomplete call
     return Arguments(text, values) if isinstance(values, dict) else text
 
 
 class _GenerationTag(Extension):
-    """Lets `{% generation %}...{% endgeneration %}` pass its content through; training code marks spans with it."""
+    """Renders the content of `{% generation %}...{% endgeneration %}`, which marks spans for training."""
 
     tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
 
@@ -165,9 +165,9 @@ class _GenerationTag(Extension):
 
 
 @lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
+def _compile(template: str) -> jinja2.Template:
     try:
-        return _environment().from_string(source)
+        return _environment().from_string(template)
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
         raise InvalidRequestError("chat_template", f"cannot be compiled: {error}") from error
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that ask for the text between a prefix and a suffix, for models trained to fill in."""
+"""Fill-in-the-middle prompts, for models trained to generate the text between a prefix and a suffix."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ MARKERS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
 )
-"""Tokens before the prefix, before the suffix and before the text that is asked for, as vocabularies have them."""
+"""Tokens before the prefix, the suffix and the output, in the spellings of published vocabularies."""
 
 
 def fill_in_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, add_special_tokens: bool = True) -> list[int]:
-    """Return the tokens of a prompt whose continuation is what stands between `prefix` and `suffix`.
+    """Return the tokens of a prompt whose output is the text between `prefix` and `suffix`.
 
     Raises:
-        InvalidRequestError: the vocabulary has no tokens that mark such prompts.
+        InvalidRequestError: the vocabulary has no fill-in-the-middle tokens.
     """
     for markers in MARKERS:
-        marked = [tokenizer.encode(marker, add_special_tokens=False) for marker in markers]
+        encoded = [tokenizer.encode(marker, add_special_tokens=False) for marker in markers]
         if all(
             len(token_ids) == 1 and tokenizer.token_text(token_ids[0]) == marker
-            for token_ids, marker in zip(marked, markers)
+            for token_ids, marker in zip(encoded, markers)
         ):
-            before, between, end = marked
-            opening = tokenizer.encode("", add_special_tokens)
-            inside = [tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix)]
-            return [*opening, *before, *inside[0], *between, *inside[1], *end]
-    raise InvalidRequestError("suffix", "this model has no tokens that mark the place of a text to fill in")
+            prefix_id, suffix_id, middle_id = encoded
+            begin = tokenizer.encode("", add_special_tokens)
+            prefix_ids, suffix_ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prefix, suffix))
+            return [*begin, *prefix_id, *prefix_ids, *suffix_id, *suffix_ids, *middle_id]
+    raise InvalidRequestError("suffix", "this model has no tokens for fill-in-the-middle prompts")

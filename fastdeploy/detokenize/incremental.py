@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns a growing list of token ids into a growing text, at a cost per token that does not depend on the length."""
+"""Incremental detokenization: the cost per token does not depend on the length of the text."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Collection, Sequence
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
-NUM_CONTEXT_TOKENS = 6  # of what came before, so that a decoder sees that it is not at the beginning
-MAX_HELD_TOKENS = 8  # a character has at most 4 bytes: a longer tail that is no character never becomes one
+NUM_CONTEXT_TOKENS = 6  # tokens before those to decode, because decoders treat the start of a text specially
+MAX_HELD_TOKENS = 8  # a character has at most 4 bytes, so more tokens would not complete it
 REPLACEMENT = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """Text of the tokens emitted after a prompt.
+    """Decodes the tokens emitted after a prompt.
 
-    The texts that `push` and `flush` return, joined, are what the emitted tokens add to the decoded prompt. Half a
-    character waits for its other half. In a run of byte-fallback tokens, whole characters are given out at once; bytes
-    after them that form none become U+FFFD.
+    The texts of `push` and `flush`, joined, are what the emitted tokens add to the decoded prompt. An incomplete
+    character is held back until it is complete. In a run of byte-fallback tokens, complete characters are returned at
+    once; bytes after them that are not valid UTF-8 become U+FFFD.
     """
 
     def __init__(
@@ -29,27 +29,32 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         visible_token_ids: Collection[int] = (),
     ) -> None:
-        """Start after `prompt_token_ids`, of which only the last few are looked at; some special tokens may be kept."""
-        make = _ByteStream if tokenizer.is_byte_level else _WindowStream
+        """Create a detokenizer.
+
+        Args:
+            prompt_token_ids: tokens before the output; only the last few are used.
+            skip_special_tokens: leave special tokens out of the text, except `visible_token_ids`.
+        """
+        make = _ByteDecoder if tokenizer.is_byte_level else _WindowDecoder
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         if visible_token_ids:
             self._skipped = self._skipped.difference(visible_token_ids)
-        self._stream: _ByteStream | _WindowStream = make(tokenizer, self._context(prompt_token_ids))
+        self._decoder: _ByteDecoder | _WindowDecoder = make(tokenizer, self._context(prompt_token_ids))
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Append tokens; return the text that is certain now and was not before."""
-        return self._stream.push([token_id for token_id in token_ids if self._has_text(token_id)])
+        """Append tokens; return the new text."""
+        return self._decoder.push([token_id for token_id in token_ids if self._has_text(token_id)])
 
     def flush(self) -> str:
-        """Return what was held back, at the end."""
-        return self._stream.flush()
+        """Return the text that is held back, at the end."""
+        return self._decoder.flush()
 
     def _has_text(self, token_id: int) -> bool:
         return token_id not in self._skipped and self._tokenizer.has_token(token_id)
 
     def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
-        """Return the end of the prompt, beginning at a token that begins a character."""
+        """Return the last tokens of the prompt, starting with one that starts a character."""
         tail: list[int] = []
         for token_id in reversed(prompt_token_ids):
             if self._has_text(token_id):
@@ -59,13 +64,13 @@ class IncrementalDetokenizer:
         return tail[::-1]
 
 
-class _ByteStream:
-    """Every token is a byte string: decode UTF-8 as it comes."""
+class _ByteDecoder:
+    """Decodes tokens that are byte strings as a stream of UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int]) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.push(context)  # leaves in the decoder the first half of a character that the prompt ends in
+        self.push(context)  # the decoder keeps an incomplete character at the end of the prompt
 
     def push(self, token_ids: list[int]) -> str:
         token_bytes = self._tokenizer.token_bytes
@@ -77,11 +82,11 @@ class _ByteStream:
         return text
 
 
-class _WindowStream:
-    """The text of a token depends on its neighbours: decode a short window and give out what it gained.
+class _WindowDecoder:
+    """Decodes tokens whose text depends on their neighbours, in a short window.
 
-    The window is context | held: tokens whose text is out, then tokens whose text is not. The context consists of
-    groups of tokens whose text came out together, so that it never begins inside a character.
+    The window is context | held: tokens whose text has been returned, then tokens whose text has not. The context
+    consists of groups of tokens whose text was returned together, so that it never starts within a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: list[int]) -> None:
@@ -91,27 +96,27 @@ class _WindowStream:
         self._held: list[int] = []
 
     def push(self, token_ids: list[int]) -> str:
-        return "".join([self._push_one(token_id) for token_id in token_ids])
+        return "".join([self._push_token(token_id) for token_id in token_ids])
 
-    def _push_one(self, token_id: int) -> str:
+    def _push_token(self, token_id: int) -> str:
         self._held.append(token_id)
-        text = self._gain()
+        text = self._held_text()
         if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
             return ""
-        self._advance()
+        self._move_held()
         return text
 
     def flush(self) -> str:
-        text = self._gain() if self._held else ""
-        self._advance()
+        text = self._held_text() if self._held else ""
+        self._move_held()
         return text
 
-    def _gain(self) -> str:
+    def _held_text(self) -> str:
         before = self._tokenizer.decode(self._context, skip_special_tokens=False)
         after = self._tokenizer.decode(self._context + self._held, skip_special_tokens=False)
         return after[len(before) :]
 
-    def _advance(self) -> None:
+    def _move_held(self) -> None:
         self._context += self._held
         self._group_sizes.append(len(self._held))
         self._held = []

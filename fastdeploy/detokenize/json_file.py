@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the JSON files of a tokenizer's folder."""
+"""Reads JSON files of a tokenizer's folder."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastdeploy.core.errors import ConfigError
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the mapping that a file holds; empty if there is no such file.
+    """Return the object in a file; empty if the file does not exist.
 
     Raises:
-        ConfigError: it cannot be read, or holds no mapping.
+        ConfigError: the file cannot be read or does not contain an object.
     """
     if not file.is_file():
         return {}
@@ -23,5 +23,5 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError("tokenizer", f"{str(file)!r} does not hold a mapping")
+        raise ConfigError("tokenizer", f"{str(file)!r} does not contain a JSON object")
     return content

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by paddlenlp_tokenizer.py in an environment that has PaddleNLP: writes a folder's tokenizer as tokenizer.json.
+"""Converts the tokenizer of a folder to tokenizer.json with PaddleNLP, in an environment that has it.
 
     python paddlenlp_convert.py FOLDER TOKENIZER_JSON
 
-It imports nothing of this package, which that environment need not have.
+paddlenlp_tokenizer.py runs this file as a script. It imports nothing of this package, which that environment may lack.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ SAMPLES = (
     "def add(a, b):\n    return a + b\n",
     "1🙂é ©2 €3 x²",
 )
-SPLIT_SYMBOLS = (
-    r"\p{S}|[\u00AD\u00B2\u00BA\u3007\u00B5\u00D8\u014B\u01B1]"  # each a word of its own, as PaddleNLP has it
-)
+SPLIT_SYMBOLS = r"\p{S}|[\u00AD\u00B2\u00BA\u3007\u00B5\u00D8\u014B\u01B1]"  # PaddleNLP makes each of these a word
 
 
 def convert(folder: str, file: str) -> None:
-    """Write the tokenizer that PaddleNLP finds in `folder`; refuse one that does not give the same ids afterwards."""
+    """Convert the tokenizer and write it; exit with an error if the ids of the samples differ."""
     from paddlenlp.transformers import AutoTokenizer
     from paddlenlp.transformers.convert_slow_tokenizer import convert_slow_tokenizer
 
@@ -35,14 +33,14 @@ def convert(folder: str, file: str) -> None:
         _split_symbols(fast)
     _add_tokens(fast, slow)
     for text in SAMPLES:
-        expected, found = slow(text)["input_ids"], fast.encode(text).ids
-        if list(expected) != list(found):
-            raise SystemExit(f"the result gives other ids than {type(slow).__name__} for {text!r}")
+        expected, actual = slow(text)["input_ids"], fast.encode(text).ids
+        if list(expected) != list(actual):
+            raise SystemExit(f"the converted tokenizer gives other ids than {type(slow).__name__} for {text!r}")
     fast.save(file)
 
 
 def _split_symbols(fast: Any) -> None:
-    """Repair what PaddleNLP's conversion of BERT-like tokenizers leaves out."""
+    """Split symbols as BERT-like tokenizers do, which PaddleNLP's conversion omits."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Sequence, Split
 
@@ -50,7 +48,7 @@ def _split_symbols(fast: Any) -> None:
 
 
 def _add_tokens(fast: Any, slow: Any) -> None:
-    """Give the converted tokenizer the added and the special tokens, which the conversion leaves out."""
+    """Add the added and special tokens, which PaddleNLP's conversion omits."""
     for token_id, token in sorted(slow.added_tokens_decoder.items()):
         content = str(getattr(token, "content", token))
         (fast.add_special_tokens if content in slow.all_special_tokens else fast.add_tokens)([content])

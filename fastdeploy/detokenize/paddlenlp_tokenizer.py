@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer that only PaddleNLP reads: converted once by a child process, kept in the user's cache.
+"""Tokenizers that only PaddleNLP can read: a child process converts them once, and the result is cached.
 
-PaddleNLP pulls old releases of many packages and a second Paddle behind it, so it is never imported here.
+PaddleNLP depends on old releases of many packages and on its own Paddle, so it is never imported here.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _TIMEOUT_S = 600
 
 
 def convert_with_paddlenlp(folder: Path, tokenizer_class: str) -> Path:
-    """Return the tokenizer.json that PaddleNLP makes of a folder's files, from the cache if they were seen before.
+    """Return the path of the tokenizer.json that PaddleNLP converts a folder's files to, from the cache if possible.
 
     Raises:
         ConfigError: PaddleNLP is not installed, the cache cannot be written, or the conversion fails.
     """
-    kept = Path(read_env().cache_dir) / "tokenizers" / _digest(folder)
-    file = kept / "tokenizer.json"
+    cache = Path(read_env().cache_dir) / "tokenizers" / _digest(folder)
+    file = cache / "tokenizer.json"
     if file.is_file():
         return file
     python = _python(folder, tokenizer_class)
     try:
-        kept.mkdir(parents=True, exist_ok=True)
-        with (kept / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the API and the engine process ask at the same time
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # API and engine processes start at the same time
             if not file.is_file():
                 _convert(python, folder, tokenizer_class, file)
     except OSError as error:
-        raise ConfigError("tokenizer", f"cannot write the cache {str(kept)!r}: {error.strerror}") from None
+        raise ConfigError("tokenizer", f"cannot write the cache {str(cache)!r}: {error.strerror}") from None
     return file
 
 
 def _digest(folder: Path) -> str:
-    """Digest the names and contents of the files that a tokenizer may consist of, and of the converter."""
+    """Return a digest of the converter and of the names and contents of all files that may be part of a tokenizer."""
     files = sorted({file for pattern in _FILES for file in folder.glob(pattern) if file.is_file()})
     digest = hashlib.blake2b(_CONVERTER.read_bytes(), digest_size=16)
     for file in files:
@@ -56,14 +56,14 @@ def _digest(folder: Path) -> str:
 
 
 def _python(folder: Path, tokenizer_class: str) -> str:
-    """Return an interpreter that has PaddleNLP: this one, else FD_PADDLENLP_PYTHON."""
+    """Return a Python interpreter with PaddleNLP: this one, or FD_PADDLENLP_PYTHON."""
     if importlib.util.find_spec("paddlenlp") is not None:
         return sys.executable
     python = read_env().paddlenlp_python
     if not python:
         raise ConfigError(
             "tokenizer",
-            f"{str(folder)!r}: {tokenizer_class} without tokenizer.json is read by PaddleNLP only: set "
+            f"{str(folder)!r}: {tokenizer_class} without tokenizer.json requires PaddleNLP: set "
             "FD_PADDLENLP_PYTHON to the Python of an environment with paddlenlp==3.0.0b4 (requirements-paddlenlp.txt) "
             "and paddlepaddle, or use a folder with tokenizer.json",
         )
@@ -71,19 +71,19 @@ def _python(folder: Path, tokenizer_class: str) -> str:
 
 
 def _convert(python: str, folder: Path, tokenizer_class: str, file: Path) -> None:
-    """Run the child; `file` appears whole or not at all."""
+    """Run the converter; `file` is complete if it exists."""
     with TemporaryDirectory(dir=file.parent) as scratch:
-        made = Path(scratch) / file.name
-        command = [python, str(_CONVERTER), str(folder.resolve()), str(made)]
+        output = Path(scratch) / file.name
+        command = [python, str(_CONVERTER), str(folder.resolve()), str(output)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except OSError as error:
             raise ConfigError("FD_PADDLENLP_PYTHON", f"cannot run {python!r}: {error.strerror}") from None
         except subprocess.TimeoutExpired:
             raise ConfigError("tokenizer", f"{str(folder)!r}: PaddleNLP took more than {_TIMEOUT_S} s") from None
-        if done.returncode != 0 or not made.is_file():
-            reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        if result.returncode != 0 or not output.is_file():
+            reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
             raise ConfigError(
                 "tokenizer", f"{str(folder)!r}: PaddleNLP cannot convert this {tokenizer_class}: {reason}"
             )
-        os.replace(made, file)
+        os.replace(output, file)

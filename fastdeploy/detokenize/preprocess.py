@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a prompt and sampling parameters to a checked `GenerationRequest`; shared by `LLM` and the server."""
+"""Builds and validates a `GenerationRequest` from a prompt and sampling parameters, for `LLM` and the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
-from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ LENGTH_SLACK = 4
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What the model allows: `max_model_len` tokens of prompt and output, token ids below `vocab_size`."""
+    """Limits of the model: `max_model_len` tokens of prompt and output, token ids below `vocab_size`."""
 
     max_model_len: int
     vocab_size: int
@@ -31,15 +31,16 @@ def build_request(
     add_special_tokens: bool = True,
     field: str = "prompt",
 ) -> GenerationRequest:
-    """Encode a prompt (text, or token ids taken as they are), cut it if `params` say so, and check it and the ids.
+    """Encode a prompt, truncate it if `params` require it, and check the request.
 
-    The result has its own copy of `params`, with `bad_words` tokenised into `bad_words_token_ids`.
+    The result has a copy of `params`, with `bad_words` tokenized into `bad_words_token_ids`.
 
     Args:
-        field: what errors call the prompt.
+        prompt: text, or token ids.
+        field: name of the prompt in errors.
 
     Raises:
-        InvalidRequestError: an empty or too long prompt, or a token id outside the vocabulary; names the field.
+        InvalidRequestError: the prompt is empty or too long, or a token id is not in the vocabulary.
     """
     if isinstance(prompt, str):
         if params.truncate_prompt_tokens is None:
@@ -60,7 +61,7 @@ def build_request(
 
 
 def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:
-    """Return the last `truncate_prompt_tokens` tokens; -1 keeps as many as leave room for max_tokens (1 if unset)."""
+    """Return the last `truncate_prompt_tokens` tokens; for -1, as many as leave room for `max_tokens` (1 if unset)."""
     if params.truncate_prompt_tokens is None:
         return token_ids
     room = max(1, max_model_len - (params.max_tokens or 1))
@@ -68,12 +69,12 @@ def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len:
 
 
 def check_text_length(field: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
-    """Raise ContextLengthError for a text that no tokens of this vocabulary could shorten to the context.
+    """Raise ContextLengthError for a text that cannot fit into the context, without encoding it.
 
-    Megabytes would take seconds to encode. A normaliser, or a token that takes the white space around it, may shorten a
-    text a little: hence the slack. Only byte-level vocabularies are sure to have no token for any length.
+    Encoding megabytes would take seconds. The slack is for normalizers, and for tokens that absorb white space around
+    them. In vocabularies that are not byte-level, a token may stand for a text of any length.
     """
-    if tokenizer.is_byte_level and len(text) > LENGTH_SLACK * tokenizer.longest_token * max_model_len:
+    if tokenizer.is_byte_level and len(text) > LENGTH_SLACK * tokenizer.max_token_length * max_model_len:
         raise ContextLengthError(
             field, f"expected 1 to {max_model_len - 1} tokens, got a text of {len(text)} characters"
         )
@@ -85,7 +86,7 @@ def check_prompt_length(field: str, token_ids: Sequence[int], max_model_len: int
         error = ContextLengthError if token_ids else InvalidRequestError
         raise error(
             field,
-            f"expected 1 to {max_model_len - 1} tokens (max_model_len {max_model_len} less one to emit), "
+            f"expected 1 to {max_model_len - 1} tokens (max_model_len {max_model_len} minus one output token), "
             f"got {len(token_ids)}",
         )
 
@@ -95,7 +96,7 @@ def check_min_tokens(num_prompt: int, min_tokens: int, max_model_len: int) -> No
     if num_prompt + min_tokens > max_model_len:
         raise InvalidRequestError(
             "min_tokens",
-            f"expected at most {max_model_len - num_prompt}, the room that the prompt leaves; got {min_tokens}",
+            f"expected at most {max_model_len - num_prompt}, which the prompt leaves of the context, got {min_tokens}",
         )
 
 
@@ -107,16 +108,16 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
 
 
 def tokenize_bad_words(tokenizer: Tokenizer, bad_words: Iterable[str]) -> list[list[int]]:
-    """Return the token sequences that spell each word, at the start of a text and after a space.
+    """Return the token sequences of each word, at the start of a text and after a space.
 
-    A sequence that ends in another one of the same word is left out: the shorter one already forbids it.
+    A sequence that ends with another one of the same word is omitted, because the shorter one already forbids it.
     """
     sequences: list[list[int]] = []
     for word in bad_words:
         spellings: list[list[int]] = []
         for text in (word, " " + word.lstrip(" ")):
             token_ids = tokenizer.encode(text, add_special_tokens=False)
-            if token_ids and not any(token_ids[-len(known) :] == known for known in spellings):
+            if token_ids and not any(token_ids[-len(shorter) :] == shorter for shorter in spellings):
                 spellings.append(token_ids)
         sequences += [token_ids for token_ids in spellings if token_ids not in sequences]
     return sequences

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a SentencePiece model file: pieces, and the settings that decide how text becomes them.
+"""Reads SentencePiece model files: the pieces, and the settings that determine how text is split into pieces.
 
-The file is a protocol-buffer message of which a handful of fields matter: reading them is less than a dependency.
+The file is a protocol-buffer message, of which only a few fields are needed, so this module parses it itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class PieceKind(IntEnum):
-    """What a piece is for."""
+    """The type of a piece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -30,7 +30,7 @@ class PieceKind(IntEnum):
 
 
 class Algorithm(IntEnum):
-    """How text is cut into pieces."""
+    """How text is split into pieces."""
 
     UNIGRAM = 1
     BPE = 2
@@ -40,7 +40,7 @@ class Algorithm(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """One entry of the vocabulary; its place in the list is its id."""
+    """An entry of the vocabulary; its index is its id."""
 
     text: str
     score: float
@@ -49,14 +49,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """A model file's content; defaults are those of the format.
+    """The content of a model file, with the defaults of the format.
 
     Attributes:
         charsmap: compiled normalization rules; empty for none.
-        add_dummy_prefix: text begins with a space that is not there.
-        remove_extra_whitespaces: spaces at both ends go, and of several in a row all but one.
-        escape_whitespaces: spaces become U+2581 in pieces.
-        spaces_end_words: the space belongs to the word before it.
+        add_dummy_prefix: add a space before the text.
+        remove_extra_whitespaces: strip the text and collapse runs of spaces.
+        escape_whitespaces: replace spaces by U+2581.
+        treat_whitespace_as_suffix: a space belongs to the word before it.
     """
 
     pieces: list[Piece] = field(default_factory=list)
@@ -68,10 +68,10 @@ class SentencePieceModel:
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
     escape_whitespaces: bool = True
-    spaces_end_words: bool = False
+    treat_whitespace_as_suffix: bool = False
 
     def text_of(self, token_id: int) -> str | None:
-        """Return the piece of an id, None for ids that stand for nothing (-1 is the format's `none`)."""
+        """Return the text of a piece; None if there is no such id (-1 means none in this format)."""
         return self.pieces[token_id].text if 0 <= token_id < len(self.pieces) else None
 
 
@@ -79,14 +79,14 @@ def read_sentencepiece(file: Path) -> SentencePieceModel:
     """Read a model file.
 
     Raises:
-        ConfigError: it cannot be read, or is no SentencePiece model.
+        ConfigError: the file cannot be read, or is not a SentencePiece model.
     """
     try:
         return _parse_model(file.read_bytes())
     except OSError as error:
         raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error.strerror}") from None
     except (ValueError, IndexError, struct.error) as error:
-        raise ConfigError("tokenizer", f"{str(file)!r} is no SentencePiece model: {error}") from None
+        raise ConfigError("tokenizer", f"{str(file)!r} is not a SentencePiece model: {error}") from None
 
 
 def _parse_model(data: bytes) -> SentencePieceModel:
@@ -101,7 +101,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         elif number == _NORMALIZER:
             normalizer.update(_fields(_as_bytes(value)))
     if not pieces or not trainer:
-        raise ValueError("no pieces in it")
+        raise ValueError("it has no pieces")
     return SentencePieceModel(
         pieces,
         algorithm=Algorithm(_as_int(trainer.get(3, 1))),
@@ -112,7 +112,7 @@ def _parse_model(data: bytes) -> SentencePieceModel:
         add_dummy_prefix=bool(normalizer.get(3, True)),
         remove_extra_whitespaces=bool(normalizer.get(4, True)),
         escape_whitespaces=bool(normalizer.get(5, True)),
-        spaces_end_words=bool(trainer.get(24, False)),
+        treat_whitespace_as_suffix=bool(trainer.get(24, False)),
     )
 
 
@@ -129,43 +129,43 @@ def _as_bytes(value: int | bytes) -> bytes:
 
 
 def _as_int(value: int | bytes) -> int:
-    """Return an int32; negative ones are stored as 64 bits."""
+    """Return an int32, which is stored in 64 bits if it is negative."""
     if isinstance(value, bytes):
         raise ValueError("text where a number was expected")
     return value - (1 << 64) if value >> 63 else value
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) of a message: integers as such, everything else as its bytes."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    """Yield (field number, value) of a message; the value is an integer, or the bytes of another type."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
         wire = key & 7
         if wire == _VARINT:
-            number, at = _varint(data, at)
+            number, position = _varint(data, position)
             yield key >> 3, number
             continue
         if wire == _BYTES:
-            size, at = _varint(data, at)
+            size, position = _varint(data, position)
         elif wire in (_FIXED32, _FIXED64):
             size = 4 if wire == _FIXED32 else 8
         else:
             raise ValueError(f"unknown wire type {wire}")
-        if at + size > len(data):
-            raise ValueError("it ends too early")
-        yield key >> 3, data[at : at + size]
-        at += size
+        if position + size > len(data):
+            raise ValueError("it is truncated")
+        yield key >> 3, data[position : position + size]
+        position += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer that begins at `at`, and where the next thing begins."""
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the integer at a position and the position after it."""
     value = shift = 0
     while True:
-        byte = data[at]
+        byte = data[position]
         value |= (byte & 0x7F) << shift
-        at += 1
+        position += 1
         if byte < 0x80:
-            return value, at
+            return value, position
         shift += 7
         if shift > 63:
             raise ValueError("a number of more than 64 bits")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SentencePiece model as a `tokenizers.Tokenizer` that gives the same ids and the same text."""
+"""Builds a `tokenizers.Tokenizer` that gives the same ids and text as a SentencePiece model."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.sentencepiece_model import Algorithm, PieceKind, SentencePieceModel, read_sentencepiece
 
 SPACE = "\u2581"
-_MANY = 1 << 31  # more spaces than a text begins with
+_MANY = 1 << 31  # no limit
 
 
 def build_sentencepiece(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SentencePieceModel]:
-    """Build the tokenizer of a SentencePiece model, without the beginning and end tokens that a model's class adds.
+    """Build the tokenizer of a SentencePiece model, without the BOS and EOS tokens that some classes add.
 
-    Control pieces become special tokens, as in every tokenizer for chat models: `<s>` in a prompt is the token.
+    Control pieces become special tokens, so that `<s>` in a prompt is the BOS token.
 
     Args:
-        config: tokenizer_config.json; `add_prefix_space` and `legacy` decide where a space is put in front.
+        config: tokenizer_config.json; `add_prefix_space` and `legacy` determine where a space is added.
 
     Raises:
-        ConfigError: the file cannot be read, or uses what has no counterpart.
+        ConfigError: the file cannot be read, or `tokenizers` has no equivalent of a setting.
     """
     model = read_sentencepiece(file)
-    if model.spaces_end_words or not model.escape_whitespaces:
+    if model.treat_whitespace_as_suffix or not model.escape_whitespaces:
         raise ConfigError("tokenizer", f"{str(file)!r}: SentencePiece models with spaces after words are not supported")
     if model.algorithm not in (Algorithm.BPE, Algorithm.UNIGRAM):
         name = model.algorithm.name.lower()
@@ -45,7 +45,7 @@ _SPECIAL_KINDS = (PieceKind.CONTROL, PieceKind.UNKNOWN)
 
 
 def _user_defined(model: SentencePieceModel) -> list[str]:
-    """Return pieces that are cut out of the text before anything else, the longest first."""
+    """Return the pieces that are split off before all others, longest first."""
     texts = [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED]
     return sorted(texts, key=len, reverse=True)
 
@@ -62,14 +62,14 @@ def _bpe(model: SentencePieceModel) -> models.BPE:
         unk_token=model.text_of(model.unk_id),
         fuse_unk=True,
         byte_fallback=_has_bytes(model),
-        ignore_merges=bool(_user_defined(model)),  # a stretch that is a piece is that piece
+        ignore_merges=bool(_user_defined(model)),  # a pre-token that is a piece is not split further
     )
 
 
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
-    """Return every pair of pieces that makes a third one, the best third one first.
+    """Return the pairs of pieces whose concatenation is a piece, ordered by the score of that piece.
 
-    SentencePiece merges the pair whose result scores best; a list of merges says the same by its order.
+    SentencePiece merges the pair with the best score first; `tokenizers` uses the order of a list of merges.
     """
     kinds = (PieceKind.NORMAL, PieceKind.USER_DEFINED)
     ids = {piece.text: token_id for token_id, piece in enumerate(model.pieces) if piece.kind in kinds}
@@ -88,27 +88,27 @@ def _unigram(model: SentencePieceModel) -> models.Unigram:
 
 
 def _set_spaces(backend: tokenizers.Tokenizer, model: SentencePieceModel, config: Mapping[str, Any]) -> None:
-    """Set what happens to spaces on the way in and on the way out, and cut user-defined pieces out.
+    """Configure the handling of spaces in both directions, and the splitting at user-defined pieces.
 
-    A prefix space comes before every stretch of text between special tokens, as tokenizers of SentencePiece models have
-    it; with `legacy: false` only at the very beginning, and not before a space: no rule of `tokenizers` says more.
+    A prefix space is added before each text between special tokens, as in other tokenizers for SentencePiece models.
+    With `legacy: false` it is added only at the start, and not before a space.
     """
     has_prefix = model.add_dummy_prefix and config.get("add_prefix_space") is not False
     steps: list[Any] = [normalizers.Precompiled(model.charsmap)] if model.charsmap else []
     if model.remove_extra_whitespaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
-    cuts: list[Any] = []
+    splits: list[Any] = []
     if has_prefix and config.get("legacy") is False:
-        cuts.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
+        splits.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
     else:
         steps += [normalizers.Prepend(SPACE)] if has_prefix else []
         steps.append(normalizers.Replace(" ", SPACE))
     if user_defined := _user_defined(model):
-        cuts.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, user_defined))), "isolated"))
+        splits.append(pre_tokenizers.Split(Regex("|".join(map(re.escape, user_defined))), "isolated"))
     if steps:
         backend.normalizer = normalizers.Sequence(steps)
-    if cuts:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(cuts)
+    if splits:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     num_stripped = _MANY if model.remove_extra_whitespaces else int(has_prefix)
     strip = [decoders.Strip(" ", num_stripped, 0)] if num_stripped else []
     backend.decoder = decoders.Sequence(

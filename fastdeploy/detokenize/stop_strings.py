@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the stop string that ends a text, across token boundaries."""
+"""Detects stop strings in streamed text, across token boundaries."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 
 
 class StopMatcher:
-    """Looks for stop strings in a text that arrives in pieces.
+    """Searches a text that arrives in pieces for stop strings.
 
-    The match that ends first counts; of those that end there, the longest. Token boundaries make no difference.
+    The match that ends first is used; if several end there, the longest. The result does not depend on the pieces.
 
     Attributes:
-        stops: the strings looked for.
+        stops: the stop strings.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -25,23 +25,23 @@ class StopMatcher:
         self._tail = ""
 
     def find(self, text: str) -> tuple[str, int, int] | None:
-        """Append `text`; return (stop string, where it begins, where it ends) relative to `text`, or None.
+        """Append `text`; return (stop string, start, end) of a match relative to `text`, or None.
 
-        The beginning is negative when the match began in earlier text.
+        The start is negative if the match starts in earlier text.
         """
         window = self._tail + text
         offset = len(self._tail)
         best: tuple[int, int, str] | None = None
         for stop in self.stops:
-            at = window.find(stop, max(0, offset - len(stop) + 1))  # only ends inside `text` are new
-            if at >= 0:
-                candidate = (at + len(stop), at, stop)
+            start = window.find(stop, max(0, offset - len(stop) + 1))  # a new match ends within `text`
+            if start >= 0:
+                candidate = (start + len(stop), start, stop)
                 best = candidate if best is None else min(best, candidate)
         self._tail = window[max(0, len(window) - self._longest + 1) :] if self._longest > 1 else ""
         return None if best is None else (best[2], best[1] - offset, best[0] - offset)
 
     def num_held(self, text: str) -> int:
-        """Return how many characters at the end of `text` may be the beginning of a stop string."""
+        """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
         longest = 0
         for stop in self.stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):
@@ -52,10 +52,10 @@ class StopMatcher:
 
 
 class StopStringScanner:
-    """Watches one choice's tokens for its stop strings; the engine makes one for requests that have some."""
+    """Detects the stop strings of one choice in the engine, token by token."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Start after `prompt_token_ids`: stop strings are looked for in generated text only."""
+        """Create a scanner for the output after `prompt_token_ids`; the prompt is not searched."""
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_token_ids
         )
@@ -64,7 +64,7 @@ class StopStringScanner:
         self._num_tokens = 0
 
     def push(self, token_id: int) -> str | None:
-        """Append one token; return the stop string that it completes, or None; none within `min_tokens`."""
+        """Append a token; return the stop string that it completes, or None. The first `min_tokens` complete none."""
         self._num_tokens += 1
-        found = self._matcher.find(self._detokenizer.push([token_id]))
-        return found[0] if found is not None and self._num_tokens > self._min_tokens else None
+        match = self._matcher.find(self._detokenizer.push([token_id]))
+        return match[0] if match is not None and self._num_tokens > self._min_tokens else None

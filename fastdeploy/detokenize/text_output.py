@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the token deltas of one choice into text deltas."""
+"""Converts the token deltas of one choice into text deltas."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 
 
 class TextAssembler:
-    """Text of one choice: holds back what may become a stop string, and ends at the stop string.
+    """Detokenizes one choice, holds back text that may be the start of a stop string, and truncates at a stop string.
 
-    The engine decides where a text stops, token by token; this finds the character by the same rule.
+    The engine finds the token that completes a stop string; this class finds the character by the same rule.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -30,13 +30,15 @@ class TextAssembler:
         self._done = False
 
     def push(self, delta: TokenDelta) -> str:
-        """Append a delta; return the text that it makes certain; nothing follows one with a finish_reason."""
+        """Append a delta; return the new text. A delta with a finish_reason is the last one."""
         if self._done:
             return ""
         token_ids = delta.token_ids
-        by_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not delta.is_complete
-        if by_token and not self._keep_stop:
-            token_ids = token_ids[:-1]  # an end token or a stop token id: it ends the text and is no part of it
+        ended_by_token = (
+            delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str) and not delta.is_complete
+        )
+        if ended_by_token and not self._keep_stop:
+            token_ids = token_ids[:-1]  # an EOS token or stop token id is not part of the text
         if self._matcher.stops:
             text = "".join([self._push_token(token_id) for token_id in token_ids])
         else:
@@ -50,16 +52,16 @@ class TextAssembler:
             return ""
         self._num_tokens += 1
         text = self._detokenizer.push([token_id])
-        found = self._matcher.find(text)
-        if found is not None and self._num_tokens > self._min_tokens:
-            return self._cut(text, found[1], found[2])
+        match = self._matcher.find(text)
+        if match is not None and self._num_tokens > self._min_tokens:
+            return self._truncate_at_stop(text, match[1], match[2])
         text = self._held + text
         num_held = self._matcher.num_held(text)
         self._held = text[len(text) - num_held :] if num_held else ""
         return text[: len(text) - num_held]
 
-    def _cut(self, text: str, begin: int, end: int) -> str:
-        """Return what is left to give out before (or with) the stop string at [begin, end) relative to `text`."""
+    def _truncate_at_stop(self, text: str, begin: int, end: int) -> str:
+        """Return the remaining text up to the stop string at [begin, end) relative to `text`, or including it."""
         self._done = True
         held, self._held = self._held, ""
         return (held + text)[: len(held) + (end if self._keep_stop else begin)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds a folder's tokenizer in whatever form it is kept, and turns it into a `tokenizers.Tokenizer`."""
+"""Loads the tokenizer of a folder, whatever its format, as a `tokenizers.Tokenizer`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tokenizers
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.added_tokens import add_tokens, named_special_tokens, wrap_in_tokens
-from fastdeploy.detokenize.byte_level_tokenizer import MERGES_FILE, VOCAB_FILE, build_byte_level, find_rules
+from fastdeploy.detokenize.byte_level_tokenizer import MERGES_FILE, VOCAB_FILE, build_byte_level, find_split
 from fastdeploy.detokenize.json_file import read_json
 from fastdeploy.detokenize.paddlenlp_tokenizer import convert_with_paddlenlp
 from fastdeploy.detokenize.sentencepiece_tokenizer import build_sentencepiece
@@ -26,14 +26,14 @@ SpecialTokens = dict[str, str]
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, completed by special_tokens_map.json."""
+    """Return tokenizer_config.json, with missing keys from special_tokens_map.json."""
     config = read_json(folder / TOKENIZER_CONFIG_FILE)
-    named = read_json(folder / "special_tokens_map.json")
-    return {**config, **{key: value for key, value in named.items() if config.get(key) is None}}
+    special_tokens = read_json(folder / "special_tokens_map.json")
+    return {**config, **{key: value for key, value in special_tokens.items() if config.get(key) is None}}
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Return whether a folder holds a tokenizer in any form."""
+    """Return whether a folder has a tokenizer in any format."""
     names = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, VOCAB_FILE, *SENTENCEPIECE_FILES)
     return any((folder / name).is_file() for name in names)
 
@@ -41,17 +41,17 @@ def has_tokenizer(folder: Path) -> bool:
 def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
     """Return the folder's tokenizer and its named special tokens.
 
-    In this order: tokenizer.json; vocab.json with merges.txt; a SentencePiece model; whatever PaddleNLP reads.
+    Formats are tried in this order: tokenizer.json, vocab.json with merges.txt, SentencePiece, PaddleNLP.
 
     Raises:
-        ConfigError: there is none, it cannot be read, or it takes PaddleNLP and there is no PaddleNLP.
+        ConfigError: there is none, it cannot be read, or it requires PaddleNLP, which is not installed.
     """
     if (folder / TOKENIZER_FILE).is_file():
         return _read_tokenizer_json(folder / TOKENIZER_FILE), named_special_tokens(config)
     if (folder / VOCAB_FILE).is_file() and (folder / MERGES_FILE).is_file():
-        rules = find_rules(config, str(read_json(folder / "config.json").get("model_type")))
-        if rules is not None:
-            return _from_byte_level(folder, rules, config)
+        split = find_split(config, str(read_json(folder / "config.json").get("model_type")))
+        if split is not None:
+            return _from_byte_level(folder, split, config)
     for name in SENTENCEPIECE_FILES:
         if (folder / name).is_file() and not _is_tiktoken(folder / name):
             return _from_sentencepiece(folder, folder / name, config)
@@ -60,11 +60,14 @@ def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.To
         return _read_tokenizer_json(converted), named_special_tokens(config)
     for name in SENTENCEPIECE_FILES:
         if (folder / name).is_file():
-            raise ConfigError("tokenizer", f"{str(folder / name)!r} is in tiktoken's format; use its {TOKENIZER_FILE}")
+            raise ConfigError(
+                "tokenizer",
+                f"{str(folder / name)!r} is in tiktoken format, which is not supported; use {TOKENIZER_FILE}",
+            )
     raise ConfigError(
         "tokenizer",
-        f"no {TOKENIZER_FILE} in {str(folder)!r}, nor {VOCAB_FILE} with {MERGES_FILE} of a known class, nor a "
-        f"SentencePiece model, nor a {TOKENIZER_CONFIG_FILE} that names a tokenizer_class of PaddleNLP",
+        f"no tokenizer in {str(folder)!r}: expected {TOKENIZER_FILE}, {VOCAB_FILE} with {MERGES_FILE} of a known "
+        f"class, a SentencePiece model, or a {TOKENIZER_CONFIG_FILE} with a tokenizer_class of PaddleNLP",
     )
 
 
@@ -75,8 +78,8 @@ def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
         raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
 
 
-def _from_byte_level(folder: Path, rules: str, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
-    backend = build_byte_level(folder, rules, config)
+def _from_byte_level(folder: Path, split: str, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
+    backend = build_byte_level(folder, split, config)
     add_tokens(backend, folder, config)
     special = named_special_tokens(config)
     wrap_in_tokens(backend, special.get("bos_token") if config.get("add_bos_token") else None, None)
@@ -86,21 +89,21 @@ def _from_byte_level(folder: Path, rules: str, config: Mapping[str, Any]) -> tup
 def _from_sentencepiece(
     folder: Path, file: Path, config: Mapping[str, Any]
 ) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
-    """Build it; a folder of a Llama tokenizer, or one that names no class, begins texts with the beginning token."""
+    """Build the tokenizer; Llama classes, and folders without a class, add the BOS token to texts by default."""
     backend, model = build_sentencepiece(file, config)
     add_tokens(backend, folder, config)
-    own = {"bos_token": model.text_of(model.bos_id), "eos_token": model.text_of(model.eos_id)}
-    special = {key: text for key, text in own.items() if text is not None} | named_special_tokens(config)
-    begins = str(config.get("tokenizer_class", "LlamaTokenizer")).startswith("LlamaTokenizer")
+    model_tokens = {"bos_token": model.text_of(model.bos_id), "eos_token": model.text_of(model.eos_id)}
+    special = {key: text for key, text in model_tokens.items() if text is not None} | named_special_tokens(config)
+    is_llama = str(config.get("tokenizer_class", "LlamaTokenizer")).startswith("LlamaTokenizer")
     wrap_in_tokens(
         backend,
-        special.get("bos_token") if config.get("add_bos_token", begins) else None,
+        special.get("bos_token") if config.get("add_bos_token", is_llama) else None,
         special.get("eos_token") if config.get("add_eos_token", False) else None,
     )
     return backend, special
 
 
 def _is_tiktoken(file: Path) -> bool:
-    """Return whether a file of that name is a list of base64 and rank, as Llama 3 was first released with."""
+    """Return whether a file has lines of base64 and rank, the format of the first releases of Llama 3."""
     with file.open("rb") as stream:
         return _TIKTOKEN_LINE.match(stream.read(256)) is not None

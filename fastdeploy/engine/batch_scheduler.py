@@ -12,8 +12,8 @@ from collections import deque
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.length_policy import LengthPolicy
-from fastdeploy.core.request import Request, RequestStatus
-from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.core.request import NO_DRAFT, Request, RequestStatus
+from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 MIN_PROMPT_ROWS = 64  # of a step in which others decode; fewer would leave the matrix units waiting for weights
@@ -58,36 +58,38 @@ class BatchScheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute."""
-        plan, budget, preempted = StepPlan(), self.config.max_num_batched_tokens, self.num_preemptions
+        planned: list[ScheduledRequest] = []
+        budget, num_preemptions, num_admitted = self.config.max_num_batched_tokens, self.num_preemptions, 0
         decoding = [r for r in self.running if r.num_pending == 1]
         reading = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
         num_prompt_rows = self._num_prompt_rows(reading) if reading else 0
         self.length_policy.trim_drafts(decoding, num_prompt_rows)
-        budget = self._plan_all(plan, decoding, budget)
+        budget = self._plan_all(planned, decoding, budget)
         if reading or self.waiting:
-            if plan.requests and self.config.enable_chunked_prefill:
-                budget = min(budget, max(self._max_prompt_rows(), sum(plan.num_scheduled)))
-            budget = self._plan_all(plan, reading, budget)
-            if self.num_preemptions == preempted:
-                self._admit(plan, budget)
-        return plan if plan.requests else None
+            if planned and self.config.enable_chunked_prefill:
+                num_decode_rows = self.config.max_num_batched_tokens - budget
+                budget = min(budget, max(self._max_prompt_rows(), num_decode_rows))
+            budget = self._plan_all(planned, reading, budget)
+            if self.num_preemptions == num_preemptions:
+                num_admitted = self._admit(planned, budget)
+        return StepPlan(planned, num_admitted) if planned else None
 
-    def commit(self, plan: StepPlan, row: int, result: RequestResult, emitted: list[int]) -> None:
+    def commit(self, scheduled: ScheduledRequest, result: RequestResult, emitted: list[int]) -> None:
         """Enter what a step did for one request: `emitted` is the result's tokens, cut where a stop was found.
 
         Of the verification rows, only those whose token was sampled count as computed: rejected drafts have to be
         computed again, and the row of an error may hold anything.
         """
-        request = plan.requests[row]
+        request = scheduled.request
         request.append(emitted)
-        num_rejected = plan.num_verify_rows[row] - len(result.token_ids)
-        computed = plan.num_computed[row] + plan.num_scheduled[row] - num_rejected
+        num_rejected = scheduled.num_verify_rows - len(result.token_ids)
+        computed = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens - num_rejected
         request.num_computed = min(computed, request.num_tokens)
         self.kv.commit(request)
 
     def learn(self, plan: StepPlan, step_s: float) -> None:
         """Take what a step took as the pace of the prompts to come."""
-        num_rows = sum(plan.num_scheduled)
+        num_rows = plan.num_scheduled_tokens
         if num_rows >= MIN_PROMPT_ROWS and step_s > 0:
             rows_per_s = num_rows / step_s
             self._rows_per_s += (rows_per_s - self._rows_per_s) * (PACE_RATE if self._rows_per_s else 1)
@@ -96,43 +98,47 @@ class BatchScheduler:
         """Raise AssertionError unless every block is held by exactly the requests that list it."""
         self.kv.check_integrity([*self.running, *self.waiting])
 
-    def _plan_all(self, plan: StepPlan, requests: list[Request], budget: int) -> int:
-        """Give the requests their rows; return what is left of the budget."""
+    def _plan_all(self, planned: list[ScheduledRequest], requests: list[Request], budget: int) -> int:
+        """Plan the rows of running requests; return what is left of the budget."""
         for request in requests:
             if budget > 0 and request.status is RequestStatus.RUNNING:
-                budget -= self._plan_running(plan, request, budget)
+                scheduled = self._plan_running(planned, request, budget)
+                if scheduled is not None:
+                    planned.append(scheduled)
+                    budget -= scheduled.num_scheduled_tokens
         return budget
 
-    def _plan_running(self, plan: StepPlan, request: Request, budget: int) -> int:
-        num_rows = self._num_rows(request, budget)
-        while num_rows and not self.kv.reserve(request, request.num_computed + num_rows):
-            victim = next(r for r in reversed(self.running) if r not in plan.requests)
+    def _plan_running(self, planned: list[ScheduledRequest], request: Request, budget: int) -> ScheduledRequest | None:
+        """Plan a running request; preempt others, or itself, while there are too few free blocks."""
+        scheduled = self._fit(request, budget)
+        while scheduled and not self.kv.reserve(request, request.num_computed + scheduled.num_scheduled_tokens):
+            victim = next(r for r in reversed(self.running) if all(s.request is not r for s in planned))
             self._preempt(victim)
             if victim is request:
-                return 0
-        if num_rows:
-            _take(plan, request, num_rows)
-        return num_rows
+                return None
+        return scheduled
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        """Start waiting requests, in order, while there is room for all their known tokens."""
+    def _admit(self, planned: list[ScheduledRequest], budget: int) -> int:
+        """Start waiting requests, in order, while there is room for all their known tokens; return their number."""
+        num_admitted = 0
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             if self._prompt_is_under_way(request):
-                return
+                break
             self.kv.match_prefix(request)
-            num_rows = self._num_rows(request, budget)
-            if not num_rows or not self.kv.can_hold(request):
+            scheduled = self._fit(request, budget)
+            if scheduled is None or not self.kv.can_hold(request):
                 self.kv.free(request)
-                return
-            self.kv.reserve(request, request.num_computed + num_rows)
+                break
+            self.kv.reserve(request, request.num_computed + scheduled.num_scheduled_tokens)
             self.waiting.popleft()
             self.kv.count_lookup(request)
             request.status = RequestStatus.RUNNING
             insort(self.running, request, key=_urgency)
-            _take(plan, request, num_rows)
-            plan.num_admitted += 1
-            budget -= num_rows
+            planned.append(scheduled)
+            num_admitted += 1
+            budget -= scheduled.num_scheduled_tokens
+        return num_admitted
 
     def _num_prompt_rows(self, reading: list[Request]) -> int:
         """Prompt rows that the next step is likely to have beside those that decode."""
@@ -150,17 +156,27 @@ class BatchScheduler:
             return False
         return any(r.request_id == request.request_id and r.num_output_tokens == 0 for r in self.running)
 
-    def _num_rows(self, request: Request, budget: int) -> int:
-        """Rows that the request may have of `budget`; a draft is cut to what fits, a prompt is cut or made to wait."""
-        pending = request.num_pending
+    def _fit(self, request: Request, budget: int) -> ScheduledRequest | None:
+        """Plan as many rows of a request as the budget has; None if it has to wait.
+
+        A draft is trimmed to what fits and never chunked. A prompt is chunked, or waits where chunks are switched off.
+        """
+        computed, pending = request.num_computed, request.num_pending
         if pending == 1:
-            num_drafts = len(request.draft)
-            if num_drafts > budget - 1:
-                request.draft = request.draft.cut(budget - 1)
-            return 1 + min(num_drafts, budget - 1)
-        if not self.config.enable_chunked_prefill:
-            return pending if pending <= budget else 0
-        return min(pending, budget, self.config.long_prefill_token_threshold or pending)
+            draft = request.draft
+            if len(draft) >= budget:
+                draft = draft.cut(budget - 1)
+            num_rows = 1 + len(draft)
+            return ScheduledRequest(request, num_rows, computed, draft, num_rows)
+        if self.config.enable_chunked_prefill:
+            num_rows = min(pending, budget, self.config.long_prefill_token_threshold or pending)
+        elif pending <= budget:
+            num_rows = pending
+        else:
+            return None
+        num_verify_rows = 1 if num_rows == pending else 0
+        num_logprob_rows = _num_prompt_logprob_rows(request, num_rows)
+        return ScheduledRequest(request, num_rows, computed, NO_DRAFT, num_verify_rows, num_logprob_rows)
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
@@ -176,21 +192,8 @@ def _urgency(request: Request) -> tuple[int, int]:
     return request.priority, request.arrival_number
 
 
-def _take(plan: StepPlan, request: Request, num_rows: int) -> None:
-    """Add a request to the plan; the next tokens of the last known one and of all drafts are wanted, once known."""
-    num_drafts = len(request.draft)
-    is_known = request.num_computed + num_rows == request.num_tokens + num_drafts
-    plan.requests.append(request)
-    plan.num_scheduled.append(num_rows)
-    plan.num_computed.append(request.num_computed)
-    plan.num_drafts.append(num_drafts)
-    plan.num_verify_rows.append(1 + num_drafts if is_known else 0)
-    reads_prompt = request.num_computed < request.num_prompt_tokens
-    plan.num_prompt_rows.append(_num_prompt_rows(request, num_rows) if reads_prompt else 0)
-
-
-def _num_prompt_rows(request: Request, num_rows: int) -> int:
-    """Rows of a prompt chunk, its last ones, whose logits give the log-probability of a prompt token that has none."""
+def _num_prompt_logprob_rows(request: Request, num_rows: int) -> int:
+    """Rows of a prefill chunk, its last ones, whose logits give the log-probability of a prompt token that has none."""
     if request.params.prompt_logprobs is None:
         return 0
     first = max(request.num_computed, len(request.prompt_logprobs))

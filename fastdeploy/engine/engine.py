@@ -18,7 +18,7 @@ from fastdeploy.core.errors import FastDeployError, QueueFullError, RequestFaile
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
-from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.output_processor import OutputProcessor
@@ -120,8 +120,8 @@ class Engine:
         began_s = self._clock()
         results = self.runner.run(plan)
         self.scheduler.learn(plan, self._clock() - began_s)
-        for index, result in enumerate(results):
-            deltas += self._commit(plan, index, result)
+        for scheduled, result in zip(plan.requests, results):
+            deltas += self._commit(scheduled, result)
         deltas += self._propose(plan)
         return deltas
 
@@ -174,11 +174,11 @@ class Engine:
                 withdrawals.callback(self.scheduler.remove, choice)
             withdrawals.pop_all()
 
-    def _commit(self, plan: StepPlan, index: int, result: RequestResult) -> list[TokenDelta]:
+    def _commit(self, scheduled: ScheduledRequest, result: RequestResult) -> list[TokenDelta]:
         """Enter what a step did for one request; return what it emitted, then its error if it failed."""
-        request = plan.requests[index]
+        request = scheduled.request
         try:
-            delta = self._emit(plan, index, result)
+            delta = self._emit(scheduled, result)
         except Exception as fault:
             return [self._fail(request, fault)]
         deltas = [] if delta is None else [delta]
@@ -188,28 +188,28 @@ class Engine:
             deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
         return deltas
 
-    def _emit(self, plan: StepPlan, index: int, result: RequestResult) -> TokenDelta | None:
+    def _emit(self, scheduled: ScheduledRequest, result: RequestResult) -> TokenDelta | None:
         """Advance a request by the tokens of a step up to the first stop; return them, None if there are none."""
         if result.fault is not None:
             raise result.fault
-        request = plan.requests[index]
+        request, draft = scheduled.request, scheduled.draft
         if result.prompt_logprobs:
             request.prompt_logprobs += result.prompt_logprobs
         if not result.token_ids:
             if not result.error:
-                self.scheduler.commit(plan, index, result, [])
+                self.scheduler.commit(scheduled, result, [])
             return None
-        delta = self.outputs.cut(request, result)
+        delta = self.outputs.cut(scheduled, result)
         count = len(delta.token_ids)
-        if request.draft is not NO_DRAFT and request.num_output_tokens:
-            request.tally.record(request.draft, min(result.num_accepted, count), count)
-        self.scheduler.commit(plan, index, result, delta.token_ids)
+        if draft is not NO_DRAFT and request.num_output_tokens:
+            request.tally.record(draft, min(result.num_accepted, count), count)
+        self.scheduler.commit(scheduled, result, delta.token_ids)
         self.outputs.complete(delta, request)
         return delta
 
     def _propose(self, plan: StepPlan) -> list[TokenDelta]:
         """Draft for the requests whose next step decodes, unless drafting is paused; return what failed."""
-        ready = [request for request in plan.requests if _is_ready(request)]
+        ready = [scheduled.request for scheduled in plan.requests if _is_ready(scheduled.request)]
         quotas = self.length_policy.draft_quotas(plan, ready)
         if quotas:
             for request, draft in zip(ready, self.proposer.propose(ready, quotas)):
@@ -299,7 +299,8 @@ class Engine:
         self.check_integrity()
 
     def _note_first_plans(self, plan: StepPlan) -> None:
-        for request in plan.requests[len(plan.requests) - plan.num_admitted :]:
+        for scheduled in plan.requests[len(plan.requests) - plan.num_admitted :]:
+            request = scheduled.request
             if request.metrics.queue_s is None:
                 request.metrics.queue_s = self._clock() - request.arrival_s
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig, SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.reasoning import REASONING_FORMATS
@@ -172,7 +172,7 @@ def _make_length_policy(
     times = time_steps(runner, max_rows, num_drafts, num_tokens, clock)
     if drafter is None:
         return AdaptiveLength(times, None, True, clock)
-    max_passes = num_drafts if proposer.name == "draft_model" else speculative.num_model_steps
+    max_passes = speculative.num_model_steps if isinstance(speculative, MTPConfig) else num_drafts
     pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_tokens, clock)
     passes = DraftPasses(proposer.name, max_passes, pass_s, request_s)
     return AdaptiveLength(times, passes, speculative.extension is not None, clock)
@@ -181,10 +181,12 @@ def _make_length_policy(
 def _with_what_drafts(config: EngineConfig, path: str) -> EngineConfig:
     """Let suffix decoding draft alone where the keys of mtp mean both and there is no layer; a line says so."""
     wanted = config.speculative
-    if wanted.needs_layer or wanted.model is not None or config.load_choices == "dummy" or num_mtp_layers(path):
+    if not isinstance(wanted, MTPConfig) or wanted.needs_layer or wanted.extension is None:
+        return config
+    if wanted.model is not None or config.load_choices == "dummy" or num_mtp_layers(path):
         return config
     logger.warning("speculative_config: %s holds no layer for multi-token prediction: suffix decoding alone", path)
-    return replace(config, speculative=wanted.without_layer())
+    return replace(config, speculative=wanted.extension)
 
 
 def _load_tokenizer(config: EngineConfig, model_path: str) -> Tokenizer | None:
@@ -309,9 +311,9 @@ def _describe(
 def _describe_speculation(speculative: SpeculativeConfig) -> dict[str, Any]:
     return {
         "method": speculative.method,
-        "extension": speculative.extension,
+        "extension": speculative.extension and speculative.extension.method,
         "num_speculative_tokens": speculative.num_speculative_tokens,
-        "num_model_steps": speculative.num_model_steps,
+        "num_model_steps": getattr(speculative, "num_model_steps", 1),
         "verify_strategy": speculative.verify_strategy,
         "accept_policy": speculative.accept_policy,
         "adaptive": speculative.adaptive,

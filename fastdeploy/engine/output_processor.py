@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import Request, SpeculationTally
-from fastdeploy.core.step import RequestResult
+from fastdeploy.core.step import RequestResult, ScheduledRequest
 
 
 class StopStringScanner(Protocol):
@@ -60,18 +60,18 @@ class OutputProcessor:
         assert self._end_ids.keys() == live
         assert self._scanners.keys() == {request for request in live if request.params.stop}
 
-    def cut(self, request: Request, result: RequestResult) -> TokenDelta:
+    def cut(self, scheduled: ScheduledRequest, result: RequestResult) -> TokenDelta:
         """Report one step of one request: its tokens up to the first stop, the stop's own token included.
 
         Call before the ledger takes the tokens, and `complete` after that.
         """
-        token_ids = result.token_ids
+        request, token_ids = scheduled.request, result.token_ids
         delta = TokenDelta(request.request_id, request.index, token_ids, seed=request.seed)
         if not self._goes_on(request, token_ids):
             self._cut(delta, request)
         count = len(delta.token_ids)
         if result.num_accepted:
-            delta.drafted_by = request.draft.source_of_each()[: min(result.num_accepted, count)]
+            delta.drafted_by = scheduled.draft.source_of_each()[: min(result.num_accepted, count)]
         if result.logprobs is not None:
             delta.logprobs = result.logprobs[:count]
         return delta

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways in: the offline `LLM`, the HTTP server, the command line."""
+"""Entry points: the offline `LLM`, the HTTP server and the command line."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine offline: `LLM` runs it in the calling process, without server or sockets."""
+"""The offline API: `LLM` runs the engine in the calling process, without server or sockets."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Pending:
-    """One prompt in flight: its result so far, and one text assembler per choice."""
+class _RequestState:
+    """A request in flight: its result so far, and one text assembler per choice."""
 
     output: RequestOutput
     assemblers: list[TextAssembler]
@@ -39,15 +39,15 @@ class _Pending:
 
 
 class LLM:
-    """A model, ready to generate.
+    """A loaded model.
 
     Args:
-        model: local directory, `demo`, or a hub name.
-        chat_template: a template that `chat` uses instead of the tokenizer's.
-        kwargs: the server's engine flags with underscores: `speculative_config={...}`, `max_model_len=...`, `seed=...`.
+        model: local folder, name on a hub, or `demo`.
+        chat_template: template for `chat`; by default, the tokenizer's.
+        kwargs: engine flags with underscores, such as `speculative_config={...}`, `max_model_len=...` or `seed=...`.
 
     Raises:
-        ConfigError: an unknown argument or a value outside its range, by name.
+        ConfigError: an argument is unknown or its value is invalid; the field names it.
     """
 
     def __init__(self, model: str, chat_template: str | None = None, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ class LLM:
         self._ids = count()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters that generation_config.json proposes; they apply where `generate` is given none."""
+        """Return the parameters of generation_config.json, which `generate` and `chat` use by default."""
         return SamplingParams(**self._defaults)
 
     def generate(
@@ -75,21 +75,21 @@ class LLM:
         use_tqdm: bool = True,
         stream: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Generate for one prompt or a list of them.
+        """Generate outputs for one prompt or a list of prompts.
 
         Args:
             prompts: a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}, or a list of these.
             sampling_params: one object for all prompts, or one per prompt.
             use_tqdm: show a progress bar.
-            stream: return a generator that yields a prompt's result so far whenever it grew, instead of the list.
+            stream: return a generator that yields the result of a prompt, so far, whenever it has new tokens.
 
         Raises:
-            InvalidRequestError: a prompt or parameter that cannot be served; no prompt has been started then.
+            InvalidRequestError: a prompt or parameter is invalid; no request has been started.
         """
         prompt_list = _as_prompt_list(prompts)
-        params = self._params_for(prompt_list, sampling_params)
-        requests = [self._request(prompt, p) for prompt, p in zip(prompt_list, params)]
-        return self._answer(requests, [_prompt_text(prompt) for prompt in prompt_list], use_tqdm, stream)
+        params = self._expand_params(prompt_list, sampling_params)
+        requests = [self._make_request(prompt, p) for prompt, p in zip(prompt_list, params)]
+        return self._generate(requests, [_prompt_text(prompt) for prompt in prompt_list], use_tqdm, stream)
 
     def chat(
         self,
@@ -103,24 +103,28 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        """Generate the next message of one conversation or of a list of them, with the model's chat template.
+        """Generate the next message of one conversation or of a list of conversations, with a chat template.
 
         Args:
-            add_generation_prompt: end prompts with the opening of the assistant's turn; None: unless one is continued.
-            chat_template_kwargs: further names that the template reads.
-            chat_template: a template, or the name of one of the tokenizer's, for this call.
-            tools: functions in OpenAI's shape that the template tells the model of; calls stay text in the result.
-            continue_final_message: the output goes on with the last message.
+            messages: mappings with `role` and `content`, or a list of conversations of these.
+            sampling_params, use_tqdm, stream: as in `generate`.
+            add_generation_prompt: end the prompt with the start of the assistant's message; by default, unless
+                `continue_final_message` is set.
+            chat_template_kwargs: further variables of the template.
+            chat_template: a template, or the name of one of the tokenizer's.
+            tools: function definitions in OpenAI's format, for the template; calls remain text in the result.
+            continue_final_message: continue the last message instead of starting a new one.
 
         Raises:
-            InvalidRequestError: a message, tool or template that cannot be used; no prompt has been started then.
+            InvalidRequestError: a message, tool or template is invalid; no request has been started.
         """
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        opens = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
         prompts = [
             self.tokenizer.apply_chat_template(
                 check_messages(conversation),
-                add_generation_prompt=opens,
+                add_generation_prompt=add_generation_prompt,
                 chat_template=self._chat_template if chat_template is None else chat_template,
                 tools=check_tools(tools) if tools else None,
                 continue_final_message=continue_final_message,
@@ -128,38 +132,38 @@ class LLM:
             )
             for conversation in conversations
         ]
-        params = self._params_for(prompts, sampling_params)
+        params = self._expand_params(prompts, sampling_params)
         requests = [
-            self._request({"prompt": prompt, "add_special_tokens": False}, p) for prompt, p in zip(prompts, params)
+            self._make_request({"prompt": prompt, "add_special_tokens": False}, p) for prompt, p in zip(prompts, params)
         ]
         for request, prompt in zip(requests, prompts):
             if self._reasoning is not None:
                 request.reasoning = self._reasoning.state_after(prompt, continue_final_message)
-        return self._answer(requests, prompts, use_tqdm, stream)
+        return self._generate(requests, prompts, use_tqdm, stream)
 
-    def _answer(
+    def _generate(
         self, requests: Sequence[GenerationRequest], texts: Sequence[str | None], use_tqdm: bool, stream: bool
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
-        pending = self._start(requests, texts)
-        updates = self._run(pending, use_tqdm and not stream)
+        states = self._add_requests(requests, texts)
+        updates = self._run_steps(states, use_tqdm and not stream)
         if stream:
             return updates
         for _ in updates:
             pass
-        return [entry.output for entry in pending.values()]
+        return [state.output for state in states.values()]
 
-    def _params_for(
-        self, prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+    def _expand_params(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * len(prompts)
-        if len(given) != len(prompts):
-            raise InvalidRequestError("sampling_params", f"expected one or {len(prompts)}, got {len(given)}")
-        return list(given)
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise InvalidRequestError("sampling_params", f"expected one object or {len(prompts)}, got {len(params)}")
+        return list(params)
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
+    def _make_request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         add_special_tokens = True
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "add_special_tokens"}
@@ -174,54 +178,56 @@ class LLM:
         request_id = f"offline-{next(self._ids)}"
         return build_request(self.tokenizer, self._limits, request_id, content, params, add_special_tokens)
 
-    def _start(self, requests: Sequence[GenerationRequest], texts: Sequence[str | None]) -> dict[str, _Pending]:
-        """Add all requests; if one is refused, take back those before it."""
-        pending: dict[str, _Pending] = {}
+    def _add_requests(
+        self, requests: Sequence[GenerationRequest], texts: Sequence[str | None]
+    ) -> dict[str, _RequestState]:
+        """Add all requests; if one is rejected, abort those before it."""
+        states: dict[str, _RequestState] = {}
         try:
             for request, text in zip(requests, texts):
                 self.engine.add_request(request)
-                pending[request.request_id] = self._pending(request, text)
+                states[request.request_id] = self._make_state(request, text)
         except Exception:
-            for request_id in pending:
+            for request_id in states:
                 self.engine.abort(request_id)
             raise
-        return pending
+        return states
 
-    def _pending(self, request: GenerationRequest, text: str | None) -> _Pending:
+    def _make_state(self, request: GenerationRequest, text: str | None) -> _RequestState:
         params, ids = request.params, request.prompt_token_ids
         choices = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]
         assemblers = [TextAssembler(self.tokenizer, ids, params) for _ in range(params.n)]
         if text is None:
             text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return _Pending(RequestOutput(request.request_id, text, ids, choices), assemblers, params.n)
+        return _RequestState(RequestOutput(request.request_id, text, ids, choices), assemblers, params.n)
 
-    def _run(self, pending: dict[str, _Pending], show_progress: bool) -> Iterator[RequestOutput]:
-        """Step until all are done, yielding what grew; leaving early (a closed generator) aborts the rest."""
-        unfinished = set(pending)
-        bar = tqdm(total=len(pending), desc="Processed prompts", disable=not show_progress)
+    def _run_steps(self, states: dict[str, _RequestState], show_progress: bool) -> Iterator[RequestOutput]:
+        """Run steps until all requests finish, yielding updated results; closing the generator aborts the rest."""
+        unfinished = set(states)
+        bar = tqdm(total=len(states), desc="Processed prompts", disable=not show_progress)
         try:
             while unfinished:
-                grown: dict[str, None] = {}
+                updated: dict[str, None] = {}  # an ordered set
                 for delta in self.engine.step():
-                    if (entry := pending.get(delta.request_id)) is not None:
-                        _apply(entry, delta)
-                        grown[delta.request_id] = None
-                for request_id in grown:
-                    if pending[request_id].output.finished:
+                    if (state := states.get(delta.request_id)) is not None:
+                        _apply_delta(state, delta)
+                        updated[delta.request_id] = None
+                for request_id in updated:
+                    if states[request_id].output.finished:
                         unfinished.discard(request_id)
                         bar.update()
-                    yield pending[request_id].output
+                    yield states[request_id].output
         finally:
             bar.close()
             for request_id in unfinished:
                 self.engine.abort(request_id)
 
 
-def _apply(entry: _Pending, delta: TokenDelta) -> None:
-    """Enter one delta into a prompt's result."""
-    output, choice = entry.output, entry.output.outputs[delta.index]
+def _apply_delta(state: _RequestState, delta: TokenDelta) -> None:
+    """Add a delta to the result of its request."""
+    output, choice = state.output, state.output.outputs[delta.index]
     choice.token_ids.extend(delta.token_ids)
-    choice.text += entry.assemblers[delta.index].push(delta)
+    choice.text += state.assemblers[delta.index].push(delta)
     choice.seed = delta.seed
     if choice.logprobs is not None:
         choice.logprobs.extend(delta.logprobs or ())
@@ -233,8 +239,8 @@ def _apply(entry: _Pending, delta: TokenDelta) -> None:
     choice.speculate_metrics = delta.speculate_metrics
     choice.error = delta.error
     output.metrics = delta.metrics
-    entry.num_running -= 1
-    output.finished = entry.num_running == 0
+    state.num_running -= 1
+    output.finished = state.num_running == 0
 
 
 def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -252,7 +258,7 @@ def _prompt_text(prompt: Prompt) -> str | None:
 
 
 def _generation_defaults(path: str, generation_config: str) -> dict[str, Any]:
-    """Return the sampling values of generation_config.json that are parameters here."""
+    """Return the sampling parameters of generation_config.json."""
     if generation_config == "none":
         return {}
     return ModelConfig.from_pretrained(path).generation.sampling_values()

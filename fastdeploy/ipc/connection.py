@@ -21,8 +21,8 @@ from fastdeploy.core.errors import (
     QueueFullError,
     RequestFailedError,
 )
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.merge import join_delta, join_tokens

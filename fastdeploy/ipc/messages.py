@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics and the record of each request. Paddle-free."""
+"""Prometheus metrics, records of requests and logging. Nothing here imports Paddle."""

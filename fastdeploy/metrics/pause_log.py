@@ -26,7 +26,7 @@ class PauseLog:
             if stats.paused_s >= INTERVAL_S and (self._logged_s is None or now_s - self._logged_s >= INTERVAL_S):
                 self._logged_s = now_s
                 logger.info(
-                    "drafting has been paused for %.0f s, because drafts cost more than they saved", stats.paused_s
+                    "drafting has been paused for %.0f s because drafts cost more time than they save", stats.paused_s
                 )
         elif self._logged_s is not None:
             self._logged_s = None

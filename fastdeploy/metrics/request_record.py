@@ -21,7 +21,7 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One finished choice of a request. Times are in seconds; None if the choice ended before.
+    """One finished choice of a request. Times are in seconds; None if the choice ended earlier.
 
     Attributes:
         queue_s: arrival to first step.

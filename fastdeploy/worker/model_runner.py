@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import add
 from typing import Protocol
 
 import numpy as np
@@ -203,12 +202,16 @@ class ModelRunner:
     def _write_rows(self, plan: StepPlan) -> int:
         """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
         tokens, at = self.token_ids.memory, 0
-        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
-            tokens[at : at + count] = request.tokens_of_rows(start, count)
+        for s in plan.requests:
+            count = s.num_scheduled_tokens
+            tokens[at : at + count] = s.request.tokens_of_rows(s.num_computed_tokens, count)
             at += count
-        num_logits = list(map(add, plan.num_prompt_rows, plan.num_verify_rows))
-        tables = [request.block_ids for request in plan.requests]
-        self.batch.write_inputs(plan.num_scheduled, plan.num_computed, num_logits, tables)
+        self.batch.write_inputs(
+            [s.num_scheduled_tokens for s in plan.requests],
+            [s.num_computed_tokens for s in plan.requests],
+            [s.num_prompt_logprob_rows + s.num_verify_rows for s in plan.requests],
+            [s.request.block_ids for s in plan.requests],
+        )
         return at
 
     def _skip_chosen(self, num_chosen: int, num_wanted: int) -> None:
@@ -233,8 +236,9 @@ class ModelRunner:
             if segment.is_prompt:
                 rules.write_plain(at, segment.count)
             else:
+                scheduled = plan.requests[segment.plan_row]
                 try:
-                    rules.write(plan.requests[segment.plan_row], at, segment.count)
+                    rules.write(scheduled.request, scheduled.draft, at)
                 except Exception as fault:
                     results[segment.plan_row].fault = fault
                     rules.write_plain(at, segment.count)
@@ -258,7 +262,7 @@ class ModelRunner:
                 continue
             end = first + num_accepted + 1
             if any_bad and (bad := next((row for row in range(first, end) if status[row]), None)) is not None:
-                _fail(result, plan.requests[segment.plan_row], RowStatus(status[bad]))
+                _fail(result, plan.requests[segment.plan_row].request, RowStatus(status[bad]))
                 num_accepted, end = bad - first, bad
             result.num_accepted = num_accepted
             result.token_ids = emitted[first:end]
@@ -266,7 +270,7 @@ class ModelRunner:
     def _read_logprobs(self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]) -> None:
         """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""
         for segment in go:
-            request, result = plan.requests[segment.plan_row], results[segment.plan_row]
+            request, result = plan.requests[segment.plan_row].request, results[segment.plan_row]
             if not request.wants_logprobs:
                 continue
             if segment.is_prompt:
@@ -311,7 +315,7 @@ def _goes(plan: StepPlan, capacity: int) -> list[list[_Segment]]:
     There is always one, which may be empty.
     """
     segments = _segments(plan)
-    fits = sum(plan.num_prompt_rows) + sum(plan.num_verify_rows) <= capacity
+    fits = sum([s.num_prompt_logprob_rows + s.num_verify_rows for s in plan.requests]) <= capacity
     return [segments] if fits else list(_cut(segments, capacity))
 
 
@@ -334,10 +338,11 @@ def _cut(segments: list[_Segment], capacity: int) -> Iterator[list[_Segment]]:
 def _segments(plan: StepPlan) -> list[_Segment]:
     """Return of each request its prompt rows, then its verification rows: its last rows, in order."""
     segments = []
-    for row, (num_prompt, num_verify) in enumerate(zip(plan.num_prompt_rows, plan.num_verify_rows)):
-        if num_prompt:
-            end = plan.num_computed[row] + plan.num_scheduled[row] - num_verify
-            segments.append(_Segment(row, num_prompt, is_prompt=True, position=end - num_prompt))
-        if num_verify:
-            segments.append(_Segment(row, num_verify))
+    for row, s in enumerate(plan.requests):
+        if s.num_prompt_logprob_rows:
+            end = s.num_computed_tokens + s.num_scheduled_tokens - s.num_verify_rows
+            first = end - s.num_prompt_logprob_rows
+            segments.append(_Segment(row, s.num_prompt_logprob_rows, is_prompt=True, position=first))
+        if s.num_verify_rows:
+            segments.append(_Segment(row, s.num_verify_rows))
     return segments

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastdeploy.core.constraint import TokenConstraint
-from fastdeploy.core.request import Request, TokenArray
+from fastdeploy.core.request import Draft, Request, TokenArray
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
 
@@ -77,18 +77,17 @@ class RowRules:
         """
         self._write_template(request, row, 1)
 
-    def write(self, request: Request, first: int, count: int) -> None:
-        """Write the `count` verification rows of a request at `first`; row i draws the token at num_tokens + i.
+    def write(self, request: Request, draft: Draft, first: int) -> None:
+        """Write the 1 + len(draft) verification rows of a request at `first`; row i draws the token at num_tokens + i.
 
         Rows that show the request's template since an earlier step need their positions and drafts only.
         """
+        count = 1 + len(draft)
         if self._shown[first : first + count].count(ref(request)) < count:
             self._write_template(request, first, count)
-            self._write_additions(request, first, count)
+            self._write_additions(request, draft, first)
         memory, position = self.batch.int_params.memory, request.num_tokens
-        drafts = request.tokens_of_rows(position, count - 1).tolist()
-        drafts.append(NO_DRAFT_ID)
-        for row, draft_id in enumerate(drafts, first):
+        for row, draft_id in enumerate((*draft.token_ids, NO_DRAFT_ID), first):
             memory[row, _POSITION] = position
             memory[row, _DRAFT_ID] = draft_id
             position += 1
@@ -100,18 +99,19 @@ class RowRules:
         self.batch.int_params.array[rows] = template.ints
         self._shown[rows] = [ref(request)] * count
 
-    def _write_additions(self, request: Request, first: int, count: int) -> None:
+    def _write_additions(self, request: Request, draft: Draft, first: int) -> None:
         """Write what such a request's rows need in every step anew."""
-        template, rows = self._template(request), slice(first, first + count)
+        template, count = self._template(request), 1 + len(draft)
+        rows = slice(first, first + count)
         if not template.needs_lists and request.constraint is None:
             return
         self.has_lists = True
         self._shown[rows] = [None] * count
         ints = self.batch.int_params.array[rows]
         if template.needs_lists:
-            self._write_lists(request, template, ints, count)
+            self._write_lists(request, draft, template, ints)
         if request.constraint is not None:
-            self._write_masks(request.constraint, request.draft.token_ids, ints)
+            self._write_masks(request.constraint, draft.token_ids, ints)
 
     def _template(self, request: Request) -> _Template:
         template = self._templates.get(request)
@@ -131,9 +131,9 @@ class RowRules:
             needs_lists=bool(params.needs_history or params.logit_bias or ends or params.bad_words_token_ids),
         )
 
-    def _write_lists(self, request: Request, template: _Template, ints: npt.NDArray[np.int64], count: int) -> None:
-        batch, params = self.batch, request.params
-        tokens = request.tokens_with_draft()
+    def _write_lists(self, request: Request, draft: Draft, template: _Template, ints: npt.NDArray[np.int64]) -> None:
+        batch, params, count = self.batch, request.params, len(ints)
+        tokens = request.tokens_with_draft(draft)
         if params.needs_history:
             begin = batch.append_history(tokens)
             ints[:, IntColumn.HISTORY_BEGIN] = begin

@@ -9,7 +9,7 @@ from functools import partial
 from fastdeploy.core.length_policy import Clock
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.step import StepPlan
+from fastdeploy.core.step import ScheduledRequest, StepPlan
 from fastdeploy.spec_decode.adaptive.step_times import StepTimes
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
@@ -75,8 +75,7 @@ def _plan(runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts: int
     num_apart = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
     firsts = (i % num_apart * num_blocks for i in range(len(rows)))
     requests = [_request(num_tokens, n - 1, range(first, first + num_blocks)) for n, first in zip(rows, firsts)]
-    computed = [num_tokens - 1] * len(rows)
-    return StepPlan(requests, rows, computed, [n - 1 for n in rows], rows, [0] * len(rows))
+    return StepPlan([ScheduledRequest(r, n, num_tokens - 1, r.draft, n) for r, n in zip(requests, rows)])
 
 
 def _request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> Request:

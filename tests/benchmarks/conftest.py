@@ -37,9 +37,9 @@ def tiny(tmp_path: Path) -> str:
 
 @pytest.fixture
 def small_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read 1 MiB instead of several times the cache, and multiply as little."""
+    """Read 1 MiB instead of several times the cache, and multiply small matrices."""
     monkeypatch.setattr(roofline, "BLOCKED_ROWS", 24)
     monkeypatch.setattr(roofline, "BLOCKED_OUT", 64)
     monkeypatch.setattr(roofline, "REGISTER_STEPS", 100)
-    monkeypatch.setattr(roofline, "LEAST_READING", 1 << 20)
+    monkeypatch.setattr(roofline, "MIN_WINDOW_BYTES", 1 << 20)
     monkeypatch.setattr(roofline, "CACHES", tmp_path / "no caches")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of speculation measures what it says, on the least of work."""
+"""The benchmark of speculation reports what it measured, on very little work."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.bench_speculation import main, method_mapping, print_slower
 
-# One request, as of more it depends on time what counts.
-LEAST = ["--batch", "1", "--seconds", "0", "--groups", "1", "--max-tokens", "24", "--max-prompt-tokens", "300"]
+# One request: with several, it depends on time which stretches count.
+SMALLEST = ["--batch", "1", "--seconds", "0", "--groups", "1", "--max-tokens", "24", "--max-prompt-tokens", "300"]
 
 
 def results(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[dict[str, Any]]:
-    monkeypatch.setattr(sys, "argv", ["bench_speculation", *LEAST, *flags])
+    monkeypatch.setattr(sys, "argv", ["bench_speculation", *SMALLEST, *flags])
     main()
     found: list[dict[str, Any]] = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
     assert [row["method"] for row in found][-1] == "naive again"
@@ -53,7 +53,7 @@ def test_replay_leaves_out_what_random_weights_cannot_draft(
     assert rows[1]["mean_acceptance_length"] > 1.2
 
 
-def test_replay_gives_a_layer_of_random_weights_the_drafts_of_a_trained_one(
+def test_replay_replaces_the_drafts_of_a_random_layer_by_those_of_a_trained_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--replay", "--shape", "demo", "--workload", "editing", "--method", "mtp-fixed", "mtp+suffix-fixed"]
@@ -62,7 +62,7 @@ def test_replay_gives_a_layer_of_random_weights_the_drafts_of_a_trained_one(
     assert min(row["mean_acceptance_length"] for row in rows[1:3]) > 1.5
 
 
-def test_replay_of_the_models_own_answers_has_the_acceptance_of_the_model_itself(
+def test_replay_of_the_models_own_answers_has_the_acceptance_of_the_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--workload", "plain", "--method", "mtp-fixed"]
@@ -72,17 +72,17 @@ def test_replay_of_the_models_own_answers_has_the_acceptance_of_the_model_itself
     assert replayed["mean_acceptance_length"] == itself["mean_acceptance_length"] > text["mean_acceptance_length"]
 
 
-def test_what_is_slower_than_naive_is_named_and_how_surely(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_slower_than_naive_are_named_apart_from_uncertain_ones(capsys: pytest.CaptureFixture[str]) -> None:
     speeds = {"naive": 1.0, "ngram": 0.94, "suffix": 0.953, "mtp": 0.96, "draft_model": 1.2, "naive again": 1.01}
     rows = [{"workload": "plain", "batch": 4, "method": m, "speed_up": s, "error": 0.01} for m, s in speeds.items()]
-    print_slower(rows)  # the bar: 0.98 less the 0.01 of naive over naive
+    print_slower(rows)  # the limit is 0.98 minus the 0.01 between the two naive engines
     assert capsys.readouterr().out.splitlines() == [
         "more than 2% slower than naive, beyond naive over naive, of 4: plain 4 ngram",
         "perhaps, within two errors: plain 4 suffix, plain 4 mtp",
     ]
 
 
-def test_pictures_are_small_and_the_same_every_time(tmp_path: Path) -> None:
+def test_charts_are_small_and_reproducible(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
     from benchmarks.figures import draw_speculation
 
@@ -114,5 +114,5 @@ def test_pictures_are_small_and_the_same_every_time(tmp_path: Path) -> None:
         ('{"method": "suffix"}', {"method": "suffix"}),
     ],
 )
-def test_methods_are_named_or_spelt_out(method: str, mapping: dict[str, Any]) -> None:
+def test_methods_are_names_or_json_mappings(method: str, mapping: dict[str, Any]) -> None:
     assert method_mapping(method, 8) == mapping

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -14,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_decode, bench_prefill, bench_proposing, profile_step, step_parts
-from benchmarks.stacked_bars import stacked_bars
+from benchmarks import bench_decode, bench_overhead, bench_prefill, bench_proposing, step_parts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -83,25 +80,24 @@ def test_prefill_compares_formats_with_bf16(last_line: Any) -> None:
             assert row["share"] == row["share_of_own_peak"]
 
 
-def test_a_profile_accounts_for_the_whole_step_by_part(last_line: Any, tmp_path: Path) -> None:
-    file = tmp_path / "bars.svg"
-    found = last_line(profile_step, "--rounds", "2", "--svg", str(file))["seconds"]
-    assert len(found) == 8
-    for spent in found.values():
-        assert {"qkv", "attention output", "gate and up", "down", "head", step_parts.REST} <= set(spent)
-        assert all(seconds > 0 for seconds in spent.values())
-    bars = ElementTree.parse(file).getroot()
-    labels = {text.text for text in bars.iter(f"{SVG}text")}
-    assert labels >= {*found, *next(iter(found.values()))}
-    assert file.stat().st_size < 60_000
+def test_the_parts_of_prefill_account_for_the_whole_step(last_line: Any) -> None:
+    flags = ["--quantization", "none", "--tokens", "48", "--rounds", "1", "--parts"]
+    (row,) = last_line(bench_prefill, *flags)["results"]
+    assert {"qkv", "attention output", "gate and up", "down", "head", "Attention", step_parts.REST} <= set(row["parts"])
+    shares = list(row["parts"].values())
+    assert sum(shares) == pytest.approx(1.0) and shares == sorted(shares, reverse=True) and shares[-1] > 0
 
 
-def test_bars_are_as_wide_as_their_shares() -> None:
-    document = ElementTree.fromstring(stacked_bars("a < b", ["one", "two"], {"x": [0.75, 0.0], "rest": [0.25, 1.0]}))
-    widths = [
-        float(rect.get("width", "")) for rect in document.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None
-    ]
-    assert widths == [525.0, 175.0, 700.0]
+def test_overhead_is_split_for_each_method_and_grammars_need_a_tokenizer(last_line: Any) -> None:
+    def measured(*flags: str) -> list[tuple[str, int]]:
+        results = last_line(bench_overhead, "--requests", "1", "3", "--steps", "4", *flags)["results"]
+        for row in results:
+            assert 0 < row["choosing_us"] < row["outside_us"] < 1e3 * row["step_ms"]
+            assert (row["proposing_us"] > 0) == (row["method"] == "ngram")
+        return [(row["method"], row["requests"]) for row in results]
+
+    assert measured() == [("naive", 1), ("ngram", 1), ("naive", 3), ("ngram", 3)]
+    assert measured("--shape", "demo")[:3] == [("naive", 1), ("ngram", 1), ("grammar", 1)]
 
 
 def test_memory_is_measured_in_a_process_per_format(tiny: str) -> None:

@@ -144,7 +144,7 @@ def captured(
     loaded = ShapeEngine.load(
         tiny, quantization, max_num_seqs=3, max_model_len=240, max_drafts=7, kv_cache_dtype=kv_cache_dtype
     )
-    loaded.skip_prompts()
+    loaded.skip_prefill()
     loaded.start(replace(step, context=step.context - 1), num_steps=4)
     loaded.engine.step()
     return loaded, capture_replays(loaded.engine.step)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.roofline import Reading, Roofline, buffer_bytes, last_level_cache_bytes, middle
+from benchmarks.roofline import Reading, Roofline, buffer_bytes, last_level_cache_bytes, median_of
 
 MIB = 1 << 20
 
@@ -54,5 +54,5 @@ def test_every_window_of_the_buffer_is_read_before_the_first_again(
         reading = roofline.measure()
         assert min(reading.bytes_per_s, reading.bf16_per_s, reading.int8_per_s) > 0
     assert starts == [0, MIB, 2 * MIB, 3 * MIB, 0]
-    assert roofline.median == middle(roofline.readings)
+    assert roofline.median == median_of(roofline.readings)
     assert roofline.describe()["read_buffer_mib"] == 4.0

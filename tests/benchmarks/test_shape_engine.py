@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from operator import add
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ def spy(loaded: ShapeEngine) -> list[StepPlan]:
 @pytest.mark.parametrize("step", [StepShape(4, 1, 300), StepShape(1, 8, 300), StepShape(1, 1, 9)])
 def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step: StepShape) -> None:
     loaded = ShapeEngine.load(tiny, "none", max_num_seqs=4, max_model_len=320, max_drafts=7)
-    loaded.skip_prompts()
+    loaded.skip_prefill()
     plans = spy(loaded)
     for _ in range(2):
         ids = loaded.start(step, num_steps=3)
@@ -39,8 +38,9 @@ def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step
             loaded.engine.step()
         assert len(ids) == step.num_requests
         loaded.stop(ids)
-    assert [plan.num_scheduled for plan in plans] == 6 * [step.num_requests * [step.rows_each]]
-    ends = [list(map(add, plan.num_computed, plan.num_scheduled)) for plan in plans]
+    rows = [[s.num_scheduled_tokens for s in plan.requests] for plan in plans]
+    assert rows == 6 * [step.num_requests * [step.rows_each]]
+    ends = [[s.num_computed_tokens + s.num_scheduled_tokens for s in plan.requests] for plan in plans]
     assert ends == 2 * [step.num_requests * [step.context + i] for i in range(3)]
     assert not loaded.engine.has_unfinished()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastdeploy.config.drafting_checkpoint import infer_method
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def test_whole_models_and_what_cannot_be_read_are_draft_models(model: str) -> No
 )
 def test_a_folder_of_the_layer_alone_is_for_mtp(tmp_path: Path, names: tuple[str, ...]) -> None:
     write_tensors(tmp_path / "model.safetensors", *names)
-    config = SpeculativeConfig.from_mapping({"model": str(tmp_path), "num_speculative_tokens": 2})
+    config = parse_speculative_config({"model": str(tmp_path), "num_speculative_tokens": 2})
     assert (config.method, config.num_model_steps) == ("mtp", 2)
 
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_that_holds_a_layer_too_is_a_draft_model(tmp_path: Path, ma
 def test_other_methods_are_refused_by_their_name(tmp_path: Path, config: dict[str, object], method: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=f"^speculative_config.method: '{method}' is not available yet"):
-        SpeculativeConfig.from_mapping({"model": str(tmp_path), "num_speculative_tokens": 2})
+        parse_speculative_config({"model": str(tmp_path), "num_speculative_tokens": 2})
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0[]", b"\xff\0\0\0\0\0\0\0{"])

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation's table of flags is the code's."""
+"""The documentation's tables of flags and keys are the code's."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_flag_table.py"
+from scripts.make_flag_table import GUIDE, fresh_pages
 
 
-def test_page_holds_the_table_that_the_flags_make() -> None:
-    maker = runpy.run_path(str(SCRIPT))
-    page = maker["PAGE"].read_text()
-    assert page == maker["with_tables"](page), "run python scripts/make_flag_table.py"
-    assert "| `--max-model-len` | int |" in page
+def test_pages_hold_the_tables_that_the_configuration_makes() -> None:
+    pages = fresh_pages()
+    for path, text in pages.items():
+        assert path.read_text() == text, "run python scripts/make_flag_table.py"
+    assert "| `--max-model-len` | int |" in pages[GUIDE / "flags.md"]
+    assert "| `max_ngram_size` | `ngram` | an integer in [1, 16] |" in pages[GUIDE / "speculation.md"]

@@ -7,27 +7,28 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
+from fastdeploy.config.speculative_config import METHODS, MTPConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 
 
 def test_naive_forces_zero_drafts() -> None:
-    assert SpeculativeConfig.from_mapping({"method": "naive", "num_speculative_tokens": 1}).num_speculative_tokens == 0
+    assert parse_speculative_config({"method": "naive", "num_speculative_tokens": 1}).num_speculative_tokens == 0
 
 
 @pytest.mark.parametrize("method", ["ngram", "ngram_match", "[ngram]", "NGRAM"])
 def test_ngram_has_its_aliases(method: str) -> None:
-    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 5, "prompt_lookup_max": 4})
+    config = parse_speculative_config({"method": method, "num_speculative_tokens": 5, "prompt_lookup_max": 4})
     assert (config.method, config.num_speculative_tokens) == ("ngram", 5)
     assert (config.max_ngram_size, config.min_ngram_size) == (4, 2)
 
 
 def test_min_ngram_follows_a_small_max() -> None:
-    assert SpeculativeConfig.from_mapping({"method": "ngram", "max_ngram_size": 1}).min_ngram_size == 1
+    assert parse_speculative_config({"method": "ngram", "max_ngram_size": 1}).min_ngram_size == 1
 
 
 def test_suffix_takes_the_documented_keys() -> None:
-    config = SpeculativeConfig.from_mapping(
+    config = parse_speculative_config(
         {
             "method": "suffix",
             "num_speculative_tokens": 4,
@@ -46,48 +47,48 @@ def test_suffix_takes_the_documented_keys() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
-    config = SpeculativeConfig.from_mapping(
-        {"method": method, **({"model": "demo"} if method == "draft_model" else {})}
-    )
-    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+    config = parse_speculative_config({"method": method, **({"model": "demo"} if method == "draft_model" else {})})
+    assert parse_speculative_config(config.to_mapping()) == config
 
 
 @pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "ernie_mtp", "MTP"])
 def test_mtp_runs_its_layer_once_per_draft_unless_told_otherwise(method: str) -> None:
-    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 3})
+    config = parse_speculative_config({"method": method, "num_speculative_tokens": 3})
     assert (config.method, config.num_speculative_tokens, config.num_model_steps) == ("mtp", 3, 3)
-    config = SpeculativeConfig.from_mapping({"method": method, "num_speculative_tokens": 5, "num_model_steps": 2})
+    config = parse_speculative_config({"method": method, "num_speculative_tokens": 5, "num_model_steps": 2})
     assert (config.num_speculative_tokens, config.num_model_steps) == (5, 2)
-    assert (config.model, config.quantization, config.mtp_strategy) == (None, None, "default")
+    assert (config.model, config.quantization, config.extension) == (None, None, None)
 
 
 @pytest.mark.parametrize(("strategy", "extension"), [("with_ngram", "ngram"), ("with_suffix", "suffix")])
 def test_a_hybrid_takes_the_keys_of_both_and_runs_its_layer_once(strategy: str, extension: str) -> None:
     key = {"ngram": "max_ngram_size", "suffix": "suffix_decoding_max_tree_depth"}[extension]
     given = {"method": "mtp", "mtp_strategy": strategy, "num_speculative_tokens": 5, key: 7}
-    config = SpeculativeConfig.from_mapping(given)
-    assert (config.extension, config.num_model_steps, getattr(config, key)) == (extension, 1, 7)
-    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+    config = parse_speculative_config(given)
+    assert isinstance(config, MTPConfig) and config.extension is not None
+    assert (config.extension.method, config.num_model_steps, getattr(config.extension, key)) == (extension, 1, 7)
+    assert config.extension.num_speculative_tokens == 5
+    assert parse_speculative_config(config.to_mapping()) == config
 
 
 def test_keys_of_suffix_decoding_under_mtp_mean_both_and_either_alone_where_there_is_no_layer() -> None:
     given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 32}
-    config = SpeculativeConfig.from_mapping(given)
-    assert (config.mtp_strategy, config.needs_layer) == ("with_suffix", False)
-    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+    config = parse_speculative_config(given)
+    assert isinstance(config, MTPConfig) and not config.needs_layer
+    assert parse_speculative_config(config.to_mapping()) == config
     alone = given | {"method": "suffix"}
-    assert config.without_layer() == SpeculativeConfig.from_mapping(alone)
+    assert config.extension == parse_speculative_config(alone)
 
 
 def test_mtp_takes_a_folder_and_a_format_of_its_own() -> None:
     given = {"method": "mtp", "model": "demo", "quantization": "wint4", "mtp_strategy": "default"}
-    config = SpeculativeConfig.from_mapping(given)
+    config = parse_speculative_config(given)
     assert (config.model, config.quantization, config.num_model_steps) == ("demo", "wint4", 1)
 
 
 def test_a_model_alone_is_a_draft_model() -> None:
     given = {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 4}
-    config = SpeculativeConfig.from_mapping({**given, "revision": "v1", "quantization": "wint8"})
+    config = parse_speculative_config({**given, "revision": "v1", "quantization": "wint8"})
     assert (config.method, config.num_speculative_tokens, config.model) == ("draft_model", 5, "facebook/opt-125m")
     assert (config.revision, config.quantization) == ("v1", "wint8")
     ranks = "speculative_config.draft_tensor_parallel_size 4 has no effect: on the CPU one rank uses all cores"
@@ -96,11 +97,11 @@ def test_a_model_alone_is_a_draft_model() -> None:
 
 def test_methods_that_match_text_draft_as_far_as_they_may() -> None:
     methods = ("ngram", "suffix", "mtp")
-    assert [SpeculativeConfig.from_mapping({"method": m}).num_speculative_tokens for m in methods] == [16, 16, 1]
+    assert [parse_speculative_config({"method": m}).num_speculative_tokens for m in methods] == [16, 16, 1]
 
 
 def test_suffix_alone_uses_the_documented_defaults() -> None:
-    config = SpeculativeConfig.from_mapping({"method": "suffix"})
+    config = parse_speculative_config({"method": "suffix"})
     assert config.num_speculative_tokens == 16
     assert (config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests) == (64, -1)
     assert (config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob) == (1.0, 0.1)
@@ -125,29 +126,33 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({"method": "ngram", "max_ngram_size": 17}, "max_ngram_size", r"\[1, 16\], got 17"),
         ({"method": "mtp", "num_speculative_tokens": 9}, "num_model_steps", r"\[1, 8\], got 9"),
         ({"method": "mtp", "num_speculative_tokens": 5, "num_model_steps": 0}, "num_model_steps", r"\[1, 8\]"),
-        ({"method": "mtp", "num_model_steps": 2}, "num_model_steps", "2 steps make more than 1 speculative tokens"),
+        ({"method": "mtp", "num_model_steps": 2}, "num_model_steps", "at most num_speculative_tokens 1, got 2"),
         (
             {"method": "mtp", "mtp_strategy": "hybrid"},
             "mtp_strategy",
             "expected one of default, with_ngram, with_suffix",
         ),
-        ({"method": "mtp", "model": 3}, "model", "expected a folder"),
+        ({"method": "mtp", "model": 3}, "model", "expected a directory or a name on a hub"),
         ({"method": "mtp", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
         ({"method": "mtp", "prompt_lookup_max": 4}, "max_ngram_size", "belongs to method 'ngram'"),
         ({"method": "ngram", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp'"),
         ({"method": "mtp", "revision": 3}, "revision", "expected a branch, tag or commit"),
-        ({"method": "draft_model"}, "model", "is missing; method 'draft_model' needs a checkpoint"),
+        ({"method": "draft_model"}, "model", "is missing; method 'draft_model' needs a draft model"),
         ({"method": "draft_model", "model": ""}, "model", "is missing"),
         ({"model": "demo", "num_model_steps": 1}, "num_model_steps", "belongs to method 'mtp', the method is 'draft_m"),
         ({"model": "demo", "quantization": "int3"}, "speculative_config.quantization", "expected one of none, wint8"),
-        ({"model": "demo", "draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size", r"\[1, 2147483648\], got 0"),
+        ({"model": "demo", "draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size", "at least 1, got 0"),
         ({"method": "ngram", "model": "demo"}, "model", "belongs to method 'mtp' or 'draft_model'"),
         ({"method": "ngram", "num_speculative_token": 1}, "num_speculative_token", "did you mean"),
         ({"method": "ngram", "num_speculative_tokens": 17}, "num_speculative_tokens", r"\[1, 16\]"),
         ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens", "integer"),
         ({"method": "ngram", "verify_strategy": "best"}, "verify_strategy", "topp_relaxed"),
         ({"method": "ngram", "accept_policy": 3}, "accept_policy", "reject_all"),
-        ({"method": "ngram", "max_ngram_size": 3, "min_ngram_size": 4}, "min_ngram_size", r"\[1, 3\]"),
+        (
+            {"method": "ngram", "max_ngram_size": 3, "min_ngram_size": 4},
+            "min_ngram_size",
+            "at most max_ngram_size 3, got 4",
+        ),
         ({"method": "ngram", "max_ngram_size": 3, "prompt_lookup_max": 4}, "prompt_lookup_max", "twice"),
         ({"method": "ngram", "adaptive": 1}, "adaptive", "true or false"),
         ({"method": "naive", "adaptive": True}, "adaptive", "a method that drafts"),
@@ -160,7 +165,7 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
 )
 def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
-        SpeculativeConfig.from_mapping(mapping)
+        parse_speculative_config(mapping)
     assert caught.value.field.endswith(field)
 
 
@@ -179,11 +184,13 @@ def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field:
     ],
 )
 def test_methods_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
-    config = SpeculativeConfig.from_mapping(mapping)
+    config = parse_speculative_config(mapping)
     assert config.adaptive is adaptive
-    assert SpeculativeConfig.from_mapping(config.to_mapping()) == config
+    assert parse_speculative_config(config.to_mapping()) == config
 
 
 def test_keys_of_other_engines_are_noted_not_ignored() -> None:
-    config = SpeculativeConfig.from_mapping({"method": "ngram", "disable_padded_drafter_batch": "False"})
-    assert config.notes == ("speculative_config.disable_padded_drafter_batch has no effect here",)
+    config = parse_speculative_config({"method": "ngram", "disable_padded_drafter_batch": "False"})
+    assert config.notes == (
+        "speculative_config.disable_padded_drafter_batch False has no effect: batches are never padded",
+    )

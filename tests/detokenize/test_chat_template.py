@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: which one, what they read, and those that a hostile client sends."""
+"""Chat templates: which one is used, what it can access, and the limits for templates of clients."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TRIMMING = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
-OWN = ChatTemplates({"default": "plain", "tool_use": "tools", "rag": "documents"}, {"eos_token": "</s>"})
+TEMPLATES = ChatTemplates({"default": "plain", "tool_use": "tools", "rag": "documents"}, {"eos_token": "</s>"})
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[TemplateProcess]:
-    one = TemplateProcess()
-    yield one
-    one.close()
+    template_process = TemplateProcess()
+    yield template_process
+    template_process.close()
 
 
 @pytest.mark.parametrize(
-    ("given", "has_tools", "source"),
+    ("template", "has_tools", "expected"),
     [
         (None, False, "plain"),
         (None, True, "tools"),
@@ -43,30 +43,30 @@ def process() -> Iterator[TemplateProcess]:
     ],
 )
 def test_template_is_the_given_one_or_the_tokenizer_s_for_tools(
-    given: str | None, has_tools: bool, source: str
+    template: str | None, has_tools: bool, expected: str
 ) -> None:
-    assert OWN.source(given, has_tools) == source
+    assert TEMPLATES.select(template, has_tools) == expected
 
 
-def test_conversation_with_tools_has_the_default_template_if_there_is_no_other() -> None:
-    assert ChatTemplates({"default": "plain"}, {}).source(None, True) == "plain"
+def test_conversation_with_tools_uses_the_default_template_without_a_special_one() -> None:
+    assert ChatTemplates({"default": "plain"}, {}).select(None, True) == "plain"
     with pytest.raises(InvalidRequestError, match="no chat template"):
-        ChatTemplates({}, {}).source(None, False)
+        ChatTemplates({}, {}).select(None, False)
 
 
-def render(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
-    return OWN.render(Conversation(messages, **options), source)
+def render(template: str, messages: list[dict[str, Any]], **options: Any) -> str:
+    return TEMPLATES.render(Conversation(messages, **options), template)
 
 
-def test_template_reads_tools_special_tokens_and_names() -> None:
-    source = "{{ tools[0].function.name }} {{ eos_token }} {{ enable_thinking }} {{ tools | tojson }}"
-    text = render(source, [USER], tools=[TOOL], names={"enable_thinking": False})
+def test_template_reads_tools_special_tokens_and_variables() -> None:
+    template = "{{ tools[0].function.name }} {{ eos_token }} {{ enable_thinking }} {{ tools | tojson }}"
+    text = render(template, [USER], tools=[TOOL], variables={"enable_thinking": False})
     assert text.startswith('now </s> False [{"type": "function"')
     assert render("{{ tools is none }}", [USER]) == "True"
 
 
 @pytest.mark.parametrize(
-    "source",
+    "template",
     [
         "{{ call.arguments | tojson }}",
         "{{ call.arguments if call.arguments is string else call.arguments | tojson }}",
@@ -78,13 +78,13 @@ def test_template_reads_tools_special_tokens_and_names() -> None:
         '{% for key, value in call.arguments.items() %}{"{{ key }}": {{ value }}}{% endfor %}',
     ],
 )
-def test_arguments_of_earlier_calls_suit_templates_that_read_a_mapping_and_those_that_append_text(source: str) -> None:
+def test_arguments_of_earlier_calls_can_be_read_as_mapping_or_as_text(template: str) -> None:
     calls = [{"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
-    assert render("{% set call = messages[0].tool_calls[0].function %}" + source, [message]) == '{"a": 1}'
+    assert render("{% set call = messages[0].tool_calls[0].function %}" + template, [message]) == '{"a": 1}'
 
 
-def test_arguments_that_are_no_object_stay_text() -> None:
+def test_arguments_that_are_not_an_object_remain_text() -> None:
     calls = [{"type": "function", "function": {"name": "f", "arguments": '{"a": '}}]
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     assert render("{{ messages[0].tool_calls[0].function.arguments }}", [message]) == '{"a": '
@@ -94,18 +94,18 @@ def test_continued_message_ends_the_prompt_with_its_last_character() -> None:
     messages = [USER, {"role": "assistant", "content": "Well, "}]
     options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
     assert render(TRIMMING, messages, **options) == "[user] hi</s>[assistant] Well, "
-    with pytest.raises(InvalidRequestError, match="leaves out the last message"):
+    with pytest.raises(InvalidRequestError, match="omits the last message"):
         render("{{ messages[0].content }}", messages, **options)
 
 
 def test_process_renders_as_this_process_does(process: TemplateProcess) -> None:
-    conversation = Conversation([USER, {"role": "assistant", "content": "é🙂\n"}], names={"a": [1, None]})
-    source = TRIMMING + "{{ a }} {{ eos_token }}"
-    assert OWN.render(conversation, source, process.render) == OWN.render(conversation, source)
+    conversation = Conversation([USER, {"role": "assistant", "content": "é🙂\n"}], variables={"a": [1, None]})
+    template = TRIMMING + "{{ a }} {{ eos_token }}"
+    assert TEMPLATES.render(conversation, template, process.render) == TEMPLATES.render(conversation, template)
     with pytest.raises(InvalidRequestError, match="chat_template: cannot be compiled"):
-        OWN.render(conversation, "{% if %}", process.render)
-    with pytest.raises(InvalidRequestError, match="messages: the chat template refuses them: no"):
-        OWN.render(conversation, "{{ raise_exception('no') }}", process.render)
+        TEMPLATES.render(conversation, "{% if %}", process.render)
+    with pytest.raises(InvalidRequestError, match="messages: the chat template rejects them: no"):
+        TEMPLATES.render(conversation, "{{ raise_exception('no') }}", process.render)
 
 
 HOSTILE = {
@@ -117,13 +117,13 @@ HOSTILE = {
     "a text that doubles": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x~n.x %}{% endfor %}",
     "padding": "{{ 'x' | center(10 ** 10) }}",
     "much output": "{% for i in range(9999) %}{% for j in range(99) %}{{ 'x' * 99 }}{% endfor %}{% endfor %}",
-    "a long source": "x" * (2**20 + 1),
+    "a long template": "x" * (2**20 + 1),
     "endless recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "deep nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "a change of the messages": "{{ messages.append(1) }}",
     "a file": "{% include '/etc/passwd' %}",
 }
-CURIOUS = {
+INTROSPECTIVE = {
     "attributes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "attributes by filter": "{{ (messages | attr('__class__')).mro() }}",
     "attributes by format": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
@@ -132,22 +132,24 @@ CURIOUS = {
 }
 
 
-@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_template_is_refused_and_the_next_one_is_rendered(process: TemplateProcess, source: str) -> None:
+@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_template_is_refused_and_the_next_one_is_rendered(process: TemplateProcess, template: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"chat_template|messages"):
-        process.render(source, [USER], {})
+        process.render(template, [USER], {})
     assert process.render("{{ messages[0].content }}", [USER], {}) == "hi"
 
 
-@pytest.mark.parametrize("source", CURIOUS.values(), ids=CURIOUS)
-def test_curious_template_sees_nothing_of_the_interpreter(process: TemplateProcess, source: str) -> None:
+@pytest.mark.parametrize("template", INTROSPECTIVE.values(), ids=INTROSPECTIVE)
+def test_template_cannot_access_the_interpreter(process: TemplateProcess, template: str) -> None:
     try:
-        assert process.render(source, [USER], {}) == ""
+        assert process.render(template, [USER], {}) == ""
     except InvalidRequestError as error:
         assert "unsafe" in error.message or "undefined" in error.message
 
 
-def test_process_sees_no_key_of_the_server(process: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_the_process_has_no_key_of_the_server(
+    process: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FD_API_KEY", "secret")
     fresh = TemplateProcess()
     try:
@@ -161,8 +163,8 @@ def test_process_sees_no_key_of_the_server(process: TemplateProcess, monkeypatch
 
 def test_process_ends_with_its_parent() -> None:
     script = (
-        "import os; from fastdeploy.detokenize.template_process import TemplateProcess; one = TemplateProcess();"
-        "one.render('x', [], {}); print(one._process.pid, flush=True); input(); os._exit(0)"
+        "import os; from fastdeploy.detokenize.template_process import TemplateProcess; process = TemplateProcess();"
+        "process.render('x', [], {}); print(process._process.pid, flush=True); input(); os._exit(0)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -175,7 +177,7 @@ def test_process_ends_with_its_parent() -> None:
         os.close(renderer)
 
 
-def test_limits_are_said_in_the_message(process: TemplateProcess) -> None:
+def test_message_states_the_limits(process: TemplateProcess) -> None:
     with pytest.raises(InvalidRequestError, match="more than 2 s of processor time or 512 MiB") as caught:
         process.render(HOSTILE["loops within loops"], [USER], {})
     assert caught.value.field == "chat_template" and template_process.MAX_CPU_S == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that ask for the text between two others."""
+"""Fill-in-the-middle prompts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ def with_markers(markers: tuple[str, ...]) -> Tokenizer:
 
 
 @pytest.mark.parametrize("markers", MARKERS)
-def test_prompt_holds_prefix_and_suffix_between_the_model_s_marks(markers: tuple[str, ...]) -> None:
+def test_prompt_has_prefix_and_suffix_between_the_markers_of_the_model(markers: tuple[str, ...]) -> None:
     tokenizer = with_markers(markers)
     token_ids = fill_in_prompt(tokenizer, "the quick", "the end")
-    before, between, end = markers
-    assert tokenizer.decode(token_ids, skip_special_tokens=False) == f"<s>{before}the quick{between}the end{end}"
+    before_prefix, before_suffix, before_output = markers
+    assert (
+        tokenizer.decode(token_ids, skip_special_tokens=False)
+        == f"<s>{before_prefix}the quick{before_suffix}the end{before_output}"
+    )
     assert fill_in_prompt(tokenizer, "the quick", "the end", add_special_tokens=False) == token_ids[1:]
 
 
-def test_model_without_such_marks_is_refused_by_the_field() -> None:
-    with pytest.raises(InvalidRequestError, match="no tokens that mark"):
+def test_model_without_markers_is_refused_and_the_error_names_the_field() -> None:
+    with pytest.raises(InvalidRequestError, match="suffix: this model has no tokens for fill-in-the-middle"):
         fill_in_prompt(make_tokenizer("byte_level"), "<fim_prefix>", "<fim_suffix>")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation and checks of requests."""
+"""Building and validation of requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def build(prompt: Any, **params: Any) -> Any:
     return build_request(make_tokenizer("byte_level"), LIMITS, "r1", prompt, SamplingParams(**params))
 
 
-def test_text_is_encoded_and_token_ids_are_taken_as_they_are() -> None:
+def test_text_is_encoded_and_token_ids_are_used_unchanged() -> None:
     tokenizer = make_tokenizer("byte_level")
     assert build("the fox").prompt_token_ids == tokenizer.encode("the fox")
     assert build([5, 400]).prompt_token_ids == [5, 400]
@@ -38,7 +38,12 @@ def test_shortest_and_longest_prompts_pass(num_tokens: int) -> None:
         ([7, 401], {}, "prompt", r"token ids in \[0, 400\], got 401"),
         ([7, -1], {}, "prompt", r"token ids in \[0, 400\], got -1"),
         ([7, True], {}, "prompt", "got True"),
-        ([7] * 12, {"min_tokens": 5}, "min_tokens", "expected at most 4, the room that the prompt leaves; got 5"),
+        (
+            [7] * 12,
+            {"min_tokens": 5},
+            "min_tokens",
+            "expected at most 4, which the prompt leaves of the context, got 5",
+        ),
         ("a", {"stop_token_ids": [401]}, "stop_token_ids", "got 401"),
         ("a", {"logit_bias": {401: 1.0}}, "logit_bias", "got 401"),
         ("a", {"bad_words_token_ids": [[3, 999]]}, "bad_words_token_ids", "got 999"),
@@ -74,7 +79,7 @@ def test_truncation_counts_the_tokens_of_a_text() -> None:
     assert build("the quick brown fox", truncate_prompt_tokens=2).prompt_token_ids == tokenizer.encode(" brown fox")
 
 
-def test_bad_words_are_tokenised_with_and_without_a_leading_space() -> None:
+def test_bad_words_are_tokenized_with_and_without_a_leading_space() -> None:
     tokenizer = make_tokenizer("byte_level")
     params = SamplingParams(bad_words=["fox"], bad_words_token_ids=[[9, 9]])
     request = build_request(tokenizer, LIMITS, "r1", "a", params)
@@ -82,18 +87,18 @@ def test_bad_words_are_tokenised_with_and_without_a_leading_space() -> None:
     assert params.bad_words_token_ids == [[9, 9]], "the caller's parameters are not changed"
 
 
-def test_bad_word_spelling_that_ends_in_a_shorter_one_is_left_out() -> None:
+def test_token_sequence_of_a_bad_word_that_ends_with_a_shorter_one_is_omitted() -> None:
     tokenizer = make_tokenizer("byte_level")
     assert tokenizer.encode(" 龍")[-3:] == tokenizer.encode("龍")
     assert tokenize_bad_words(tokenizer, ["龍"]) == [tokenizer.encode("龍")]
 
 
-def test_text_beyond_all_measure_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_is_far_too_long_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer("byte_level")
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
-    assert tokenizer.longest_token == longest
+    assert tokenizer.max_token_length == longest
     with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens"):
         build("a" * (4 * 16 * longest))
-    monkeypatch.setattr(tokenizer, "encode", None)  # not even looked at
+    monkeypatch.setattr(tokenizer, "encode", None)  # must not be called
     with pytest.raises(ContextLengthError, match="expected 1 to 15 tokens, got a text of"):
         build("a" * (4 * 16 * longest + 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders with a SentencePiece model give the ids and the text that the sentencepiece library gives."""
+"""Tokenizers of SentencePiece models give the same ids and text as the sentencepiece library."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "unigram_nfkc": {"model_type": "unigram"},
     "char": {"model_type": "char"},
 }
-MATCHED = (
+SUPPORTED = (
     "bpe",
     "bpe_without_prefix",
     "bpe_user_defined",
@@ -70,7 +70,7 @@ def save(folder: Path, kind: str, name: str = "tokenizer.model", **config: Any) 
 
 
 def random_texts(seed: int, number: int) -> list[str]:
-    """Return cuts of the corpus, strings of few characters with many spaces, and strings of any characters."""
+    """Return substrings of the corpus, strings of few characters with many spaces, and strings of any characters."""
     generator = random.Random(seed)
     corpus = "".join(CORPUS)
     few = ["<sep>", ">", "*", "the ", *"abc  \n\n\téüñ你好世界🙂\u00a0\u3000ßﬁ①한글ابج\x00\x7f"]
@@ -88,7 +88,7 @@ def random_texts(seed: int, number: int) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("kind", MATCHED)
+@pytest.mark.parametrize("kind", SUPPORTED)
 def test_ids_and_text_are_those_of_the_library(tmp_path: Path, kind: str) -> None:
     tokenizer = save(tmp_path, kind)
     library = sentencepiece.SentencePieceProcessor(model_proto=model_of(kind))
@@ -99,7 +99,7 @@ def test_ids_and_text_are_those_of_the_library(tmp_path: Path, kind: str) -> Non
             assert tokenizer.decode(expected) == library.decode(expected), repr(text)
 
 
-@pytest.mark.parametrize("kind", MATCHED)
+@pytest.mark.parametrize("kind", SUPPORTED)
 def test_text_of_any_pieces_is_that_of_the_library(tmp_path: Path, kind: str) -> None:
     tokenizer = save(tmp_path, kind)
     library = sentencepiece.SentencePieceProcessor(model_proto=model_of(kind))
@@ -125,28 +125,28 @@ def test_pieces_merge_by_their_scores_and_not_by_their_order(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_text_token_by_token_is_the_whole_text(tmp_path: Path, kind: str) -> None:
+def test_streamed_text_is_the_whole_text(tmp_path: Path, kind: str) -> None:
     tokenizer = save(tmp_path, kind)
     for text in random_texts(seed=4, number=40):
         stream = IncrementalDetokenizer(tokenizer, tokenizer.encode("x"))
         pieces = [stream.push([token_id]) for token_id in tokenizer.encode(text, add_special_tokens=False)]
-        prefixed = " " if text else ""  # after a prompt the prefix is a space like any other
+        prefixed = " " if text else ""  # after a prompt the prefix is an ordinary space
         assert "".join(pieces) + stream.flush() == prefixed + text
 
 
-def test_a_folder_with_nothing_but_the_model_begins_texts_as_llama_does(tmp_path: Path) -> None:
+def test_folder_with_only_the_model_adds_the_bos_token_as_llama_does(tmp_path: Path) -> None:
     tokenizer = save(tmp_path, "bpe")
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
     assert (tokenizer.eos_token_id, tokenizer.special_ids) == (2, frozenset({0, 1, 2}))
     assert tokenizer.encode("the end")[0] == 1
     assert tokenizer.encode("the end")[1:] == tokenizer.encode("the end", add_special_tokens=False)
-    assert tokenizer.encode("the</s>")[-1] == 2, "in a prompt the text of a control piece is the token"
+    assert tokenizer.encode("the</s>")[-1] == 2, "the text of a control piece in a prompt is its token"
     assert tokenizer.decode(tokenizer.encode("the end</s>")) == "the end"
     assert tokenizer.token_bytes(tokenizer.encode("龍", add_special_tokens=False)[-1]) == "龍".encode()[-1:]
 
 
 @pytest.mark.parametrize(
-    ("config", "begins", "ends"),
+    ("config", "has_bos", "has_eos"),
     [
         ({"tokenizer_class": "LlamaTokenizer"}, True, False),
         ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, False, False),
@@ -154,20 +154,20 @@ def test_a_folder_with_nothing_but_the_model_begins_texts_as_llama_does(tmp_path
         ({"tokenizer_class": "Ernie4_5_Tokenizer"}, False, False),
     ],
 )
-def test_beginning_and_end_tokens_follow_the_configuration(
-    tmp_path: Path, config: dict[str, Any], begins: bool, ends: bool
+def test_bos_and_eos_tokens_follow_the_configuration(
+    tmp_path: Path, config: dict[str, Any], has_bos: bool, has_eos: bool
 ) -> None:
     ids = save(tmp_path, "bpe", **config).encode("the end")
-    assert (ids[0] == 1, ids[-1] == 2) == (begins, ends)
+    assert (ids[0] == 1, ids[-1] == 2) == (has_bos, has_eos)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model", "spiece.model"])
-def test_every_usual_name_of_the_file_is_found(tmp_path: Path, name: str) -> None:
+def test_every_common_file_name_is_found(tmp_path: Path, name: str) -> None:
     tokenizer = save(tmp_path, "bpe", name)
     assert tokenizer.decode(tokenizer.encode("the end")) == "the end"
 
 
-def test_added_tokens_have_the_ids_that_the_folder_gives_them(tmp_path: Path) -> None:
+def test_added_tokens_have_the_ids_of_the_folder(tmp_path: Path) -> None:
     size = len(read(tmp_path, "bpe").pieces)
     decoder = {str(size): {"content": "<|user|>", "special": True}, "1": {"content": "<s>", "special": True}}
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<tool>": size + 1}))
@@ -177,7 +177,7 @@ def test_added_tokens_have_the_ids_that_the_folder_gives_them(tmp_path: Path) ->
     assert {size, size + 1} <= tokenizer.special_ids and tokenizer.vocab_size == size + 2
 
 
-def test_pieces_that_the_folder_names_are_special_tokens(tmp_path: Path) -> None:
+def test_pieces_named_by_the_configuration_are_special_tokens(tmp_path: Path) -> None:
     config = {"tokenizer_class": "Ernie4_5_Tokenizer", "cls_token": "<sep>"}
     tokenizer = save(tmp_path, "bpe_without_prefix", **config)
     ids = tokenizer.encode("a<sep>b")
@@ -185,11 +185,11 @@ def test_pieces_that_the_folder_names_are_special_tokens(tmp_path: Path) -> None
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<sep>b"
 
 
-def test_added_tokens_that_cannot_have_their_id_are_refused_by_name(tmp_path: Path) -> None:
+def test_added_token_with_an_impossible_id_is_refused(tmp_path: Path) -> None:
     size = len(read(tmp_path, "bpe").pieces)
     with pytest.raises(ConfigError, match=rf"'<gap>' has id {size + 5}, the next free id is {size}"):
         save(tmp_path, "bpe", added_tokens_decoder={str(size + 5): {"content": "<gap>"}})
-    with pytest.raises(ConfigError, match=r"'</s>' has id 7, and id 2"):
+    with pytest.raises(ConfigError, match=r"'</s>' has id 7, but also id 2"):
         save(tmp_path, "bpe", added_tokens_decoder={"7": {"content": "</s>"}})
 
 
@@ -198,7 +198,7 @@ def read(folder: Path, kind: str) -> Any:
     return read_sentencepiece(folder / "tokenizer.model")
 
 
-def test_the_file_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
+def test_model_file_is_parsed_as_by_the_library(tmp_path: Path) -> None:
     library = sentencepiece.SentencePieceProcessor(model_proto=model_of("bpe_without_prefix"))
     model = read(tmp_path, "bpe_without_prefix")
     assert [piece.text for piece in model.pieces] == [library.id_to_piece(i) for i in range(library.vocab_size())]
@@ -212,13 +212,13 @@ def test_the_file_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
     assert (kinds["<0x0A>"], model.algorithm, model.add_dummy_prefix) == (PieceKind.BYTE, Algorithm.BPE, False)
 
 
-@pytest.mark.parametrize("cut", [10, 1000])
-def test_damaged_files_are_named(tmp_path: Path, cut: int) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(model_of("bpe")[:cut])
-    with pytest.raises(ConfigError, match=r"tokenizer.model' is no SentencePiece model"):
+@pytest.mark.parametrize("num_bytes", [10, 1000])
+def test_error_names_a_truncated_file(tmp_path: Path, num_bytes: int) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(model_of("bpe")[:num_bytes])
+    with pytest.raises(ConfigError, match=r"tokenizer.model' is not a SentencePiece model"):
         Tokenizer.from_pretrained(tmp_path)
 
 
-def test_models_of_other_types_are_refused_by_name(tmp_path: Path) -> None:
+def test_models_of_other_types_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="type 'char' are not supported"):
         save(tmp_path, "char")

@@ -17,7 +17,7 @@ PROMPT = "the END of "
 
 
 def run_engine(kind: str, text: str, params: SamplingParams, step: int = 1) -> tuple[list[str], str | None]:
-    """Play an engine that emits `text` in steps of `step` tokens; return the text deltas and the stop string."""
+    """Simulate an engine that emits `text` in steps of `step` tokens; return the text deltas and the stop string."""
     tokenizer = make_tokenizer(kind)
     prompt_ids = tokenizer.encode(PROMPT)
     scanner = StopStringScanner(tokenizer, prompt_ids, params)
@@ -28,7 +28,7 @@ def run_engine(kind: str, text: str, params: SamplingParams, step: int = 1) -> t
         stop = scanner.push(token_id)
         if stop is not None:
             break
-    deltas = [TokenDelta("r", 0, token_ids[at : at + step]) for at in range(0, len(token_ids), step)]
+    deltas = [TokenDelta("r", 0, token_ids[i : i + step]) for i in range(0, len(token_ids), step)]
     deltas = deltas or [TokenDelta("r", 0)]
     deltas[-1].finish_reason, deltas[-1].stop_reason = ("length", None) if stop is None else ("stop", stop)
     return [assembler.push(delta) for delta in deltas], stop
@@ -36,7 +36,7 @@ def run_engine(kind: str, text: str, params: SamplingParams, step: int = 1) -> t
 
 @pytest.mark.parametrize("step", [1, 3, 50])
 @pytest.mark.parametrize(
-    ("text", "stop", "expected", "found"),
+    ("text", "stop", "expected", "stop_reason"),
     [
         ("quick brown fox STOP and more", ["STOP"], "quick brown fox ", "STOP"),
         ("quick brown fox", ["brown fox jumps"], "quick brown fox", None),
@@ -46,19 +46,21 @@ def run_engine(kind: str, text: str, params: SamplingParams, step: int = 1) -> t
         ("STOPSTOP", ["STOP"], "", "STOP"),
     ],
 )
-def test_text_ends_at_the_stop_string(step: int, text: str, stop: list[str], expected: str, found: str | None) -> None:
+def test_text_ends_at_the_stop_string(
+    step: int, text: str, stop: list[str], expected: str, stop_reason: str | None
+) -> None:
     deltas, reason = run_engine("byte_level", text, SamplingParams(stop=stop), step)
-    assert ("".join(deltas), reason) == (expected, found)
+    assert ("".join(deltas), reason) == (expected, stop_reason)
 
 
-def test_stop_string_is_kept_when_asked_and_text_after_it_is_not() -> None:
+def test_stop_string_is_included_on_request_and_text_after_it_is_not() -> None:
     params = SamplingParams(stop=["ov"], include_stop_str_in_output=True)
     deltas, _ = run_engine("byte_level", "fox jumps over the dog", params)
     assert "".join(deltas) == "fox jumps ov"
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_text_of_a_stop_token_id_is_left_out_unless_asked_for(keep: bool) -> None:
+def test_text_of_a_stop_token_id_is_included_only_on_request(keep: bool) -> None:
     tokenizer = make_tokenizer("byte_level")
     token_ids = tokenizer.encode("fox jumps")
     params = SamplingParams(stop_token_ids=token_ids[-1:], include_stop_str_in_output=keep)
@@ -68,18 +70,18 @@ def test_text_of_a_stop_token_id_is_left_out_unless_asked_for(keep: bool) -> Non
     assert kept.startswith("fox") and (kept == "fox jumps") == keep
 
 
-def test_the_last_token_of_a_complete_form_is_part_of_the_text() -> None:
+def test_last_token_of_a_complete_structured_output_is_part_of_the_text() -> None:
     tokenizer = make_tokenizer("byte_level")
     last = TokenDelta("r", 0, tokenizer.encode("fox jumps"), finish_reason="stop", is_complete=True)
     assert TextAssembler(tokenizer, [], SamplingParams()).push(last) == "fox jumps"
 
 
-def test_stop_string_in_the_prompt_or_across_its_end_does_not_count() -> None:
+def test_stop_string_in_the_prompt_or_across_its_end_does_not_stop() -> None:
     deltas, reason = run_engine("byte_level", "the text", SamplingParams(stop=["END", "of the"]))
     assert ("".join(deltas), reason) == ("the text", None)
 
 
-def test_possible_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+def test_possible_start_of_a_stop_string_is_held_back() -> None:
     tokenizer = make_tokenizer("byte_level")
     assembler = TextAssembler(tokenizer, [], SamplingParams(stop=["STOP"]))
     held = [assembler.push(TokenDelta("r", 0, [token_id])) for token_id in tokenizer.encode("xSTO")]
@@ -87,7 +89,7 @@ def test_possible_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> 
     assert assembler.push(TokenDelta("r", 0, tokenizer.encode("X"))) == "STOX"
 
 
-def test_stop_string_completed_before_min_tokens_does_not_count_then_or_later() -> None:
+def test_stop_string_within_min_tokens_does_not_stop_then_or_later() -> None:
     num_first = len(make_tokenizer("byte_level").encode("STOP"))
     params = SamplingParams(stop=["STOP", "a very long stop string"], min_tokens=num_first)
     deltas, reason = run_engine("byte_level", "STOP the fox STOP", params)

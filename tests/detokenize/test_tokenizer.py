@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a tokenizer's folder, and chat templates."""
+"""Loading a tokenizer's folder, and chat templates."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def test_folder_gives_special_tokens_and_vocabulary(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path))
     assert tokenizer.eos_token_id == 1
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert tokenizer.vocab_size == byte_level_backend().token_to_id("<think> now") + 1, "the last one added counts"
+    assert tokenizer.vocab_size == byte_level_backend().token_to_id("<think> now") + 1, "added tokens count"
     assert tokenizer.is_byte_level
     assert tokenizer.decode(tokenizer.encode("héllo 🙂</s>")) == "héllo 🙂"
 
 
-def test_stored_truncation_is_switched_off(tmp_path: Path) -> None:
+def test_truncation_in_the_file_is_disabled(tmp_path: Path) -> None:
     backend = byte_level_backend()
     backend.enable_truncation(4)
     backend.save(str(tmp_path / "tokenizer.json"))
     assert len(Tokenizer.from_pretrained(tmp_path).encode("the quick brown fox jumps over the lazy dog")) > 4
 
 
-def test_missing_or_broken_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no tokenizer.json in"):
+def test_errors_name_missing_and_invalid_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no tokenizer in"):
         Tokenizer.from_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match=r"cannot read .*tokenizer.json"):
@@ -43,32 +43,32 @@ def test_missing_or_broken_files_are_named(tmp_path: Path) -> None:
         Tokenizer.from_pretrained(tmp_path)
 
 
-def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+def test_template_file_overrides_the_configuration(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     assert Tokenizer.from_pretrained(tmp_path).apply_chat_template(MESSAGES) == "<s>user: hi\nassistant:"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
     assert Tokenizer.from_pretrained(tmp_path).apply_chat_template(MESSAGES) == "hi!"
 
 
-def test_named_templates_use_the_default_one(tmp_path: Path) -> None:
+def test_default_is_used_of_several_named_templates(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes {{ eos_token }}"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": named}))
     assert Tokenizer.from_pretrained(tmp_path).apply_chat_template(MESSAGES) == "yes </s>"
 
 
-def test_template_helpers_are_there() -> None:
+def test_helper_functions_of_templates_are_available() -> None:
     tokenizer = make_tokenizer("byte_level")
-    source = (
+    template = (
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y') | length }}{{ extra }}"
     )
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "é<"}] * 2, chat_template=source, extra="x")
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "é<"}] * 2, chat_template=template, extra="x")
     assert text == '{"role": "user", "content": "é<"}4x'
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0]['a']['b'] }}", "chat template"),
@@ -78,12 +78,12 @@ def test_template_helpers_are_there() -> None:
         ("{{ 1 / 0 }}", "chat template"),
     ],
 )
-def test_templates_that_refuse_or_misbehave_are_request_errors(source: str, message: str) -> None:
+def test_templates_that_reject_messages_or_fail_are_request_errors(template: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        make_tokenizer("byte_level").apply_chat_template(MESSAGES, chat_template=source)
+        make_tokenizer("byte_level").apply_chat_template(MESSAGES, chat_template=template)
 
 
-def test_model_without_a_template_says_so() -> None:
+def test_model_without_a_template_is_an_error() -> None:
     with pytest.raises(InvalidRequestError, match=r"no chat template"):
         Tokenizer(byte_level_backend()).apply_chat_template(MESSAGES)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders without tokenizer.json: byte-level BPE, PaddleNLP's own files, and what is in none of these forms."""
+"""Folders without tokenizer.json: byte-level BPE, files that only PaddleNLP reads, and unsupported formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REAL_PADDLENLP = os.environ.get("FD_PADDLENLP_PYTHON")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gpt"])
-def test_folders_that_paddlenlp_saved_give_the_ids_that_paddlenlp_gives(name: str) -> None:
+def test_folders_saved_by_paddlenlp_give_the_ids_of_paddlenlp(name: str) -> None:
     tokenizer = Tokenizer.from_pretrained(GOLDEN / name)
     expected = json.loads((GOLDEN / name / "encoded.json").read_text())
     assert len(expected) == 70
@@ -36,7 +36,7 @@ def save_pair(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_vocab_and_merges_are_the_tokenizer_that_tokenizer_json_holds(tmp_path: Path) -> None:
+def test_vocab_and_merges_give_the_same_tokenizer_as_tokenizer_json(tmp_path: Path) -> None:
     decoder = {"0": {"content": "<s>", "special": True}, "1": {"content": "</s>", "special": True}}
     folder = save_pair(tmp_path, tokenizer_class="GPT2TokenizerFast", eos_token="</s>", added_tokens_decoder=decoder)
     found, expected = Tokenizer.from_pretrained(folder), make_tokenizer("byte_level")
@@ -46,18 +46,18 @@ def test_vocab_and_merges_are_the_tokenizer_that_tokenizer_json_holds(tmp_path: 
     assert (found.eos_token_id, found.is_byte_level, found.special_ids) == (1, True, frozenset({0, 1}))
 
 
-def test_qwen_folders_cut_digits_and_normalize_and_add_their_tokens(tmp_path: Path) -> None:
+def test_qwen_folders_split_digits_normalize_and_add_tokens(tmp_path: Path) -> None:
     size = byte_level_backend().get_vocab_size() - 1  # the one added there is not in vocab.json
     decoder = {str(size): {"content": "<|im_start|>", "special": True}, str(size + 1): {"content": "<tool_call>"}}
     folder = save_pair(tmp_path, tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=decoder)
     tokenizer = Tokenizer.from_pretrained(folder)
     assert tokenizer.encode("<|im_start|><tool_call>") == [size, size + 1]
     assert tokenizer.special_ids == frozenset({size})
-    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9"), "texts are composed first"
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9"), "texts are normalized to NFC"
     assert tokenizer.decode(tokenizer.encode("12345 it's")) == "12345 it's"
 
 
-def test_the_class_may_follow_from_the_model(tmp_path: Path) -> None:
+def test_class_follows_from_the_model_type(tmp_path: Path) -> None:
     save_pair(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     assert (
@@ -65,26 +65,26 @@ def test_the_class_may_follow_from_the_model(tmp_path: Path) -> None:
     )
 
 
-def test_special_tokens_come_from_the_older_file_too(tmp_path: Path) -> None:
+def test_special_tokens_are_read_from_special_tokens_map(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}, "bos_token": "<s>"}')
     assert Tokenizer.from_pretrained(tmp_path).special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def test_a_chat_template_in_a_file_of_its_own_kind_is_read(tmp_path: Path) -> None:
+def test_chat_template_json_is_read(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ messages[0].content }}?"}')
     assert Tokenizer.from_pretrained(tmp_path).apply_chat_template([{"role": "user", "content": "hi"}]) == "hi?"
 
 
-def test_a_folder_without_any_form_is_refused_with_what_is_read(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_refused_with_the_supported_formats(tmp_path: Path) -> None:
     assert not has_tokenizer(tmp_path)
-    with pytest.raises(ConfigError, match=r"no tokenizer\.json in .*merges\.txt.*SentencePiece.*PaddleNLP"):
+    with pytest.raises(ConfigError, match=r"no tokenizer in .*tokenizer\.json.*merges\.txt.*SentencePiece.*PaddleNLP"):
         Tokenizer.from_pretrained(tmp_path)
     byte_level_backend().model.save(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"no tokenizer\.json in .*of a known class"):
+    with pytest.raises(ConfigError, match=r"no tokenizer in .*of a known class"):
         Tokenizer.from_pretrained(tmp_path)
 
 
@@ -150,14 +150,14 @@ def install_fake_paddlenlp(
     return calls
 
 
-def test_without_paddlenlp_one_line_says_what_to_install(environment: Path) -> None:
+def test_error_without_paddlenlp_says_in_one_line_what_to_install(environment: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Tokenizer.from_pretrained(environment)
     message = str(caught.value)
     assert "ErnieTokenizer" in message and "FD_PADDLENLP_PYTHON" in message and "\n" not in message
 
 
-def test_a_child_converts_once_and_leaves_the_model_as_it_is(
+def test_child_process_converts_once_and_does_not_change_the_model(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = install_fake_paddlenlp(tmp_path, monkeypatch)
@@ -170,27 +170,27 @@ def test_a_child_converts_once_and_leaves_the_model_as_it_is(
     assert sorted(path.name for path in environment.iterdir()) == before
     (environment / "vocab.txt").write_text("[UNK]\nnew\n")
     Tokenizer.from_pretrained(environment)
-    assert len(calls.read_text().split()) == 2, "other files are another tokenizer"
+    assert len(calls.read_text().split()) == 2, "changed files are converted again"
 
 
-def test_two_that_ask_at_once_share_one_conversion(
+def test_concurrent_loads_share_one_conversion(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = install_fake_paddlenlp(tmp_path, monkeypatch)
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     threads = [
-        threading.Thread(target=lambda: found.append(Tokenizer.from_pretrained(environment).encode("the end")))
+        threading.Thread(target=lambda: results.append(Tokenizer.from_pretrained(environment).encode("the end")))
         for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert len(found) == 3 and found[0] == found[1] == found[2]
+    assert len(results) == 3 and results[0] == results[1] == results[2]
     assert len(calls.read_text().split()) == 1
 
 
-def test_a_failed_conversion_is_one_line_and_leaves_no_file(
+def test_failed_conversion_is_one_line_and_leaves_no_file(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_fake_paddlenlp(tmp_path, monkeypatch, fails="no such vocabulary")
@@ -199,21 +199,21 @@ def test_a_failed_conversion_is_one_line_and_leaves_no_file(
     assert not list((tmp_path / "cache").rglob("tokenizer.json"))
 
 
-def test_a_conversion_that_gives_other_ids_is_refused(
+def test_conversion_that_gives_other_ids_is_refused(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_fake_paddlenlp(tmp_path, monkeypatch, is_wrong=True)
-    with pytest.raises(ConfigError, match="the result gives other ids than AutoTokenizer"):
+    with pytest.raises(ConfigError, match="the converted tokenizer gives other ids than AutoTokenizer"):
         Tokenizer.from_pretrained(environment)
 
 
-def test_an_interpreter_that_is_not_there_is_named(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_a_missing_interpreter(environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FD_PADDLENLP_PYTHON", "/no/such/python")
     with pytest.raises(ConfigError, match="FD_PADDLENLP_PYTHON: cannot run '/no/such/python'"):
         Tokenizer.from_pretrained(environment)
 
 
-def test_a_cache_that_cannot_be_written_is_named(
+def test_error_names_a_cache_that_cannot_be_written(
     environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_fake_paddlenlp(tmp_path, monkeypatch)
@@ -223,12 +223,14 @@ def test_a_cache_that_cannot_be_written_is_named(
         Tokenizer.from_pretrained(environment)
 
 
-def test_tokens_in_tiktoken_format_are_no_sentencepiece_model(environment: Path) -> None:
+def test_file_in_tiktoken_format_is_not_a_sentencepiece_model(environment: Path) -> None:
     (environment / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
-    with pytest.raises(ConfigError, match="is read by PaddleNLP only"):
+    with pytest.raises(ConfigError, match="requires PaddleNLP"):
         Tokenizer.from_pretrained(environment)
     (environment / "tokenizer_config.json").unlink()
-    with pytest.raises(ConfigError, match=r"tokenizer\.model' is in tiktoken's format; use its tokenizer\.json"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.model' is in tiktoken format, which is not supported; use tokenizer\.json"
+    ):
         Tokenizer.from_pretrained(environment)
 
 

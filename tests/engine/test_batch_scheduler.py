@@ -26,15 +26,15 @@ def request(name: str, num_prompt: int, priority: int = 0, **params: int) -> Req
 
 def finish_step(scheduler: BatchScheduler, plan: StepPlan, num_accepted: int = 0) -> None:
     """Commit a step in which every request that may emit does."""
-    for row in range(len(plan.requests)):
-        count = min(num_accepted, plan.num_drafts[row]) + 1 if plan.num_verify_rows[row] else 0
-        scheduler.commit(plan, row, RequestResult([1] * count, max(0, count - 1)), [1] * count)
+    for scheduled in plan.requests:
+        count = min(num_accepted, len(scheduled.draft)) + 1 if scheduled.num_verify_rows else 0
+        scheduler.commit(scheduled, RequestResult([1] * count, max(0, count - 1)), [1] * count)
 
 
 def planned(scheduler: BatchScheduler) -> tuple[StepPlan, dict[str, int]]:
     plan = scheduler.schedule()
     assert plan is not None
-    return plan, dict(zip([r.request_id for r in plan.requests], plan.num_scheduled))
+    return plan, {s.request.request_id: s.num_scheduled_tokens for s in plan.requests}
 
 
 def test_long_prompt_is_cut_and_emits_only_at_its_end() -> None:
@@ -44,7 +44,7 @@ def test_long_prompt_is_cut_and_emits_only_at_its_end() -> None:
     for _ in range(3):
         plan, counts = planned(scheduler)
         rows.append(counts["a"])
-        emits.append(plan.num_verify_rows[0])
+        emits.append(plan.requests[0].num_verify_rows)
         finish_step(scheduler, plan)
     assert (rows, emits) == ([8, 8, 3], [0, 0, 1])
 
@@ -75,7 +75,8 @@ def test_draft_is_cut_to_the_budget_and_never_chunked() -> None:
     a.set_draft(Draft(list(range(1, 9))))
     plan, counts = planned(scheduler)
     assert counts == {"a": 5}
-    assert (plan.num_drafts[0], plan.num_verify_rows[0]) == (4, 5)
+    assert (plan.requests[0].draft.token_ids, plan.requests[0].num_verify_rows) == ([1, 2, 3, 4], 5)
+    assert len(a.draft) == 8
 
 
 def test_rejected_drafts_are_subtracted_from_the_ledger() -> None:
@@ -119,10 +120,10 @@ def test_prompt_rows_are_those_whose_next_token_is_a_prompt_token() -> None:
     scheduler = make(max_num_batched_tokens=4)
     scheduler.add(request("a", 6, prompt_logprobs=0))
     plan, _ = planned(scheduler)
-    assert (plan.num_prompt_rows[0], plan.num_verify_rows[0]) == (4, 0)
+    assert (plan.requests[0].num_prompt_logprob_rows, plan.requests[0].num_verify_rows) == (4, 0)
     finish_step(scheduler, plan)
     plan, _ = planned(scheduler)
-    assert (plan.num_prompt_rows[0], plan.num_verify_rows[0]) == (1, 1)
+    assert (plan.requests[0].num_prompt_logprob_rows, plan.requests[0].num_verify_rows) == (1, 1)
 
 
 def test_lower_priorities_start_earlier_and_equals_in_order_of_arrival() -> None:

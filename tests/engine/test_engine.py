@@ -13,7 +13,7 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed
-from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.core.step import RequestResult, ScheduledRequest
 from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 from tests.doubles import EOS, VOCAB, ManualClock, OracleProposer, SlotModelRunner, make_engine, plain_text, run
 
@@ -106,8 +106,8 @@ def test_choices_compute_their_prompt_once() -> None:
 class BadRowRunner(SlotModelRunner):
     """Cannot sample the token at output position 5 of the request `bad`."""
 
-    def _verify(self, plan: StepPlan, row: int) -> RequestResult:
-        result, request = super()._verify(plan, row), plan.requests[row]
+    def _verify(self, scheduled: ScheduledRequest) -> RequestResult:
+        result, request = super()._verify(scheduled), scheduled.request
         num_good = 5 - request.num_output_tokens
         if request.request_id == "bad" and num_good < len(result.token_ids):
             return RequestResult(result.token_ids[:num_good], num_good, error="the logits of a row hold NaN")

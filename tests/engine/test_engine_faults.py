@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import NgramConfig
 from fastdeploy.core.constraint import TokenArray, TokenConstraint
 from fastdeploy.core.errors import RequestFailedError
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import ScheduledRequest
 from fastdeploy.engine.engine import Engine
 from tests.doubles import ManualClock, OracleProposer, make_engine, plain_text
 
@@ -104,7 +105,8 @@ def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that raises when it is called for the request `bad`, else does what `call` does."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        subject = args[0] if hasattr(args[0], "request_id") else args[1]
+        subject = args[1] if isinstance(args[0], TokenDelta) else args[0]
+        subject = subject.request if isinstance(subject, ScheduledRequest) else subject
         return fail() if subject.request_id == "bad" else call(*args, **kwargs)
 
     return guarded
@@ -199,9 +201,7 @@ def test_a_fault_of_preparing_refuses_the_request(
 def test_a_constraint_whose_masks_raise_fails_its_own_request(
     accept_policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    speculative = SpeculativeConfig(
-        method="ngram", num_speculative_tokens=3, adaptive=False, accept_policy=accept_policy
-    )
+    speculative = NgramConfig(num_speculative_tokens=3, adaptive=False, accept_policy=accept_policy)
     engine = Engine.from_config(
         EngineConfig(model="demo", max_model_len=64, cache=CacheConfig(num_blocks=8), speculative=speculative)
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess, mock_server
 
 
@@ -23,4 +24,4 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture
 def client(server: ServerProcess) -> openai.OpenAI:
     """The official client."""
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return checked_client(server.url)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fastdeploy.entrypoints.openai.absent_routes import ABSENT
+from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.protocol import REFUSED, ChatCompletionRequest, CompletionRequest
 
 MAX_MODEL_LEN = 200
@@ -133,7 +133,7 @@ BOTH: list[tuple[Any, ...]] = [
     ("priority", 2**31, "expected an integer in [-2147483648, 2147483647]"),
     ("metadata", {"enable_thinking": False}, "expected a mapping to texts; settings are fields of their own"),
     ("metadata", "x", "expected a mapping to texts"),
-    ("max_streaming_response_tokens", 0, "expected at least 1, got 0"),
+    ("max_streaming_response_tokens", 0, "expected an integer of at least 1, got 0"),
 ]  # fmt: skip
 
 ONE: list[Row] = [
@@ -145,14 +145,14 @@ ONE: list[Row] = [
     wrong(COMPLETIONS, "prompt", [99999], "expected token ids in [0, 382], got 99999"),
     wrong(COMPLETIONS, "prompt", [2**80], "expected token ids in [0, 382]"),
     wrong(COMPLETIONS, "prompt", [5] * 200, "expected 1 to 199 tokens", code="context_length_exceeded"),
-    wrong(COMPLETIONS, "prompt_token_ids", [1], "given beside prompt; use one of both"),
+    wrong(COMPLETIONS, "prompt_token_ids", [1], "cannot be combined with prompt"),
     wrong(COMPLETIONS, "best_of", 2, "expected n, which is 1"),
     wrong(COMPLETIONS, "logprobs", 21, "expected an integer in [0, 20], got 21"),
     wrong(COMPLETIONS, "logprobs", -1, "expected an integer in [0, 20], got -1"),
-    wrong(COMPLETIONS, "suffix", "x", "this model has no tokens that mark the place of a text to fill in"),
+    wrong(COMPLETIONS, "suffix", "x", "this model has no tokens for fill-in-the-middle prompts"),
     Row(COMPLETIONS, "min_tokens: 200, max_tokens: 200", 400, "expected at most", "min_tokens",
         body={**COMPLETION, "min_tokens": 200, "max_tokens": 200}),
-    Row(COMPLETIONS, "n: 100 with 20 prompts", 400, "prompts times n may reach 1024, got 2000", "n",
+    Row(COMPLETIONS, "n: 100 with 20 prompts", 400, "expected at most 1024 choices for all prompts, got 2000", "n",
         body={**COMPLETION, "n": 100, "prompt": ["a"] * 20}),
     Row(COMPLETIONS, "logit_bias differs in logits_processors_args", 400, "logit_bias has another value for token id 5",
         "logits_processors_args",
@@ -170,20 +170,20 @@ ONE: list[Row] = [
     wrong(CHATS, "messages", [{"role": "robot", "content": "x"}], "expected one of system", "messages[0].role"),
     wrong(CHATS, "messages", [{"role": "user"}], "expected text", "messages[0].content"),
     wrong(CHATS, "messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-          "this server reads text only", "messages[0].content"),
-    wrong(CHATS, "messages", [{"role": "function", "content": "x"}], "is OpenAI's older spelling; use tool",
+          "this server supports text only", "messages[0].content"),
+    wrong(CHATS, "messages", [{"role": "function", "content": "x"}], "is deprecated in OpenAI's API; use tool",
           "messages[0].role"),
     wrong(CHATS, "messages", [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
-          "belongs to role assistant, not to user", "messages[0].tool_calls"),
+          "allowed only for role assistant, got role user", "messages[0].tool_calls"),
     wrong(CHATS, "tools", [{"type": "retrieval"}], "expected function", "tools[0].type"),
     wrong(CHATS, "tools", [{"type": "function", "function": {"name": "a b"}}], "expected 1 to 64 of the characters",
           "tools[0].function.name"),
     wrong(CHATS, "tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
           "expected a JSON schema of type object", "tools[0].function.parameters"),
-    wrong(CHATS, "tools", [TOOL, TOOL], "'f' is given twice", "tools[1].function.name"),
+    wrong(CHATS, "tools", [TOOL, TOOL], "'f' is not unique", "tools[1].function.name"),
     wrong(CHATS, "tools", [TOOL], "auto needs a server with --tool-call-parser; required does not", "tool_choice"),
     wrong(CHATS, "tool_choice", "required", "needs tools"),
-    Row(CHATS, "tool_choice names another tool", 400, "'g' is none of the tools: f", "tool_choice.function.name",
+    Row(CHATS, "tool_choice names another tool", 400, "'g' is not one of the tools: f", "tool_choice.function.name",
         body={**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}),
     wrong(CHATS, "parallel_tool_calls", False, "needs tools"),
     wrong(CHATS, "reasoning_effort", "huge", "expected one of none, minimal, low, medium, high, xhigh, got 'huge'"),
@@ -191,9 +191,9 @@ ONE: list[Row] = [
     wrong(CHATS, "reasoning_max_tokens", -1, "expected an integer in [0, "),
     wrong(CHATS, "response_max_tokens", 0, "expected an integer in [1, "),
     wrong(CHATS, "chat_template", "{% for %}", "cannot be compiled"),
-    Row(CHATS, "disable_chat_template with tools", 400, "has no meaning with disable_chat_template", "tools",
+    Row(CHATS, "disable_chat_template with tools", 400, "cannot be combined with disable_chat_template", "tools",
         body={**CHAT, "disable_chat_template": True, "tools": [TOOL], "tool_choice": "none"}),
-    Row(CHATS, "guided_json and guided_regex", 400, "a request has one form at most", "guided_regex",
+    Row(CHATS, "guided_json and guided_regex", 400, "a request may have one constraint", "guided_regex",
         body={**CHAT, "guided_json": {}, "guided_regex": "a"}),
     wrong(CHATS, "prompt_token_ids", [99999], "expected token ids in [0, 382], got 99999"),
     wrong(CHATS, "top_logprobs", 2, "needs logprobs: true"),
@@ -243,7 +243,8 @@ BODIES: list[Row] = [
         b'{"prompt": "a", "prompt": "b"}'),
     Row(COMPLETIONS, "a key given twice further inside", 400, "5: given twice in one object", "5", "invalid_json",
         b'{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}'),
-    Row(COMPLETIONS, "33 MB", 413, "the body may hold 33554432 bytes", None, "request_too_large", b"x" * 33_600_000),
+    Row(COMPLETIONS, "33 MB", 413, "the body may have at most 33554432 bytes", None, "request_too_large",
+        b"x" * 33_600_000),
     Row(COMPLETIONS, "10 MB of prompt", 400, "expected 1 to 199 tokens", "prompt", "context_length_exceeded",
         b'{"prompt": "' + b"the quick " * 10**6 + b'"}'),
     Row(COMPLETIONS, "gzip", 415, "content-encoding: expected none, got 'gzip'", None, "unsupported_media_type",
@@ -274,7 +275,7 @@ ROUTES: list[Row] = [
     Row("/v1/models", "DELETE", 405, "got DELETE", None, "method_not_allowed", method="DELETE"),
     *(
         Row(path, "a route of other servers", 404, reason, None, "not_found")
-        for path, reason in ABSENT.items()
+        for path, reason in ABSENT_ROUTES.items()
     ),
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
-from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequests, DetokenizeRequest, TokenizeRequest
+from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequest, DetokenizeRequest, TokenizeRequest
 
 NUMBERS = [0, 1, -1, 2, 3, 20, 21, 128, 2**31, 2**63, 2**64, -(2**63), 2**70, 10**300, 0.0, 0.5, -1.5, 1e308, 1e-300]
 TEXTS = [
@@ -136,7 +136,7 @@ MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
     "/tokenize": (TokenizeRequest, {"prompt": "the"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
-    "/v1/abort_requests": (AbortRequests, {"req_ids": ["x"]}),
+    "/v1/abort_requests": (AbortRequest, {"req_ids": ["x"]}),
 }
 WEIGHTS = [40, 50, 4, 3, 3]
 ALLOWED = (200, 400, 404, 405, 413, 415, 429)

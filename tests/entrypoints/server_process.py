@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from fastdeploy.ipc.child import DEFAULT_FACTORY
+from tests.entrypoints.response_check import check_httpx_response
 from tests.mock_engine import FACTORY, save_mock_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,13 +82,17 @@ class ServerProcess:
         return [int(line) for line in listed.stdout.split()]
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
-        """POST a JSON body (or bytes as they are)."""
+        """POST a JSON body, or bytes as they are, and check the response."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(self.url + path, timeout=60, **content, **kwargs)
+        response = httpx.post(self.url + path, timeout=60, **content, **kwargs)
+        check_httpx_response(response)
+        return response
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
-        """GET."""
-        return httpx.get(self.url + path, timeout=60, **kwargs)
+        """GET, and check the response."""
+        response = httpx.get(self.url + path, timeout=60, **kwargs)
+        check_httpx_response(response)
+        return response
 
     def close(self) -> None:
         """Kill what is left."""

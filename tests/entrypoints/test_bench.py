@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastdeploy bench`, and the load that other engines' benchmarks send."""
+"""`fastdeploy bench`, and the requests that benchmarks of other engines send."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.entrypoints.server_process import ServerProcess
 from tests.entrypoints.test_cli import run
 from tests.entrypoints.test_openai_client import PROMPT, TOKENIZER, engine_text
 
-FOREIGN_BODIES: dict[str, dict[str, Any]] = {
+COMPLETION_BODIES: dict[str, dict[str, Any]] = {
     "completions of vllm bench serve": {
         "model": "default",
         "prompt": PROMPT,
@@ -72,7 +72,7 @@ FOREIGN_BODIES: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     },
 }
-FOREIGN_CHATS: dict[str, dict[str, Any]] = {
+CHAT_BODIES: dict[str, dict[str, Any]] = {
     "chat of vllm bench serve": {
         "model": "default",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
@@ -96,8 +96,8 @@ FOREIGN_CHATS: dict[str, dict[str, Any]] = {
 
 
 def last_json(text: str) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return figures
+    metrics: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return metrics
 
 
 def events(server: ServerProcess, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -108,21 +108,21 @@ def events(server: ServerProcess, path: str, body: dict[str, Any]) -> list[dict[
     return [json.loads(line) for line in lines[:-1]]
 
 
-@pytest.mark.parametrize("name", FOREIGN_BODIES)
-def test_load_of_other_benchmarks_on_completions(server: ServerProcess, name: str) -> None:
-    made = events(server, "/v1/completions", FOREIGN_BODIES[name])
-    assert "".join(event["choices"][0]["text"] for event in made[:-1]) == engine_text(PROMPT, 0, 8)
-    assert made[-1]["choices"] == []
-    assert made[-1]["usage"]["completion_tokens"] == 8
-    assert made[-1]["usage"]["prompt_tokens"] == len(TOKENIZER.encode(PROMPT))
+@pytest.mark.parametrize("name", COMPLETION_BODIES)
+def test_completion_requests_of_other_benchmarks_are_served(server: ServerProcess, name: str) -> None:
+    received = events(server, "/v1/completions", COMPLETION_BODIES[name])
+    assert "".join(event["choices"][0]["text"] for event in received[:-1]) == engine_text(PROMPT, 0, 8)
+    assert received[-1]["choices"] == []
+    assert received[-1]["usage"]["completion_tokens"] == 8
+    assert received[-1]["usage"]["prompt_tokens"] == len(TOKENIZER.encode(PROMPT))
 
 
-@pytest.mark.parametrize("name", FOREIGN_CHATS)
-def test_load_of_other_benchmarks_on_chat(server: ServerProcess, name: str) -> None:
-    made = events(server, "/v1/chat/completions", FOREIGN_CHATS[name])
-    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in made[:-1])
+@pytest.mark.parametrize("name", CHAT_BODIES)
+def test_chat_requests_of_other_benchmarks_are_served(server: ServerProcess, name: str) -> None:
+    received = events(server, "/v1/chat/completions", CHAT_BODIES[name])
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in received[:-1])
     assert text == engine_text("<s>user: hi\nassistant:", 0, 8)
-    assert made[-1]["choices"] == [] and made[-1]["usage"]["completion_tokens"] == 8
+    assert received[-1]["choices"] == [] and received[-1]["usage"]["completion_tokens"] == 8
 
 
 def bench(server: ServerProcess, *flags: str) -> Any:
@@ -131,35 +131,37 @@ def bench(server: ServerProcess, *flags: str) -> Any:
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-def test_bench_serve_reports_what_the_server_counted(server: ServerProcess, tmp_path: Path, backend: str) -> None:
+def test_bench_serve_reports_the_tokens_that_the_server_counted(
+    server: ServerProcess, tmp_path: Path, backend: str
+) -> None:
     flags = ["--num-prompts", "8", "--max-concurrency", "3", "--request-rate", "500", "--backend", backend]
     saved = ["--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json"]
     done = bench(server, *flags, *saved, "--metric-percentiles", "50,99", "--metadata", "commit=abc", "--ignore-eos")
     assert done.returncode == 0, done.stderr
-    figures = last_json(done.stdout)
-    assert (figures["completed"], figures["failed"], figures["total_output_tokens"]) == (8, 0, 48)
-    assert figures["output_throughput"] == pytest.approx(48 / figures["duration"])
-    assert (figures["request_rate"], figures["max_concurrency"], figures["commit"]) == (500, 3, "abc")
-    for name in ("ttft", "tpot", "e2el"):  # itl only where an answer came in several pieces
-        assert figures[f"mean_{name}_ms"] > 0
-        assert figures[f"p50_{name}_ms"] <= figures[f"p99_{name}_ms"]
-    assert figures["mean_ttft_ms"] < figures["mean_e2el_ms"]
+    metrics = last_json(done.stdout)
+    assert (metrics["completed"], metrics["failed"], metrics["total_output_tokens"]) == (8, 0, 48)
+    assert metrics["output_throughput"] == pytest.approx(48 / metrics["duration"])
+    assert (metrics["request_rate"], metrics["max_concurrency"], metrics["commit"]) == (500, 3, "abc")
+    for name in ("ttft", "tpot", "e2el"):  # itl exists only if an answer came in several chunks
+        assert metrics[f"mean_{name}_ms"] > 0
+        assert metrics[f"p50_{name}_ms"] <= metrics[f"p99_{name}_ms"]
+    assert metrics["mean_ttft_ms"] < metrics["mean_e2el_ms"]
     written = json.loads((tmp_path / "r.json").read_text())
     for request in written["requests"]:
         assert request["ttft_s"] + sum(request["gaps_s"]) <= request["e2e_s"]
-    assert sum(request["input_tokens"] for request in written["requests"]) == figures["total_input_tokens"]
-    assert figures == {key: value for key, value in written.items() if key != "requests"}
+    assert sum(request["input_tokens"] for request in written["requests"]) == metrics["total_input_tokens"]
+    assert metrics == {key: value for key, value in written.items() if key != "requests"}
 
 
-def test_bench_serve_counts_what_failed(server: ServerProcess) -> None:
+def test_bench_serve_counts_failed_requests(server: ServerProcess) -> None:
     done = bench(server, "--num-prompts", "3", "--extra-body", '{"temperature": -1}')
-    figures = last_json(done.stdout)
-    assert (done.returncode, figures["completed"], figures["failed"]) == (1, 0, 3)
+    metrics = last_json(done.stdout)
+    assert (done.returncode, metrics["completed"], metrics["failed"]) == (1, 0, 3)
     assert "failed: temperature: expected a number" in done.stdout
-    assert "mean_ttft_ms" not in figures, "no figure of no request"
+    assert "mean_ttft_ms" not in metrics, "no request succeeded"
 
 
-def test_bench_serve_sends_what_its_flags_and_files_say(
+def test_bench_serve_sends_the_fields_of_flags_and_files(
     server: ServerProcess, client: openai.OpenAI, tmp_path: Path
 ) -> None:
     (tmp_path / "fields.yaml").write_text("stop: [zebra]\nmin_tokens: 2\n")
@@ -167,18 +169,18 @@ def test_bench_serve_sends_what_its_flags_and_files_say(
     data = ["--dataset-name", "custom", "--dataset-path", str(tmp_path / "prompts.jsonl"), "--custom-output-len", "5"]
     done = bench(server, *data, "--hyperparameter-path", str(tmp_path / "fields.yaml"), "--temperature", "0")
     assert done.returncode == 0, done.stdout
-    figures = last_json(done.stdout)
-    assert figures["total_output_tokens"] == 8
-    assert figures["total_input_tokens"] == sum(len(TOKENIZER.encode(text)) for text in ("the quick", "for name"))
+    metrics = last_json(done.stdout)
+    assert metrics["total_output_tokens"] == 8
+    assert metrics["total_input_tokens"] == sum(len(TOKENIZER.encode(text)) for text in ("the quick", "for name"))
 
 
 def test_goodput_counts_the_requests_within_every_limit(server: ServerProcess) -> None:
     limits = ["--goodput", "ttft:600000", "e2el:600000"]
-    figures = last_json(bench(server, "--num-prompts", "4", *limits).stdout)
-    assert figures["num_good"] == 4 and figures["request_goodput"] == figures["request_throughput"]
-    assert figures["goodput_limits_ms"] == {"ttft": 600000, "e2el": 600000}
-    figures = last_json(bench(server, "--num-prompts", "4", *limits, "tpot:0.000001").stdout)
-    assert (figures["completed"], figures["num_good"], figures["request_goodput"]) == (4, 0, 0)
+    metrics = last_json(bench(server, "--num-prompts", "4", *limits).stdout)
+    assert metrics["num_good"] == 4 and metrics["request_goodput"] == metrics["request_throughput"]
+    assert metrics["goodput_limits_ms"] == {"ttft": 600000, "e2el": 600000}
+    metrics = last_json(bench(server, "--num-prompts", "4", *limits, "tpot:0.000001").stdout)
+    assert (metrics["completed"], metrics["num_good"], metrics["request_goodput"]) == (4, 0, 0)
     done = bench(server, "--goodput", "itl:5")
     assert (
         done.returncode == 2
@@ -186,7 +188,7 @@ def test_goodput_counts_the_requests_within_every_limit(server: ServerProcess) -
     )
 
 
-def test_bench_serve_plots_its_times(server: ServerProcess, tmp_path: Path) -> None:
+def test_bench_serve_plots_latencies(server: ServerProcess, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `bench` is not installed")
     file = tmp_path / "times.png"
     done = bench(server, "--num-prompts", "3", "--goodput", "ttft:5", "--plot", str(file))
@@ -196,13 +198,13 @@ def test_bench_serve_plots_its_times(server: ServerProcess, tmp_path: Path) -> N
         plot_latencies("/nowhere/x.png", "no folder", {"": {"ttft": [1.0, 2.0]}}, {})
 
 
-def test_a_plot_without_matplotlib_is_refused_before_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_without_matplotlib_is_refused_before_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"--plot: requires matplotlib: pip install 'fastdeploy\[bench\]'"):
         serve_main(["--port", "9", "--plot", "times.png"])
 
 
-def test_a_sweep_puts_loads_side_by_side(server: ServerProcess) -> None:
+def test_sweep_compares_loads(server: ServerProcess) -> None:
     flags = ["--base-url", server.url, "--disable-tqdm", "--num-prompts", "3", "--random-input-len", "9"]
     flags += ["--random-output-len", "4", "--ignore-eos", "--request-rates", "200", "inf", "--max-concurrencies", "2"]
     done = subprocess.run(
@@ -214,13 +216,13 @@ def test_a_sweep_puts_loads_side_by_side(server: ServerProcess) -> None:
     assert [run["total_output_tokens"] for run in runs.values()] == [12, 12]
 
 
-def test_a_figure_that_one_load_of_a_sweep_has_not_leaves_its_cell_empty(
+def test_metric_that_a_load_of_a_sweep_lacks_leaves_an_empty_cell(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loads = iter([{"completed": 3}, {"completed": 4, "median_itl_ms": 2.5}])
 
     async def run_benchmark(args: argparse.Namespace) -> BenchmarkRun:
-        return BenchmarkRun("three answers of one piece each, then four of several", next(loads), [])
+        return BenchmarkRun("three answers of one chunk each, then four of several", next(loads), [])
 
     monkeypatch.setattr(bench_serving, "run_benchmark", run_benchmark)
     assert bench_serving.main(["--port", "9", "--request-rates", "1", "2"]) == 0
@@ -230,24 +232,24 @@ def test_a_figure_that_one_load_of_a_sweep_has_not_leaves_its_cell_empty(
     ]  # fmt: skip
 
 
-def test_bench_serve_without_a_server_is_one_line() -> None:
+def test_unreachable_server_of_bench_serve_is_one_line() -> None:
     done = run("bench", "serve", "--port", "9")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("fastdeploy: error: cannot reach http://127.0.0.1:9/v1: ")
 
 
 def test_bench_latency_and_throughput_run_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def figures_of(*flags: str) -> dict[str, Any]:
+    def run_bench(*flags: str) -> dict[str, Any]:
         assert main(["bench", *flags, "--model", "demo", "--input-len", "12", "--output-len", "5"]) == 0
         return last_json(capsys.readouterr().out)
 
     file = tmp_path / "latency.json"
     batches = ["--batch-size", "2", "--num-iters-warmup", "1", "--num-iters", "3"]
-    latency = figures_of("latency", *batches, "--output-json", str(file), "--speculative-config", '{"method": "ngram"}')
+    latency = run_bench("latency", *batches, "--output-json", str(file), "--speculative-config", '{"method": "ngram"}')
     assert len(latency["latencies_s"]) == 3 and latency == json.loads(file.read_text())
     assert min(latency["latencies_s"]) <= latency["median_latency_s"] <= max(latency["latencies_s"])
     for flags in ([], ["--disable-detokenize", "--n", "2"]):
-        throughput = figures_of("throughput", "--num-prompts", "4", *flags)
+        throughput = run_bench("throughput", "--num-prompts", "4", *flags)
         assert throughput["total_output_tokens"] == 20 * throughput["n"]
         tokens = throughput["output_tokens_per_second"] * throughput["elapsed_time"]
         assert tokens == pytest.approx(20 * throughput["n"])
@@ -283,7 +285,7 @@ def test_sharegpt_file_gives_first_messages_and_the_lengths_of_their_answers(tmp
         file_requests(args, TOKENIZER, 10)
 
 
-def test_arrivals_are_a_poisson_process_of_the_rate_and_the_seed() -> None:
+def test_arrival_times_are_a_poisson_process_that_depends_on_rate_and_seed() -> None:
     times = arrival_times(4000, 50.0, seed=3)
     assert times == arrival_times(4000, 50.0, seed=3) and times[0] == 0.0
     gaps = [b - a for a, b in itertools.pairwise(times)]
@@ -292,7 +294,7 @@ def test_arrivals_are_a_poisson_process_of_the_rate_and_the_seed() -> None:
     assert arrival_times(3, float("inf"), seed=3) == [0.0, 0.0, 0.0]
 
 
-def test_figures_are_those_of_the_values() -> None:
+def test_statistics_of_known_values() -> None:
     values = [1.0, 2.0, 3.0, 4.0]
     random.Random(0).shuffle(values)
     assert [percentile(values, percent) for percent in (0, 50, 75, 100)] == [1.0, 2.5, 3.25, 4.0]
@@ -307,12 +309,12 @@ def test_figures_are_those_of_the_values() -> None:
     assert RequestResult(ttft_s=1.0, e2e_s=1.0, output_tokens=1).tpot_s is None
 
 
-def test_a_request_is_good_at_its_limit_and_not_beyond() -> None:
-    result = RequestResult(ttft_s=0.5, e2e_s=2.0, output_tokens=4)  # half a second per further token
+def test_request_at_its_limit_counts_as_goodput_and_beyond_it_does_not() -> None:
+    result = RequestResult(ttft_s=0.5, e2e_s=2.0, output_tokens=4)  # tpot: half a second
     assert meets_limits(result, {"ttft": 500.0, "tpot": 500.0, "e2el": 2000.0})
     for name, limit in {"ttft": 499.0, "tpot": 499.0, "e2el": 1999.0}.items():
         assert not meets_limits(result, {name: limit}), name
     assert meets_limits(RequestResult(ttft_s=0.5, e2e_s=0.5, output_tokens=1), {"tpot": 1.0}), (
-        "no further token, none too late"
+        "a single token has no tpot"
     )
     assert not meets_limits(RequestResult(error="refused"), {"ttft": 500.0})

@@ -79,7 +79,7 @@ def test_messages_reach_the_template(
         ({"role": "user", "content": "x", "name": 3}, "name", "expected text, got 3"),
         ({"role": "tool", "content": "x", "tool_call_id": 3}, "tool_call_id", "expected text"),
         ({"role": "assistant", "content": "x", "reasoning_content": []}, "reasoning_content", "expected text"),
-        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls", "belongs to role assistant"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls", "allowed only for role assistant"),
         ({"role": "assistant", "tool_calls": {}}, "tool_calls", "expected a list"),
         ({"role": "assistant", "tool_calls": ["x"]}, "tool_calls[0]", "of type function"),
         ({"role": "assistant", "tool_calls": [{**CALL, "id": 1}]}, "tool_calls[0].id", "expected text"),
@@ -126,7 +126,7 @@ def test_names_of_a_request_reach_the_template(chats: ServerProcess, folder: Pat
     ("change", "param", "said"),
     [
         ({"chat_template": "{% if %}"}, "chat_template", "cannot be compiled"),
-        ({"chat_template": "{{ raise_exception('not you') }}"}, "messages", "refuses them: not you"),
+        ({"chat_template": "{{ raise_exception('not you') }}"}, "messages", "rejects them: not you"),
         ({"chat_template": "{{ messages.append(1) }}"}, "messages", "the chat template"),
         ({"chat_template": "{{ 1 / 0 }}"}, "messages", "fails on them"),
         ({"chat_template": "{{ '' }}"}, "messages", "expected 1 to"),
@@ -138,8 +138,8 @@ def test_names_of_a_request_reach_the_template(chats: ServerProcess, folder: Pat
             "expected false with continue_final_message",
         ),
         ({"continue_final_message": True}, "continue_final_message", "the last message to be the assistant's"),
-        ({"disable_chat_template": True, "chat_template": "x"}, "chat_template", "no meaning with"),
-        ({"prompt_token_ids": [5], "chat_template": "x"}, "chat_template", "no meaning with prompt_token_ids"),
+        ({"disable_chat_template": True, "chat_template": "x"}, "chat_template", "has no effect with"),
+        ({"prompt_token_ids": [5], "chat_template": "x"}, "chat_template", "has no effect with prompt_token_ids"),
         ({"disable_chat_template": True, "messages": [HI, HI]}, "messages", "expected one message"),
     ],
 )

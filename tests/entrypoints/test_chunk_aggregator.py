@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator
-from fastdeploy.entrypoints.openai.logprobs import describe_tokens
+from fastdeploy.entrypoints.openai.logprobs import output_tokens
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 
@@ -34,8 +36,8 @@ def test_described_tokens_tell_half_characters_and_origin() -> None:
     tokenizer = make_tokenizer("byte_level")
     smile = tokenizer.encode("\U0001f642", add_special_tokens=False)
     delta = TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], drafted_by=["suffix"])
-    first = describe_tokens(tokenizer, delta)
-    assert first[0]["text"].startswith("bytes:\\xf0")
-    assert (first[0]["origin"], first[0]["source"]) == ("draft", "suffix")
-    assert (first[1]["id"], first[1]["origin"]) == (tokenizer.encode("fox")[0], "target")
-    assert "source" not in first[1]
+    first = output_tokens(tokenizer, delta)
+    assert first[0].text.startswith("bytes:\\xf0")
+    assert (first[0].origin, first[0].source) == ("draft", "suffix")
+    assert (first[1].id, first[1].origin) == (tokenizer.encode("fox")[0], "target")
+    assert first[1].source is UNSET

@@ -42,7 +42,7 @@ def test_version_names_the_operator_library() -> None:
         (["sreve"], "unknown command 'sreve'; did you mean 'serve'?"),
         (["dance"], "unknown command 'dance'; see fastdeploy --help"),
         (["serve", "demo", "--device", "gpu"], "device: 'gpu' is not available yet; expected cpu or auto"),
-        (["bench", "swerve"], "unknown command 'bench swerve'; did you mean 'bench serve'?"),
+        (["bench", "swerve"], "unknown command 'bench swerve'; did you mean 'serve'?"),
         (["chat", "--max-token", "3"], "--max-token: unknown flag; did you mean '--max-tokens'?"),
         (["chat", "--max-tokens", "0"], "--max-tokens: expected at least 1, got 0"),
         (["bench", "serve", "--request-rate", "0"], "--request-rate: expected a positive number or inf, got 0"),
@@ -55,13 +55,13 @@ def test_version_names_the_operator_library() -> None:
         (["tokenizer", "-m", "demo", "-d", "1 99999"], "--decode: token id 99999 is not in the vocabulary"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
+def test_wrong_command_lines_end_in_one_line_and_status_2(arguments: list[str], message: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"fastdeploy: error: {message}\n"
 
 
-def test_help_lists_every_command_and_each_has_its_own() -> None:
+def test_help_lists_every_command_and_each_command_has_help() -> None:
     usage = run().stdout
     for command in COMMANDS:
         assert re.search(rf"^  {command} ", usage, re.MULTILINE)
@@ -93,12 +93,12 @@ def test_chat_keeps_the_conversation_until_the_input_ends(server: ServerProcess)
     assert num_prompt_tokens(server) - before == sent, "the second prompt holds the first answer"
 
 
-def test_reasoning_is_marked_and_not_repeated_to_the_model(tmp_path: Path) -> None:
+def test_reasoning_is_marked_in_the_output(tmp_path: Path) -> None:
     with mock_server(
         tmp_path, "--reasoning-parser", "qwen3", special_tokens=("<think>", "</think>"), script=True
-    ) as one:
-        told = "[[<think>twice two</think>four]]"
-        done = run("chat", "--url", one.url + "/v1", "--max-tokens", "40", stdin=told + "\n")
+    ) as running:
+        message = "[[<think>twice two</think>four]]"
+        done = run("chat", "--url", running.url + "/v1", "--max-tokens", "40", stdin=message + "\n")
     assert done.stdout == "> [reasoning] twice two\n[answer] four\n> \n"
 
 
@@ -110,9 +110,9 @@ def test_error_answer_does_not_end_the_conversation(server: ServerProcess) -> No
     assert f"> {engine_text(CHAT_PROMPT, 0, 5)}\n> \n" in done.stdout
 
 
-def test_interrupt_stops_the_answer_and_the_conversation_goes_on(tmp_path: Path) -> None:
-    with mock_server(tmp_path, "--max-model-len", "100000", step_s=0.02) as one:
-        command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", "chat", "--url", one.url + "/v1"]
+def test_interrupt_stops_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--max-model-len", "100000", step_s=0.02) as running:
+        command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", "chat", "--url", running.url + "/v1"]
         chat = subprocess.Popen(
             [*command, "--max-tokens", "50000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -126,17 +126,17 @@ def test_interrupt_stops_the_answer_and_the_conversation_goes_on(tmp_path: Path)
 
 
 def test_key_comes_from_the_flag_or_the_environment(tmp_path: Path) -> None:
-    with mock_server(tmp_path, "--api-key", "sesame") as one:
-        ask = ["complete", "--url", one.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
+    with mock_server(tmp_path, "--api-key", "sesame") as running:
+        ask = ["complete", "--url", running.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
         assert run(*ask).returncode == 1
         assert run(*ask, "--api-key", "sesame").stdout == engine_text(PROMPT, 0, 3) + "\n"
         assert run(*ask, env={"OPENAI_API_KEY": "sesame"}).stdout == engine_text(PROMPT, 0, 3) + "\n"
 
 
-def test_server_that_is_not_there_or_refuses_is_one_line(server: ServerProcess) -> None:
-    nobody = run("chat", "--url", "http://127.0.0.1:9/v1", "-q", "hi")
-    assert nobody.returncode == 1
-    assert nobody.stderr.startswith("fastdeploy: error: cannot reach http://127.0.0.1:9/v1: ")
+def test_unreachable_server_and_refused_request_are_one_line(server: ServerProcess) -> None:
+    unreachable = run("chat", "--url", "http://127.0.0.1:9/v1", "-q", "hi")
+    assert unreachable.returncode == 1
+    assert unreachable.stderr.startswith("fastdeploy: error: cannot reach http://127.0.0.1:9/v1: ")
     refused = run("complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "-1")
     assert refused.returncode == 1
     assert refused.stderr.startswith("fastdeploy: error: temperature: expected a number")
@@ -154,14 +154,14 @@ def test_collect_env_reports_the_machine_and_masks_secrets() -> None:
     text = run("collect-env", env=secret).stdout
     assert f"fastdeploy: {__version__}\n" in text
     assert "sesame" not in text and "FD_API_KEY: ***" in text and "FD_LOG_LEVEL: ERROR" in text
-    facts = json.loads(run("collect-env", "--json", env=secret).stdout)
-    assert re.search(r"usable of \d+", facts["cpu"]["cores"])
-    assert facts["memory"]["total"].endswith(" GiB")
-    assert re.search(r"\(path \w+\)$", facts["operator library"])
+    report = json.loads(run("collect-env", "--json", env=secret).stdout)
+    assert re.search(r"usable of \d+", report["cpu"]["cores"])
+    assert report["memory"]["total"].endswith(" GiB")
+    assert re.search(r"\(path \w+\)$", report["operator library"])
 
 
-def test_collect_env_says_what_it_cannot_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_env_reports_why_an_item_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ITEMS, "memory", lambda: 1 // 0)
-    facts = collect()
-    assert facts["memory"] == "not available: ZeroDivisionError: integer division or modulo by zero"
-    assert facts["fastdeploy"] == __version__
+    report = collect()
+    assert report["memory"] == "not available: ZeroDivisionError: integer division or modulo by zero"
+    assert report["fastdeploy"] == __version__

@@ -126,7 +126,7 @@ def test_port_that_is_taken_is_known_before_the_model_loads(tmp_path: Path) -> N
 def test_host_that_is_no_address_is_named(tmp_path: Path) -> None:
     server = run_to_end(str(save_mock_model(tmp_path)), "--host", "no such host")
     assert server.process.returncode == 2
-    assert server.stderr.startswith("fastdeploy: error: --host: 'no such host' is no address of this machine: ")
+    assert server.stderr.startswith("fastdeploy: error: --host: 'no such host' is not an address of this machine: ")
 
 
 def test_engine_that_dies_while_starting_gives_status_1_and_its_last_words(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_unknown_models_and_routes_are_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(**{**PROMPT, "model": "gpt-4"})
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError, match="this server has no embeddings"):
+    with pytest.raises(openai.NotFoundError, match="embedding models are not supported"):
         client.embeddings.create(model="default", input="x")
     with pytest.raises(openai.NotFoundError, match="use /v1/chat/completions"):
         client.responses.create(model="default", input="x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page at `/`: what it needs of the server and of itself. Whether it looks right, a browser has to say."""
+"""The page at `/`: its content security policy, and the fields of the API that it uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def element(name: str) -> str:
     return str(content)
 
 
-def test_page_is_open_loads_nothing_and_runs_only_its_own_script(tmp_path: Path) -> None:
+def test_page_needs_no_key_loads_nothing_and_runs_only_its_own_script(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--api-key", "alpha") as running:
         answer = running.get("/")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
@@ -77,7 +77,7 @@ def stream_choices(server: ServerProcess, body: dict[str, Any]) -> Iterator[dict
 
 
 def token_bytes(text: str) -> bytes:
-    """Return the bytes behind a token's text, as the page reads it."""
+    """Return the bytes of a token's text, as the page decodes them."""
     if not text.startswith("bytes:\\x"):
         return text.encode()
     return bytes(int(part, 16) for part in text.removeprefix("bytes:\\x").split("\\x"))
@@ -91,8 +91,10 @@ def drafting() -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.mark.parametrize("gathered", [1, 16])
-def test_origins_add_up_to_the_accepted_drafts_however_steps_are_joined(drafting: ServerProcess, gathered: int) -> None:
+@pytest.mark.parametrize("min_tokens_per_chunk", [1, 16])
+def test_origins_add_up_to_the_accepted_drafts_for_any_size_of_chunks(
+    drafting: ServerProcess, min_tokens_per_chunk: int
+) -> None:
     body = {
         "prompt": "def fibonacci(n):",
         "max_tokens": 60,
@@ -100,7 +102,7 @@ def test_origins_add_up_to_the_accepted_drafts_however_steps_are_joined(drafting
         "stream": True,
         "return_token_ids": True,
         "collect_metrics": True,
-        "max_streaming_response_tokens": gathered,
+        "max_streaming_response_tokens": min_tokens_per_chunk,
     }
     chunks = list(stream_choices(drafting, body))
     origins = [token["origin"] for chunk in chunks for token in chunk["tokens"]]
@@ -109,4 +111,4 @@ def test_origins_add_up_to_the_accepted_drafts_however_steps_are_joined(drafting
     assert origins.count("draft") == metrics["accepted_tokens"] > 0
     sources = [token.get("source") for chunk in chunks for token in chunk["tokens"]]
     assert sources == ["ngram" if origin == "draft" else None for origin in origins]
-    assert all(len(chunk["tokens"]) >= gathered for chunk in chunks[:-1])
+    assert all(len(chunk["tokens"]) >= min_tokens_per_chunk for chunk in chunks[:-1])

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.mock_engine import save_mock_model
 
@@ -44,7 +45,7 @@ def ngram(model: str) -> Iterator[ServerProcess]:
 
 
 def connect(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return checked_client(server.url)
 
 
 def metric(server: ServerProcess, name: str) -> float:

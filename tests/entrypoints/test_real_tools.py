@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
+from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess, real_server
 
 TOOLS: list[Any] = [
@@ -44,7 +44,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 
 def calls_of(real: ServerProcess, tool_choice: Any, seed: int, stream: bool = False, **kwargs: Any) -> list[Any]:
     """Return (name, arguments) of one choice's calls."""
-    client = openai.OpenAI(base_url=real.url + "/v1", api_key="none", max_retries=0)
+    client = checked_client(real.url)
     options: dict[str, Any] = {
         "messages": [{"role": "user", "content": "def add(a, b):"}],
         "tools": TOOLS,

@@ -17,6 +17,7 @@ from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.chat_server import SPECIAL_TOKENS, chat_server, rendered, says
 from tests.entrypoints.message_texts import read
+from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess
 
 OPEN, CLOSED, UNDECIDED = ReasoningState.OPEN, ReasoningState.CLOSED, ReasoningState.UNDECIDED
@@ -98,7 +99,7 @@ def thinking_server(folder: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def thinking_client(thinking_server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0)
+    return checked_client(thinking_server.url)
 
 
 def ask(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:
@@ -159,7 +160,7 @@ def test_prompt_of_token_ids_is_looked_at_as_well(thinking_client: openai.OpenAI
         (
             {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
             "chat_template_kwargs",
-            "'enable_thinking' says otherwise",
+            "'enable_thinking' contradicts",
         ),
         ({"reasoning_max_tokens": -1}, "reasoning_max_tokens", "[0, "),
         ({"response_max_tokens": 0}, "response_max_tokens", "[1, "),

@@ -32,7 +32,7 @@ def answers(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (folder / "out.jsonl").read_text().splitlines()]
 
 
-def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
+def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     chat = {**GREEDY, "messages": MESSAGES, "logprobs": True}
@@ -51,8 +51,8 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
     assert done.returncode == 1, "some requests failed"
     assert "3 of 8 requests succeeded" in done.stderr
-    made = answers(tmp_path)
-    assert [entry["custom_id"] for entry in made] == [
+    written = answers(tmp_path)
+    assert [entry["custom_id"] for entry in written] == [
         "long",
         "chat",
         "range",
@@ -62,15 +62,15 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
         "stream",
         "last",
     ]
-    bodies = {entry["custom_id"]: (entry["response"] or {}).get("body") for entry in made}
+    bodies = {entry["custom_id"]: (entry["response"] or {}).get("body") for entry in written}
     assert bodies["long"]["choices"][0]["text"] == engine_text(PROMPT, 0, 90)
     assert bodies["chat"]["choices"][0]["message"]["content"] == engine_text(CHAT_PROMPT, 0, 4)
     assert len(bodies["chat"]["choices"][0]["logprobs"]["content"]) == 4
-    assert made[0]["response"]["status_code"] == 200
-    assert made[0]["response"]["request_id"] == bodies["long"]["id"]
-    assert made[2]["response"]["status_code"] == 400 and bodies["range"]["error"]["param"] == "temperature"
+    assert written[0]["response"]["status_code"] == 200
+    assert written[0]["response"]["request_id"] == bodies["long"]["id"]
+    assert written[2]["response"]["status_code"] == 400 and bodies["range"]["error"]["param"] == "temperature"
     assert "did you mean 'temperature'" in bodies["field"]["error"]["message"]
-    messages = {entry["custom_id"]: entry["error"]["message"] for entry in made if entry["error"]}
+    messages = {entry["custom_id"]: entry["error"]["message"] for entry in written if entry["error"]}
     assert messages == {
         "verb": "method: expected 'POST', got 'GET'",
         "route": "url: expected one of /v1/chat/completions, /v1/completions, got '/v1/embeddings'",
@@ -87,7 +87,7 @@ def test_answers_keep_order_and_names_and_a_wrong_line_does_not_end_the_run(
         ([{"method": "POST"}], 'line 1: expected an object with a string "custom_id"'),
     ],
 )
-def test_input_whose_answers_would_have_no_name_is_refused_whole(
+def test_input_without_unique_ids_is_refused(
     server: ServerProcess, tmp_path: Path, lines: list[Any], message: str
 ) -> None:
     done = run("run-batch", *write(tmp_path, *lines), "--url", server.url + "/v1")
@@ -96,36 +96,36 @@ def test_input_whose_answers_would_have_no_name_is_refused_whole(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_run_that_broke_off_goes_on_where_it_was(server: ServerProcess, tmp_path: Path) -> None:
+def test_interrupted_run_is_resumed(server: ServerProcess, tmp_path: Path) -> None:
     flags = write(tmp_path, line("a"), line("b"), line("c"))
     first = {"id": "kept", "custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
     (tmp_path / "out.jsonl.part").write_text(json.dumps(first) + '\n{"id": "half a li')
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
     assert done.returncode == 0, done.stderr
-    made = answers(tmp_path)
-    assert [entry["custom_id"] for entry in made] == ["a", "b", "c"]
-    assert made[0]["id"] == "kept"
-    assert made[2]["response"]["body"]["choices"][0]["text"] == engine_text(PROMPT + " c", 0, 4)
+    written = answers(tmp_path)
+    assert [entry["custom_id"] for entry in written] == ["a", "b", "c"]
+    assert written[0]["id"] == "kept"
+    assert written[2]["response"]["body"]["choices"][0]["text"] == engine_text(PROMPT + " c", 0, 4)
     (tmp_path / "out.jsonl.part").write_text(json.dumps({**first, "custom_id": "z"}) + "\n")
     other = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
     assert other.returncode == 2 and "has the answers to a different input" in other.stderr
 
 
-def test_full_server_is_asked_again(tmp_path: Path) -> None:
-    with mock_server(tmp_path, "--max-concurrency", "1", step_s=0.01) as one:
+def test_request_is_sent_again_after_429(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--max-concurrency", "1", step_s=0.01) as running:
         flags = write(tmp_path, *(line(str(i)) for i in range(4)))
-        done = run("run-batch", *flags, "--url", one.url + "/v1", "--concurrency", "4")
+        done = run("run-batch", *flags, "--url", running.url + "/v1", "--concurrency", "4")
     assert done.returncode == 0, done.stderr
     assert [entry["response"]["status_code"] for entry in answers(tmp_path)] == [200] * 4
 
 
-def test_server_that_dies_ends_the_run_in_one_line_and_no_half_line_is_left(tmp_path: Path) -> None:
-    with mock_server(tmp_path, die_at_token=300, step_s=0.001) as one:
-        first = run("run-batch", *write(tmp_path, line("a")), "--url", one.url + "/v1")
+def test_dying_server_ends_the_run_in_one_line_and_leaves_whole_lines_only(tmp_path: Path) -> None:
+    with mock_server(tmp_path, die_at_token=300, step_s=0.001) as running:
+        first = run("run-batch", *write(tmp_path, line("a")), "--url", running.url + "/v1")
         assert first.returncode == 0
         (tmp_path / "out.jsonl").rename(tmp_path / "out.jsonl.part")
         flags = write(tmp_path, line("a"), *(line(str(i), body={**GREEDY, "prompt": [300]}) for i in range(6)))
-        done = run("run-batch", *flags, "--url", one.url + "/v1", "--resume")
+        done = run("run-batch", *flags, "--url", running.url + "/v1", "--resume")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("; run again with --resume to continue")
     assert "never retrieved" not in done.stderr and "Traceback" not in done.stderr
@@ -134,7 +134,7 @@ def test_server_that_dies_ends_the_run_in_one_line_and_no_half_line_is_left(tmp_
     assert text.endswith("\n") and json.loads(text)["custom_id"] == "a"
 
 
-def test_server_of_its_own_is_started_with_the_engine_s_flags_and_ended(tmp_path: Path) -> None:
+def test_private_server_is_started_with_the_engine_s_flags_and_stopped(tmp_path: Path) -> None:
     ask = line("code", body={"model": "short", "prompt": "def f(", "max_tokens": 8, "temperature": 0})
     flags = write(tmp_path, ask, line("too long", body={**ask["body"], "prompt": [5] * 70}))
     done = run("run-batch", *flags, "--model", "demo", "--max-model-len", "64", "--served-model-name", "short")
@@ -156,13 +156,13 @@ def test_server_of_its_own_is_started_with_the_engine_s_flags_and_ended(tmp_path
         (["--model", "demo", "--data-parallel-size", "2"], "--data-parallel-size 2: data parallelism is not available"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused_before_anything_runs(tmp_path: Path, flags: list[str], message: str) -> None:
+def test_wrong_flags_are_refused_before_anything_runs(tmp_path: Path, flags: list[str], message: str) -> None:
     done = run("run-batch", *write(tmp_path, line("a")), *flags)
     assert done.returncode == 2
     assert done.stderr.startswith(f"fastdeploy: error: {message}")
 
 
-def test_server_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+def test_unreachable_server_is_one_line(tmp_path: Path) -> None:
     done = run("run-batch", *write(tmp_path, line("a")), "--url", "http://127.0.0.1:9/v1")
     assert done.returncode == 1
     assert "fastdeploy: error: cannot reach http://127.0.0.1:9/v1" in done.stderr

@@ -12,9 +12,9 @@ from typing import Any
 import openai
 import pytest
 
-from benchmarks.bench_structured import HEAD, is_valid, make_params
-from benchmarks.schemas import SCHEMAS
 from fastdeploy import LLM, GuidedDecodingParams, SamplingParams
+from tests.entrypoints.response_check import checked_client
+from tests.entrypoints.schemas import HEAD, SCHEMAS, is_valid, make_params
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.thinking_model import save_thinking_model
 
@@ -48,7 +48,7 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    return checked_client(server.url)
 
 
 FIELDS: list[tuple[dict[str, Any], str]] = [
@@ -106,7 +106,7 @@ def test_parsed_answers_of_the_official_client(client: openai.OpenAI) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex"),
-    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format", "one form at most"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format", "may have one constraint"),
     ({"guided_json": False}, "guided_json", "no value"),
     ({"guided_json": "{"}, "guided_json", "not valid JSON"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),

@@ -38,7 +38,7 @@ class Model:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = Tokenizer.from_pretrained(folder)
-        self.special_ids = self.tokenizer.special_ids_of(MARKERS)
+        self.special_ids = self.tokenizer.find_special_ids(MARKERS)
         self._vocabulary = llguidance.LLTokenizer((folder / "tokenizer.json").read_text(), eos_token=END)
 
     def start(self, grammar: str) -> llguidance.LLMatcher:

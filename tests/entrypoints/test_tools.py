@@ -14,6 +14,7 @@ import pydantic
 import pytest
 
 from tests.entrypoints.chat_server import chat_server, rendered, says
+from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess
 
 WEATHER = {
@@ -56,7 +57,7 @@ def tool_server(folder: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def tool_client(tool_server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=tool_server.url + "/v1", api_key="none", max_retries=0)
+    return checked_client(tool_server.url)
 
 
 def ask(client: openai.OpenAI, text: str, **kwargs: Any) -> Any:
@@ -242,7 +243,7 @@ def test_async_client_streams_calls_of_many_requests_at_once(tool_server: Server
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "expected function"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "expected an object"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 64"),
-        ({"tools": [NOW, NOW]}, "tools[1].function.name", "given twice"),
+        ({"tools": [NOW, NOW]}, "tools[1].function.name", "is not unique"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
             "tools[0].function.parameters",
@@ -260,10 +261,14 @@ def test_async_client_streams_calls_of_many_requests_at_once(tool_server: Server
         ),
         ({"tool_choice": "any"}, "tool_choice", "expected none, auto, required"),
         ({"tool_choice": {"type": "function"}}, "tool_choice", "expected none, auto, required"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice.function.name", "none of the"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice.function.name",
+            "is not one of the",
+        ),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [], "parallel_tool_calls": True}, "parallel_tool_calls", "needs tools"),
-        ({"guided_regex": "a+"}, "guided_regex", "beside tools"),
+        ({"guided_regex": "a+"}, "guided_regex", "with tools"),
         ({"guided_regex": "a+", "tool_choice": "required"}, "guided_regex", "a tool_choice that requires calls"),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "use tool_choice"),

@@ -106,7 +106,7 @@ def test_each_worker_lets_in_its_part_of_the_concurrency(tmp_path: Path) -> None
             answers.append(client.send(request, stream=True))
         assert 2 <= len(answers) - 1 <= 4, "two for each worker"
         assert (answers[-1].status_code, answers[-1].headers["retry-after"]) == (429, "1")
-        assert "works on 2 requests" in answers[-1].read().decode()
+        assert "2 requests are running" in answers[-1].read().decode()
 
 
 def test_killed_worker_is_replaced_and_its_requests_leave_the_engine(pair: ServerProcess) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import EXTENSIONS, SpeculativeConfig
+from fastdeploy.config.speculative_config import EXTENSIONS
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -68,14 +69,16 @@ def config(
         scheduler=SchedulerConfig(
             max_num_seqs=16, max_num_batched_tokens=256, long_prefill_token_threshold=min(chunk, 256)
         ),
-        speculative=SpeculativeConfig(
-            method="mtp" if method in EXTENSIONS else method,
-            num_speculative_tokens=num_drafts,
-            num_model_steps=num_drafts if method == "mtp" else 1,
-            model="demo/draft" if method == "draft_model" else None,
-            mtp_strategy=method if method in EXTENSIONS else "default",
-            verify_strategy=verify_strategy,
-            accept_policy=accept_policy,
+        speculative=parse_speculative_config(
+            {
+                "method": "mtp" if method in EXTENSIONS else method,
+                "num_speculative_tokens": num_drafts,
+                "model": "demo/draft" if method == "draft_model" else None,
+                "mtp_strategy": method if method in EXTENSIONS else None,
+                "verify_strategy": verify_strategy,
+                "accept_policy": accept_policy,
+                "adaptive": False,
+            }
         ),
     )
 

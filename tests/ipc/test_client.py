@@ -37,8 +37,8 @@ def test_concurrent_requests_get_their_own_tokens(tmp_path: Path) -> None:
         async with running(tmp_path, tokens_per_step=3) as client:
             assert client.ready is not None
             vocab_size = client.ready.vocab_size
-            asked = [request(f"r{i}", n=2, seed=i, max_tokens=20 + i) for i in range(8)]
-            results = await asyncio.gather(*(collect(client, one) for one in asked))
+            requests = [request(f"r{i}", n=2, seed=i, max_tokens=20 + i) for i in range(8)]
+            results = await asyncio.gather(*(collect(client, generation) for generation in requests))
             for i, result in enumerate(results):
                 for index in (0, 1):
                     assert tokens(result[index]) == expected_tokens(choice_seed(i, index), 20 + i, vocab_size)
@@ -90,7 +90,7 @@ def test_request_with_too_many_unread_tokens_is_aborted_and_its_id_freed(tmp_pat
                             await anext(stream)
                             await anext(stream)
                 assert client.num_requests == 0
-            await until(lambda: client.stats.num_finished == {"abort": 2}, "the engine let go of both")
+            await until(lambda: client.stats.num_finished == {"abort": 2}, "both are aborted")
 
     asyncio.run(scenario())
 
@@ -109,13 +109,13 @@ def test_connection_marked_dead_before_its_start_does_not_wait() -> None:
 def test_received_message_is_read_although_something_was_sent_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, step_s=0.002) as client:
-            for turn in range(10):
-                asked = asyncio.create_task(collect(client, request(f"r{turn}", max_tokens=5)))
+            for i in range(10):
+                task = asyncio.create_task(collect(client, request(f"r{i}", max_tokens=5)))
                 while client.num_requests == 0:
                     await asyncio.sleep(0)
                 time.sleep(0.05)  # the loop is blocked while the engine runs and its message waits in the socket
-                client.abort(f"r{turn}")
-                last = (await asyncio.wait_for(asked, 30))[0][-1]
+                client.abort(f"r{i}")
+                last = (await asyncio.wait_for(task, 30))[0][-1]
                 assert last.finish_reason in ("length", "abort")  # abort where the machine was too busy to finish
 
     asyncio.run(scenario())
@@ -136,9 +136,9 @@ def test_compiling_a_grammar_delays_no_other_request_and_can_be_aborted(tmp_path
     async def scenario() -> None:
         async with running(tmp_path) as client:
             (tmp_path / "compiling").touch()
-            form = GuidedDecodingParams(regex="a+")
+            constraint = GuidedDecodingParams(regex="a+")
             kept, aborted, named = (
-                asyncio.create_task(collect(client, request(name, guided_decoding=form, max_tokens=3)))
+                asyncio.create_task(collect(client, request(name, guided_decoding=constraint, max_tokens=3)))
                 for name in ("kept", "aborted", "named")
             )
             await asyncio.sleep(0)  # they are sent
@@ -276,7 +276,7 @@ def test_many_streams_with_several_steps_per_message_lose_no_token(tmp_path: Pat
         async with running(tmp_path, step_s=0.001) as client:
             assert client.ready is not None
             requests = [request(str(i), max_tokens=300, seed=i) for i in range(64)]
-            found = await asyncio.gather(*(collect(client, one) for one in requests))
+            found = await asyncio.gather(*(collect(client, generation) for generation in requests))
             for seed, choices in enumerate(found):
                 assert tokens(choices[0]) == expected_tokens(choice_seed(seed, 0), 300, client.ready.vocab_size)
             assert max(len(delta.steps or [()]) for delta in found[0][0]) > 1

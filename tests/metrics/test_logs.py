@@ -78,13 +78,13 @@ def test_json_lines_of_the_engine_are_logged_and_other_output_becomes_json(
     set_up_engine_logging(Env(log_format="json"))
     emit_all_levels()
     lines = capsys.readouterr().err.splitlines()
-    judged = [engine_line(line, is_json=True) for line in lines]
-    assert [line for line, _ in judged] == lines
-    assert [(json.loads(line)["level"], shown) for line, shown in judged] == [
+    converted = [engine_line(line, is_json=True) for line in lines]
+    assert [line for line, _ in converted] == lines
+    assert [(json.loads(line)["level"], shown) for line, shown in converted] == [
         ("INFO", False), ("WARNING", True), ("ERROR", True),
     ]  # fmt: skip
-    kept, shown = engine_line('printed by "C"', is_json=True)
-    assert (json.loads(kept)["message"], json.loads(kept)["logger"], shown) == (
+    line, shown = engine_line('printed by "C"', is_json=True)
+    assert (json.loads(line)["message"], json.loads(line)["logger"], shown) == (
         'printed by "C"',
         "engine.output",
         False,

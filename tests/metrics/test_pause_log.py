@@ -21,7 +21,7 @@ def test_long_pause_is_logged_until_drafting_resumes(
             now_s += 3.0
             log.update(DraftLengthStats(is_paused=paused_s is not None, paused_s=paused_s or 0.0))
     assert [record.getMessage() for record in caplog.records] == [
-        "drafting has been paused for 12 s, because drafts cost more than they saved",
+        "drafting has been paused for 12 s because drafts cost more time than they save",
         "drafting has resumed",
     ]
 

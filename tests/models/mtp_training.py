@@ -15,7 +15,7 @@ from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig, NaiveConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
@@ -157,9 +157,8 @@ def write_checkpoint(folder: Path, layers: dict[str, Tensor]) -> None:
 
 def engine_of(model: str, method: str, num_steps: int = 2, chunk: int = 256, num_blocks: int | None = None) -> Engine:
     """Return an engine of a model in the demonstration model's shape, in float32."""
-    speculative = SpeculativeConfig()
-    if method == "mtp":
-        speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=num_steps, num_model_steps=num_steps)
+    is_mtp = method == "mtp"
+    speculative = MTPConfig(num_speculative_tokens=num_steps, adaptive=False) if is_mtp else NaiveConfig()
     return make_engine(
         EngineConfig(
             model=model,

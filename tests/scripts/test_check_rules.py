@@ -71,3 +71,13 @@ def test_a_planted_violation_is_reported(checkout: Path, name: str, text: str, e
     (checkout / "fastdeploy" / name).resolve().write_text(text)
     (found,) = check_rules.find_violations(checkout)
     assert expected in found
+
+
+@pytest.mark.parametrize("name", check_rules.RETIRED_IDENTIFIERS)
+def test_a_retired_identifier_is_found_as_a_whole_word_only(checkout: Path, name: str) -> None:
+    source = checkout / "custom_ops" / "a.cc"
+    source.parent.mkdir()
+    source.write_text(f"// SPDX-License-Identifier: Apache-2.0\nx = {name}s + my{name};\n")
+    assert check_rules.find_violations(checkout) == []
+    source.write_text(f"// SPDX-License-Identifier: Apache-2.0\nx->{name}(1);\n")
+    assert check_rules.find_violations(checkout) == [f"custom_ops/a.cc:2: uses the retired identifier '{name}'"]

@@ -10,7 +10,7 @@ import ctypes
 import json
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import NgramConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
@@ -28,16 +28,16 @@ def make_engine() -> Engine:
             max_model_len=512,
             cache=CacheConfig(enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_batched_tokens=64),
-            speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=5),
+            speculative=NgramConfig(num_speculative_tokens=5, adaptive=False),
         )
     )
 
 
 def kind_of(plan: StepPlan) -> str:
     """Return what the step does beside decoding: reads a prompt, or verifies drafts."""
-    if plan.num_scheduled != plan.num_verify_rows:
+    if any(s.num_scheduled_tokens != s.num_verify_rows for s in plan.requests):
         return "prompt"
-    return "verification" if max(plan.num_verify_rows) > 1 else "decode"
+    return "verification" if any(s.num_verify_rows > 1 for s in plan.requests) else "decode"
 
 
 def run(engine: Engine, name: str) -> list[Step]:

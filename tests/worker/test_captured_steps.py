@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import NgramConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
@@ -28,7 +28,7 @@ def build() -> Engine:
             max_model_len=2048,
             cache=CacheConfig(enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=4),
-            speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=5),
+            speculative=NgramConfig(num_speculative_tokens=5, adaptive=False),
         )
     )
 

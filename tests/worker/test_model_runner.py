@@ -6,13 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdeploy.core.step import StepPlan
+from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import ScheduledRequest, StepPlan
 from fastdeploy.worker.model_runner import _goes
 
 
 def plan(num_scheduled: list[int], num_prompt: list[int], num_verify: list[int]) -> StepPlan:
-    drafts = [max(0, n - 1) for n in num_verify]
-    return StepPlan([], num_scheduled, [100] * len(num_scheduled), drafts, num_verify, num_prompt)
+    request = Request(GenerationRequest("a", [1] * 101, SamplingParams()), 0, 0, 200, 16)
+    rows = zip(num_scheduled, num_prompt, num_verify)
+    return StepPlan([ScheduledRequest(request, n, 100, Draft([2] * max(0, v - 1)), v, p) for n, p, v in rows])
 
 
 def test_decoding_requests_share_one_go() -> None:

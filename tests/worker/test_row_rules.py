@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdeploy.core.request import Draft, GenerationRequest, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
 from fastdeploy.worker.row_rules import RowRules
@@ -24,7 +24,7 @@ def write(draft: list[int], **params: Any) -> tuple[SamplingBatch, np.ndarray, n
     batch = SamplingBatch(16)
     rules = RowRules(batch, [EOS], VOCAB_LIMIT)
     rules.begin()
-    rules.write(request, 3, 1 + len(draft))
+    rules.write(request, request.draft, 3)
     rows = slice(3, 4 + len(draft))
     return batch, batch.float_params.array[rows], batch.int_params.array[rows]
 
@@ -96,9 +96,9 @@ def test_rows_without_lists_point_at_nothing_left_by_earlier_ones() -> None:
     batch = SamplingBatch(4)
     rules = RowRules(batch, [EOS], VOCAB_LIMIT)
     rules.begin()
-    rules.write(Request(source, 0, 0, 50, 0), 0, 1)
+    rules.write(Request(source, 0, 0, 50, 0), NO_DRAFT, 0)
     rules.begin()
-    rules.write(Request(GenerationRequest("b", [10], SamplingParams()), 0, 0, 50, 0), 0, 1)
+    rules.write(Request(GenerationRequest("b", [10], SamplingParams()), 0, 0, 50, 0), NO_DRAFT, 0)
     begin_end = batch.int_params.array[0, [IntColumn.BIAS_BEGIN, IntColumn.BIAS_END]]
     assert begin_end[0] == begin_end[1]
 
@@ -126,7 +126,7 @@ def test_rows_of_the_step_before_are_never_taken_for_this_ones() -> None:
         rules.begin()
         at = 0
         for request in requests:
-            rules.write(request, at, len(rows_of[request]))
+            rules.write(request, request.draft, at)
             at += len(rows_of[request])
         expected = [row for request in requests for row in rows_of[request]]
         assert batch.int_params.array[:at, columns].tolist() == expected, f"step {number}"
@@ -137,10 +137,10 @@ def test_a_row_whose_drafts_are_gone_judges_none() -> None:
     rules = RowRules(batch, [EOS], VOCAB_LIMIT)
     request = make_request("one", 1, [30, 31])
     rules.begin()
-    rules.write(request, 0, 3)
+    rules.write(request, request.draft, 0)
     request.append([30])
     rules.begin()
-    rules.write(request, 0, 1)
+    rules.write(request, request.draft, 0)
     assert batch.int_params.array[0, [IntColumn.POSITION, IntColumn.DRAFT_ID]].tolist() == [3, -1]
 
 
@@ -151,7 +151,7 @@ def test_a_history_grows_from_step_to_step() -> None:
     histories = []
     for token in (20, 21):
         rules.begin()
-        rules.write(request, 0, 1)
+        rules.write(request, request.draft, 0)
         begin, end = batch.int_params.array[0, [IntColumn.HISTORY_BEGIN, IntColumn.HISTORY_END]]
         histories.append(batch.history.array[begin:end].tolist())
         request.append([token])

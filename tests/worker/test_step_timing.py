@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ def build(adaptive: bool = True, num_blocks: int | None = 40, method: dict[str, 
             max_model_len=64,
             cache=CacheConfig(block_size=16, num_blocks=num_blocks, enable_prefix_caching=False),
             scheduler=SchedulerConfig(max_num_seqs=4),
-            speculative=SpeculativeConfig.from_mapping(method | {"adaptive": adaptive}),
+            speculative=parse_speculative_config(method | {"adaptive": adaptive}),
         )
     )
 
@@ -70,7 +70,12 @@ def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(mo
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
     time_steps(runner, 36, 8, num_cache_tokens=64, clock=time.thread_time)
-    assert Counter(tuple(plan.num_scheduled) for plan in plans) == {(1, 1, 1, 1): 2, (4,): 2, (1,): 2, (9,): 2}
+    assert Counter(tuple(s.num_scheduled_tokens for s in plan.requests) for plan in plans) == {
+        (1, 1, 1, 1): 2,
+        (4,): 2,
+        (1,): 2,
+        (9,): 2,
+    }
 
 
 def test_all_row_counts_are_timed_where_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +83,7 @@ def test_all_row_counts_are_timed_where_steps_are_fast(monkeypatch: pytest.Monke
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
     time_steps(runner, 20, 5, num_cache_tokens=64, clock=time.thread_time)
-    assert {sum(plan.num_scheduled) for plan in plans} == {1, 2, 3, 4, 6, 8, 12, 16}
+    assert {plan.num_scheduled_tokens for plan in plans} == {1, 2, 3, 4, 6, 8, 12, 16}
 
 
 def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +91,12 @@ def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: 
     plans = record_plans(runner, monkeypatch)
     time_steps(runner, 4, 8, num_cache_tokens=64, clock=time.thread_time)
     crowd = next(plan for plan in plans if len(plan.requests) == 4)
-    assert [request.block_ids for request in crowd.requests] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert [scheduled.request.block_ids for scheduled in crowd.requests] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9, 10, 11],
+    ]
 
 
 @pytest.mark.parametrize("num_cache_tokens", [1, 16, 64])

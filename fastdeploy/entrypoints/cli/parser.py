@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import NoReturn
 
 from fastdeploy.config.args import hyphenate
 from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import ConfigError, FastDeployError
+from fastdeploy.core.errors import ConfigError, FastDeployError, did_you_mean
 
 ENGINE_FLAGS = (
     "The engine flags of fastdeploy serve are accepted as well: --model, --max-model-len, --speculative-config, ... "
@@ -36,9 +35,8 @@ def run_subcommand(prefix: str, commands: Mapping[str, str], arguments: Sequence
     """
     name, *rest = arguments
     if name not in commands:
-        near = difflib.get_close_matches(name, commands, n=1)
-        hint = f"did you mean '{prefix}{near[0]}'?" if near else f"see fastdeploy {prefix}--help"
-        raise FastDeployError(f"unknown command '{prefix}{name}'; {hint}")
+        hint = did_you_mean(name, commands) or f"; see fastdeploy {prefix}--help"
+        raise FastDeployError(f"unknown command '{prefix}{name}'{hint}")
     module, _, function = commands[name].partition(":")
     return int(getattr(importlib.import_module(module), function)(rest))
 
@@ -73,9 +71,8 @@ class CommandParser(argparse.ArgumentParser):
         args, unknown = self.parse_known_args([hyphenate(token) for token in arguments])
         if unknown:
             name = unknown[0].split("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"see fastdeploy {self._command} --help"
-            raise ConfigError(name, f"unknown flag; {hint}")
+            hint = did_you_mean(name, self._option_string_actions) or f"; see fastdeploy {self._command} --help"
+            raise ConfigError(name, f"unknown flag{hint}")
         return args
 
     def parse_with_engine_flags(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's process: `python -m fastdeploy.entrypoints.openai.api_server [flags]` and `fastdeploy serve [flags]`."""
+"""The server: `python -m fastdeploy.entrypoints.openai.api_server [flags]` or `fastdeploy serve [flags]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError
 from fastdeploy.entrypoints.openai.lifecycle import (
-    LAST_ANSWERS_S,
+    FINAL_RESPONSES_S,
     drain,
     freeze_gc,
     make_server,
@@ -39,7 +39,7 @@ BACKLOG = 2048
 
 
 def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> int:
-    """Serve until SIGTERM; return the exit status: 0 drained, 1 the engine died, 2 something given cannot be used."""
+    """Serve until SIGTERM; return the exit status: 0 drained, 1 the engine died, 2 the configuration cannot be used."""
     env = Env()
     try:
         env = read_env()
@@ -59,18 +59,18 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
     client = EngineClient(args.engine, log_file, factory, json_log=env.log_format == "json")
     try:
         server = make_server(args, env, client)
-        listener = bind(args.server)  # before the model loads: a port that is taken is known at once
+        listener = bind(args.server)  # before the model loads, so that a port in use is reported at once
         if args.server.workers > 1:
-            return await _live_with_workers(server, client, args, listener)
+            return await _run_with_workers(server, client, args, listener)
         serve_metrics(args.server, server.registry)
         async with serving(server, listener):
-            return await _live(server, client, args, url(args.server, listener))
+            return await _run(server, client, args, url(args.server, listener))
     finally:
         await client.close()
 
 
-async def _live(server: ApiServer, client: EngineClient, args: ServeArgs, address: str) -> int:
-    """Load, serve, and return the exit status when it is time to end."""
+async def _run(server: ApiServer, client: EngineClient, args: ServeArgs, address: str) -> int:
+    """Load the model and serve until a signal or the engine's end; return the exit status."""
     stopping, dying = stop_signal(), asyncio.create_task(client.wait_until_dead())
     try:
         if not await _load(client, stopping):
@@ -84,13 +84,13 @@ async def _live(server: ApiServer, client: EngineClient, args: ServeArgs, addres
         print(f"Shutting down: {server.limiter.num_inside} requests are running", flush=True)
         await drain(server, dying)
     if dying.done():
-        await wait_empty(server, LAST_ANSWERS_S)
+        await wait_empty(server, FINAL_RESPONSES_S)
         return report_death(client)
     return 0
 
 
-async def _live_with_workers(server: ApiServer, client: EngineClient, args: ServeArgs, listener: socket.socket) -> int:
-    """As `_live`, with API processes of their own; this one starts and watches them."""
+async def _run_with_workers(server: ApiServer, client: EngineClient, args: ServeArgs, listener: socket.socket) -> int:
+    """Do the same as `_run` with separate API processes, which this process supervises."""
     stopping, dying = stop_signal(), asyncio.create_task(client.wait_until_dead())
     async with Supervisor(args, client, listener) as supervisor:
         serve_metrics(args.server, supervisor.registry)
@@ -98,7 +98,7 @@ async def _live_with_workers(server: ApiServer, client: EngineClient, args: Serv
             if not await _load(client, stopping):
                 return 0
         except EngineDeadError as error:
-            await supervisor.tell_death(str(error))
+            await supervisor.report_engine_death(str(error))
             return report_death(client)
         failing = asyncio.create_task(supervisor.wait_failed())
         becoming_ready = asyncio.create_task(supervisor.wait_ready())
@@ -112,13 +112,13 @@ async def _live_with_workers(server: ApiServer, client: EngineClient, args: Serv
             print(f"Shutting down: {num_running} requests are running", flush=True)
             await supervisor.drain(dying)
         if dying.done():
-            await supervisor.tell_death(str(client.dead_error))
+            await supervisor.report_engine_death(str(client.dead_error))
             return report_death(client)
         return 1 if failing.done() else 0
 
 
 async def _load(client: EngineClient, stopping: asyncio.Task[bool]) -> bool:
-    """Wait until the model is loaded; return whether it was before the process was told to stop.
+    """Wait until the model is loaded; return False if a signal ended the wait.
 
     Raises:
         ConfigError, EngineDeadError: as `EngineClient.start`.
@@ -133,14 +133,14 @@ async def _load(client: EngineClient, stopping: asyncio.Task[bool]) -> bool:
 
 
 def announce(description: Mapping[str, Any], args: ServeArgs, defaults: GenerationDefaults, address: str) -> None:
-    """Print the summary and the line that says where the server is."""
+    """Print the summary of the configuration, and the ready line with the server's address."""
     notes = [*args.notes, *_sampling_note(defaults)]
     print("\n".join(summary_lines(description, notes)), flush=True)
     print(f"Ready: {address}/v1 (model {args.server.served_model_name!r})", flush=True)
 
 
 def report_death(client: EngineClient) -> int:
-    """Say on stderr why the engine is gone; return the exit status."""
+    """Print the reason for the engine's end to stderr; return the exit status."""
     print(f"fastdeploy: error: {client.dead_error}; the last lines of its log:", file=sys.stderr)
     for line in client.log_tail():
         print(f"  | {line}", file=sys.stderr)
@@ -149,16 +149,16 @@ def report_death(client: EngineClient) -> int:
 
 
 def _sampling_note(defaults: GenerationDefaults) -> list[str]:
-    """Say which sampling values come from the model's folder where a request is silent."""
+    """Return a note about the sampling parameters whose defaults come from the model's generation_config.json."""
     values = ", ".join(f"{name} {value}" for name, value in defaults.sampling_values().items())
-    return [f"generation_config.json proposes {values} (--generation-config none ignores it)"] if values else []
+    return [f"generation_config.json sets {values} by default (--generation-config none ignores it)"] if values else []
 
 
 def serve_metrics(config: ServerConfig, registry: CollectorRegistry) -> None:
-    """Serve /metrics on a port of its own, if one is configured.
+    """Serve /metrics on an additional port, if one is configured.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: the port is in use.
     """
     port = config.metrics_port
     if port is None or port == config.port:
@@ -173,7 +173,7 @@ def bind(config: ServerConfig) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        ConfigError: the port is taken or the address is not this machine's.
+        ConfigError: the port is in use, or the address is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -183,7 +183,7 @@ def bind(config: ServerConfig) -> socket.socket:
         listener.listen(BACKLOG)
     except socket.gaierror as error:
         listener.close()
-        raise ConfigError("--host", f"{config.host!r} is no address of this machine: {error.strerror}") from None
+        raise ConfigError("--host", f"{config.host!r} is not an address of this machine: {error.strerror}") from None
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
@@ -193,7 +193,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def url(config: ServerConfig, listener: socket.socket) -> str:
-    """Return the address under which this machine reaches the server."""
+    """Return the URL of the server for clients on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
     scheme = "https" if config.ssl_certfile else "http"
     return f"{scheme}://{host}:{listener.getsockname()[1]}{config.root_path}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors as HTTP answers, always in OpenAI's shape."""
+"""Errors as HTTP responses, always in OpenAI's shape, and what to say about routes and methods that do not exist."""
 
 from __future__ import annotations
 
+import difflib
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,19 +13,67 @@ from starlette.responses import Response
 
 from fastdeploy.core.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
 from fastdeploy.core.outputs import ErrorInfo
+from fastdeploy.entrypoints.openai.responses import ErrorDetail, ErrorResponse
 
 RETRY_AFTER_S = 1
+
+_TEXT_ONLY = "this server generates text; use /v1/chat/completions"
+_NO_POOLING = "pooling models are not supported"
+_STATELESS = "conversations are not stored; use /v1/chat/completions"
+_NO_LORA = "LoRA adapters are not supported"
+_NO_PAUSE = "a running server cannot be paused; --max-concurrency limits the load, and SIGTERM drains the server"
+_WEIGHTS = "weights are loaded once; to change them, start a new server and stop this one"
+_EXPERTS = "experts do not move between ranks while the server runs"
+_NO_CONTROLLER = "there is no controller port; see /load"
+ABSENT_ROUTES = {
+    "/v1/embeddings": "embedding models are not supported",
+    "/v1/reward": "reward models are not supported",
+    "/pooling": _NO_POOLING,
+    "/classify": _NO_POOLING,
+    "/score": _NO_POOLING,
+    "/v1/score": _NO_POOLING,
+    "/rerank": _NO_POOLING,
+    "/v1/rerank": _NO_POOLING,
+    "/v1/moderations": "moderation models are not supported",
+    "/v1/responses": _STATELESS,
+    "/v1/assistants": _STATELESS,
+    "/v1/threads": _STATELESS,
+    "/v1/messages": "only OpenAI's protocol is supported; use /v1/chat/completions",
+    "/v1/audio": _TEXT_ONLY,
+    "/v1/images": _TEXT_ONLY,
+    "/v1/videos": _TEXT_ONLY,
+    "/v1/realtime": _TEXT_ONLY,
+    "/v1/files": "this server stores no files; `fastdeploy run-batch` reads and writes them",
+    "/v1/batches": "`fastdeploy run-batch` runs batches of requests",
+    "/v1/fine_tuning": "training is not supported",
+    "/v1/load_lora_adapter": _NO_LORA,
+    "/v1/unload_lora_adapter": _NO_LORA,
+    "/v1/pause": _NO_PAUSE,
+    "/v1/resume": _NO_PAUSE,
+    "/v1/is_paused": _NO_PAUSE,
+    "/v1/sleep": _WEIGHTS,
+    "/v1/wakeup": _WEIGHTS,
+    "/v1/update_weights": _WEIGHTS,
+    "/update_model_weight": _WEIGHTS,
+    "/clear_load_weight": _WEIGHTS,
+    "/rearrange_experts": _EXPERTS,
+    "/get_per_expert_tokens_stats": _EXPERTS,
+    "/check_redundant": _EXPERTS,
+    "/controller/scheduler": _NO_CONTROLLER,
+    "/controller/reset_scheduler": _NO_CONTROLLER,
+}
+"""Routes of FastDeploy, vLLM and OpenAI that this server does not have, and the reason or the alternative."""
 
 logger = logging.getLogger("fastdeploy.server")
 
 
 class ApiError(Exception):
-    """An error that the client is told.
+    """An error that is sent to the client.
 
     Attributes:
         status: HTTP status.
         message, type, param, code: the fields of OpenAI's error object; `param` is the request's field at fault.
-        headers: further headers of the answer.
+        headers: further headers of the response.
     """
 
     def __init__(
@@ -46,13 +94,14 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """Return the error object."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+    def encode(self) -> bytes:
+        """Return the error object as JSON."""
+        detail = ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
+        return msgspec.json.encode(ErrorResponse(error=detail))
 
 
 class GenerationFailed(Exception):
-    """A request that the engine took and could not finish."""
+    """The engine accepted a request and could not finish it."""
 
     def __init__(self, info: ErrorInfo) -> None:
         super().__init__(info.message)
@@ -60,18 +109,34 @@ class GenerationFailed(Exception):
 
 
 def too_many_requests(message: str) -> ApiError:
-    """Return the 429 that says when to come again."""
+    """Return a 429 with the time after which to try again."""
     headers = {"Retry-After": str(RETRY_AFTER_S)}
     return ApiError(429, message, type="rate_limit_error", code="server_overloaded", headers=headers)
 
 
 def unavailable(message: str) -> ApiError:
-    """Return the 503 of a server that starts, drains, or has lost its engine."""
+    """Return the 503 of a server that is starting or draining, or whose engine has died."""
     return ApiError(503, message, type="service_unavailable_error", code="service_unavailable")
 
 
+def route_not_found(path: str, known: Iterable[str]) -> ApiError:
+    """Return the 404 for a path, with the reason for its absence or the nearest known path."""
+    for absent, reason in ABSENT_ROUTES.items():
+        if path == absent or path.startswith(absent + "/"):
+            return ApiError(404, f"{absent}: {reason}", type="not_found_error", code="not_found")
+    nearest = difflib.get_close_matches(path[:64], known, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return ApiError(404, f"{path[:64]}: no such route{hint}", type="not_found_error", code="not_found")
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
+    """Return the 405 that names the methods of a path."""
+    message = f"{path[:64]}: expected {allowed}, got {method[:16]}"
+    return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+
+
 def to_api_error(error: BaseException, request_id: str) -> ApiError:
-    """Return what the client is told of `error`; what is our own fault goes to the log with the request's id."""
+    """Return what to send to the client for `error`; an unexpected one is logged with the request's id."""
     match error:
         case ApiError():
             return error
@@ -90,11 +155,11 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             return ApiError(500, f"{info.message} (request {request_id})", type="internal_error", code=info.type)
         case HTTPException(status_code=status, detail=detail):
             return ApiError(status, detail, headers=error.headers)
-    logger.error("request %s failed by our fault", request_id, exc_info=error)
+    logger.error("request %s failed with an internal error", request_id, exc_info=error)
     return ApiError(500, f"internal error (request {request_id})", type="internal_error", code="internal_error")
 
 
 def error_response(error: ApiError, request_id: str = "") -> Response:
-    """Return the HTTP answer for `error`."""
+    """Return the HTTP response for `error`."""
     headers = {**error.headers, **({"X-Request-Id": request_id} if request_id else {})}
-    return Response(msgspec.json.encode(error.body()), error.status, headers, media_type="application/json")
+    return Response(error.encode(), error.status, headers, media_type="application/json")

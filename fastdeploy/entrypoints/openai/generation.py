@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the prompts of one HTTP request on the engine and turns token deltas into text deltas."""
+"""Runs the prompts of one HTTP request on the engine and detokenizes their outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import UNSET
+
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import GenerationFailed
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
+from fastdeploy.entrypoints.openai.responses import CompletionTokensDetails, PromptTokensDetails, UsageInfo
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.ipc.merge import merge_deltas
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -21,14 +24,14 @@ from fastdeploy.metrics.request_record import RequestRecorder, make_record
 
 @dataclass
 class ChoiceUpdate:
-    """What is new of one choice.
+    """New output of one choice.
 
     Attributes:
         prompt_index: which prompt of the request.
-        index: which choice of the answer: prompt_index * n + the choice's own index.
-        text: new text; may be empty although tokens came.
-        delta: the tokens behind it, and the end.
-        is_first: nothing came before it.
+        index: which choice of the response: prompt_index * n + the choice's index in its prompt.
+        text: new text; may be empty although there are new tokens.
+        delta: the new tokens, and the end of the output.
+        is_first: this is the first update of the choice.
     """
 
     prompt_index: int
@@ -40,23 +43,25 @@ class ChoiceUpdate:
 
 @dataclass
 class Usage:
-    """Token counts of a request."""
+    """Token counts of a request, updated while it runs."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    reasoning: Sequence[ReasoningCounter] = ()  # one per choice, if the model's reasoning is told apart
+    reasoning: Sequence[ReasoningCounter] = ()  # one per choice, if the server separates the reasoning
 
-    def as_dict(self) -> dict[str, object]:
-        """Return OpenAI's usage object."""
-        details = {"reasoning_tokens": sum(counter.num_tokens for counter in self.reasoning)}
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            **({"completion_tokens_details": details} if self.reasoning else {}),
-        }
+    def report(self) -> UsageInfo:
+        """Return the counts so far."""
+        num_reasoning = sum(counter.num_tokens for counter in self.reasoning)
+        return UsageInfo(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=(
+                CompletionTokensDetails(reasoning_tokens=num_reasoning) if self.reasoning else UNSET
+            ),
+        )
 
 
 class Generation:
@@ -68,24 +73,24 @@ class Generation:
         tokenizer: Tokenizer,
         recorder: RequestRecorder,
         request: GenerationRequest,
-        at: int,
+        prompt_index: int,
     ) -> None:
-        """Prepare to run `request`, the prompt number `at` of its HTTP request."""
+        """Prepare to run `request`, one of the prompts of an HTTP request."""
         self.request = request
         self._client = client
         self._recorder = recorder
-        self._at = at
+        self._prompt_index = prompt_index
         prompt, n = request.prompt_token_ids, request.params.n
         self._assemblers = [TextAssembler(tokenizer, prompt, request.params) for _ in range(n)]
         self._num_tokens = [0] * n
         self._started = [False] * n
 
     async def updates(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
-        """Yield what is new until every choice has ended. Text before an error is yielded before that is raised.
+        """Yield new output until every choice has ended; text before an error is yielded before the error is raised.
 
         Raises:
             GenerationFailed: the engine could not finish a choice.
-            InvalidRequestError, QueueFullError, EngineDeadError: as `EngineConnection.generate`.
+            InvalidRequestError, QueueFullError, EngineDeadError: see `EngineConnection.generate`.
         """
         self._recorder.started(self.request.params.max_tokens)
         async with contextlib.aclosing(self._client.generate(self.request)) as stream:
@@ -106,10 +111,11 @@ class Generation:
         if delta.error is not None:
             if not text and not delta.token_ids:
                 return None
-            delta = replace(delta, finish_reason=None)  # the error is how it ends
+            delta = replace(delta, finish_reason=None)  # the request ends with the error
         is_first = not self._started[index]
         self._started[index] = True
-        return ChoiceUpdate(self._at, self._at * self.request.params.n + index, text, delta, is_first)
+        choice_index = self._prompt_index * self.request.params.n + index
+        return ChoiceUpdate(self._prompt_index, choice_index, text, delta, is_first)
 
     def _record(self, delta: TokenDelta, finish_reason: str) -> None:
         if delta.metrics is not None:
@@ -128,7 +134,7 @@ class Generation:
 
 @dataclass
 class GenerationGroup:
-    """All prompts of an HTTP request, run side by side.
+    """All prompts of an HTTP request, run concurrently.
 
     Attributes:
         usage: counts so far; complete when `updates` has ended.
@@ -138,10 +144,10 @@ class GenerationGroup:
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self.usage.prompt_tokens = sum(len(one.request.prompt_token_ids) for one in self.generations)
+        self.usage.prompt_tokens = sum(len(generation.request.prompt_token_ids) for generation in self.generations)
 
     async def updates(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
-        """Yield what is new of any choice, until all have ended; leaving early aborts what still runs."""
+        """Yield new output of any choice until all have ended; closing the generator aborts the running ones."""
         source = self.generations[0].updates() if len(self.generations) == 1 else self._interleaved()
         async with contextlib.aclosing(source) as stream:
             async for updates in stream:
@@ -150,7 +156,7 @@ class GenerationGroup:
                 yield updates
 
     async def run_to_completion(self) -> list[ChoiceUpdate]:
-        """Run to the end; return one update per choice, in the answer's order."""
+        """Run until all choices have ended; return one update per choice, in the order of the response."""
         choices: dict[int, ChoiceUpdate] = {}
         async with contextlib.aclosing(self.updates()) as stream:
             async for updates in stream:
@@ -172,7 +178,7 @@ class GenerationGroup:
     async def _interleaved(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
         queue: asyncio.Queue[list[ChoiceUpdate] | BaseException | None] = asyncio.Queue(len(self.generations))
 
-        async def pump(generation: Generation) -> None:
+        async def run(generation: Generation) -> None:
             try:
                 async with contextlib.aclosing(generation.updates()) as stream:
                     async for updates in stream:
@@ -181,7 +187,7 @@ class GenerationGroup:
             except Exception as error:
                 await queue.put(error)
 
-        tasks = [asyncio.create_task(pump(generation)) for generation in self.generations]
+        tasks = [asyncio.create_task(run(generation)) for generation in self.generations]
         try:
             num_running = len(tasks)
             while num_running:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every process that serves the API does: make the server's state, run uvicorn, drain, end."""
+"""What every API process does: build the server's state, run uvicorn, drain, and end."""
 
 from __future__ import annotations
 
@@ -11,36 +11,30 @@ import resource
 import signal
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
-from fastdeploy.detokenize.chat_template import check_source
+from fastdeploy.detokenize.chat_template import check_template
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
+from fastdeploy.entrypoints.openai.middleware import MetricsMiddleware
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.ipc.connection import EngineConnection
-from fastdeploy.metrics.server_metrics import HttpMetrics
 
 DRAIN_POLL_S = 0.05
-LAST_ANSWERS_S = 1.0  # for the errors of a dead engine to reach their clients
-LEFT_STATUS = 499  # of an answer that never began because its client left
-METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")
-OTHER = "other"  # whatever else clients make up is one series, not one each
+FINAL_RESPONSES_S = 1.0  # time to send the errors of a dead engine to the clients
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn without signal handlers: these modules decide when it ends."""
+    """Uvicorn without signal handlers: `stop_signal` handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,13 +42,13 @@ class _Uvicorn(uvicorn.Server):
 
 
 def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics_folder: str = "") -> ApiServer:
-    """Read tokenizer and template and return the state of an API process.
+    """Read tokenizer and template, and return the state of an API process.
 
     Args:
-        metrics_folder: where several API processes keep their metrics; empty for one process.
+        metrics_folder: where several API processes store their metrics; empty for one process.
 
     Raises:
-        ConfigError: naming the flag or file at fault.
+        ConfigError: a flag or file cannot be used; names it.
     """
     _check_certificate(args.server)
     logging.getLogger("fastdeploy.request").disabled = args.server.disable_log_requests
@@ -79,52 +73,52 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
 
 @contextlib.asynccontextmanager
 async def serving(server: ApiServer, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer requests on `listener` until the block ends."""
-    web = _make_web(server, server.config)
-    task = asyncio.create_task(web.serve(sockets=[listener]))
+    """Serve requests on `listener` until the block ends."""
+    web_server = _make_web_server(server, server.config)
+    task = asyncio.create_task(web_server.serve(sockets=[listener]))
     try:
         yield
     finally:
-        web.should_exit = True
+        web_server.should_exit = True
         await task
 
 
 def raise_file_limit() -> None:
-    """Allow as many open connections as the system lets this process have."""
+    """Raise the limit on open connections to the maximum that the system allows this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def freeze_gc() -> None:
-    """Take what start-up has made out of the garbage collector's sight: its full passes stop every stream."""
+    """Exclude the objects of start-up from garbage collection, whose full passes stall every stream."""
     gc.collect()
     gc.freeze()
 
 
 async def drain(server: ApiServer, dying: asyncio.Task[None]) -> None:
-    """Take no new requests; wait for the running ones, at most for the graceful time, then abort what is left."""
+    """Accept no new requests; wait for the running ones up to the graceful timeout, then abort those that remain."""
     server.is_draining = True
     emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
     await asyncio.wait({emptied, dying}, return_when=asyncio.FIRST_COMPLETED)
     emptied.cancel()
     if server.limiter.num_inside and not dying.done():
         server.client.abort_all()
-        await wait_empty(server, LAST_ANSWERS_S)
+        await wait_empty(server, FINAL_RESPONSES_S)
 
 
 async def wait_empty(server: ApiServer, timeout_s: float | None) -> None:
-    """Return when no request is inside, or after `timeout_s` seconds."""
+    """Return when no request is running, or after `timeout_s` seconds."""
 
     async def poll() -> None:
         while server.limiter.num_inside:
             await asyncio.sleep(DRAIN_POLL_S)
 
-    with contextlib.suppress(asyncio.TimeoutError):
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(poll(), timeout_s)
 
 
 def stop_signal() -> asyncio.Task[bool]:
-    """Return a task that ends at the first SIGTERM or SIGINT; a second one ends the process at once."""
+    """Return a task that ends at the first SIGTERM or SIGINT; the second signal ends the process immediately."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal(number: signal.Signals) -> None:
@@ -136,39 +130,12 @@ def stop_signal() -> asyncio.Task[bool]:
     return asyncio.create_task(stop.wait())
 
 
-class MetricsMiddleware:
-    """Counts the answers of an application and the time that they take."""
-
-    def __init__(self, app: Starlette, metrics: HttpMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._paths = {route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begin, status = time.monotonic(), LEFT_STATUS
-
-        async def note_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note_status)
-        finally:
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            path = path if path in self._paths else OTHER
-            method = scope["method"] if scope["method"] in METHODS else OTHER
-            self._metrics.observe(method, path, status, time.monotonic() - begin)
-
-
-def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
+def _make_web_server(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
+    app = make_app(server)
+    paths = [route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path]
     return _Uvicorn(
         uvicorn.Config(
-            MetricsMiddleware(make_app(server), server.metrics.http),
+            MetricsMiddleware(app, server.metrics.http, paths),
             lifespan="off",
             log_config=None,
             log_level=config.uvicorn_log_level,
@@ -182,7 +149,7 @@ def _make_web(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
 
 
 def _check_certificate(config: ServerConfig) -> None:
-    """Read the certificate and its key as uvicorn will; a key that asks for a password is refused, not waited for."""
+    """Check that uvicorn can read the certificate and its key; a key with a password is refused."""
     if not config.ssl_certfile:
         return
     try:
@@ -195,12 +162,12 @@ def _check_certificate(config: ServerConfig) -> None:
 
 
 def _chat_template(given: str) -> str | None:
-    """Return the template's source: given itself, or in a file."""
+    """Return the template's source from the flag's value, which is the source itself or a file."""
     if not given:
         return None
     try:
         source = given if "{" in given else Path(given).read_text(encoding="utf-8")
-        check_source(source)
+        check_template(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--chat-template", f"cannot read {given!r}: {error}") from None
     except InvalidRequestError as error:

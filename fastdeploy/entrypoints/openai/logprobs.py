@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers report per token: log-probabilities in the formats of both endpoints, and where a token came from."""
+"""What responses report per token: log-probabilities in the formats of both endpoints, and where a token came from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from msgspec import UNSET
 
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    OutputToken,
+    PromptLogprob,
+    TokenLogprob,
+    TopLogprob,
+)
 
-LEAST = -9999.0  # stands for minus infinity, which JSON cannot say
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot represent
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token's text; bytes that are no text show as `bytes:\\xe2\\x98`, as OpenAI writes them."""
+    """Return a token's text; bytes that are not valid UTF-8 become `bytes:\\xe2\\x98`, as OpenAI writes them."""
     raw = tokenizer.token_bytes(token_id)
     try:
         return raw.decode("utf-8")
@@ -21,22 +30,23 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
-    """Return the `logprobs` object of a chat choice."""
+def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_top: int) -> ChatLogprobs:
+    """Return the log-probabilities of a chat choice."""
 
-    def item(token_id: int, logprob: float) -> dict[str, Any]:
+    def top_logprob(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)
-        return {"token": token_name(tokenizer, token_id), "logprob": max(logprob, LEAST), "bytes": list(raw)}
+        return TopLogprob(token=token_name(tokenizer, token_id), logprob=max(logprob, MIN_LOGPROB), bytes=list(raw))
 
-    content = [
-        {**item(entry.token_id, entry.logprob), "top_logprobs": [item(*pair) for pair in entry.top[:num_top]]}
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    def token_logprob(entry: TokenLogprobs) -> TokenLogprob:
+        own = top_logprob(entry.token_id, entry.logprob)
+        top = [top_logprob(*pair) for pair in entry.top[:num_top]]
+        return TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top)
+
+    return ChatLogprobs(content=[token_logprob(entry) for entry in entries])
 
 
-class CompletionLogprobs:
-    """Makes the `logprobs` objects of one completion choice; remembers where its text has got to."""
+class CompletionLogprobsBuilder:
+    """Builds the log-probabilities of one completion choice, chunk by chunk."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         """Report `num_top` alternatives per token."""
@@ -44,57 +54,56 @@ class CompletionLogprobs:
         self._num_top = num_top
         self._offset = 0
 
-    def make(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """Return the object for these tokens; the first token of a prompt has no entry."""
-        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def build(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+        """Return the log-probabilities of the next tokens; the first token of a prompt has no entry."""
+        logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, entry in zip(token_ids, entries, strict=True):
-            name = token_name(self._tokenizer, token_id)
-            made["tokens"].append(name)
-            made["text_offset"].append(self._offset)
-            made["token_logprobs"].append(None if entry is None else max(entry.logprob, LEAST))
-            made["top_logprobs"].append(None if entry is None else self._top(entry))
+            logprobs.tokens.append(token_name(self._tokenizer, token_id))
+            logprobs.text_offset.append(self._offset)
+            logprobs.token_logprobs.append(None if entry is None else max(entry.logprob, MIN_LOGPROB))
+            logprobs.top_logprobs.append(None if entry is None else self._top(entry))
             self._offset += len(self._tokenizer.token_text(token_id))
-        return made
+        return logprobs
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         pairs = [*entry.top[: self._num_top], (entry.token_id, entry.logprob)]
-        return {token_name(self._tokenizer, token_id): max(logprob, LEAST) for token_id, logprob in reversed(pairs)}
+        return {
+            token_name(self._tokenizer, token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)
+        }
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None], has_texts: bool = True
-) -> list[dict[str, dict[str, Any]] | None]:
-    """Return one mapping per prompt token, token id -> logprob, rank, decoded_token; None for the first.
+) -> list[dict[str, PromptLogprob] | None]:
+    """Return for each prompt token a mapping of token ids to log-probabilities; None for the first token.
 
     Args:
         has_texts: False leaves `decoded_token` null.
     """
 
-    def item(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+    def prompt_logprob(token_id: int, logprob: float, rank: int) -> PromptLogprob:
         text = token_name(tokenizer, token_id) if has_texts else None
-        return {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}
+        return PromptLogprob(logprob=max(logprob, MIN_LOGPROB), rank=rank, decoded_token=text)
 
-    made: list[dict[str, dict[str, Any]] | None] = []
+    positions: list[dict[str, PromptLogprob] | None] = []
     for entry in entries:
         if entry is None:
-            made.append(None)
+            positions.append(None)
             continue
-        tokens = {str(t): item(t, logprob, rank) for rank, (t, logprob) in enumerate(entry.top, start=1)}
-        tokens[str(entry.token_id)] = item(entry.token_id, entry.logprob, entry.rank)
-        made.append(tokens)
-    return made
+        tokens = {str(t): prompt_logprob(t, logprob, rank) for rank, (t, logprob) in enumerate(entry.top, start=1)}
+        tokens[str(entry.token_id)] = prompt_logprob(entry.token_id, entry.logprob, entry.rank)
+        positions.append(tokens)
+    return positions
 
 
-def describe_tokens(tokenizer: Tokenizer, delta: TokenDelta) -> list[dict[str, Any]]:
-    """Return each token's id, its text (`bytes:...` for an incomplete character), and where it came from.
-
-    `origin` is draft or target, `source` the proposer of a draft.
-    """
+def output_tokens(tokenizer: Tokenizer, delta: TokenDelta) -> list[OutputToken]:
+    """Return the tokens of `delta` with their texts and where they came from."""
     return [
-        {"id": token_id, "text": token_name(tokenizer, token_id), **_origin(source)}
+        OutputToken(
+            id=token_id,
+            text=token_name(tokenizer, token_id),
+            origin="target" if source is None else "draft",
+            source=UNSET if source is None else source,
+        )
         for token_id, source in zip(delta.token_ids, delta.sources(), strict=True)
     ]
-
-
-def _origin(source: str | None) -> dict[str, str]:
-    return {"origin": "target"} if source is None else {"origin": "draft", "source": source}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the fields of a request to `SamplingParams`."""
+"""Converts the fields of a request to `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from fastdeploy.entrypoints.openai.protocol import (
+    FIELD_RANGES,
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationFields,
+)
 
-SAME_NAME = (
+COMMON_FIELDS = (
     "n",
     "temperature",
     "top_p",
@@ -34,7 +39,7 @@ SAME_NAME = (
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
 )
-REASONING = ("reasoning_max_tokens", "response_max_tokens")
+REASONING_FIELDS = ("reasoning_max_tokens", "response_max_tokens")
 SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
 PROCESSORS = "logits_processors_args"
 PROCESSOR_KEYS = ("logit_bias", "thinking_budget")
@@ -48,14 +53,13 @@ KINDS_BY_FIELD = {
 }
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 TAG_KEYS = ("structures", "triggers", "format")
-PRIORITIES = (-(2**31), 2**31 - 1)
 
 
 def completion_params(body: CompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
     """Return the parameters of a completion.
 
     Raises:
-        InvalidRequestError: a value outside its range.
+        InvalidRequestError: a value is outside its range; names the field.
     """
     values = _common(body, defaults)
     values["logprobs"] = num_top = completion_logprobs(body)
@@ -70,10 +74,10 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_l
     """Return the parameters of a chat completion.
 
     Raises:
-        InvalidRequestError: a value outside its range.
+        InvalidRequestError: a value is outside its range; names the field.
     """
     values = _common(body, defaults)
-    values.update({name: value for name in REASONING if (value := getattr(body, name)) is not None})
+    values.update({name: value for name in REASONING_FIELDS if (value := getattr(body, name)) is not None})
     budget = _thinking_budget(body.logits_processors_args or {}, body.reasoning_max_tokens)
     if budget is not None:
         values["reasoning_max_tokens"] = budget
@@ -90,31 +94,28 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_l
 
 
 def completion_logprobs(body: CompletionRequest) -> int | None:
-    """Return how many alternatives per token a completion asks for; true asks for one, false for no report."""
+    """Return the number of alternatives per token that a completion reports: true is 1, false None."""
     if isinstance(body.logprobs, bool):
         return 1 if body.logprobs else None
     return body.logprobs
 
 
 def check_request_fields(body: GenerationFields) -> None:
-    """Check the ranges of what is no sampling parameter.
+    """Check the ranges of the fields that are not sampling parameters.
 
     Raises:
-        InvalidRequestError: naming the field.
+        InvalidRequestError: a value is outside its range; names the field.
     """
-    low, high = PRIORITIES
-    if not low <= body.priority <= high:
-        raise InvalidRequestError("priority", f"expected an integer in [{low}, {high}], got {body.priority}")
-    gathered = body.max_streaming_response_tokens
-    if gathered is not None and gathered < 1:
-        raise InvalidRequestError("max_streaming_response_tokens", f"expected at least 1, got {gathered}")
+    for name in ("priority", "max_streaming_response_tokens"):
+        if (value := getattr(body, name)) is not None:
+            FIELD_RANGES[name].check(name, value)
 
 
 def _common(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
     values = defaults.sampling_values()
     if (body.min_tokens or 0) > values.get("max_tokens", math.inf):
-        del values["max_tokens"]  # the folder's proposal gives way to what the client asks
-    values.update({name: value for name in SAME_NAME if (value := getattr(body, name)) is not None})
+        del values["max_tokens"]  # the model's default must not contradict the request
+    values.update({name: value for name in COMMON_FIELDS if (value := getattr(body, name)) is not None})
     values["logit_bias"] = _all_biases(body)
     values["bad_words_token_ids"] = _sequences(body.bad_words_token_ids or [])
     values["speculative"] = _speculative(body.speculative)
@@ -123,7 +124,7 @@ def _common(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, A
 
 
 def _checked(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -> SamplingParams:
-    """Make the parameters; errors name the field as the client knows it (`names`: ours -> the client's)."""
+    """Return the parameters; errors name the client's field (`names`: parameter -> field, where they differ)."""
     try:
         params = SamplingParams(**values)
     except InvalidRequestError as error:
@@ -136,10 +137,10 @@ def _checked(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -
 
 
 def _all_biases(body: GenerationFields) -> dict[int, float]:
-    """Return the biases of both spellings.
+    """Return the biases of `logit_bias` and of FastDeploy's `logits_processors_args`.
 
     Raises:
-        InvalidRequestError: they differ for a token id, or FastDeploy's spelling holds something unknown.
+        InvalidRequestError: the two differ for a token id, or `logits_processors_args` has an unknown key.
     """
     args = body.logits_processors_args or {}
     for key in args:
@@ -179,7 +180,7 @@ def _logit_bias(field: str, given: Any) -> dict[int, float]:
 
 
 def _sequences(given: list[Any]) -> list[list[int]]:
-    """Return a list of sequences; a bare id is a sequence of one."""
+    """Return a list of sequences; a single id is a sequence of one."""
     sequences = [[item] if isinstance(item, int) else item for item in given]
     if not all(isinstance(sequence, list) for sequence in sequences):
         raise InvalidRequestError("bad_words_token_ids", "expected lists of token ids")
@@ -197,19 +198,19 @@ def _speculative(given: dict[str, Any] | None) -> SpeculativeParams | None:
 
 
 def guided_decoding(body: GenerationFields) -> GuidedDecodingParams | None:
-    """Return the form that a request asks for, None if it may be any.
+    """Return the constraint on the output, None if there is none.
 
     Raises:
-        InvalidRequestError: more than one form is asked for, or one is not well made; names the field.
+        InvalidRequestError: there is more than one constraint, or an invalid one; names the field.
     """
     given = {name: value for name in KINDS_BY_FIELD if (value := getattr(body, name)) is not None}
     by_format = _response_format(body.response_format)
     names = [*given, *(["response_format"] if by_format is not None else [])]
     if len(names) > 1:
-        raise InvalidRequestError(names[-1], f"a request has one form at most; this one has {' and '.join(names)}")
+        raise InvalidRequestError(names[-1], f"a request may have one constraint, got {' and '.join(names)}")
     for name, value in given.items():
         if value is False:
-            raise InvalidRequestError(name, "the schema false has no value")
+            raise InvalidRequestError(name, "no value matches the schema false")
         return GuidedDecodingParams(**{KINDS_BY_FIELD[name]: value}, source=name)
     return by_format
 
@@ -234,22 +235,22 @@ def _response_format(given: Mapping[str, Any] | None) -> GuidedDecodingParams | 
     raise InvalidRequestError("response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {kind!r}")
 
 
-def _json_schema(at: str, given: Any) -> GuidedDecodingParams:
-    """Read OpenAI's `json_schema`: the schema is followed to the letter, whatever `strict` says."""
+def _json_schema(field: str, given: Any) -> GuidedDecodingParams:
+    """Read OpenAI's `json_schema`; the schema is followed exactly, whatever `strict` is."""
     if not isinstance(given, Mapping):
-        raise InvalidRequestError(at, f"expected an object with name and schema, got {type(given).__name__}")
-    _check_keys(at, given, ("name", "schema", "strict", "description"))
+        raise InvalidRequestError(field, f"expected an object with name and schema, got {type(given).__name__}")
+    _check_keys(field, given, ("name", "schema", "strict", "description"))
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         value = given.get(name)
         if value is not None and not isinstance(value, kind):
-            raise InvalidRequestError(f"{at}.{name}", f"expected a {kind.__name__}, got {type(value).__name__}")
+            raise InvalidRequestError(f"{field}.{name}", f"expected a {kind.__name__}, got {type(value).__name__}")
     schema = given.get("schema")
     if not isinstance(schema, Mapping):
-        raise InvalidRequestError(f"{at}.schema", f"expected an object, got {type(schema).__name__}")
+        raise InvalidRequestError(f"{field}.schema", f"expected an object, got {type(schema).__name__}")
     return GuidedDecodingParams(json=dict(schema), source="response_format")
 
 
-def _check_keys(at: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+def _check_keys(field: str, given: Mapping[str, Any], known: Collection[str]) -> None:
     for key in given:
         if key not in known:
-            raise InvalidRequestError(f"{at}.{key}", f"unknown key; known keys: {', '.join(known)}")
+            raise InvalidRequestError(f"{field}.{key}", f"unknown key; known keys: {', '.join(known)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the messages of a chat request to its prompt, and where that leaves the model."""
+"""Renders the prompt of a chat request and finds where it leaves the model's reasoning."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-NO_REASONING = {"enable_thinking": False, "thinking": False}  # names that templates read
+NO_REASONING = {"enable_thinking": False, "thinking": False}  # variables that templates read
 OWN_FIELDS = ("messages", "add_generation_prompt", "chat_template", "tools")
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", "continue_final_message")
-NUM_TAIL_TOKENS = 16  # of a prompt of token ids: enough to end in a marker and white space
+NUM_TAIL_TOKENS = 16  # of a prompt of token ids, which are decoded to find a reasoning marker at the end
 
 
 def render_prompt(server: ApiServer, body: ChatCompletionRequest) -> str | list[int]:
-    """Return the prompt: token ids as given, the first message as it stands, or the rendered conversation.
+    """Return the prompt: the given token ids, the content of the first message, or the rendered conversation.
 
     Raises:
         InvalidRequestError: naming the field.
@@ -37,23 +37,23 @@ def render_prompt(server: ApiServer, body: ChatCompletionRequest) -> str | list[
     continues = body.continue_final_message
     if continues:
         _check_continued(body, messages)
-    opens = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
-    conversation = Conversation(messages, opens, continues, tools or None, _template_names(body))
+    add_prompt = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
+    conversation = Conversation(messages, add_prompt, continues, tools or None, _template_variables(body))
     templates = server.tokenizer.chat_templates
-    if body.chat_template is None or body.chat_template in templates.sources:
+    if body.chat_template is None or body.chat_template in templates.templates:
         given = body.chat_template if body.chat_template is not None else server.chat_template
-        return templates.render(conversation, templates.source(given, bool(tools)))
+        return templates.render(conversation, templates.select(given, bool(tools)))
     return templates.render(conversation, body.chat_template, _template_process().render)
 
 
 def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
-    """Return how this server's model marks its reasoning; None if it is not asked to look for it."""
+    """Return how the model marks its reasoning; None without --reasoning-parser."""
     name = server.engine_config.reasoning_parser
     return REASONING_FORMATS[name] if name else None
 
 
 def reasoning_state(server: ApiServer, body: ChatCompletionRequest, prompt: str | list[int]) -> ReasoningState:
-    """Return where `prompt` leaves the output."""
+    """Return whether the output begins inside the reasoning, after it, or undecided."""
     form = reasoning_format(server)
     if form is None:
         return ReasoningState.CLOSED
@@ -65,7 +65,7 @@ def reasoning_state(server: ApiServer, body: ChatCompletionRequest, prompt: str 
 def _plain_prompt(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:
     _check_unused(body, "disable_chat_template")
     if body.tools:
-        raise InvalidRequestError("tools", "has no meaning with disable_chat_template")
+        raise InvalidRequestError("tools", "cannot be combined with disable_chat_template")
     if len(messages) > 1:
         raise InvalidRequestError("messages", "expected one message with disable_chat_template: the prompt")
     return str(messages[0]["content"] or "")
@@ -74,7 +74,7 @@ def _plain_prompt(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -
 def _check_unused(body: ChatCompletionRequest, name: str) -> None:
     for unused in TEMPLATE_FIELDS:
         if getattr(body, unused):
-            raise InvalidRequestError(unused, f"has no meaning with {name}: no template is rendered")
+            raise InvalidRequestError(unused, f"has no effect with {name}, which renders no template")
 
 
 def _check_continued(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> None:
@@ -87,11 +87,11 @@ def _check_continued(body: ChatCompletionRequest, messages: list[dict[str, Any]]
         )
 
 
-def _template_names(body: ChatCompletionRequest) -> dict[str, Any]:
-    """Return the further names that the template reads.
+def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:
+    """Return the further variables of the template.
 
     Raises:
-        InvalidRequestError: a name has a field of its own, or says otherwise than `reasoning_effort`.
+        InvalidRequestError: a name is a field of its own, or contradicts `reasoning_effort`.
     """
     names = dict(body.chat_template_kwargs or {})
     for name in OWN_FIELDS:
@@ -106,7 +106,7 @@ def _template_names(body: ChatCompletionRequest) -> dict[str, Any]:
         )
     for name, value in {"reasoning_effort": effort, **(NO_REASONING if effort == "none" else {})}.items():
         if names.setdefault(name, value) != value:
-            raise InvalidRequestError("chat_template_kwargs", f"{name!r} says otherwise than reasoning_effort")
+            raise InvalidRequestError("chat_template_kwargs", f"{name!r} contradicts reasoning_effort")
     return names
 
 

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request bodies: every field is honoured, without effect, or refused by name (table: docs/guide/request-fields.md)."""
+"""Fields of request bodies: honoured, accepted without effect, or refused by name (docs/guide/request-fields.md).
+
+The docstrings describe the fields in the OpenAPI document and in the documentation.
+"""
 
 from __future__ import annotations
 
-import difflib
-import json
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.core.sampling_params import RANGES, Range
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a streamed answer.
+    """Options of a streamed response.
 
     Attributes:
-        include_usage: a last chunk without choices carries the usage.
-        continuous_usage_stats: every chunk carries the usage so far.
-        include_obfuscation: accepted without effect; chunks are never padded.
+        include_usage: end with a chunk without choices that carries the usage
+        continuous_usage_stats: put the usage so far into every chunk
+        include_obfuscation: accepted without effect; chunks are never padded
     """
 
     include_usage: bool = False
@@ -29,45 +28,49 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
-    """Fields that both endpoints have; None means not given. Ranges are checked by `SamplingParams`.
+    """Fields that both endpoints have; None means not given. Their ranges are in `FIELD_RANGES`.
 
     Attributes:
-        model: the served name, the model's path, its last part, or `default`; anything else is 404
+        model: the served name, the model's path, its last part, or `default`; anything else is answered with 404
         stream: answer with server-sent events
         stream_options: `include_usage`, `continuous_usage_stats`; needs `stream`
-        n: choices per prompt, 1 to 128
-        temperature: at least 0; 0 is greedy
-        top_p: 0 to 1
-        top_k: number of ids kept; 0 and -1 keep all
-        min_p: 0 to 1, relative to the most probable id
-        presence_penalty, frequency_penalty: -2 to 2, over the output
-        repetition_penalty: above 0, over prompt and output
-        seed: integer; the same request with the same seed gives the same tokens
-        max_tokens: most tokens of the output; the end of the context is a limit of its own
-        min_tokens: no end before so many tokens
-        stop: a string or up to 16 at which the text ends
-        stop_token_ids: up to 4096 token ids at which it ends
-        bad_words, bad_words_token_ids: texts and token sequences that are never written, up to 4096 each
-        ignore_eos: go on after the model's end tokens
-        logit_bias: token id to a number from -100 to 100, added to its logit
-        prompt_logprobs: 0 to 20 alternatives per prompt token, in streams with the first chunk
+        n: number of choices per prompt
+        temperature: 0 is greedy
+        top_p: keep the smallest set of tokens whose probability reaches this value
+        top_k: number of most probable tokens to keep; 0 and -1 keep all
+        min_p: minimum probability, relative to the most probable token
+        presence_penalty, frequency_penalty: penalty over the tokens of the output
+        repetition_penalty: penalty over the tokens of prompt and output
+        seed: the same request with the same seed gives the same tokens
+        max_tokens: maximum number of output tokens; the end of the context is a limit as well
+        min_tokens: minimum number of output tokens before the output may end
+        stop: a string, or several, at which the text ends
+        stop_token_ids: token ids at which the output ends
+        bad_words: texts that are never written
+        bad_words_token_ids: token sequences that are never written
+        ignore_eos: continue after the model's end tokens
+        logit_bias: token id to a number that is added to its logit
+        prompt_logprobs: number of alternatives per prompt token; in a stream they come with the first chunk
         include_logprobs_decode_token: false leaves the texts of tokens out of `prompt_logprobs`
         skip_special_tokens: leave special tokens out of the text (default: true)
         include_stop_str_in_output: keep the stop string in the text
         speculative: `{"method": "off"}` or `{"num_speculative_tokens": K}` for this request
-        logits_processors_args: `logit_bias`, and in chats `thinking_budget`, spelt as FastDeploy's processors want them
+        logits_processors_args: `logit_bias` and, for chats, `thinking_budget`, as FastDeploy's processors name them
         response_format: `text`, `json_object`, `json_schema` or `structural_tag`
-        guided_json, guided_regex, guided_choice, guided_grammar: the form that the output must have; one of them
+        guided_json: JSON schema that the output must follow; only one constraint per request
+        guided_regex: regular expression that the output must match; only one constraint per request
+        guided_choice: texts of which the output must be one; only one constraint per request
+        guided_grammar: grammar that the output must follow; only one constraint per request
         structural_tag: parts of the output whose content follows a schema
-        add_special_tokens: encode text with the tokenizer's opening tokens (default: true; chats: false)
-        cache_salt: requests share cached prefixes with those of the same salt only
-        collect_metrics: choices end with `speculate_metrics` and `metrics`
-        request_id: names the request, in the answer's `id` too
-        return_token_ids: choices carry `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,
+        add_special_tokens: encode text with the tokenizer's special tokens (default: true, for chats false)
+        cache_salt: requests share cached prefixes only with requests of the same salt
+        collect_metrics: add `speculate_metrics` and `metrics` to finished choices
+        request_id: name of the request, which the response's `id` contains
+        return_token_ids: add `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,
             `prompt_tokens` and `completion_tokens`
-        truncate_prompt_tokens: keep the last so many tokens of the prompt; -1 leaves room for `max_tokens`
-        priority: lower ones start earlier (default: 0)
-        max_streaming_response_tokens: a chunk waits for so many tokens of its choice, or its end (default: 1)
+        truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 leaves room for `max_tokens`
+        priority: requests of lower values start earlier (default: 0)
+        max_streaming_response_tokens: minimum number of tokens per chunk, unless its choice ends (default: 1)
     """
 
     model: str | None = None
@@ -97,14 +100,14 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     speculative: dict[str, Any] | None = None
     logits_processors_args: dict[str, Any] | None = None
-    # form of the output
+    # constraint on the output
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
-    # the rest
+    # prompt, identity and answer
     add_special_tokens: bool | None = None
     cache_salt: str | None = None
     collect_metrics: bool = False
@@ -120,11 +123,11 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     Attributes:
         prompt: a text, token ids, or a list of either
-        prompt_token_ids: token ids or a list of such lists, in place of `prompt`
-        suffix: the text that follows what is asked for; needs a model with tokens for it
-        best_of: `n` or nothing
+        prompt_token_ids: token ids or a list of such lists, instead of `prompt`
+        suffix: text that follows the completion; needs a model with fill-in-the-middle tokens
+        best_of: must equal `n` if it is given
         echo: put the prompt before the text
-        logprobs: 0 to 20 alternatives per token; true is 1, false none
+        logprobs: number of alternatives per token; true is 1, false none
     """
 
     prompt: str | list[Any] | None = None
@@ -140,19 +143,19 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
     Attributes:
         messages: the conversation; contents are text or lists of text parts
-        prompt_token_ids: the prompt as token ids, in place of `messages`
-        max_completion_tokens: wins over `max_tokens`
+        prompt_token_ids: the prompt as token ids, instead of `messages`
+        max_completion_tokens: takes precedence over `max_tokens`
         logprobs: report the probability of each token
-        top_logprobs: 0 to 20 alternatives per token; needs `logprobs`
+        top_logprobs: number of alternatives per token; needs `logprobs`
         add_generation_prompt: end the prompt with the opening of the assistant's turn (default: true unless
             the last message is continued)
-        chat_template: a template for this request, or the name of one that the tokenizer brings
-        chat_template_kwargs: further names that the template reads, such as `enable_thinking`
-        disable_chat_template: the prompt is the first message's content as it stands
+        chat_template: a template for this request, or the name of one of the tokenizer's templates
+        chat_template_kwargs: further variables for the template, such as `enable_thinking`
+        disable_chat_template: use the content of the first message as the prompt, without a template
         continue_final_message: the last message is the beginning of the answer
-        reasoning_max_tokens: most tokens of reasoning; then its end is forced
-        response_max_tokens: most tokens after the reasoning
-        reasoning_effort: handed to the template; `none` also sets `enable_thinking` false
+        reasoning_max_tokens: maximum number of reasoning tokens; then the end of the reasoning is forced
+        response_max_tokens: maximum number of tokens after the reasoning
+        reasoning_effort: passed to the template; `none` also sets `enable_thinking` to false
         tools: functions that the model may call
         tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
         parallel_tool_calls: false allows at most one call
@@ -176,44 +179,55 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
-_SERVICE = "names or files the request for a hosted service"
+FIELD_RANGES: dict[str, Range] = {
+    **RANGES,
+    "max_completion_tokens": RANGES["max_tokens"],
+    "top_logprobs": RANGES["logprobs"],
+    "best_of": RANGES["n"],
+    "priority": Range(-(2**31), 2**31 - 1),
+    "max_streaming_response_tokens": Range(1, None),
+}
+"""Field of a body -> its range."""
+
+_SERVICE = "identifies or stores the request in a hosted service"
 WITHOUT_EFFECT: dict[str, str] = {
     "user": _SERVICE,
     "metadata": f"{_SERVICE}; its values are texts",
     "store": _SERVICE,
     "safety_identifier": _SERVICE,
-    "prompt_cache_key": "equal prefixes are found without it; `cache_salt` keeps them apart",
+    "prompt_cache_key": "equal prefixes are found without it; `cache_salt` separates them",
     "prompt_cache_retention": "cached prefixes stay as long as there is room",
     "trace_context": "this server sends no traces",
 }
-"""Field -> why nothing here depends on it."""
+"""Field -> why it is accepted without effect."""
 
 _OFF: tuple[Any, ...] = (False, [], {}, "", 0)
 _TEXT_ONLY = "this server reads and writes text only"
-_ONE_WAY = "beam search is not there: outputs are sampled"
-_BY_SERVER = "log-probabilities have one form per server; see --logprobs-mode"
+_NO_BEAM_SEARCH = "beam search is not supported"
+_BY_SERVER = "the server has one kind of log-probabilities; see --logprobs-mode"
+_DISAGGREGATED = "internal to prefill/decode separation; clients do not send it"
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "functions": ("is OpenAI's older spelling; use tools", ([],)),
     "function_call": ("is OpenAI's older spelling; use tool_choice", ("none", "auto")),
-    "service_tier": ("there is one tier", ("auto", "default")),
+    "service_tier": ("there are no service tiers", ("auto", "default")),
     "modalities": (_TEXT_ONLY, (["text"],)),
     "audio": (_TEXT_ONLY, ()),
     "mm_hashes": (_TEXT_ONLY, _OFF),
     "mm_processor_kwargs": (_TEXT_ONLY, _OFF),
-    "prediction": ("speculation finds repeated text by itself", ()),
-    "verbosity": ("say in the prompt how long the answer should be", ("medium",)),
-    "web_search_options": ("this server searches nothing", ()),
-    "use_beam_search": (_ONE_WAY, (False,)),
-    "length_penalty": (_ONE_WAY, (1, 1.0)),
-    "early_stopping": (_ONE_WAY, (False,)),
-    "include_draft_logprobs": ("the answer is the target's; drafts have no probabilities of their own", (False,)),
+    "prediction": ("speculation finds repeated text without it", ()),
+    "verbosity": ("describe the length of the answer in the prompt", ("medium",)),
+    "web_search_options": ("web search is not supported", ()),
+    "use_beam_search": (_NO_BEAM_SEARCH, (False,)),
+    "length_penalty": (_NO_BEAM_SEARCH, (1, 1.0)),
+    "early_stopping": (_NO_BEAM_SEARCH, (False,)),
+    "include_draft_logprobs": ("tokens are sampled from the target; drafts have no probabilities", (False,)),
     "temp_scaled_logprobs": (_BY_SERVER, (False,)),
     "top_p_normalized_logprobs": (_BY_SERVER, (False,)),
-    "completion_token_ids": ("put the tokens to go on from at the end of prompt_token_ids", ([],)),
-    "disaggregate_info": ("the nodes of a deployment agree among themselves on who prefills", ({},)),
-    "kv_transfer_params": ("the nodes of a deployment agree among themselves on who prefills", ({},)),
-    "guided_whitespace_pattern": ("whitespace follows the grammar", ()),
-    "guided_decoding_backend": ("one backend per server; see --guided-decoding-backend", ("auto",)),
+    "completion_token_ids": ("append the tokens to continue from to prompt_token_ids", ([],)),
+    "disaggregate_info": (_DISAGGREGATED, ({},)),
+    "kv_transfer_params": (_DISAGGREGATED, ({},)),
+    "guided_whitespace_pattern": ("the grammar defines the whitespace", ()),
+    "guided_decoding_backend": ("the server has one backend; see --guided-decoding-backend", ("auto",)),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
     "return_tokens_as_token_ids": ("see return_token_ids", (False,)),
     "structured_outputs": ("use response_format or the guided_ fields", ({},)),
@@ -222,99 +236,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "documents": ("put them into chat_template_kwargs", ([],)),
     "enable_thinking": ("put it into chat_template_kwargs", ()),
     "thinking_token_budget": ("use reasoning_max_tokens", ()),
-    "include_reasoning": ("reasoning stands apart, in reasoning_content", (True,)),
+    "include_reasoning": ("reasoning is always separate, in reasoning_content", (True,)),
     "allowed_token_ids": ("see guided_choice and guided_regex", ([],)),
 }
-"""Field -> (why it is refused, values that ask for nothing)."""
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-def parse_body(body: bytes, model: type[T]) -> T:
-    """Parse a JSON body into `model`.
-
-    Raises:
-        ApiError: 400, naming the field: no JSON object, a field given twice, an unknown field (and the nearest known
-            one), a field of the wrong type, or one that is refused.
-    """
-    given = _decode(body)
-    known = _known_fields(model)
-    is_generation = issubclass(model, GenerationFields)
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in known:
-            if value is not None:
-                values[name] = _convert(name, value, known[name])
-        elif is_generation and name in REFUSED:
-            _check_refused(name, value)
-        elif is_generation and name == "metadata":
-            _check_metadata(value)
-        elif not is_generation or name not in WITHOUT_EFFECT:
-            raise _unknown(name, model)
-    request = model(**values)
-    if isinstance(request, GenerationFields) and request.stream_options is not None and not request.stream:
-        raise InvalidRequestError("stream_options", "needs stream: true")
-    return request
-
-
-@cache
-def _known_fields(model: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(model)}  # resolving annotations takes 2 ms
-
-
-def _decode(body: bytes) -> dict[str, Any]:
-    try:
-        given = msgspec.json.decode(body)
-        json.loads(body, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(given, dict):
-        raise ApiError(400, f"the body must be a JSON object, got {_json_type(given)}", code="invalid_json")
-    return given
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse a key that stands twice in an object: parsers differ in which of the values counts."""
-    seen = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise ApiError(400, f"{name}: given twice in one object", param=name, code="invalid_json")
-        seen.add(name)
-
-
-def _convert(name: str, value: Any, kind: Any) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text = str(error).replace("`", "").replace(" | null", "").replace("$", name)
-        raise InvalidRequestError(name, text[:1].lower() + text[1:]) from None
-
-
-def _check_refused(name: str, value: Any) -> None:
-    reason, neutral = REFUSED[name]
-    if value is not None and value not in neutral:
-        raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
-
-
-def _check_metadata(value: Any) -> None:
-    """Refuse what is no tag: older clients of FastDeploy put settings here, which would be lost."""
-    if value is not None and (not isinstance(value, dict) or not all(isinstance(tag, str) for tag in value.values())):
-        raise InvalidRequestError("metadata", "expected a mapping to texts; settings are fields of their own")
-
-
-def _unknown(name: str, model: type[msgspec.Struct]) -> ApiError:
-    if model is CompletionRequest and name in _known_fields(ChatCompletionRequest):
-        hint = "it belongs to /v1/chat/completions"
-    elif model is ChatCompletionRequest and name in _known_fields(CompletionRequest):
-        hint = "it belongs to /v1/completions"
-    else:
-        known = [*_known_fields(model), *([*REFUSED, *WITHOUT_EFFECT] if issubclass(model, GenerationFields) else [])]
-        nearest = difflib.get_close_matches(name[:64], known, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else ""
-    message = f"{name[:64]}: unknown field" + (f"; {hint}" if hint else "")
-    return ApiError(400, message, param=name[:64], code="unknown_parameter")
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+"""Field -> (why it is refused, values that are accepted because they request nothing)."""

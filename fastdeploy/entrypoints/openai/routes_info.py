@@ -1,161 +1,207 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoints that tell something and change nothing."""
+"""Endpoints that report on the server and the model."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from dataclasses import asdict
-from functools import lru_cache
-from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from fastdeploy.config.env import shown_variables
-from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.openapi import Endpoint
+from fastdeploy.entrypoints.openai.responses import ErrorResponse, ResponseBody
+from fastdeploy.entrypoints.openai.server import ApiServer, ServerStatus
 from fastdeploy.version import __version__
 
 
+class ModelPermission(ResponseBody, kw_only=True):
+    """Permissions, which clients of OpenAI's older protocol read."""
+
+    id: str
+    object: Literal["model_permission"] = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
+class ModelCard(ResponseBody, kw_only=True):
+    """The served model.
+
+    Attributes:
+        root: the model's path
+        max_model_len: maximum number of tokens of prompt and output; null until the model is loaded
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "FastDeploy"
+    root: str
+    parent: None = None
+    max_model_len: int | None
+    permission: list[ModelPermission]
+
+
+class ModelList(ResponseBody, kw_only=True):
+    """Body of GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class HealthResponse(ResponseBody, kw_only=True):
+    """State of the server."""
+
+    status: ServerStatus
+
+
+class VersionResponse(ResponseBody, kw_only=True):
+    """Body of GET /version.
+
+    Attributes:
+        operator_library: digest of the native operators; null until the model is loaded
+    """
+
+    version: str
+    operator_library: str | None
+
+
+class LoadResponse(ResponseBody, kw_only=True):
+    """Body of GET /load.
+
+    Attributes:
+        num_requests: requests inside the server
+        num_running, num_waiting: requests inside the engine
+        num_free_blocks, num_blocks: blocks of the KV cache
+    """
+
+    num_requests: int
+    max_concurrency: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+
+
+class ConfigResponse(ResponseBody, kw_only=True):
+    """Body of GET /config-info.
+
+    Attributes:
+        engine: what the engine reports about itself; empty until the model is loaded
+        engine_config, server: the configuration, without secrets
+        provenance: name of each value that is not a default, and where it came from
+        environment: variables of the environment that the server reads
+    """
+
+    engine: dict[str, Any]
+    engine_config: dict[str, Any]
+    server: dict[str, Any]
+    provenance: dict[str, str]
+    environment: dict[str, str]
+
+
 def server_of(request: Request) -> ApiServer:
-    """Return the state behind a request."""
+    """Return the state of the server that handles a request."""
     server: ApiServer = request.app.state.server
     return server
 
 
-def json_response(content: Any, status: int = 200) -> Response:
-    """Return an answer in JSON."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def json_response(body: ResponseBody, status: int = 200) -> Response:
+    """Return a JSON response."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-async def models(request: Request) -> Response:
-    """GET /v1/models."""
-    return json_response({"object": "list", "data": [_model_card(server_of(request))]})
+async def list_models(request: Request) -> Response:
+    """Return the served model, in a list of one."""
+    return json_response(ModelList(data=[_model_card(server_of(request))]))
 
 
-async def model(request: Request) -> Response:
-    """GET /v1/models/NAME."""
+async def get_model(request: Request) -> Response:
+    """Return the served model by its name."""
     server = server_of(request)
     server.check_model(request.path_params["name"])
     return json_response(_model_card(server))
 
 
-def _model_card(server: ApiServer) -> dict[str, Any]:
-    return {
-        "id": server.model_name,
-        "object": "model",
-        "created": server.created_s,
-        "owned_by": "FastDeploy",
-        "root": server.engine_config.model,
-        "parent": None,
-        "max_model_len": server.description().get("max_model_len", server.engine_config.max_model_len),
-        "permission": [_permission(server.created_s)],
-    }
-
-
-def _permission(created_s: int) -> dict[str, Any]:
-    """Return what clients of OpenAI's older protocol look for."""
-    return {
-        "id": f"modelperm-{created_s}",
-        "object": "model_permission",
-        "created": created_s,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
+def _model_card(server: ApiServer) -> ModelCard:
+    created = server.created_s
+    return ModelCard(
+        id=server.model_name,
+        created=created,
+        root=server.engine_config.model,
+        max_model_len=server.description().get("max_model_len", server.engine_config.max_model_len),
+        permission=[ModelPermission(id=f"modelperm-{created}", created=created)],
+    )
 
 
 async def health(request: Request) -> Response:
-    """GET /health, GET and POST /ping: 200 when requests can be served."""
+    """Return the state of the server: 200 if it is ready, otherwise 503."""
     status = server_of(request).status
-    return json_response({"status": status}, 200 if status == "ready" else 503)
+    return json_response(HealthResponse(status=status), 200 if status == "ready" else 503)
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics."""
+    """Return the metrics in the format of Prometheus."""
     return Response(generate_latest(server_of(request).registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 async def version(request: Request) -> Response:
-    """GET /version."""
+    """Return the versions of the server and of its native operators."""
     library = server_of(request).description().get("fingerprint", {}).get("operator_library")
-    return json_response({"version": __version__, "operator_library": library})
+    return json_response(VersionResponse(version=__version__, operator_library=library))
 
 
 async def load(request: Request) -> Response:
-    """GET /load: requests and blocks now."""
+    """Return the current numbers of requests and blocks."""
     server = server_of(request)
     stats = server.client.stats
     return json_response(
-        {
-            "num_requests": server.metrics.num_inside(),
-            "max_concurrency": server.config.max_concurrency,
-            "num_running": stats.num_running,
-            "num_waiting": stats.num_waiting,
-            "num_free_blocks": stats.num_free_blocks,
-            "num_blocks": stats.num_blocks,
-        }
+        LoadResponse(
+            num_requests=server.metrics.num_inside(),
+            max_concurrency=server.config.max_concurrency,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_free_blocks=stats.num_free_blocks,
+            num_blocks=stats.num_blocks,
+        )
     )
 
 
 async def config_info(request: Request) -> Response:
-    """GET /config-info: what the server runs with and where each value came from, without its secrets."""
+    """Return the configuration and where each value came from, with secrets masked."""
     server = server_of(request)
     masked = {**asdict(server.config), "api_keys": ["***"] * len(server.config.api_keys)}
     return json_response(
-        {
-            "engine": server.description(),
-            "engine_config": asdict(server.engine_config),
-            "server": masked,
-            "provenance": server.provenance,
-            "environment": shown_variables(),
-        }
+        ConfigResponse(
+            engine=dict(server.description()),
+            engine_config=asdict(server.engine_config),
+            server=masked,
+            provenance=dict(server.provenance),
+            environment=shown_variables(),
+        )
     )
 
 
-async def page(request: Request) -> Response:
-    """Return the page."""
-    content, policy = _page()
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-    return Response(content, headers=headers, media_type="text/html")
-
-
-@lru_cache(maxsize=1)
-def _page() -> tuple[str, str]:
-    """Return the page and the policy that lets a browser run this script, ask this server, and nothing else."""
-    content = resources.files("fastdeploy").joinpath("assets", "page.html").read_text(encoding="utf-8")
-    policy = (
-        f"default-src 'none'; connect-src 'self'; script-src {_digest(content, 'script')}; "
-        f"style-src {_digest(content, 'style')}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return content, policy
-
-
-def _digest(content: str, element: str) -> str:
-    found = re.search(rf"<{element}>(.*?)</{element}>", content, re.DOTALL)
-    assert found is not None
-    return f"'sha256-{base64.b64encode(hashlib.sha256(found.group(1).encode()).digest()).decode()}'"
-
-
-ROUTES = [
-    Route("/", page),
-    Route("/v1/models", models),
-    Route("/v1/models/{name:path}", model),
-    Route("/health", health),
-    Route("/ping", health, methods=["GET", "POST"]),
-    Route("/metrics", metrics),
-    Route("/version", version),
-    Route("/load", load),
-    Route("/config-info", config_info),
-]
+ENDPOINTS = (
+    Endpoint("/v1/models", list_models, response=ModelList),
+    Endpoint("/v1/models/{name:path}", get_model, response=ModelCard, errors={404: ErrorResponse}),
+    Endpoint("/health", health, response=HealthResponse, errors={503: HealthResponse}, is_open=True),
+    Endpoint(
+        "/ping", health, methods=("GET", "POST"), response=HealthResponse, errors={503: HealthResponse}, is_open=True
+    ),
+    Endpoint("/metrics", metrics, media_type="text/plain", is_open=True),
+    Endpoint("/version", version, response=VersionResponse, is_open=True),
+    Endpoint("/load", load, response=LoadResponse),
+    Endpoint("/config-info", config_info, response=ConfigResponse),
+)

@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.detokenize.preprocess import check_token_ids
-from fastdeploy.entrypoints.openai.auth import key_salt
-from fastdeploy.entrypoints.openai.bodies import read_body
+from fastdeploy.entrypoints.openai.bodies import parse_body, read_body
+from fastdeploy.entrypoints.openai.middleware import key_salt
+from fastdeploy.entrypoints.openai.openapi import BODY_ERRORS, Endpoint
 from fastdeploy.entrypoints.openai.prompt import render_prompt
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, parse_body
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.responses import ResponseBody
 from fastdeploy.entrypoints.openai.routes_info import json_response, server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
 
-ID_PREFIXES = ("", "cmpl-", "chatcmpl-")  # clients know a request by its own name or by its answer's
+ID_PREFIXES = ("", "cmpl-", "chatcmpl-")  # clients may send the request's id or the response's
 MAX_IDS = 4096
 TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
@@ -29,9 +31,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Body of POST /tokenize.
 
     Attributes:
-        prompt: the text; or `messages`, rendered as /v1/chat/completions would.
-        add_special_tokens: with the tokenizer's opening tokens; default true for a text, false for a conversation.
-        return_token_strs: the answer holds each token's text as well.
+        model: as in completions
+        prompt: the text to tokenize
+        messages: a conversation to render and tokenize, instead of `prompt`
+        add_special_tokens: add the tokenizer's special tokens (default: true for a text, false for a conversation)
+        return_token_strs: add the text of each token to the response
+        add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools: as in chats
     """
 
     model: str | None = None
@@ -47,77 +52,120 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Body of POST /detokenize."""
+    """Body of POST /detokenize.
+
+    Attributes:
+        model: as in completions
+        tokens: the token ids to decode
+    """
 
     model: str | None = None
     tokens: list[int] | None = None
 
 
-class AbortRequests(msgspec.Struct, kw_only=True):
-    """Body of POST /v1/abort_requests: ids of requests or answers, or all of this key's."""
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/abort_requests.
+
+    Attributes:
+        req_ids: ids of requests or responses
+        abort_all: abort all requests of the client's API key
+    """
 
     req_ids: list[str] | None = None
     abort_all: bool = False
 
 
+class TokenizeResponse(ResponseBody, kw_only=True):
+    """Body of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(ResponseBody, kw_only=True):
+    """Body of POST /detokenize."""
+
+    prompt: str
+
+
+class AbortedRequest(ResponseBody, kw_only=True):
+    """A request that was aborted."""
+
+    request_id: str
+    num_generated_tokens: int
+
+
+class AbortResponse(ResponseBody, kw_only=True):
+    """Body of POST /v1/abort_requests.
+
+    Attributes:
+        not_found: ids that no running request of this API key has
+    """
+
+    aborted: list[AbortedRequest]
+    not_found: list[str]
+
+
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text or a conversation."""
-    return await _answer(request, _tokenize)
+    return await _run_in_thread(request, _tokenize)
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    return await _answer(request, _detokenize)
+    return await _run_in_thread(request, _detokenize)
 
 
 async def abort_requests(request: Request) -> Response:
-    """End requests of this client's key; return which, and how many tokens each had."""
+    """Abort requests of the client's API key and return how many tokens each of them had generated."""
     server = server_of(request)
     server.check_available()
-    body = parse_body(await read_body(request), AbortRequests)
+    body = parse_body(await read_body(request), AbortRequest)
     if body.abort_all == (body.req_ids is not None):
         raise InvalidRequestError("req_ids", "expected a list of request ids, or abort_all: true")
-    names = body.req_ids or []
-    if len(names) > MAX_IDS:
-        raise InvalidRequestError("req_ids", f"at most {MAX_IDS} ids, got {len(names)}")
-    wanted = None if body.abort_all else [prefix + name for name in names for prefix in ID_PREFIXES]
-    ended = await server.client.abort_requests(wanted, key_salt(request.scope))
-    known = {known for request_id, _ in ended for known in (request_id, request_id.rpartition("-")[0])}
+    req_ids = body.req_ids or []
+    if len(req_ids) > MAX_IDS:
+        raise InvalidRequestError("req_ids", f"at most {MAX_IDS} ids, got {len(req_ids)}")
+    engine_ids = None if body.abort_all else [prefix + req_id for req_id in req_ids for prefix in ID_PREFIXES]
+    aborted = await server.client.abort_requests(engine_ids, key_salt(request.scope))
+    found = {name for request_id, _ in aborted for name in (request_id, request_id.rpartition("-")[0])}
     return json_response(
-        {
-            "aborted": [{"request_id": name, "num_generated_tokens": count} for name, count in ended],
-            "not_found": [name for name in names if not any(prefix + name in known for prefix in ID_PREFIXES)],
-        }
+        AbortResponse(
+            aborted=[AbortedRequest(request_id=name, num_generated_tokens=count) for name, count in aborted],
+            not_found=[req_id for req_id in req_ids if not any(prefix + req_id in found for prefix in ID_PREFIXES)],
+        )
     )
 
 
-async def _answer(request: Request, work: Any) -> Response:
+async def _run_in_thread(request: Request, work: Callable[[ApiServer, bytes], ResponseBody]) -> Response:
     server = server_of(request)
     server.check_available()
     raw_body = await read_body(request)
     return json_response(await asyncio.to_thread(work, server, raw_body))  # a client's template may take seconds
 
 
-def _tokenize(server: ApiServer, raw_body: bytes) -> dict[str, Any]:
+def _tokenize(server: ApiServer, raw_body: bytes) -> TokenizeResponse:
     body = parse_body(raw_body, TokenizeRequest)
     server.check_model(body.model)
     prompt = _prompt(server, body)
     is_text = body.prompt is not None
     add_special = body.add_special_tokens if body.add_special_tokens is not None else is_text
     tokens = server.tokenizer.encode(prompt, add_special) if isinstance(prompt, str) else prompt
-    return {
-        "count": len(tokens),
-        "max_model_len": server.limits.max_model_len,
-        "tokens": tokens,
-        "token_strs": [server.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
-    }
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=server.limits.max_model_len,
+        tokens=tokens,
+        token_strs=[server.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+    )
 
 
 def _prompt(server: ApiServer, body: TokenizeRequest) -> str | list[int]:
-    """Return the text as given, or the conversation as it would be sent to the model."""
+    """Return the given text, or the conversation as it would be sent to the model."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "expected a text, or messages; one of both")
-    given = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
     if body.prompt is None:
         return render_prompt(server, ChatCompletionRequest(messages=body.messages, **given))
     if given:
@@ -125,17 +173,38 @@ def _prompt(server: ApiServer, body: TokenizeRequest) -> str | list[int]:
     return body.prompt
 
 
-def _detokenize(server: ApiServer, raw_body: bytes) -> dict[str, Any]:
+def _detokenize(server: ApiServer, raw_body: bytes) -> DetokenizeResponse:
     body = parse_body(raw_body, DetokenizeRequest)
     server.check_model(body.model)
     if body.tokens is None:
         raise InvalidRequestError("tokens", "is missing")
     check_token_ids("tokens", body.tokens, server.limits.vocab_size)
-    return {"prompt": server.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+    return DetokenizeResponse(prompt=server.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
 
-ROUTES = [
-    Route("/tokenize", tokenize, methods=["POST"]),
-    Route("/detokenize", detokenize, methods=["POST"]),
-    Route("/v1/abort_requests", abort_requests, methods=["POST"]),
-]
+ENDPOINTS = (
+    Endpoint(
+        "/tokenize",
+        tokenize,
+        methods=("POST",),
+        request=TokenizeRequest,
+        response=TokenizeResponse,
+        errors=BODY_ERRORS,
+    ),
+    Endpoint(
+        "/detokenize",
+        detokenize,
+        methods=("POST",),
+        request=DetokenizeRequest,
+        response=DetokenizeResponse,
+        errors=BODY_ERRORS,
+    ),
+    Endpoint(
+        "/v1/abort_requests",
+        abort_requests,
+        methods=("POST",),
+        request=AbortRequest,
+        response=AbortResponse,
+        errors=BODY_ERRORS,
+    ),
+)

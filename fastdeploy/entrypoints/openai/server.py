@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every handler needs: the engine's client, the tokenizer, the names of the model, who may come in."""
+"""The state of an API process that all handlers share, and the limit on concurrent requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import Gauge
 
@@ -20,12 +20,15 @@ from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.detokenize.preprocess import RequestLimits
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import ApiError, too_many_requests, unavailable
+from fastdeploy.entrypoints.openai.responses import SpeculationNote
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.metrics.server_metrics import ServerMetrics
 
+ServerStatus = Literal["starting", "ready", "draining", "dead"]
+
 
 class ConcurrencyLimiter:
-    """Lets at most `limit` requests in; the next ones wait `max_wait_s` seconds (-1: for ever), then get 429."""
+    """Admits at most `limit` requests at a time; others wait up to `max_wait_s` seconds (-1: no limit) before a 429."""
 
     def __init__(self, limit: int, max_wait_s: float, inside: Gauge) -> None:
         self._limit = limit
@@ -36,17 +39,17 @@ class ConcurrencyLimiter:
 
     @contextlib.asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
-        """Hold a place.
+        """Count as one of the running requests until the block ends.
 
         Raises:
-            ApiError: 429, no place became free in time.
+            ApiError: 429, too many requests are running.
         """
         if self._semaphore.locked() and self._max_wait_s == 0:
-            raise self._full()
+            raise self._too_many()
         try:
             await asyncio.wait_for(self._semaphore.acquire(), self._max_wait_s or None)
         except TimeoutError:
-            raise self._full() from None
+            raise self._too_many() from None
         self.num_inside += 1
         self._inside.inc()
         try:
@@ -56,8 +59,8 @@ class ConcurrencyLimiter:
             self._inside.dec()
             self._semaphore.release()
 
-    def _full(self) -> ApiError:
-        return too_many_requests(f"the server works on {self._limit} requests, its limit (--max-concurrency)")
+    def _too_many(self) -> ApiError:
+        return too_many_requests(f"{self._limit} requests are running, the maximum (--max-concurrency)")
 
 
 @dataclass
@@ -65,12 +68,12 @@ class ApiServer:
     """The state of the API process.
 
     Attributes:
-        client: the engine.
-        chat_template: replaces the tokenizer's; None keeps it.
-        defaults: sampling values that the model's generation_config.json proposes.
-        provenance: name of each value that is no default -> where it came from.
-        metrics_folder: where several API processes keep their metrics; empty for one process.
-        is_draining: SIGTERM has come; no new requests.
+        client: connection to the engine.
+        defaults: sampling parameters from the model's generation_config.json.
+        chat_template: used instead of the tokenizer's; None uses that one.
+        provenance: name of each value that is not a default -> where it came from.
+        metrics_folder: where several API processes store their metrics; empty for one process.
+        is_draining: the server is shutting down and accepts no new requests.
     """
 
     config: ServerConfig
@@ -87,7 +90,7 @@ class ApiServer:
 
     def __post_init__(self) -> None:
         self.metrics = ServerMetrics(lambda: self.client.stats, self.description, self.metrics_folder, self.json_log)
-        limit = -(-self.config.max_concurrency // self.config.workers)  # each API process takes its part
+        limit = -(-self.config.max_concurrency // self.config.workers)  # each API process admits its share
         self.limiter = ConcurrencyLimiter(limit, self.config.max_waiting_time, self.metrics.inside)
         self.registry = self.metrics.registry
         self.recorder = self.metrics.requests
@@ -96,18 +99,18 @@ class ApiServer:
 
     @property
     def model_name(self) -> str:
-        """The served name, as answers report it."""
+        """The served name, which responses report."""
         return self.config.served_model_name
 
     @property
     def limits(self) -> RequestLimits:
-        """What the model allows; known once the engine is ready."""
+        """Limits of the model; the engine must be ready."""
         assert self.client.ready is not None
         return RequestLimits(self.client.ready.max_model_len, self.client.ready.vocab_size)
 
     @property
-    def status(self) -> str:
-        """One of ready, starting, draining, dead."""
+    def status(self) -> ServerStatus:
+        """The state of the server."""
         if self.client.dead_error is not None:
             return "dead"
         if self.is_draining:
@@ -127,26 +130,27 @@ class ApiServer:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 unless `name` is the served name, the model's path or its last part, or `default`."""
         if name is not None and name not in self._names:
-            message = f"model: {name!r} is not served here; this server has {self.model_name!r}"
+            message = f"model: {name!r} is not served here; this server serves {self.model_name!r}"
             raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
 
     def description(self) -> Mapping[str, Any]:
-        """Return what the engine says of itself; empty while it starts."""
+        """Return what the engine reports about itself; empty until the model is loaded."""
         return self.client.ready.description if self.client.ready is not None else {}
 
     @property
     def system_fingerprint(self) -> str:
-        """What decides the bits of an answer beside its request: equal ones give equal texts."""
+        """Digest of what the bits of a logit depend on: equal fingerprints give equal texts."""
         numerics = repr(self.description().get("fingerprint", {}))
         return "fp_" + hashlib.blake2b(numerics.encode(), digest_size=6).hexdigest()
 
-    def lossy_note(self) -> dict[str, Any] | None:
-        """Return what answers must say of speculation that may change the text, or ignores drafts; else None."""
-        speculation = self._speculation()
+    def speculation_note(self) -> SpeculationNote | None:
+        """Return the settings of speculation if the text may differ from plain decoding, or drafts are rejected."""
+        speculation = self.description().get("speculation", {})
         if not speculation.get("lossy") and speculation.get("accept_policy", "normal") == "normal":
             return None
-        return {key: speculation.get(key) for key in ("method", "verify_strategy", "accept_policy", "lossy")}
-
-    def _speculation(self) -> Mapping[str, Any]:
-        speculation: Mapping[str, Any] = self.description().get("speculation", {})
-        return speculation
+        return SpeculationNote(
+            method=speculation.get("method"),
+            verify_strategy=speculation.get("verify_strategy"),
+            accept_policy=speculation.get("accept_policy"),
+            lossy=speculation.get("lossy"),
+        )

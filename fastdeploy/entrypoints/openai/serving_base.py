@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One accepted request: run to the end or streamed, with everything undone when its client leaves."""
+"""Serves one checked request, as one response or as a stream, and aborts it when its client disconnects."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.types import Message, Receive, Scope, Send
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.request import GenerationRequest
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.entrypoints.openai.errors import error_response, to_api_error
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Generation, GenerationGroup
-from fastdeploy.entrypoints.openai.logprobs import describe_tokens
+from fastdeploy.entrypoints.openai.logprobs import output_tokens
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
+from fastdeploy.entrypoints.openai.responses import ChoiceFields, ResponseHead
 from fastdeploy.entrypoints.openai.server import ApiServer
 
 MAX_REQUEST_ID_LENGTH = 128
+MAX_HEADER_ID_LENGTH = 96  # of X-Request-Id, to which a random suffix is appended
 DONE = b"data: [DONE]\n\n"
 
 
@@ -32,7 +34,7 @@ def make_request_id(requested: str | None) -> str:
     """Return the client's own request id, or a fresh one.
 
     Raises:
-        InvalidRequestError: it is empty, too long, or no printable ASCII.
+        InvalidRequestError: the id is empty, too long, or not printable ASCII.
     """
     if requested is None:
         return uuid.uuid4().hex
@@ -42,123 +44,125 @@ def make_request_id(requested: str | None) -> str:
 
 
 class ServingBase(ABC):
-    """A checked request and the shape of its answer."""
+    """A checked request and the format of its response.
 
-    object_name = ""
-    chunk_object_name = ""
+    Attributes:
+        response_type: struct of the whole response.
+        object_name, chunk_object_name: `object` of the whole response and of the chunks of a stream.
+        response_id: the response's `id`.
+        requests: the prompts for the engine.
+    """
 
-    def __init__(self, server: ApiServer, body: GenerationFields, answer_id: str) -> None:
+    response_type: type[Any]
+    object_name: str
+    chunk_object_name: str
+
+    def __init__(self, server: ApiServer, body: GenerationFields, response_id: str) -> None:
         self.server = server
         self.body = body
-        self.answer_id = answer_id
-        self._created = int(time.time())
+        self.response_id = response_id
         self.requests: Sequence[GenerationRequest] = ()
+        self._created = int(time.time())
 
     @abstractmethod
-    def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
-        """Return the choice of a whole answer."""
+    def choice(self, update: ChoiceUpdate) -> ChoiceFields:
+        """Return the choice of a whole response."""
 
     @abstractmethod
-    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
-        """Yield the choices of the chunks that `update` makes, one chunk each."""
+    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[ChoiceFields]:
+        """Yield what is new for the client, one choice per chunk."""
 
     async def run_to_completion(self) -> bytes:
-        """Run to the end and return the JSON answer."""
+        """Run until all choices have ended; return the response as JSON."""
         group = self._group()
         updates = await group.run_to_completion()
-        answer = self._frame(self.object_name)
-        answer["choices"] = [self.choice(update) for update in updates]
-        answer["usage"] = group.usage.as_dict()
-        return msgspec.json.encode(answer)
+        choices = [self.choice(update) for update in updates]
+        head = self._head(self.object_name)
+        return msgspec.json.encode(self.response_type(**head, choices=choices, usage=group.usage.report()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events, the last one excepted."""
+        """Yield server-sent events, except for the final `[DONE]`."""
         group = self._group()
         options = self.body.stream_options or StreamOptions()
         aggregator = ChunkAggregator(self.body.max_streaming_response_tokens or 1)
-        head = self._chunk_head()
+        prefix = self._chunk_prefix()
         async with contextlib.aclosing(group.updates()) as stream:
             async for updates in stream:
-                lines = []
+                events = []
                 for update in aggregator.push(updates):
-                    usage = _usage(group) if options.continuous_usage_stats else b""
+                    usage = _usage_suffix(group) if options.continuous_usage_stats else b""
                     for choice in self.chunk_choices(update):
-                        lines.append(head + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
-                if lines:
-                    yield b"".join(lines)
+                        events.append(prefix + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
+                if events:
+                    yield b"".join(events)
         if options.include_usage:
-            yield head + b"]" + _usage(group) + b"}\n\n"
+            yield prefix + b"]" + _usage_suffix(group) + b"}\n\n"
 
-    def extensions(self, update: ChoiceUpdate, names: tuple[str, str]) -> dict[str, Any]:
-        """Return the fields that both endpoints add to a choice.
-
-        Args:
-            names: the fields' names for the prompt's and the choice's token ids.
-        """
-        delta = update.delta
-        made: dict[str, Any] = {}
-        if self.body.return_token_ids:
+    def add_optional_fields(self, choice: ChoiceFields, update: ChoiceUpdate) -> None:
+        """Set the fields of a choice that both endpoints have and only some requests ask for."""
+        delta, body = update.delta, self.body
+        choice.seed = delta.seed
+        if body.return_token_ids:
             decode = partial(self.server.tokenizer.decode, skip_special_tokens=False)
             if update.is_first:
-                prompt = self.requests[update.prompt_index].prompt_token_ids
-                made.update({names[0]: prompt, "prompt_tokens": decode(prompt)})
-            made.update({names[1]: delta.token_ids, "completion_tokens": decode(delta.token_ids)})
-            if self.body.collect_metrics:
-                made["tokens"] = describe_tokens(self.server.tokenizer, delta)
+                choice.prompt_token_ids = self.requests[update.prompt_index].prompt_token_ids
+                choice.prompt_tokens = decode(choice.prompt_token_ids)
+            choice.completion_token_ids = delta.token_ids
+            choice.completion_tokens = decode(delta.token_ids)
+            if body.collect_metrics:
+                choice.tokens = output_tokens(self.server.tokenizer, delta)
         if delta.finish_reason is not None:
-            made["stop_reason"] = delta.stop_reason
-            if self.body.collect_metrics:
-                made["speculate_metrics"] = asdict(delta.speculate_metrics) if delta.speculate_metrics else None
-                made["metrics"] = asdict(delta.metrics) if delta.metrics else None
-        return {"seed": delta.seed, **made}
+            choice.stop_reason = delta.stop_reason
+            if body.collect_metrics:
+                choice.speculate_metrics = delta.speculate_metrics
+                choice.metrics = delta.metrics
 
     def _group(self) -> GenerationGroup:
         server = self.server
         return GenerationGroup(
             [
-                Generation(server.client, server.tokenizer, server.recorder, request, at)
-                for at, request in enumerate(self.requests)
+                Generation(server.client, server.tokenizer, server.recorder, request, prompt_index)
+                for prompt_index, request in enumerate(self.requests)
             ]
         )
 
-    def _frame(self, object_name: str) -> dict[str, Any]:
-        frame: dict[str, Any] = {
-            "id": self.answer_id,
+    def _head(self, object_name: str) -> dict[str, Any]:
+        """Return the fields of `ResponseHead`."""
+        note = self.server.speculation_note()
+        return {
+            "id": self.response_id,
             "object": object_name,
             "created": self._created,
             "model": self.server.model_name,
             "system_fingerprint": self.server.system_fingerprint,
+            "speculation": UNSET if note is None else note,
         }
-        note = self.server.lossy_note()
-        if note is not None:
-            frame["speculation"] = note
-        return frame
 
-    def _chunk_head(self) -> bytes:
-        """Return the beginning that all chunks share, up to their choices: encoded once, not per token."""
-        frame = msgspec.json.encode(self._frame(self.chunk_object_name))
-        return b"data: " + frame.removesuffix(b"}") + b',"choices":['
+    def _chunk_prefix(self) -> bytes:
+        """Return the beginning of all chunks, up to their choices: it is encoded once, not per token."""
+        head = msgspec.json.encode(ResponseHead(**self._head(self.chunk_object_name)))
+        return b"data: " + head.removesuffix(b"}") + b',"choices":['
 
 
 class GenerationResponse:
-    """Runs a request as an ASGI response. A client that disconnects cancels it, and with it the engine's work."""
+    """Runs a request as an ASGI response. If the client disconnects, the request is aborted on the engine."""
 
-    def __init__(self, serving: ServingBase, client_id: str | None = None) -> None:
-        """Answer with the `X-Request-Id` that the client sent, else with the answer's own id."""
+    def __init__(self, serving: ServingBase, header_id: str | None = None) -> None:
+        """Respond with the client's `X-Request-Id`, or the response's id if there is none."""
         self._serving = serving
-        self._id = client_id or serving.answer_id
+        self._id = header_id or serving.response_id
         self._headers = [(b"x-request-id", self._id.encode())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; return early when the client has left."""
+        """Send the response; return early if the client disconnects."""
         work = asyncio.create_task(self._run(scope, receive, send))
-        leaving = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnect = asyncio.create_task(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (work, leaving):
+            for task in (work, disconnect):
                 task.cancel()
-            await asyncio.gather(work, leaving, return_exceptions=True)
+            await asyncio.gather(work, disconnect, return_exceptions=True)
         if not work.cancelled() and (error := work.exception()) is not None:
             raise error
 
@@ -172,12 +176,12 @@ class GenerationResponse:
                     await send(self._start(200, b"application/json", len(body)))
                     await send({"type": "http.response.body", "body": body})
         except Exception as error:
-            if isinstance(error, OSError):  # the connection is gone
+            if isinstance(error, OSError):  # the connection is closed
                 return
-            await error_response(to_api_error(error, self._serving.answer_id), self._id)(scope, receive, send)
+            await error_response(to_api_error(error, self._serving.response_id), self._id)(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        """Send events. An error before the first one is an ordinary error answer; later it is an event of its own."""
+        """Send events. An error before the first one is an ordinary error response; later it is an event."""
         has_started = False
         try:
             async with contextlib.aclosing(self._serving.events()) as events:
@@ -189,7 +193,7 @@ class GenerationResponse:
         except Exception as error:
             if not has_started or isinstance(error, OSError):
                 raise
-            event = _event(to_api_error(error, self._serving.answer_id).body())
+            event = b"data: " + to_api_error(error, self._serving.response_id).encode() + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": DONE})
 
@@ -207,9 +211,5 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def _usage(group: GenerationGroup) -> bytes:
-    return b',"usage":' + msgspec.json.encode(group.usage.as_dict())
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+def _usage_suffix(group: GenerationGroup) -> bytes:
+    return b',"usage":' + msgspec.json.encode(group.usage.report())

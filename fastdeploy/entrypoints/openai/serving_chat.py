@@ -13,11 +13,23 @@ from fastdeploy.detokenize.preprocess import build_request
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params
-from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
 from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.responses import (
+    ChatCompletionChoice,
+    ChatCompletionResponse,
+    ChatCompletionStreamChoice,
+    ChatMessage,
+    ChoiceFields,
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    FunctionCall,
+    ToolCall,
+)
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import ServingBase, make_request_id
 from fastdeploy.entrypoints.openai.tool_choice import tool_use
@@ -27,6 +39,7 @@ class ServingChat(ServingBase):
     """A request for the next message of a conversation."""
 
     body: ChatCompletionRequest
+    response_type = ChatCompletionResponse
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
@@ -43,52 +56,56 @@ class ServingChat(ServingBase):
         params = chat_params(body, server.defaults, server.config.max_logprobs)
         prompt = render_prompt(server, body)
         state = reasoning_state(server, body, prompt)
-        self._add_form(params)
-        add_special = body.add_special_tokens is True or (  # a template writes its own
+        self._add_constraint(params)
+        add_special = body.add_special_tokens is True or (  # templates write the special tokens themselves
             body.disable_chat_template and body.add_special_tokens is None
         )
         field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
-        request = build_request(server.tokenizer, server.limits, self.answer_id, prompt, params, add_special, field)
+        request = build_request(server.tokenizer, server.limits, self.response_id, prompt, params, add_special, field)
         request.cache_salt = body.cache_salt or ""
         request.reasoning = state
         self.requests = [request]
         is_plain = self._reasoning is None and self._tools is None
         self._parsers = None if is_plain else [self._make_parser(state) for _ in range(params.n)]
 
-    def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
+    def choice(self, update: ChoiceUpdate) -> ChatCompletionChoice:
         """Return the choice with its message."""
-        message: dict[str, Any] = {"role": "assistant", "content": update.text, "refusal": None}
+        message = ChatMessage(content=update.text)
         if self._parsers is not None:
-            read = Message()
-            read.add(self._parsers[update.index].push(update.text, True))
-            message.update(self._read_fields(read))
-        return {"index": update.index, "message": message, **self._rest(update)}
+            parsed = Message()
+            parsed.add(self._parsers[update.index].push(update.text, True))
+            message = self._message(parsed)
+        choice = ChatCompletionChoice(index=update.index, message=message, **self._ending(update))
+        self._add_optional_fields(choice, update)
+        return choice
 
-    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
-        """Yield a choice that opens the message, then what is new: one choice, or one per part of the message."""
+    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[ChatCompletionStreamChoice]:
+        """Yield the choice that opens the message, then one choice for each new part of the message."""
         if update.is_first:
-            delta = {"role": "assistant", "content": ""}
-            yield {"index": update.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        *before, last = self._deltas(update) or [{}]
-        for delta in before:
-            yield {"index": update.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        rest = self._rest(update)
-        if last or rest["finish_reason"] or rest["logprobs"] or self.body.return_token_ids:
-            yield {"index": update.index, "delta": last, **rest}
+            yield _plain_choice(update, DeltaMessage(role="assistant", content=""))
+        deltas = self._deltas(update)
+        for delta in deltas[:-1]:
+            yield _plain_choice(update, delta)
+        ending = self._ending(update)
+        if deltas or ending["finish_reason"] or ending["logprobs"] or self.body.return_token_ids:
+            last = deltas[-1] if deltas else DeltaMessage()
+            choice = ChatCompletionStreamChoice(index=update.index, delta=last, **ending)
+            self._add_optional_fields(choice, update)
+            yield choice
 
-    def _add_form(self, params: SamplingParams) -> None:
-        """Let the output have the form that the tools ask for, and keep the markers in its text."""
+    def _add_constraint(self, params: SamplingParams) -> None:
+        """Constrain the output to what the tools require, and keep the markers of the parsers in its text."""
         markers = self._reasoning.markers if self._reasoning is not None else ()
         if self._tools is not None:
             params.guided_decoding = self._tools.constraint(self.server.tokenizer, params.guided_decoding)
             markers += self._tools.markers
-        params.visible_token_ids = list(self.server.tokenizer.special_ids_of(markers).values())
+        params.visible_token_ids = list(self.server.tokenizer.find_special_ids(markers).values())
 
     def _make_parser(self, state: ReasoningState) -> MessageParser:
-        splitter = ReasoningParser(self._reasoning, state) if self._reasoning is not None else None
+        reasoning = ReasoningParser(self._reasoning, state) if self._reasoning is not None else None
         if self._tools is None:
-            return MessageParser(splitter, None)
-        return MessageParser(splitter, self._tools.make_parser(), self._tools.max_calls)
+            return MessageParser(reasoning, None)
+        return MessageParser(reasoning, self._tools.make_parser(), self._tools.max_calls)
 
     def _group(self) -> GenerationGroup:
         group = super()._group()
@@ -100,52 +117,59 @@ class ServingChat(ServingBase):
             ]
         return group
 
-    def _read_fields(self, read: Message) -> dict[str, Any]:
-        """Return the message's fields after reading it: no content is null beside calls."""
-        fields: dict[str, Any] = {"content": read.content}
+    def _message(self, parsed: Message) -> ChatMessage:
+        """Return the message of the response; beside calls, empty content is null."""
+        message = ChatMessage(content=parsed.content)
         if self._reasoning is not None:
-            fields["reasoning_content"] = read.reasoning or None
-        if read.calls:
-            fields["content"] = read.content or None
-            fields["tool_calls"] = [_tool_call(call) for call in read.calls]
-        return fields
+            message.reasoning_content = parsed.reasoning or None
+        if parsed.calls:
+            message.content = parsed.content or None
+            message.tool_calls = [
+                ToolCall(id=_call_id(), function=FunctionCall(name=call.name, arguments=call.arguments))
+                for call in parsed.calls
+            ]
+        return message
 
-    def _deltas(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+    def _deltas(self, update: ChoiceUpdate) -> list[DeltaMessage]:
         if self._parsers is None:
-            return [{"content": update.text}] if update.text else []
+            return [DeltaMessage(content=update.text)] if update.text else []
         parts = self._parsers[update.index].push(update.text, update.delta.finish_reason is not None)
         return [_delta(part) for part in parts]
 
-    def _rest(self, update: ChoiceUpdate) -> dict[str, Any]:
-        delta, tokenizer = update.delta, self.server.tokenizer
-        made: dict[str, Any] = {"logprobs": None, "finish_reason": delta.finish_reason}
-        if self._parsers is not None and delta.finish_reason == "stop" and self._parsers[update.index].num_calls:
-            made["finish_reason"] = "tool_calls"
+    def _ending(self, update: ChoiceUpdate) -> dict[str, Any]:
+        """Return `finish_reason` and `logprobs` of a choice."""
+        delta = update.delta
+        finish_reason, logprobs = delta.finish_reason, None
+        if self._parsers is not None and finish_reason == "stop" and self._parsers[update.index].num_calls:
+            finish_reason = "tool_calls"
         if self.body.logprobs:
-            made["logprobs"] = chat_logprobs(tokenizer, delta.logprobs or [], self.body.top_logprobs or 0)
-        made.update(self.extensions(update, ("prompt_token_ids", "completion_token_ids")))
-        if delta.prompt_logprobs is not None:
+            logprobs = chat_logprobs(self.server.tokenizer, delta.logprobs or [], self.body.top_logprobs or 0)
+        return {"finish_reason": finish_reason, "logprobs": logprobs}
+
+    def _add_optional_fields(self, choice: ChoiceFields, update: ChoiceUpdate) -> None:
+        self.add_optional_fields(choice, update)
+        if update.delta.prompt_logprobs is not None:
             has_texts = self.body.include_logprobs_decode_token
-            made["prompt_logprobs"] = prompt_logprobs(tokenizer, delta.prompt_logprobs, has_texts)
-        return made
+            choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, update.delta.prompt_logprobs, has_texts)
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": _call_id(), "type": "function", "function": function}
+def _plain_choice(update: ChoiceUpdate, delta: DeltaMessage) -> ChatCompletionStreamChoice:
+    return ChatCompletionStreamChoice(index=update.index, delta=delta, logprobs=None, finish_reason=None)
 
 
-def _delta(part: Part) -> dict[str, Any]:
-    """Return a part as the delta of a chunk: a call's id, type and name come once, its arguments in pieces."""
+def _delta(part: Part) -> DeltaMessage:
+    """Return a part as the delta of a chunk; a call's id, type and name come once, its arguments in pieces."""
     match part.kind:
         case "reasoning":
-            return {"reasoning_content": part.text}
+            return DeltaMessage(reasoning_content=part.text)
         case "content":
-            return {"content": part.text}
+            return DeltaMessage(content=part.text)
         case "call":
-            function = {"name": part.text, "arguments": ""}
-            return {"tool_calls": [{"index": part.index, "id": _call_id(), "type": "function", "function": function}]}
-    return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
+            function = DeltaFunctionCall(name=part.text, arguments="")
+            call = DeltaToolCall(index=part.index, id=_call_id(), type="function", function=function)
+        case _:
+            call = DeltaToolCall(index=part.index, function=DeltaFunctionCall(arguments=part.text))
+    return DeltaMessage(tool_calls=[call])
 
 
 def _call_id() -> str:

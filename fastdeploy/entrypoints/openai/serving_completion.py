@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import UNSET
+
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.detokenize.fill_in import fill_in_prompt
 from fastdeploy.detokenize.preprocess import build_request
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
-from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
+from fastdeploy.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import ServingBase, make_request_id
 
@@ -26,6 +29,7 @@ class ServingCompletion(ServingBase):
     """A request for completions of one or several prompts."""
 
     body: CompletionRequest
+    response_type = CompletionResponse
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
@@ -41,56 +45,58 @@ class ServingCompletion(ServingBase):
         self._prompts = split_prompts(body)
         if len(self._prompts) * params.n > MAX_CHOICES:
             raise InvalidRequestError(
-                "n", f"prompts times n may reach {MAX_CHOICES}, got {len(self._prompts) * params.n}"
+                "n", f"expected at most {MAX_CHOICES} choices for all prompts, got {len(self._prompts) * params.n}"
             )
         add_special = body.add_special_tokens is not False
         field = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
         self.requests = [
-            build_request(server.tokenizer, server.limits, self._id(at), prompt, params, add_special, field)
-            for at, prompt in enumerate(self._with_suffix(add_special))
+            build_request(server.tokenizer, server.limits, self._id(index), prompt, params, add_special, field)
+            for index, prompt in enumerate(self._with_suffix(add_special))
         ]
         for request in self.requests:
             request.cache_salt = body.cache_salt or ""
         num_choices = len(self._prompts) * params.n
         self._num_top = completion_logprobs(body)
-        self._logprobs = [CompletionLogprobs(server.tokenizer, self._num_top or 0) for _ in range(num_choices)]
+        self._logprobs = [CompletionLogprobsBuilder(server.tokenizer, self._num_top or 0) for _ in range(num_choices)]
 
-    def choice(self, update: ChoiceUpdate) -> dict[str, Any]:
-        """Return the choice, with the prompt before its text if it is to be echoed."""
+    def choice(self, update: ChoiceUpdate) -> CompletionChoice:
+        """Return the choice, with the prompt before its text if the request asks for that."""
         delta = update.delta
-        made: dict[str, Any] = {
-            "index": update.index,
-            "text": self._echo(update) + update.text,
-            "logprobs": self._make_logprobs(update),
-            "finish_reason": delta.finish_reason,
-            **self.extensions(update, ("prompt_token_ids", "completion_token_ids")),
-        }
+        choice = CompletionChoice(
+            index=update.index,
+            text=self._echo(update) + update.text,
+            logprobs=self._build_logprobs(update),
+            finish_reason=delta.finish_reason,
+        )
+        self.add_optional_fields(choice, update)
         if delta.prompt_logprobs is not None and self.body.prompt_logprobs is not None:
             has_texts = self.body.include_logprobs_decode_token
-            made["prompt_logprobs"] = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs, has_texts)
-        return made
+            choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs, has_texts)
+        return choice
 
-    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[dict[str, Any]]:
-        """Yield one choice, unless nothing of it would be new to the client."""
+    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[CompletionChoice]:
+        """Yield one choice, unless it holds nothing new for the client."""
         choice = self.choice(update)
-        is_new = choice["text"] or choice["finish_reason"] or choice["logprobs"] or self.body.return_token_ids
-        if is_new or "prompt_logprobs" in choice:
+        is_new = choice.text or choice.finish_reason or choice.logprobs or self.body.return_token_ids
+        if is_new or choice.prompt_logprobs is not UNSET:
             yield choice
 
     def _with_suffix(self, add_special: bool) -> list[Prompt]:
-        """Return the prompts as the model reads them: filled into the form that asks for what precedes a suffix."""
+        """Return the prompts; with a suffix, in the model's fill-in-the-middle format."""
         suffix = self.body.suffix
         if not suffix:
             return self._prompts
         if self.body.truncate_prompt_tokens is not None:
-            raise InvalidRequestError("truncate_prompt_tokens", "given beside suffix; a cut prompt has lost its marks")
+            raise InvalidRequestError(
+                "truncate_prompt_tokens", "cannot be combined with suffix: it could remove markers"
+            )
         texts = [prompt for prompt in self._prompts if isinstance(prompt, str)]
         if len(texts) < len(self._prompts):
             raise InvalidRequestError("suffix", "needs prompts of text, not of token ids")
         return [fill_in_prompt(self.server.tokenizer, text, suffix, add_special) for text in texts]
 
-    def _id(self, at: int) -> str:
-        return self.answer_id if len(self._prompts) == 1 else f"{self.answer_id}-{at}"
+    def _id(self, index: int) -> str:
+        return self.response_id if len(self._prompts) == 1 else f"{self.response_id}-{index}"
 
     def _echo(self, update: ChoiceUpdate) -> str:
         if not self.body.echo or not update.is_first:
@@ -98,7 +104,7 @@ class ServingCompletion(ServingBase):
         prompt = self._prompts[update.prompt_index]
         return prompt if isinstance(prompt, str) else self.server.tokenizer.decode(prompt, skip_special_tokens=False)
 
-    def _make_logprobs(self, update: ChoiceUpdate) -> dict[str, Any] | None:
+    def _build_logprobs(self, update: ChoiceUpdate) -> CompletionLogprobs | None:
         if self._num_top is None:
             return None
         delta = update.delta
@@ -106,18 +112,18 @@ class ServingCompletion(ServingBase):
         if self.body.echo and delta.prompt_logprobs is not None:
             token_ids = [*self.requests[update.prompt_index].prompt_token_ids, *token_ids]
             entries = [*delta.prompt_logprobs, *entries]
-        return self._logprobs[update.index].make(token_ids, entries)
+        return self._logprobs[update.index].build(token_ids, entries)
 
 
 def split_prompts(body: CompletionRequest) -> list[Prompt]:
     """Return the prompts of a request: text, token ids, or a list of either.
 
     Raises:
-        InvalidRequestError: none, both fields, or a list of mixed things.
+        InvalidRequestError: there is no prompt, both fields are given, or a list mixes texts and token ids.
     """
     if body.prompt_token_ids is not None:
         if body.prompt:
-            raise InvalidRequestError("prompt_token_ids", "given beside prompt; use one of both")
+            raise InvalidRequestError("prompt_token_ids", "cannot be combined with prompt")
         return _split("prompt_token_ids", body.prompt_token_ids)
     if body.prompt is None:
         raise InvalidRequestError("prompt", "is missing")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the server says of itself on the terminal while it starts."""
+"""What the server prints while it starts: progress, and a summary of the configuration."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ BAR_WIDTH = 30
 
 
 class ProgressBar:
-    """Shows progress on stderr: a bar that moves on a terminal, a line per quarter elsewhere."""
+    """Shows progress on stderr: a progress bar on a terminal, otherwise a line per quarter."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
-        self._what = ""
-        self._shown = -1
+        self._task = ""
+        self._last_shown = -1
 
-    def show(self, what: str, fraction: float) -> None:
-        """Show that `fraction` of `what` is done."""
-        if what != self._what:
-            self._what, self._shown = what, -1
-        step = int(fraction * (100 if self._is_terminal else 4))
-        if step == self._shown:
+    def show(self, task: str, fraction: float) -> None:
+        """Show that `fraction` of `task` is done."""
+        if task != self._task:
+            self._task, self._last_shown = task, -1
+        mark = int(fraction * (100 if self._is_terminal else 4))
+        if mark == self._last_shown:
             return
-        self._shown = step
+        self._last_shown = mark
         if self._is_terminal:
             filled = round(fraction * BAR_WIDTH)
             bar = "#" * filled + "." * (BAR_WIDTH - filled)
             end = "\n" if fraction >= 1 else ""
-            print(f"\r{what:<20} [{bar}] {fraction:4.0%}", end=end, file=sys.stderr, flush=True)
+            print(f"\r{task:<20} [{bar}] {fraction:4.0%}", end=end, file=sys.stderr, flush=True)
         else:
-            print(f"{what} {fraction:.0%}", file=sys.stderr, flush=True)
+            print(f"{task} {fraction:.0%}", file=sys.stderr, flush=True)
 
 
 def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
-    """Return the start-up summary: model, context, memory, speculation, numerics, and what has no effect."""
+    """Return the start-up summary: model, context, memory, speculation and numerics, then the notes."""
     cache = description.get("kv_cache", {})
     speculation = description.get("speculation", {})
     numerics = description.get("fingerprint", {})
     rows = {
-        "model": _words(description.get("model"), description.get("architecture"), numerics.get("dtype")),
+        "model": _joined(description.get("model"), description.get("architecture"), numerics.get("dtype")),
         "context": f"{description.get('max_model_len')} tokens" + _batch(description),
         "weights": _weights(description.get("weights_bytes"), numerics.get("quantization", "none")),
-        "KV cache": _words(
+        "KV cache": _joined(
             f"{cache.get('num_blocks')} blocks of {cache.get('block_size')}",
             f"{cache.get('num_tokens')} tokens",
             _bytes(cache.get("bytes", 0)),
             cache.get("dtype"),
         ),
         "speculation": _speculation(speculation),
-        "numerics": _words(numerics.get("isa"), numerics.get("operator_library")),
+        "numerics": _joined(numerics.get("isa"), numerics.get("operator_library")),
     }
     lines = [f"FastDeploy {__version__}"]
     lines += [f"  {name:<12} {text}" for name, text in rows.items() if text]
     return lines + [f"  note: {note}" for note in notes]
 
 
-def _words(*parts: Any) -> str:
+def _joined(*parts: Any) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts, watches, restarts and ends the API processes of `--workers N`; they share one port and one engine."""
+"""Starts, monitors, restarts and stops the API processes of `--workers N`, which share one port and one engine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.core.child_command import child_command
-from fastdeploy.entrypoints.openai.api_worker import READY_LINE, WorkerOrder
-from fastdeploy.entrypoints.openai.lifecycle import LAST_ANSWERS_S
+from fastdeploy.entrypoints.openai.api_worker import READY_LINE, WorkerConfig
+from fastdeploy.entrypoints.openai.lifecycle import FINAL_RESPONSES_S
 from fastdeploy.ipc.client import EngineClient
 from fastdeploy.metrics.server_metrics import FOLDER_VARIABLE, ServerMetrics
 
 MODULE = "fastdeploy.entrypoints.openai.api_worker"
 MAX_FAILED_STARTS = 3
-PATIENCE_S = 5.0  # beyond the graceful time, for a worker to end before it is killed
+SHUTDOWN_GRACE_S = 5.0  # in addition to the graceful timeout; then workers are killed
 
 logger = logging.getLogger("fastdeploy.server")
 
 
 class _Worker:
-    """One API process at a time; `number` names its place, `generation` counts the processes that stood there."""
+    """Worker `number`; its process is replaced when it ends, and `generation` counts the replacements."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -46,14 +46,14 @@ class _Worker:
 
 
 class Supervisor:
-    """The API processes of a server, from entering the block to leaving it.
+    """The API processes of a server; a context manager that starts them and, at the end of the block, kills them.
 
     Attributes:
-        registry: the metrics of all of them and the engine's.
+        registry: the metrics of all processes and of the engine.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient, listener: socket.socket) -> None:
-        """Prepare; `listener` is the socket that all of them accept from."""
+        """Prepare to start the processes; all of them accept connections on `listener`."""
         self._args = args
         self._client = client
         self._listener = listener
@@ -81,15 +81,15 @@ class Supervisor:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def wait_ready(self) -> None:
-        """Return when every API process has met the engine."""
+        """Return when every API process is connected to the engine."""
         await asyncio.gather(*(worker.ready.wait() for worker in self._workers))
 
     async def wait_failed(self) -> None:
-        """Return when an API process cannot be started."""
+        """Return when an API process has repeatedly failed to start."""
         await self._failed.wait()
 
     async def drain(self, dying: asyncio.Task[None]) -> None:
-        """Let running requests finish, at most for the graceful time; return when all processes have ended."""
+        """Let running requests finish within the graceful timeout; return when all processes have ended."""
         self._ending = True
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
@@ -97,26 +97,26 @@ class Supervisor:
         graceful_s = self._args.server.timeout_graceful_shutdown
         await asyncio.wait(
             {asyncio.create_task(self._wait_ended()), dying},
-            timeout=graceful_s + PATIENCE_S if graceful_s else None,
+            timeout=graceful_s + SHUTDOWN_GRACE_S if graceful_s else None,
             return_when=asyncio.FIRST_COMPLETED,
         )
 
-    async def tell_death(self, reason: str) -> None:
-        """Tell every API process that the engine is gone; return when they have told their clients and ended."""
+    async def report_engine_death(self, reason: str) -> None:
+        """Report the engine's end to every API process; return when they have responded to their clients and ended."""
         self._ending = True
         for worker in self._workers:
             if worker.process is not None and worker.process.stdin is not None:
                 worker.process.stdin.write(msgspec.json.encode(reason) + b"\n")
-        await asyncio.wait({asyncio.create_task(self._wait_ended())}, timeout=2 * LAST_ANSWERS_S + PATIENCE_S)
+        await asyncio.wait({asyncio.create_task(self._wait_ended())}, timeout=2 * FINAL_RESPONSES_S + SHUTDOWN_GRACE_S)
 
     async def _wait_ended(self) -> None:
         await asyncio.gather(*self._tasks)
 
     async def _keep_alive(self, worker: _Worker) -> None:
-        """Start another process whenever this one ends; its requests on the engine end with it."""
+        """Replace the worker's process whenever it ends, and abort its requests on the engine."""
         while True:
             assert worker.process is not None
-            status = await self._follow(worker)
+            status = await self._forward_output(worker)
             mark_process_dead(worker.process.pid, self._folder)
             if self._ending:
                 return
@@ -130,8 +130,8 @@ class Supervisor:
             worker.generation += 1
             await self._start(worker)
 
-    async def _follow(self, worker: _Worker) -> int:
-        """Read what the process says until it ends; return its status."""
+    async def _forward_output(self, worker: _Worker) -> int:
+        """Forward the output of the process until it ends; return its exit status."""
         assert worker.process is not None and worker.process.stdout is not None
         while line := await worker.process.stdout.readline():
             if line == READY_LINE:
@@ -148,12 +148,12 @@ class Supervisor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._listener.fileno()],
-            start_new_session=True,  # a Ctrl-C in the terminal is this process' to handle
+            start_new_session=True,  # only the supervisor handles Ctrl-C
             env={**os.environ, FOLDER_VARIABLE: self._folder},
         )
         assert worker.process.stdin is not None
-        order = WorkerOrder(self._args, self._client.address, worker.identity, self._listener.fileno(), self._folder)
-        worker.process.stdin.write(msgspec.json.encode(order) + b"\n")
+        config = WorkerConfig(self._args, self._client.address, worker.identity, self._listener.fileno(), self._folder)
+        worker.process.stdin.write(msgspec.json.encode(config) + b"\n")
 
     def _description(self) -> dict[str, object]:
         return dict(self._client.ready.description) if self._client.ready is not None else {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tools a request lets the model call, how calls are told from text, and the grammar that makes them certain."""
+"""Which tools the model may call for a request, how calls are parsed, and the grammar that enforces them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a request says of tools; `tool_use` makes it.
+    """Use of tools in a request.
 
     Attributes:
-        functions: those that may be called, in OpenAI's shape, by name.
-        form: how this model writes calls; None if the server does not say.
-        is_required: the message is calls and nothing else.
-        is_named: it is one call of the only function.
+        functions: the functions that may be called, by name, in OpenAI's format.
+        tool_format: how the model writes calls; None without --tool-call-parser.
+        is_required: the message consists of calls only.
+        is_named: the message is one call of the only function.
         is_limited: only some of the tools may be called.
-        max_calls: most calls; None for any number.
+        max_calls: maximum number of calls; None for any number.
     """
 
     functions: Mapping[str, Mapping[str, Any]]
-    form: ToolFormat | None
+    tool_format: ToolFormat | None
     is_required: bool = False
     is_named: bool = False
     is_limited: bool = False
@@ -45,40 +45,40 @@ class ToolUse:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Function -> the schema of its arguments."""
+        """The schema of the arguments of each function."""
         return {name: function.get("parameters") or NO_ARGUMENTS for name, function in self.functions.items()}
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that the parser must see."""
-        return self.form.markers if self.form is not None else ()
+        """Texts that the parser needs to see, even if they are special tokens."""
+        return self.tool_format.markers if self.tool_format is not None else ()
 
     def make_parser(self) -> ToolParser:
         """Return a parser of one message."""
-        if self.form is None and self.is_named:
+        if self.tool_format is None and self.is_named:
             return NamedToolParser(next(iter(self.functions)))
-        return (self.form or JSON_ARRAY).make_parser(self.schemas)
+        return (self.tool_format or JSON_ARRAY).make_parser(self.schemas)
 
     def constraint(self, tokenizer: Tokenizer, given: GuidedDecodingParams | None) -> GuidedDecodingParams | None:
-        """Return the form of the output: calls if they are required, else `given` or calls.
+        """Return the constraint on the output: calls if they are required, otherwise `given` or calls.
 
         Raises:
-            InvalidRequestError: `given` cannot stand beside calls.
+            InvalidRequestError: `given` cannot be combined with calls.
         """
-        if self.is_required and given is not None and given.field != "response_format":  # that is for answers only
-            raise InvalidRequestError(given.field, "has no meaning with a tool_choice that requires calls")
-        if self.form is None and self.is_named:
+        if self.is_required and given is not None and given.field != "response_format":  # it constrains content
+            raise InvalidRequestError(given.field, "cannot be combined with a tool_choice that requires calls")
+        if self.tool_format is None and self.is_named:
             schema = next(iter(self.schemas.values()))
             return GuidedDecodingParams(json=json.dumps(schema), source="tools")
-        form = self.form or JSON_ARRAY
-        special_ids = tokenizer.special_ids_of(form.markers)
+        tool_format = self.tool_format or JSON_ARRAY
+        special_ids = tokenizer.find_special_ids(tool_format.markers)
         if self.is_required:
-            return _lark(ToolCallGrammar(form, self.schemas, special_ids, self.max_calls).required())
+            return _lark(ToolCallGrammar(tool_format, self.schemas, special_ids, self.max_calls).required())
         strict = {name for name, function in self.functions.items() if function.get("strict")}
         schemas = {name: schema if name in strict else ANY_ARGUMENTS for name, schema in self.schemas.items()}
-        grammar = ToolCallGrammar(form, schemas, special_ids, self.max_calls)
+        grammar = ToolCallGrammar(tool_format, schemas, special_ids, self.max_calls)
         if given is not None:
-            return _lark(grammar.optional(_expression(given)))
+            return _lark(grammar.optional(_json_expression(given)))
         return _lark(grammar.within_text()) if strict or self.is_limited else None
 
 
@@ -86,22 +86,22 @@ def _lark(grammar: str) -> GuidedDecodingParams:
     return GuidedDecodingParams(grammar=grammar, source="tools")
 
 
-def _expression(given: GuidedDecodingParams) -> str:
+def _json_expression(given: GuidedDecodingParams) -> str:
     if given.kind == "json":
         return json_expression(json.loads(given.json))
     if given.kind == "json_object":
         return json_expression({"type": "object"})
-    raise InvalidRequestError(given.field, "beside tools, expected a JSON schema or json_object")
+    raise InvalidRequestError(given.field, "with tools, expected a JSON schema or json_object")
 
 
 def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
-    """Return what the request says of tools; None if none may be called.
+    """Return the use of tools in a request; None if no tool may be called.
 
     Args:
         parser_name: the server's `--tool-call-parser`.
 
     Raises:
-        InvalidRequestError: naming the field.
+        InvalidRequestError: the tools or `tool_choice` are invalid; names the field.
     """
     tools = check_tools(body.tools or [])
     if not tools:
@@ -109,14 +109,14 @@ def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
         return None
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     mode, names = _choice(body.tool_choice if body.tool_choice is not None else "auto", list(functions))
-    form = get_tool_format(parser_name)
+    tool_format = get_tool_format(parser_name)
     if mode == "none":
         return None
-    if mode == "auto" and form is None:
+    if mode == "auto" and tool_format is None:
         raise InvalidRequestError("tool_choice", "auto needs a server with --tool-call-parser; required does not")
     return ToolUse(
         functions={name: functions[name] for name in names},
-        form=form,
+        tool_format=tool_format,
         is_required=mode in ("required", "named"),
         is_named=mode == "named",
         is_limited=len(names) < len(functions),
@@ -137,13 +137,13 @@ def _choice(choice: str | dict[str, Any], known: Sequence[str]) -> tuple[str, li
         case str() if choice in MODES:
             return choice, list(known)
         case {"type": "function", "function": {"name": str(name)}}:
-            return "named", [_known("tool_choice.function.name", name, known)]
+            return "named", [_check_name("tool_choice.function.name", name, known)]
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools},
         }:
-            where = "tool_choice.allowed_tools.tools"
-            return mode, list(dict.fromkeys(_known(where, _name(where, tool), known) for tool in tools))
+            field = "tool_choice.allowed_tools.tools"
+            return mode, list(dict.fromkeys(_check_name(field, _name(field, tool), known) for tool in tools))
     raise InvalidRequestError(
         "tool_choice",
         f'expected {", ".join(MODES)}, {{"type": "function", "function": {{"name": ...}}}} or '
@@ -151,14 +151,14 @@ def _choice(choice: str | dict[str, Any], known: Sequence[str]) -> tuple[str, li
     )
 
 
-def _name(where: str, tool: Any) -> str:
+def _name(field: str, tool: Any) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
-    raise InvalidRequestError(where, f"expected objects of type function with a name, got {tool!r:.64}")
+    raise InvalidRequestError(field, f"expected objects of type function with a name, got {tool!r:.64}")
 
 
-def _known(where: str, name: str, known: Sequence[str]) -> str:
+def _check_name(field: str, name: str, known: Sequence[str]) -> str:
     if name not in known:
-        raise InvalidRequestError(where, f"{name[:64]!r} is none of the tools: {', '.join(known)}"[:300])
+        raise InvalidRequestError(field, f"{name[:64]!r} is not one of the tools: {', '.join(known)}"[:300])
     return name

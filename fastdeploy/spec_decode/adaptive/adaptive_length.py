@@ -110,6 +110,7 @@ class AdaptiveLength(LengthPolicy):
         """Record the step; unless drafting is paused, allow the `ready` requests as many drafts as fit."""
         self._propose_start_s = self._clock()
         if self._num_decoding:
+            self._num_drafts = sum([len(scheduled.draft) for scheduled in plan.requests])
             self._record_step(len(plan.requests) > self._num_decoding, self._propose_start_s - self._step_start_s)
         self._propose_s, self._num_passes = 0.0, 0
         if not ready:

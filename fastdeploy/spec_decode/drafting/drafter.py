@@ -132,17 +132,18 @@ class Drafter:
         """
         size = self.config.block_size
         self._backlogged.clear()
-        for request, start, count in zip(plan.requests, plan.num_computed, plan.num_scheduled):
-            end = start + count
+        for scheduled in plan.requests:
+            request, start = scheduled.request, scheduled.num_computed_tokens
+            end = start + scheduled.num_scheduled_tokens
             if (start - 1) // size == end // size:
                 continue  # starts no block and completes none
             for block in request.block_ids[-(-start // size) : -(-end // size)]:
                 for filled in self._num_filled:
                     filled[block] = 0
             if request.max_drafts and start // size < end // size:
-                known = min(end, request.num_tokens)
-                if known - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
-                    self._backlogged.append((request, known))
+                fill_end = min(end, request.num_tokens)
+                if fill_end - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
+                    self._backlogged.append((request, fill_end))
         return bool(self._backlogged)
 
     def end_step(self) -> None:

@@ -13,6 +13,7 @@ from fastdeploy.config.drafting_checkpoint import infer_method_of
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig, resolve_model_path
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.speculative_config import ModelBasedConfig, MTPConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
@@ -77,13 +78,14 @@ def find_drafting_model(
         ConfigError: the model does not exist or cannot draft for the target; names the key.
     """
     speculative = config.speculative
-    if speculative.method not in ("mtp", "draft_model"):
+    if not isinstance(speculative, ModelBasedConfig):
         return None
     with _prefix_errors_with_key():
         path = None if speculative.model is None else resolve_model_path(speculative.model, speculative.revision)
-        if speculative.method == "mtp" or path is None:
-            num_layers = _num_layers_used(config, path or target.path)
+        if isinstance(speculative, MTPConfig):
+            num_layers = _num_layers_used(config, speculative.num_model_steps, path or target.path)
             return DraftingModelConfig("mtp", target, path, num_layers, target.state_bytes, config.cache.block_size)
+        assert path is not None, "a draft model has a checkpoint"
         method = infer_method_of(Path(path))
         if method != "draft_model":
             raise ConfigError("model", f"{speculative.model} is not a draft model but a model for method {method!r}")
@@ -138,6 +140,7 @@ def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> Qua
     The default head of MTP layers has four bits: with a large vocabulary, the head takes most of the time of a draft
     pass, and drafts are verified anyway.
     """
+    assert isinstance(config.speculative, ModelBasedConfig)
     requested = config.speculative.quantization
     if requested is not None:
         return QuantizationConfig.from_value(requested)
@@ -153,7 +156,7 @@ def describe_drafting_model(
     num_blocks: int,
 ) -> dict[str, Any]:
     """Describe the drafting model and its memory under the key `draft_model` or `mtp`; {} if there is none."""
-    if drafting is None:
+    if drafting is None or not isinstance(config.speculative, ModelBasedConfig):
         return {}
     cache_bytes = drafting.cache_bytes * (num_blocks + config.scheduler.max_num_seqs)
     if isinstance(runner, DraftModelRunner):
@@ -170,11 +173,11 @@ def describe_drafting_model(
     return {"mtp": {**runner.describe(), "kv_cache_bytes": cache_bytes}}
 
 
-def _num_layers_used(config: EngineConfig, folder: str) -> int:
+def _num_layers_used(config: EngineConfig, num_model_steps: int, folder: str) -> int:
     """Return how many MTP layers draft: one per draft, as far as they exist and their rows fit a batch."""
     found = 1 if config.load_choices == "dummy" else num_mtp_layers(folder)
     room = config.scheduler.max_num_batched_tokens // config.scheduler.max_num_seqs
-    return max(1, min(found, config.speculative.num_model_steps, room))
+    return max(1, min(found, num_model_steps, room))
 
 
 @contextmanager

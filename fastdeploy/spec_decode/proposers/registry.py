@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import (
+    DraftModelConfig,
+    MTPConfig,
+    NaiveConfig,
+    NgramConfig,
+    SpeculativeConfig,
+    SuffixDecodingConfig,
+)
 from fastdeploy.spec_decode.proposers.base import DraftRunner, Proposer
 
 if TYPE_CHECKING:
@@ -14,19 +21,19 @@ if TYPE_CHECKING:
     from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 
 
-def _naive(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _naive(config: NaiveConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 
     return NaiveProposer()
 
 
-def _ngram(config: SpeculativeConfig, runner: DraftRunner | None) -> NgramProposer:
+def _ngram(config: NgramConfig, runner: DraftRunner | None) -> NgramProposer:
     from fastdeploy.spec_decode.proposers.ngram import NgramProposer
 
     return NgramProposer(config.max_ngram_size, config.min_ngram_size)
 
 
-def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProposer:
+def _suffix(config: SuffixDecodingConfig, runner: DraftRunner | None) -> SuffixProposer:
     from fastdeploy.ops.suffix_cache import SuffixConfig
     from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 
@@ -42,7 +49,7 @@ def _suffix(config: SpeculativeConfig, runner: DraftRunner | None) -> SuffixProp
     )
 
 
-def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _mtp(config: MTPConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.proposers.mtp import MTPProposer
 
     layer = MTPProposer(_required(runner, config), config.num_model_steps)
@@ -50,11 +57,12 @@ def _mtp(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
         return layer
     from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
 
-    matcher = _suffix(config, None) if config.extension == "suffix" else _ngram(config, None)
+    extension = config.extension
+    matcher = _ngram(extension, None) if isinstance(extension, NgramConfig) else _suffix(extension, None)
     return HybridProposer(layer, matcher)
 
 
-def _draft_model(config: SpeculativeConfig, runner: DraftRunner | None) -> Proposer:
+def _draft_model(config: DraftModelConfig, runner: DraftRunner | None) -> Proposer:
     from fastdeploy.spec_decode.proposers.draft_model import DraftModelProposer
 
     return DraftModelProposer(_required(runner, config), config.num_speculative_tokens)
@@ -66,7 +74,7 @@ def _required(runner: DraftRunner | None, config: SpeculativeConfig) -> DraftRun
     return runner
 
 
-ProposerFactory = Callable[[SpeculativeConfig, DraftRunner | None], Proposer]
+ProposerFactory = Callable[[Any, DraftRunner | None], Proposer]  # the configuration of its method
 PROPOSERS: dict[str, ProposerFactory] = {
     "naive": _naive,
     "ngram": _ngram,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from tests.spec_decode.adaptive.virtual_time import Machine, Passes, SimulatedModel, VirtualEngine, make_virtual_engine
@@ -36,7 +36,7 @@ def mapping(method: str, **keys: Any) -> dict[str, Any]:
 
 def make(method: str, machine: Machine = MACHINE, batch: int = 1, **keys: Any) -> VirtualEngine:
     predicted = keys.pop("predicted", None)
-    config = SpeculativeConfig.from_mapping(mapping(method, **keys))
+    config = parse_speculative_config(mapping(method, **keys))
     return make_virtual_engine(config, machine, batch, 4000, predicted)
 
 
@@ -148,7 +148,7 @@ def test_a_repeated_line_is_drafted_during_a_pause_within_20_tokens_of_its_repet
     run = virtual.runner.run
 
     def record(plan: Any) -> Any:
-        drafts.extend((request.num_output_tokens, len(request.draft)) for request in plan.requests)
+        drafts.extend((s.request.num_output_tokens, len(s.draft)) for s in plan.requests)
         return run(plan)
 
     virtual.runner.run = record  # type: ignore[method-assign]

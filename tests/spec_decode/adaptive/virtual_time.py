@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fastdeploy.config.engine_config import SchedulerConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig, SpeculativeConfig
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import Draft, DraftQuota, Request
-from fastdeploy.core.step import RequestResult, StepPlan
+from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
@@ -105,16 +105,18 @@ class ReplayRunner:
     def run(self, plan: StepPlan) -> list[RequestResult]:
         """Accept drafts while they equal the recorded answer."""
         self._advance_clock(plan)
-        verified = zip(plan.requests, plan.num_verify_rows)
-        return [self._result(request) if rows else RequestResult() for request, rows in verified]
+        return [
+            self._result(scheduled) if scheduled.num_verify_rows else RequestResult() for scheduled in plan.requests
+        ]
 
     def _advance_clock(self, plan: StepPlan) -> None:
-        num_rows = sum(plan.num_verify_rows)
-        self._clock.spend(self._machine.prompt_s(sum(plan.num_scheduled) - num_rows))
+        num_rows = sum(scheduled.num_verify_rows for scheduled in plan.requests)
+        self._clock.spend(self._machine.prompt_s(plan.num_scheduled_tokens - num_rows))
         self.busy_s += self._clock.spend(self._machine.step_s(num_rows, len(plan.requests)))
 
-    def _result(self, request: Request) -> RequestResult:
-        first, draft = request.num_output_tokens, request.draft.token_ids
+    def _result(self, scheduled: ScheduledRequest) -> RequestResult:
+        request, draft = scheduled.request, scheduled.draft.token_ids
+        first = request.num_output_tokens
         expected = list(self.answers[request.request_id][first : first + len(draft) + 1])
         num_accepted = next((i for i, token in enumerate(draft) if token != expected[i]), len(draft))
         return RequestResult(expected[: num_accepted + 1], num_accepted)
@@ -232,8 +234,8 @@ def _length_policy(speculative: SpeculativeConfig, predicted: Machine, clock: Cl
     times, passes = StepTimes(predicted.rows_s, predicted.request_s), predicted.passes.get(speculative.method)
     if passes is None:
         return AdaptiveLength(times, None, True, clock)
-    is_layer = speculative.method == "mtp"
-    max_passes = speculative.num_model_steps if is_layer else speculative.num_speculative_tokens
+    is_mtp = isinstance(speculative, MTPConfig)
+    max_passes = speculative.num_model_steps if is_mtp else speculative.num_speculative_tokens
     draft_passes = DraftPasses(speculative.method, max_passes, passes.pass_s, passes.request_s)
     return AdaptiveLength(times, draft_passes, speculative.extension is not None, clock)
 

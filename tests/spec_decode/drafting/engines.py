@@ -8,7 +8,7 @@ from typing import Any
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def engine_with(
             scheduler=SchedulerConfig(
                 max_num_seqs=max_num_seqs, max_num_batched_tokens=256, long_prefill_token_threshold=chunk
             ),
-            speculative=SpeculativeConfig.from_mapping({**SPECULATIVE[method], "adaptive": False}),
+            speculative=parse_speculative_config({**SPECULATIVE[method], "adaptive": False}),
         )
     )
 

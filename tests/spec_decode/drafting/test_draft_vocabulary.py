@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
@@ -53,7 +53,7 @@ def test_first_outputs_of_a_layer_are_bit_identical(quantization: str) -> None:
 
 
 def drafting_engine() -> Engine:
-    speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=3, num_model_steps=3, adaptive=False)
+    speculative = MTPConfig(num_speculative_tokens=3, adaptive=False)
     return Engine.from_config(EngineConfig(model="demo", max_model_len=256, speculative=speculative))
 
 

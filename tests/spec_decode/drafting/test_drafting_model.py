@@ -13,7 +13,7 @@ import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.model_config import resolve_model_path
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -35,7 +35,7 @@ def engine(speculative: Mapping[str, Any], load_choices: str = "default_v1", max
             load_choices=load_choices,
             cache=CacheConfig(block_size=16, kv_cache_memory=1 << 22),
             scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
-            speculative=SpeculativeConfig.from_mapping({"num_speculative_tokens": 3, **speculative}),
+            speculative=parse_speculative_config({"num_speculative_tokens": 3, **speculative}),
         )
     )
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig
-from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.config.speculative_config import MTPConfig, NaiveConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine import engine_factory
@@ -69,7 +70,7 @@ def test_drafts_are_sampled_with_a_head_of_four_bits_by_default(
     config = EngineConfig(
         model="demo",
         max_model_len=256,
-        speculative=SpeculativeConfig.from_mapping(given),
+        speculative=parse_speculative_config(given),
         cache=CacheConfig(num_blocks=64),
     )
     engine = make_engine(config)
@@ -77,7 +78,7 @@ def test_drafts_are_sampled_with_a_head_of_four_bits_by_default(
     assert (layers["head"], layers["heads_bytes"], layers["num_layers"]) == (head, heads_bytes, 1)
     assert any(f", {shown})" in line for line in summary_lines(engine.describe(), ()))
     greedy = [r for r in requests if r.params.is_greedy]
-    plain = make_engine(replace(config, speculative=SpeculativeConfig()))
+    plain = make_engine(replace(config, speculative=NaiveConfig()))
     assert run_all(engine, greedy) == run_all(plain, greedy)
     stats = engine.stats()
     assert stats.num_accepted_tokens > 0.7 * stats.num_draft_tokens > 100
@@ -107,7 +108,7 @@ def test_checkpoint_without_the_layer_is_refused() -> None:
 
 
 def engine_config_of(model: str) -> EngineConfig:
-    speculative = SpeculativeConfig(method="mtp", num_speculative_tokens=1)
+    speculative = MTPConfig(adaptive=False)
     return EngineConfig(model=model, max_model_len=32, speculative=speculative)
 
 
@@ -121,7 +122,7 @@ def engine_config_of(model: str) -> EngineConfig:
     ids=str,
 )
 def test_summary_names_the_method_that_extends_the_layers_drafts(given: dict[str, Any], shown: str) -> None:
-    speculative = SpeculativeConfig.from_mapping({"method": "mtp", "num_speculative_tokens": 4, **given})
+    speculative = parse_speculative_config({"method": "mtp", "num_speculative_tokens": 4, **given})
     engine = make_engine(EngineConfig(model="demo", max_model_len=32, speculative=speculative))
     [line] = [line for line in summary_lines(engine.describe(), ()) if "speculation" in line]
     of_layer = f", {given.get('num_model_steps', 1)} of the layer" if given else ""
@@ -131,9 +132,7 @@ def test_summary_names_the_method_that_extends_the_layers_drafts(given: dict[str
 
 def test_suffix_decoding_drafts_alone_if_the_checkpoint_has_no_layer(caplog: pytest.LogCaptureFixture) -> None:
     given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 64}
-    config = EngineConfig(
-        model="tests/golden/ernie4_5", max_model_len=32, speculative=SpeculativeConfig.from_mapping(given)
-    )
+    config = EngineConfig(model="tests/golden/ernie4_5", max_model_len=32, speculative=parse_speculative_config(given))
     with caplog.at_level("WARNING"):
         assert make_engine(config).describe()["speculation"]["method"] == "suffix"
     assert "holds no layer for multi-token prediction: suffix decoding alone" in caplog.text

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from fastdeploy.config.speculative_config import METHODS, SpeculativeConfig
+from fastdeploy.config.speculative_config import METHODS, MTPConfig
+from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixConfig
@@ -30,12 +31,14 @@ class CountingRunner:
 
 def registered(method: str) -> Factory:
     model = "demo/draft" if method == "draft_model" else None
-    config = SpeculativeConfig(method=method, num_speculative_tokens=0 if method == "naive" else 4, model=model)
+    config = parse_speculative_config({"method": method, "num_speculative_tokens": 4, "model": model})
     return lambda: make_proposer(config, CountingRunner())
 
 
 def hybrid(strategy: str) -> Factory:
-    config = SpeculativeConfig(method="mtp", num_speculative_tokens=4, num_model_steps=2, mtp_strategy=strategy)
+    config = parse_speculative_config(
+        {"method": "mtp", "num_speculative_tokens": 4, "num_model_steps": 2, "mtp_strategy": strategy}
+    )
     return lambda: make_proposer(config, CountingRunner())
 
 
@@ -224,7 +227,7 @@ def test_suffix_does_not_draft_from_prompts_of_other_requests() -> None:
 
 
 def test_mtp_drafts_one_token_per_draft_pass() -> None:
-    config = SpeculativeConfig(method="mtp", num_speculative_tokens=5, num_model_steps=2)
+    config = MTPConfig(num_speculative_tokens=5, num_model_steps=2)
     proposer = make_proposer(config, CountingRunner())
     drafts = proposer.propose([request(), request(1)], quotas(5, 1))
     assert [draft.token_ids for draft in drafts] == [[9, 10], [9]]
@@ -232,7 +235,7 @@ def test_mtp_drafts_one_token_per_draft_pass() -> None:
 
 
 def test_a_draft_model_drafts_up_to_its_quota() -> None:
-    config = SpeculativeConfig.from_mapping({"model": "demo/draft", "num_speculative_tokens": 3})
+    config = parse_speculative_config({"model": "demo/draft", "num_speculative_tokens": 3})
     proposer = make_proposer(config, CountingRunner())
     drafts = proposer.propose([request(), request(1)], quotas(3, 1))
     assert [draft.token_ids for draft in drafts] == [[9, 10, 11], [9]]
@@ -241,6 +244,6 @@ def test_a_draft_model_drafts_up_to_its_quota() -> None:
 
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
 def test_a_method_with_a_drafting_model_requires_a_runner(method: str) -> None:
-    config = SpeculativeConfig.from_mapping({"method": method, "model": "demo/draft"})
+    config = parse_speculative_config({"method": method, "model": "demo/draft"})
     with pytest.raises(ValueError, match=f"method {method} requires a runner"):
         make_proposer(config)

@@ -1,9 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON schemas as applications have them, each bounded, so that an output of any model ends."""
+"""JSON schemas as applications use them, requests with them, and the check of an answer.
+
+Each schema is bounded, so that the output of any model ends.
+"""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
+
+import jsonschema
+
+from fastdeploy import GuidedDecodingParams, SamplingParams
+from fastdeploy.core.outputs import CompletionOutput
+
+HEAD = "import json\n\n\ndef load():\n    # the answer as JSON:\n    return "
 
 
 def text(limit: int) -> dict[str, Any]:
@@ -17,12 +29,12 @@ def integer(low: int, high: int) -> dict[str, Any]:
 
 
 def number(low: int, high: int) -> dict[str, Any]:
-    """Return the schema of a number with at most two digits behind the point."""
+    """Return the schema of a number with at most two decimal places."""
     return {"type": "number", "minimum": low, "maximum": high, "multipleOf": 0.25}
 
 
 def record(optional: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    """Return the schema of an object with these properties and no other."""
+    """Return the schema of an object with exactly these properties."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
@@ -85,3 +97,21 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "allOf": [{"type": "object", "properties": {"a": integer(0, 9)}, "required": ["a"]}, record(a={}, b=text(5))]
     },
 }
+
+
+def make_params(count: int, temperature: float) -> list[tuple[str, SamplingParams]]:
+    """Return (name of the schema, sampling parameters) of each request."""
+    names = [list(SCHEMAS)[i % len(SCHEMAS)] for i in range(count)]
+    common = SamplingParams(temperature=temperature, max_tokens=900)
+    return [
+        (name, replace(common, seed=i, guided_decoding=GuidedDecodingParams(json=SCHEMAS[name])))
+        for i, name in enumerate(names)
+    ]
+
+
+def is_valid(name: str, output: CompletionOutput) -> bool:
+    """Return True for a complete answer that conforms to its schema."""
+    if output.finish_reason != "stop":
+        return False
+    formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return jsonschema.Draft202012Validator(SCHEMAS[name], format_checker=formats).is_valid(json.loads(output.text))

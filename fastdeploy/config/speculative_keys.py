@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the mapping of `--speculative-config`, the YAML file or `LLM(speculative_config=...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastdeploy.config.drafting_checkpoint import infer_method
+from fastdeploy.config.flag import flags_of
+from fastdeploy.config.speculative_config import (
+    CONFIGS,
+    EXTENSIONS,
+    FIELD,
+    METHODS,
+    AnySpeculativeConfig,
+    MTPConfig,
+    NaiveConfig,
+    SpeculativeConfig,
+)
+from fastdeploy.core.errors import ConfigError, did_you_mean
+
+METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
+PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
+KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
+KEYS = ("method", "mtp_strategy", *dict.fromkeys(key for config in CONFIGS.values() for key in flags_of(config)))
+KEYS_WITHOUT_EFFECT = {
+    "disable_padded_drafter_batch": "batches are never padded",
+    "draft_tensor_parallel_size": "on the CPU one rank uses all cores",
+    "enforce_eager": "there are no CUDA graphs on the CPU",
+    "max_candidate_len": "the whole allowed set is verified",
+    "verify_window": "the whole allowed set is verified",
+}
+REMOVED_KEYS = {"suffix_decoding_snapshot_path": "was removed: cached outputs are in memory only; remove the key"}
+
+
+def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativeConfig:
+    """Build the configuration of the mapping's method; None means no speculation.
+
+    Raises:
+        ConfigError: an unknown method or key, a key of another method, or a value that is not valid.
+    """
+    if mapping is None:
+        return NaiveConfig()
+    if not isinstance(mapping, Mapping):
+        raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
+    method, values = _resolve_method(mapping), _resolve_keys(mapping)
+    config = CONFIGS[method]
+    if config is NaiveConfig:
+        values["num_speculative_tokens"] = 0
+    extension = _extract_extension(values) if config is MTPConfig else {}
+    for key in [key for key in values if key not in flags_of(config)]:
+        owners = " or ".join(repr(other) for other, keys in CONFIGS.items() if key in flags_of(keys)) or "'mtp'"
+        raise ConfigError(f"{FIELD}.{key}", f"belongs to method {owners}, the method is {method!r}")
+    notes = [
+        f"{FIELD}.{key} {mapping[key]} has no effect: {reason}"
+        for key, reason in KEYS_WITHOUT_EFFECT.items()
+        if mapping.get(key) is not None
+    ]
+    return config(**values, **extension, notes=tuple(notes))
+
+
+def _resolve_method(mapping: Mapping[str, Any]) -> str:
+    """Return the method that the mapping names or, without one, that drafts with its model."""
+    given, model = mapping.get("method"), mapping.get("model")
+    method = infer_method(model) if not given and isinstance(model, str) and model else str(given).lower()
+    method = METHOD_ALIASES.get(method, method)
+    if method in PLANNED_METHODS:
+        raise ConfigError(f"{FIELD}.method", f"{method!r} is not available yet; available: {', '.join(METHODS)}")
+    if method not in METHODS:
+        raise ConfigError(f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {given!r}")
+    return method
+
+
+def _resolve_keys(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by key, aliases replaced, without the method and what is not set."""
+    values: dict[str, Any] = {}
+    for key, value in mapping.items():
+        name = KEY_ALIASES.get(key, key)
+        if name in REMOVED_KEYS:
+            raise ConfigError(f"{FIELD}.{key}", REMOVED_KEYS[name])
+        if name not in KEYS and name not in KEYS_WITHOUT_EFFECT:
+            hint = did_you_mean(key, (*KEYS, *KEY_ALIASES)) or f"; known keys: {', '.join(KEYS)}"
+            raise ConfigError(f"{FIELD}.{key}", f"unknown key{hint}")
+        if name in values:
+            raise ConfigError(f"{FIELD}.{key}", f"given twice (it is another name of {name!r})")
+        if name in KEYS and name != "method" and value is not None:
+            values[name] = value
+    return values
+
+
+def _extract_extension(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace `mtp_strategy` and the keys of the method that it names by fields of `MTPConfig`.
+
+    Keys of suffix decoding without `mtp_strategy` mean with_suffix, or suffix decoding alone if there is no layer.
+    """
+    is_implied = "mtp_strategy" not in values and any(key.startswith("suffix_decoding_") for key in values)
+    strategy = values.pop("mtp_strategy", "with_suffix" if is_implied else "default")
+    if strategy not in EXTENSIONS:
+        raise ConfigError(f"{FIELD}.mtp_strategy", f"expected one of {', '.join(EXTENSIONS)}, got {strategy!r}")
+    config = EXTENSIONS[strategy]
+    if config is None:
+        return {}
+    common = {key: values[key] for key in flags_of(SpeculativeConfig) if key in values}
+    own = {key: values.pop(key) for key in flags_of(config) if key in values and key not in common}
+    return {"extension": config(**{"num_speculative_tokens": 1, **common, **own}), "needs_layer": not is_implied}

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as it arrives at the engine; apart from the ledger, so that API processes need no NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy.core.reasoning import ReasoningState
+from fastdeploy.core.sampling_params import SamplingParams
+
+
+@dataclass
+class GenerationRequest:
+    """One prompt with its sampling parameters and n choices, as a front end sends it to the engine.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_token_ids: at least one token.
+        params: sampling parameters; `params.seed` None lets the engine draw one.
+        cache_salt: requests share cached prefixes only with requests of the same salt.
+        priority: requests of lower values start earlier; equal ones in order of arrival.
+        reasoning: whether the output begins inside the reasoning, for reasoning models.
+        timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
+    reasoning: ReasoningState = ReasoningState.CLOSED
+    timeout_s: float | None = None

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the OpenAPI document from the table of endpoints and the structs of their bodies.
+
+FastAPI itself documents only handlers of its own kind, which it also validates; ours are Starlette routes. Descriptions
+come from docstrings and ranges from `FIELD_RANGES`. Version 3.2 is the first one that can describe the events of a
+stream (`itemSchema`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from msgspec.inspect import DataclassType, DictType, ListType, Metadata, StructType, Type, UnionType
+from starlette.requests import Request
+
+from fastdeploy.core.sampling_params import LOGIT_BIASES, MAX_ITEMS, NUM_SPECULATIVE_TOKENS, TOKEN_IDS, Range
+from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
+from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
+from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
+from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, WITHOUT_EFFECT, GenerationFields
+from fastdeploy.entrypoints.openai.responses import ErrorResponse
+from fastdeploy.entrypoints.openai.serving_base import MAX_HEADER_ID_LENGTH, MAX_REQUEST_ID_LENGTH
+from fastdeploy.version import __version__
+
+Schema = dict[str, Any]
+OPENAPI_VERSION = "3.2.0"
+BODY_ERRORS: Mapping[int, type] = dict.fromkeys((400, 404, 413, 415, 500, 503), ErrorResponse)
+GENERATION_ERRORS: Mapping[int, type] = {**BODY_ERRORS, **dict.fromkeys((429, 504), ErrorResponse)}
+REFERENCE = "#/components/schemas/{name}"
+
+
+def _bounds(allowed: Range) -> Schema:
+    return {"minimum": allowed.low, **({} if allowed.high is None else {"maximum": allowed.high})}
+
+
+def _printable(max_length: int) -> Schema:
+    return {"minLength": 1, "maxLength": max_length, "pattern": "^[ -~]+$"}
+
+
+_TOKEN_ID: Schema = {"type": "integer", **_bounds(TOKEN_IDS)}
+_NON_EMPTY: Schema = {"type": "string", "minLength": 1}
+_LOGIT_BIAS: Schema = {
+    "propertyNames": {"pattern": "^[0-9]{1,18}$"},
+    "additionalProperties": {"type": "number", **_bounds(LOGIT_BIASES)},
+}
+_TEXT_PART: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]},
+        "reasoning_content": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+    "required": ["role"],
+}
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{FUNCTION_NAME.pattern}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"], "description": "JSON schema of the arguments"},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+}
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "required": ["type", "function"],
+}
+FIELD_SCHEMAS: dict[str, Schema] = {
+    "messages": {"minItems": 1, "items": _MESSAGE},
+    "tools": {"items": _TOOL},
+    "stop": {"items": _NON_EMPTY, "minLength": 1},
+    "bad_words": {"items": _NON_EMPTY},
+    "stop_token_ids": {"items": _TOKEN_ID},
+    "bad_words_token_ids": {"items": {"anyOf": [_TOKEN_ID, {"type": "array", "items": _TOKEN_ID, "minItems": 1}]}},
+    "tokens": {"items": _TOKEN_ID},
+    "logit_bias": _LOGIT_BIAS,
+    "logits_processors_args": {
+        "properties": {"logit_bias": {"type": "object", **_LOGIT_BIAS}, "thinking_budget": {"type": "integer"}},
+        "additionalProperties": False,
+    },
+    "speculative": {
+        "properties": {
+            "method": {"enum": ["off", None]},
+            "num_speculative_tokens": {"type": ["integer", "null"], **_bounds(NUM_SPECULATIVE_TOKENS)},
+        },
+        "additionalProperties": False,
+    },
+    "response_format": {"properties": {"type": {"enum": list(RESPONSE_FORMATS)}}, "required": ["type"]},
+    "guided_choice": {"minItems": 1},
+    "reasoning_effort": {"enum": [*REASONING_EFFORTS, None]},
+    "request_id": _printable(MAX_REQUEST_ID_LENGTH),
+}
+"""Field of a body -> what its schema says beyond its type and its range."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route of the API and what its documentation says.
+
+    Attributes:
+        path: may contain `{name:path}`.
+        handler: its docstring describes the endpoint.
+        request: struct of the body; None for no body.
+        response: struct of the response with status 200; None for other media types than JSON.
+        event: struct of the events of a stream; None if the endpoint does not stream.
+        errors: status -> struct of the response.
+        is_open: no API key is needed.
+        is_documented: the endpoint is part of the document.
+    """
+
+    path: str
+    handler: Callable[[Request], Any]
+    methods: tuple[str, ...] = ("GET",)
+    request: type | None = None
+    response: type | None = None
+    event: type | None = None
+    errors: Mapping[int, type] = field(default_factory=dict)
+    media_type: str = "application/json"
+    is_open: bool = False
+    is_documented: bool = True
+
+
+def build_document(endpoints: Sequence[Endpoint], root_path: str = "", has_api_keys: bool = False) -> Schema:
+    """Return the OpenAPI document.
+
+    Args:
+        endpoints: the table of endpoints.
+        root_path: path under which a proxy serves the API.
+        has_api_keys: endpoints that are not open need a key.
+    """
+    documented = [endpoint for endpoint in endpoints if endpoint.is_documented]
+    paths: Schema = {}
+    for endpoint in documented:
+        path = paths.setdefault(endpoint.path.replace(":path}", "}"), {})
+        for method in endpoint.methods:
+            path[method.lower()] = _operation(endpoint, method, has_api_keys)
+    components: Schema = {"schemas": _schemas(documented)}
+    if has_api_keys:
+        components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": OPENAPI_VERSION,
+        "info": {"title": "FastDeploy", "version": __version__},
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": components,
+    }
+
+
+def describe_fields(model: type) -> dict[str, str]:
+    """Return the descriptions of a struct's fields from the `Attributes` of its docstring and those of its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for names, text in re.findall(r"^    ((?:\w+, )*\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE):
+            texts.update(dict.fromkeys(names.split(", "), re.sub(r"\s+", " ", text)))
+    return texts
+
+
+def _operation(endpoint: Endpoint, method: str, has_api_keys: bool) -> Schema:
+    operation: Schema = {
+        "operationId": "_".join([method.lower(), *re.findall(r"\w+", endpoint.path.replace(":path", ""))]),
+        "summary": inspect.cleandoc(endpoint.handler.__doc__ or "").partition("\n")[0],
+        "responses": _responses(endpoint, has_api_keys),
+    }
+    if parameters := _parameters(endpoint):
+        operation["parameters"] = parameters
+    if endpoint.request is not None:
+        content = {"application/json": {"schema": _reference(endpoint.request)}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if has_api_keys and not endpoint.is_open:
+        operation["security"] = [{"apiKey": []}]
+    return operation
+
+
+def _parameters(endpoint: Endpoint) -> list[Schema]:
+    parameters: list[Schema] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"\{(\w+)", endpoint.path)
+    ]
+    if endpoint.event is not None:
+        schema = {"type": "string", **_printable(MAX_HEADER_ID_LENGTH)}
+        description = "begins the response's id; returned in the header of the same name"
+        parameters.append({"name": "X-Request-Id", "in": "header", "description": description, "schema": schema})
+    return parameters
+
+
+def _responses(endpoint: Endpoint, has_api_keys: bool) -> Schema:
+    schema = {"type": "string"} if endpoint.response is None else _reference(endpoint.response)
+    content: Schema = {endpoint.media_type: {"schema": schema}}
+    if endpoint.event is not None:
+        content["text/event-stream"] = {"itemSchema": _event(endpoint.event)}
+    responses: Schema = {"200": {"description": "OK", "content": content}}
+    errors = dict(endpoint.errors)
+    if has_api_keys and not endpoint.is_open:
+        errors[401] = ErrorResponse
+    for status, model in sorted(errors.items()):
+        content = {"application/json": {"schema": _reference(model)}}
+        responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
+    return responses
+
+
+def _event(model: type) -> Schema:
+    """Return the schema of a server-sent event: a chunk or an error as JSON, or `[DONE]` at the end."""
+    chunk = {"anyOf": [_reference(model), _reference(ErrorResponse)]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}},
+        "required": ["data"],
+    }
+
+
+def _reference(model: type) -> Schema:
+    return {"$ref": REFERENCE.format(name=model.__name__)}
+
+
+def _schemas(endpoints: Iterable[Endpoint]) -> Schema:
+    """Return the schemas of all structs that the endpoints use, by name."""
+    bodies = {endpoint.request for endpoint in endpoints if endpoint.request is not None}
+    used = {ErrorResponse, *bodies}
+    for endpoint in endpoints:
+        used.update(model for model in (endpoint.response, endpoint.event, *endpoint.errors.values()) if model)
+    _, schemas = msgspec.json.schema_components(used, ref_template=REFERENCE)
+    classes: dict[str, type] = {}
+    for info in msgspec.inspect.multi_type_info(used):
+        _collect_classes(info, classes)
+    for name, schema in schemas.items():
+        _describe(schema, classes[name])
+        if classes[name] in bodies:
+            _complete_body(schema, classes[name])
+    return dict(sorted(schemas.items()))
+
+
+def _collect_classes(info: Type, classes: dict[str, type]) -> None:
+    """Add the structs and dataclasses of a type to `classes`, by name."""
+    match info:
+        case StructType(cls=cls) | DataclassType(cls=cls):
+            if cls.__name__ not in classes:
+                classes[cls.__name__] = cls
+                for member in info.fields:
+                    _collect_classes(member.type, classes)
+        case UnionType(types=types):
+            for part in types:
+                _collect_classes(part, classes)
+        case ListType(item_type=part) | DictType(value_type=part) | Metadata(type=part):
+            _collect_classes(part, classes)
+
+
+def _describe(schema: Schema, model: type) -> None:
+    """Take the descriptions from the docstring of `model`, and simplify the schemas of its fields."""
+    schema.pop("title")
+    schema["description"] = inspect.cleandoc(model.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    texts = describe_fields(model)
+    for name, part in schema["properties"].items():
+        _merge_types(part)
+        if name in texts:
+            part["description"] = texts[name]
+        if part.get("default", "") is None:  # the field may be left out
+            del part["default"]
+
+
+def _merge_types(schema: Schema) -> None:
+    """Replace `anyOf` of plain types by a list of types; every keyword applies to one type only."""
+    parts = schema.get("anyOf", [])
+    keys = [key for part in parts for key in part]
+    if not parts or len(keys) - keys.count("type") != len(set(keys) - {"type"}) or keys.count("type") != len(parts):
+        return
+    del schema["anyOf"]
+    for part in parts:
+        schema.update(part)
+    schema["type"] = [part["type"] for part in parts]
+
+
+def _complete_body(schema: Schema, model: type) -> None:
+    """Add ranges, lengths and what else is known of the fields of a body; unknown fields are refused."""
+    properties = schema["properties"]
+    for name, part in properties.items():
+        if name in FIELD_RANGES and not {"integer", "number"}.isdisjoint(_types(part)):
+            part.update(_bounds(FIELD_RANGES[name]))
+        if name in MAX_ITEMS:
+            part["maxItems"] = MAX_ITEMS[name]
+        part.update(FIELD_SCHEMAS.get(name, {}))
+    if issubclass(model, GenerationFields):
+        for name, reason in WITHOUT_EFFECT.items():
+            properties[name] = {"description": f"accepted without effect: {reason}"}
+        properties["metadata"] |= {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+    schema["additionalProperties"] = False
+
+
+def _types(schema: Schema) -> Sequence[str]:
+    types = schema.get("type", ())
+    return [types] if isinstance(types, str) else types

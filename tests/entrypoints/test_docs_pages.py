@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/docs, /redoc and /openapi.json: open to all, without requests to other hosts, and off by a flag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+import pytest
+
+from tests.entrypoints.openapi_fields import make_document
+from tests.entrypoints.server_process import ServerProcess, mock_server
+
+PAGES = ("/docs", "/redoc")
+SOURCES = re.compile(r"""(?:src|href|spec-url)=["']?([^"' >]+)|url: ['"]([^'"]+)""")
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with an API key, behind a proxy that serves it under a path."""
+    with mock_server(tmp_path_factory.mktemp("docs"), "--api-key", "alpha", "--root-path", "/api") as running:
+        running.url = running.url.removesuffix("/api")
+        yield running
+
+
+def loaded_urls(page: str) -> list[str]:
+    """Return what a browser loads for a page."""
+    return [first or second for first, second in SOURCES.findall(page)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_load_files_of_this_host_only(server: ServerProcess, page: str) -> None:
+    response = server.get(page)
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    urls = loaded_urls(response.text)
+    assert len(urls) >= 3 and "/openapi.json" in urls
+    for url in urls:
+        assert url.startswith("/") and not url.startswith("//"), f"{url} may be on another host"
+        assert httpx.get(urljoin(server.url, url)).status_code == 200
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_policy_of_the_pages_forbids_requests_to_other_hosts(server: ServerProcess, page: str) -> None:
+    policy = server.get(page).headers["content-security-policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    allowed = {source for rule in rules.values() for source in rule.split() if not source.startswith("'sha256-")}
+    assert allowed == {"'none'", "'self'", "'unsafe-inline'", "data:", "blob:"}
+    assert rules["connect-src"] == "'self'" and "'unsafe-inline'" not in rules["script-src"]
+
+
+def test_style_sheet_loads_nothing(server: ServerProcess) -> None:
+    loaded = re.findall(r"url\(([^)]*)\)|@import", server.get("/docs/swagger-ui.css").text)
+    assert [url for url in loaded if not url.strip("\"'").startswith("data:")] == []
+
+
+def test_openapi_json_is_the_document(server: ServerProcess) -> None:
+    assert server.get("/openapi.json").json() == make_document()
+
+
+def test_pages_need_no_key_and_name_the_root_path(keyed: ServerProcess) -> None:
+    assert keyed.get("/v1/models").status_code == 401
+    for page in PAGES:
+        urls = loaded_urls(keyed.get(page).text)
+        assert urls and all(url.startswith("/api/") for url in urls)
+        assert [httpx.get(keyed.url + url.removeprefix("/api")).status_code for url in urls] == [200] * len(urls)
+    document = keyed.get("/openapi.json").json()
+    assert document["servers"] == [{"url": "/api"}]
+    assert "401" in document["paths"]["/v1/models"]["get"]["responses"]
+
+
+def test_disable_fastapi_docs_removes_the_pages(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--disable-fastapi-docs") as running:
+        for path in (*PAGES, "/openapi.json", "/docs/swagger-ui.css"):
+            assert running.get(path).status_code == 404
+        assert running.get("/health").status_code == 200

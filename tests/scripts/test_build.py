@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""setup.py: progress, and the identity of a library."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRINT_HASH = "import runpy, sys; sys.argv[1:] = ['--version']; print(runpy.run_path('setup.py')['source_hash']())"
+
+
+@pytest.fixture(scope="module")
+def build() -> dict[str, Any]:
+    """What setup.py defines; it is run with a command that builds nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["setup.py", "--quiet", "--version"])
+        patch.chdir(ROOT)
+        return runpy.run_path("setup.py")
+
+
+def test_every_progress_line_is_one_write(
+    build: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(sys.stdout, "write", written.append)
+    source = tmp_path / "a.cc"
+    source.write_text("")
+    names = [f"a{number}" for number in range(8)]
+    jobs = [build["Job"](name, tmp_path / name, [sys.executable, "-c", "", str(source)]) for name in names]
+    monkeypatch.setitem(build["compile_all"].__globals__, "run", lambda command, target: None)
+    build["compile_all"](jobs)
+    monkeypatch.undo()
+    assert sorted(written) == [f"[{number}/8] {name}\n" for number, name in enumerate(names, 1)]
+
+
+def test_a_library_with_fewer_paths_has_another_hash() -> None:
+    hashes = [
+        subprocess.run(
+            [sys.executable, "-c", PRINT_HASH],
+            env={**os.environ, "FD_BUILD_PATHS": paths},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.splitlines()[-1]
+        for paths in ("all", "native")
+    ]
+    assert len(hashes[0]) == 16 and hashes[0] != hashes[1]
