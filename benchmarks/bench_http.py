@@ -31,12 +31,12 @@ import numpy as np
 from benchmarks.report import Row, make_parser, print_report
 from benchmarks.workloads import sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
+from fastdeploy.hub.model_path import resolve_model_path
 
 READY = re.compile(r"^Ready: http://([\d.]+):(\d+)/v1 ")
 SPECULATION: dict[str, dict[str, Any]] = {

@@ -28,12 +28,12 @@ from typing import Any
 from benchmarks.report import Row, make_parser, print_report
 from benchmarks.shape_engine import SHAPE
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ipc.messages import encode, split_deltas
 from fastdeploy.ops import registry
 from fastdeploy.ops.backends.cpu.graph import OpGraph

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.report import Row, make_parser, print_report, print_table
 from benchmarks.workloads import source_tokens
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ops.host import NgramIndex
 from fastdeploy.ops.suffix_cache import SuffixCache, SuffixConfig
 from fastdeploy.ops.text_batch import IntArray, TextBatch

@@ -18,9 +18,10 @@ import paddle
 from numpy.typing import NDArray
 
 from benchmarks.report import Row, make_parser, print_report
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex

@@ -42,7 +42,7 @@ from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.shape_engine import SHAPE
 from benchmarks.workloads import WORKLOADS, sessions
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import MAX_MODEL_STEPS, METHODS
 from fastdeploy.config.speculative_keys import parse_speculative_config
@@ -51,6 +51,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine import Engine
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models import loader
 from fastdeploy.models.architecture import Architecture
 from fastdeploy.models.weight_source import WeightSource

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.env import VARIABLES
-from fastdeploy.config.flag import default_of, flags_of
+from fastdeploy.config.flag import flags_of
 from fastdeploy.config.flags import FLAGS, Flag, FlagClass, default_text
 from fastdeploy.config.speculative_config import CONFIGS
 
@@ -64,7 +65,8 @@ def _key_row(key: str, methods: list[str]) -> list[str]:
     shown = "all" if len(methods) == len(CONFIGS) else ", ".join(f"`{method}`" for method in methods)
     methods_by_default: dict[Any, list[str]] = {}
     for method in methods:
-        methods_by_default.setdefault(default_of(CONFIGS[method], key), []).append(f"`{method}`")
+        default = inspect.signature(CONFIGS[method]).parameters[key].default
+        methods_by_default.setdefault(default, []).append(f"`{method}`")
     flag, default = flags_of(CONFIGS[methods[-1]])[key], default_text(next(iter(methods_by_default)))
     if len(methods_by_default) > 1:
         default = "; ".join(f"{', '.join(names)} {value}" for value, names in methods_by_default.items())

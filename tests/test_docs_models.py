@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from fastdeploy.config.flags import FLAG_BY_NAME, FlagClass
-from fastdeploy.config.hub import HUBS
 from fastdeploy.config.model_config import ARCHITECTURE_DEFAULTS
 from fastdeploy.config.rope_config import SUPPORTED_ROPE_KINDS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer_files import SENTENCEPIECE_FILES
+from fastdeploy.hub.clients import HUBS
 from fastdeploy.spec_decode.proposers.registry import PROPOSERS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "guide"

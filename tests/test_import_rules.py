@@ -18,6 +18,7 @@ ROOT = Path(fastdeploy.__file__).parent
 ALLOWED = {  # by the longest prefix of a file's path; every package may import itself
     "core": set[str](),
     "config": {"core"},
+    "hub": {"core", "config"},
     "metrics": {"core", "config", "version"},
     "detokenize": {"core", "config", "metrics"},
     "ipc": {"core", "config", "metrics"},
@@ -29,15 +30,17 @@ ALLOWED = {  # by the longest prefix of a file's path; every package may import 
     "spec_decode/proposers": {"core", "config", "ops"},
     "spec_decode/adaptive": {"core"},
     "worker": {"core", "config", "ops", "layers", "models", "kv_cache", "spec_decode/adaptive"},
-    "spec_decode/drafting": {"core", "config", "ops", "layers", "models", "kv_cache", "worker", "detokenize"},
+    "spec_decode/drafting": {"core", "config", "hub", "ops", "layers", "models", "kv_cache", "worker", "detokenize"},
     "structured_output": {"core", "detokenize"},
     "engine": {
-        *("core", "config", "ops", "layers", "models", "kv_cache", "spec_decode", "worker", "structured_output"),
-        *("detokenize", "ipc", "metrics"),
+        *("core", "config", "hub", "ops", "layers", "models", "kv_cache", "spec_decode", "worker"),
+        *("structured_output", "detokenize", "ipc", "metrics"),
     },
-    "entrypoints/openai": {"core", "config", "version", "detokenize", "ipc", "metrics", "scheduler", "entrypoints"},
+    "entrypoints/openai": {
+        *("core", "config", "hub", "version", "detokenize", "ipc", "metrics", "scheduler", "entrypoints"),
+    },
     "entrypoints": {
-        *("core", "config", "version", "ops", "layers", "models", "kv_cache", "spec_decode", "worker"),
+        *("core", "config", "hub", "version", "ops", "layers", "models", "kv_cache", "spec_decode", "worker"),
         *("structured_output", "engine", "detokenize", "ipc", "metrics", "scheduler"),
     },
 }
@@ -56,6 +59,7 @@ NAMES_INSTRUCTION_SETS = {"config/env.py", "entrypoints/cli/collect_env.py"}  # 
 WITHOUT_PADDLE = (
     "core",
     "config",
+    "hub",
     "detokenize",
     "ipc",
     "metrics",

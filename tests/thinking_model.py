@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.hub.model_path import resolve_model_path
 
 START, END = 3, 7  # ids of <think> and </think>
 RENAMED = {"<|system|>": "<think>", "<|reserved|>": "</think>"}

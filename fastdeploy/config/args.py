@@ -79,7 +79,7 @@ def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
     """
     given, provenance = _read_sources(argv)
     for name in given:
-        if FLAG_BY_NAME[name].is_server:
+        if FLAG_BY_NAME[name].section == SERVER:
             raise ConfigError(_display_name(name, provenance), "is a flag of the server; this command runs none")
     values, _ = _resolve_flags(given, provenance)
     with _errors_name_the_origin(provenance):
@@ -96,7 +96,7 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     for name in kwargs:
         if name not in FLAG_BY_NAME:
             raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")
-        if FLAG_BY_NAME[name].is_server:
+        if FLAG_BY_NAME[name].section == SERVER:
             raise ConfigError(name, "is a flag of the server, not an argument of LLM")
     given = {name: value for name, value in kwargs.items() if value is not None}
     values, notes = _resolve_flags(given, dict.fromkeys(given, LLM_ARGUMENT))
@@ -205,10 +205,8 @@ def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(name, f"unknown flag{did_you_mean(name, [flag.option for flag in FLAGS])}")
         raise ConfigError("command line", f"unexpected argument {token!r}; only the model may be given without a flag")
     positional = given.pop("model_positional", None)
-    if positional is not None:
-        if given.get("model", positional) != positional:
-            raise ConfigError("--model", f"given twice: {positional!r} and {given['model']!r}")
-        given["model"] = positional
+    if positional is not None and given.setdefault("model", positional) != positional:
+        raise ConfigError("--model", f"given twice: {positional!r} and {given['model']!r}")
     return given
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which speculation method a checkpoint is for, where the configuration does not say (no Paddle)."""
+"""Infers the speculation method from the checkpoint of a drafting model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from fastdeploy.config.model_config import local_model_path
 
-NAMED_IN_CONFIG = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # by architecture or type; longest first
-ERNIE_MARK = ".mtp_"  # in the name of every tensor of a layer for multi-token prediction in ERNIE's form
-_LAYER = re.compile(r".*\.layers\.\d+\.")  # DeepSeek's form is a numbered layer, too, that holds an eh_proj
+PLANNED_METHODS = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # longer names before their beginnings
+ERNIE_MARK = ".mtp_"  # in the name of every tensor of ERNIE's layer for multi-token prediction
+_LAYER = re.compile(r".*\.layers\.\d+\.")  # DeepSeek's layer for multi-token prediction is one of these with an eh_proj
 
 
 def infer_method(model: str) -> str:
-    """Return the method that drafts with `model`, as its config.json and the names of its tensors tell.
+    """Return the method that drafts with `model`, by its config.json and the names of its tensors.
 
-    A hub's name tells nothing before it is fetched: it is taken for a whole model, as is what cannot be read. Loading
-    says what is wrong with it.
+    A model on a hub, which is not downloaded here, and an unreadable one are taken for draft models; loading them
+    reports what is wrong.
     """
     folder = local_model_path(model)
     return "draft_model" if folder is None else infer_method_of(folder)
@@ -30,7 +30,7 @@ def infer_method_of(folder: Path) -> str:
     """Return the method that drafts with the checkpoint in `folder`."""
     config = _read_json(folder / "config.json")
     kind = f"{config.get('architectures')} {config.get('model_type')}".lower().replace("_", "")
-    for method in NAMED_IN_CONFIG:
+    for method in PLANNED_METHODS:
         if method.replace("_", "") in kind:
             return method
     names = list(_tensor_names(folder))
@@ -47,7 +47,7 @@ def _tensor_names(folder: Path) -> Iterator[str]:
 
 
 def _read_json(file: Path, has_length: bool = False) -> dict[str, Any]:
-    """Return the JSON object in a file, or at its start behind its length in 8 bytes; empty where there is none."""
+    """Return the JSON object in a file, or after its length in the first 8 bytes; empty if there is none."""
     try:
         with file.open("rb") as stream:
             value = json.loads(stream.read(int.from_bytes(stream.read(8), "little") if has_length else -1))

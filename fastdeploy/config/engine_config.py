@@ -23,19 +23,14 @@ class CacheConfig:
     block_size: Annotated[int, integer(BLOCK_SIZE_MULTIPLE, help="tokens per KV block, a multiple of 16")] = 64
     num_blocks: Annotated[
         int | None,
-        integer(1, name="num_gpu_blocks_override", help="number of KV blocks (default: from kv_cache_memory)"),
+        integer(1, name="num_gpu_blocks_override", help="number of KV blocks (default: by their memory)"),
     ] = None
     kv_cache_memory: Annotated[
         int | None,
-        integer(1, kind="bytes", help="bytes of the KV cache, such as 512Mi (default: from the machine's memory)"),
+        integer(1, kind="bytes", help="memory for KV blocks, such as 512Mi (default: half of what is free)"),
     ] = None
     dtype: Annotated[
-        str,
-        choice(
-            *KV_CACHE_DTYPES,
-            name="kv_cache_dtype",
-            help="auto (the model's dtype), or int8 with a scale per token and head",
-        ),
+        str, choice(*KV_CACHE_DTYPES, name="kv_cache_dtype", help="auto, or int8 with a scale per token and head")
     ] = "auto"
     enable_prefix_caching: Annotated[bool, switch(help="share KV blocks of equal prefixes")] = True
 
@@ -51,9 +46,7 @@ class SchedulerConfig:
 
     max_num_seqs: Annotated[int, integer(1, help="maximum number of requests in a step")] = 64
     max_num_batched_tokens: Annotated[int, integer(1, help="maximum number of tokens in a step")] = 2048
-    long_prefill_token_threshold: Annotated[
-        int, integer(0, help="maximum number of prompt tokens of one request in a step; 0: no limit")
-    ] = 0
+    long_prefill_token_threshold: Annotated[int, integer(0, help="maximum size of a prefill chunk; 0: no limit")] = 0
     enable_chunked_prefill: Annotated[bool, switch(help="prefill long prompts in chunks over several steps")] = True
     max_waiting_requests: Annotated[int | None, integer(1)] = None
 
@@ -68,34 +61,22 @@ class EngineConfig:
     model: Annotated[str, text(help="local directory, hub name, or `demo` for the demonstration model")]
     tokenizer: Annotated[str, text(help="directory of the tokenizer (default: the model's)")] = ""
     revision: Annotated[str, text(help="branch, tag or commit of a hub's model (default: the hub's main branch)")] = ""
-    dtype: Annotated[
-        str, choice("auto", "bfloat16", "float32", help="type of weights and activations: auto, bfloat16 or float32")
-    ] = "auto"
+    dtype: Annotated[str, choice("auto", "bfloat16", "float32", help="auto, bfloat16 or float32")] = "auto"
     device: Annotated[str, text(help="cpu or auto")] = "cpu"
-    load_choices: Annotated[str, choice("default_v1", "dummy", help="default_v1, or dummy for random weights")] = (
-        "default_v1"
-    )
-    max_model_len: Annotated[
-        int, integer(1, help="maximum number of tokens of prompt and output together, capped by the model")
-    ] = 2048
+    load_choices: Annotated[str, choice("default_v1", "dummy", help="dummy loads random weights")] = "default_v1"
+    max_model_len: Annotated[int, integer(1, help="maximum tokens of prompt and output, capped by the model")] = 2048
     seed: Annotated[int | None, integer(help="seed of requests that bring none (default: random)")] = None
     logprobs_mode: Annotated[
         str, choice("raw_logprobs", "processed_logprobs", help="raw_logprobs or processed_logprobs")
     ] = "raw_logprobs"
     reasoning_parser: Annotated[
         str,
-        choice(
-            "",
-            *REASONING_FORMATS,
-            help="format of the model's reasoning: qwen3, deepseek_r1, ernie-x1, ... (default: none)",
-        ),
+        choice("", *REASONING_FORMATS, help="format of reasoning: qwen3, deepseek_r1, ... (default: none)"),
     ] = ""
     guided_decoding_backend: Annotated[
         str, choice("auto", "llguidance", "off", help="auto or llguidance for structured output, off to refuse it")
     ] = "auto"
-    generation_config: Annotated[
-        str, choice("auto", "none", help="auto reads generation_config.json, none ignores it")
-    ] = "auto"
+    generation_config: Annotated[str, choice("auto", "none", help="none ignores generation_config.json")] = "auto"
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -5,23 +5,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Annotated
 
-LOG_FORMATS = ("text", "json")
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+from fastdeploy.config.flag import check_fields, choice
+
 API_KEY_VARIABLE = "FD_API_KEY"
 VARIABLES = {
-    "FD_API_KEY": "keys that clients must send, comma-separated; `--api-key` replaces them",
-    "FD_BUILD_PATHS": "when the operators are built: all paths, or native, the machine's best one and the portable one",
-    "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the fastest one there is)",
-    "FD_DEBUG": "1 shows tracebacks where one line would do",
-    "FD_FOR_TORCH_MODEL_FORMAT": "1 reads checkpoints in torch layout, whatever they say themselves",
-    "FD_LOG_DIR": "folder for log files",
+    "FD_API_KEY": "keys that clients must send, separated by commas; `--api-key` replaces them",
+    "FD_BUILD_PATHS": "paths that setup.py compiles: all, or native for the best and the portable one (default: all)",
+    "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the best one)",
+    "FD_DEBUG": "1 shows tracebacks instead of one-line errors",
+    "FD_FOR_TORCH_MODEL_FORMAT": "1 reads every checkpoint in torch layout",
+    "FD_LOG_DIR": "folder for log files (default: logs go to stderr only)",
     "FD_LOG_FORMAT": "text or json (default: text)",
     "FD_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR (default: INFO)",
-    "FD_LOG_REQUESTS": "0 leaves out the line per request",
-    "FD_MODEL_SOURCE": "hub asked for models that are no folder: HUGGINGFACE, AISTUDIO, MODELSCOPE",
-    "FD_NUM_THREADS": "threads of the operators (default: the cores that the process may use)",
-    "FD_PADDLENLP_PYTHON": "interpreter with PaddleNLP, for tokenizers that nothing else reads",
+    "FD_LOG_REQUESTS": "0 logs no line per request (default: 1)",
+    "FD_MODEL_SOURCE": "hub for models that are not local: HUGGINGFACE, AISTUDIO or MODELSCOPE (default: HUGGINGFACE)",
+    "FD_NUM_THREADS": "number of threads of the operators (default: the cores that the process may use)",
+    "FD_PADDLENLP_PYTHON": "Python interpreter with PaddleNLP, for tokenizers that only PaddleNLP reads",
 }
 """What this module, the operators and setup.py read; other variables that begin with FD_ are named at start-up."""
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
@@ -29,29 +30,19 @@ SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 @dataclass(frozen=True)
 class Env:
-    """Environment variables that the framework honours.
+    """The environment: variables of VARIABLES, and some that other programs read, too.
 
     Attributes:
-        debug: FD_DEBUG=1 shows tracebacks where one line would do.
-        log_dir: FD_LOG_DIR, folder for log files; empty writes to stderr only.
-        log_format: FD_LOG_FORMAT, text or json.
-        log_level: FD_LOG_LEVEL, DEBUG, INFO, WARNING or ERROR.
-        log_requests: FD_LOG_REQUESTS=0 leaves out the line per request.
-        model_source: FD_MODEL_SOURCE, hub asked for names that are no local folder (config.hub.HUBS).
-        is_torch_forced: FD_FOR_TORCH_MODEL_FORMAT=1 reads checkpoints in torch layout, whatever they say themselves.
-        paddlenlp_python: FD_PADDLENLP_PYTHON, interpreter of an environment with PaddleNLP, for tokenizers that only
-            PaddleNLP reads; empty for none.
-        cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for what is made once and kept.
-        api_keys: FD_API_KEY, comma-separated keys that clients may use; empty asks for none.
+        cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for files that are made once.
         openai_api_key: OPENAI_API_KEY, the key that this package's own clients send.
-        no_color: NO_COLOR is set and not empty: no command writes in colour.
+        no_color: NO_COLOR is set and not empty, so that no command writes in colour.
         unknown: names of FD_* variables that are set but not in VARIABLES.
     """
 
     debug: bool = False
     log_dir: str = ""
-    log_format: str = "text"
-    log_level: str = "INFO"
+    log_format: Annotated[str, choice("text", "json", name="FD_LOG_FORMAT")] = "text"
+    log_level: Annotated[str, choice("DEBUG", "INFO", "WARNING", "ERROR", name="FD_LOG_LEVEL")] = "INFO"
     log_requests: bool = True
     model_source: str = "HUGGINGFACE"
     is_torch_forced: bool = False
@@ -62,23 +53,18 @@ class Env:
     no_color: bool = False
     unknown: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 def read_env() -> Env:
     """Read the environment once; raise ConfigError for a value outside its range."""
-    from fastdeploy.core.errors import ConfigError
-
-    log_format = os.environ.get("FD_LOG_FORMAT", "text").lower()
-    if log_format not in LOG_FORMATS:
-        raise ConfigError("FD_LOG_FORMAT", f"expected one of {', '.join(LOG_FORMATS)}, got {log_format!r}")
-    log_level = os.environ.get("FD_LOG_LEVEL", "INFO").upper()
-    if log_level not in LOG_LEVELS:
-        raise ConfigError("FD_LOG_LEVEL", f"expected one of {', '.join(LOG_LEVELS)}, got {log_level!r}")
     keys = tuple(key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key)
     return Env(
         debug=os.environ.get("FD_DEBUG", "") == "1",
         log_dir=os.environ.get("FD_LOG_DIR", ""),
-        log_format=log_format,
-        log_level=log_level,
+        log_format=os.environ.get("FD_LOG_FORMAT", "text").lower(),
+        log_level=os.environ.get("FD_LOG_LEVEL", "INFO").upper(),
         log_requests=os.environ.get("FD_LOG_REQUESTS", "1") != "0",
         model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
         is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
@@ -92,7 +78,7 @@ def read_env() -> Env:
 
 
 def shown_variables() -> dict[str, str]:
-    """Return the FD_* variables that are set, as they may be shown: what may be a secret is masked."""
+    """Return the FD_* variables that are set, with masked values for possible secrets."""
     return {
         name: "***" if any(word in name for word in SECRET_WORDS) else value
         for name, value in sorted(os.environ.items())

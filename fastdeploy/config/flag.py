@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -61,11 +60,6 @@ class Flag:
         """Return its spelling on the command line."""
         return "--" + self.name.replace("_", "-")
 
-    @property
-    def is_server(self) -> bool:
-        """Return whether it is a flag of the HTTP server, which `LLM` does not have."""
-        return self.section == SERVER
-
 
 def integer(low: int | None = None, high: int | None = None, kind: str = "int", **keys: Any) -> Flag:
     """Accept integers in [low, high]."""
@@ -93,8 +87,8 @@ def text(expected: str = "a string", **keys: Any) -> Flag:
 
 
 def strings(**keys: Any) -> Flag:
-    """Accept a tuple of strings."""
-    return Flag("list", "strings", lambda value: isinstance(value, tuple), **keys)
+    """Accept a tuple of strings that are not empty."""
+    return Flag("list", "strings that are not empty", lambda value: isinstance(value, tuple) and all(value), **keys)
 
 
 @cache
@@ -103,11 +97,6 @@ def flags_of(config: type) -> Mapping[str, Flag]:
     hints = get_type_hints(config, include_extras=True)
     found = ((name, item) for name, hint in hints.items() for item in getattr(hint, "__metadata__", ()))
     return {name: item for name, item in found if isinstance(item, Flag)}
-
-
-def default_of(config: type, name: str) -> Any:
-    """Return the default of a configuration's field."""
-    return inspect.signature(config).parameters[name].default
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
@@ -122,7 +111,8 @@ def check_fields(config: Any, prefix: str = "") -> None:
     for name, flag in flags_of(config.__class__).items():
         value = getattr(config, name)
         if value is not None and not flag.is_valid(value):
-            raise ConfigError(f"{prefix}{flag.name or name}", f"expected {flag.expected}, got {value!r}")
+            got = "a value that is not shown" if flag.is_secret else repr(value)
+            raise ConfigError(f"{prefix}{flag.name or name}", f"expected {flag.expected}, got {got}")
 
 
 def _range(

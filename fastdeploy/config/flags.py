@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.flag import SERVER, Flag, FlagClass, default_of, flags_of
+from fastdeploy.config.flag import SERVER, Flag, FlagClass, flags_of
 from fastdeploy.config.foreign_flags import read_foreign_flags
 from fastdeploy.config.server_config import ServerConfig
 
@@ -30,20 +31,23 @@ _OLDER_SPELLINGS = {  # flag -> kind, key of speculative_config
 
 def _flags_of(config: type, section: str) -> Iterator[Flag]:
     """Yield the flags that set a configuration's fields."""
+    parameters = inspect.signature(config).parameters
     for field, flag in flags_of(config).items():
         if flag.help:
-            help = f"{flag.help}{default_text(default_of(config, field))}"
+            help = f"{flag.help}{default_text(parameters[field].default)}"
             yield replace(flag, name=flag.name or field, help=help, section=section, field=field)
 
 
 def default_text(default: Any) -> str:
-    """Return the end of a field's help that shows its default; the help itself names an empty one."""
+    """Return the end of a field's help that shows its default; None, which the help itself explains, is not shown."""
+    if default is None or default is inspect.Parameter.empty or default == "":
+        return ""
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
     if isinstance(default, bool):
-        return f" (default: {'on' if default else 'off'})"
-    if isinstance(default, float):
-        return f" (default: {default:g})"
-    shown = ", ".join(default) if isinstance(default, tuple) else str(default)
-    return f" (default: {shown})" if isinstance(default, (int, str, tuple)) and shown else ""
+        shown = "on" if default else "off"
+    elif isinstance(default, tuple):
+        shown = ", ".join(default) or "none"
+    return f" (default: {shown})"
 
 
 def _older_spelling(name: str, kind: str, key: str) -> Flag:
@@ -57,7 +61,7 @@ HONOURED_FLAGS: tuple[Flag, ...] = (
     *_flags_of(SchedulerConfig, "scheduler"),
     *_flags_of(CacheConfig, "cache"),
     Flag("json", name="speculative_config", help=_SPECULATIVE_HELP, section="speculative"),
-    *(_older_spelling(name, *described) for name, described in _OLDER_SPELLINGS.items()),
+    *(_older_spelling(name, kind, key) for name, (kind, key) in _OLDER_SPELLINGS.items()),
     *_flags_of(ServerConfig, SERVER),
 )
 FLAGS = (*HONOURED_FLAGS, *read_foreign_flags())

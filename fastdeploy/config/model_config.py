@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's description, read from a directory in Hugging Face layout (no Paddle)."""
+"""Description of a checkpoint, from a directory in Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from fastdeploy.config.env import read_env
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
-from fastdeploy.config.hub import DEFAULT_REVISIONS, download
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError
 
@@ -26,7 +24,7 @@ _DTYPE_NAMES: dict[str, DType] = {"bfloat16": "bfloat16", "bf16": "bfloat16", "f
 
 @dataclass(frozen=True)
 class ArchitectureDefaults:
-    """What an architecture means where config.json is silent."""
+    """Defaults of an architecture for keys that config.json omits."""
 
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
@@ -51,7 +49,7 @@ _ARCHITECTURE_ALIASES = {"Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM"}
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling values that generation_config.json proposes; None where it is silent."""
+    """Sampling parameters of generation_config.json; None for those that it omits."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -62,7 +60,7 @@ class GenerationDefaults:
     max_new_tokens: int | None = None
 
     def sampling_values(self) -> dict[str, Any]:
-        """Return them as arguments of `SamplingParams`; do_sample: false means temperature 0."""
+        """Return arguments of `SamplingParams`; do_sample false means temperature 0."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         values = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.max_new_tokens is not None:
@@ -74,22 +72,20 @@ class GenerationDefaults:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder as its checkpoint describes it.
+    """A dense decoder, as its checkpoint describes it.
 
     Attributes:
         path: directory of the checkpoint.
         architecture: `architectures[0]` of config.json, one of `ARCHITECTURE_DEFAULTS`.
-        vocab_size: rows of the embedding and of the head; the tokenizer may know fewer ids.
-        head_dim: width of one attention head; heads * head_dim may differ from hidden_size.
-        attention_bias, mlp_bias, use_bias: as config.json says; models/ decides what they mean.
+        vocab_size: rows of the embedding and of the head; the tokenizer may have fewer tokens.
+        head_dim: size of an attention head; heads * head_dim may differ from hidden_size.
+        attention_bias, mlp_bias, use_bias: keys of config.json, which each architecture reads in its own way.
         sliding_window: window in tokens if any layer slides, else None.
         dtype: type of weights and activations in this run.
-        checkpoint_dtype: type that config.json names.
-        eos_token_ids: generation_config.json, else config.json, else empty (the tokenizer's turn).
-        num_nextn_predict_layers: multi-token-prediction layers in the checkpoint.
-        layout_mark: key of config.json that only one kind of checkpoint has: paddlenlp_version, or (torch layout)
-            transformers_version or torch_dtype.
-        has_int8_cache: keys and values are cached in eight bits in this run.
+        eos_token_ids: of generation_config.json, else of config.json; empty leaves them to the tokenizer.
+        layout_mark: key of config.json that tells the layout of the weights: paddlenlp_version, or transformers_version
+            or torch_dtype for torch layout.
+        has_int8_cache: keys and values are cached in int8 in this run.
     """
 
     path: str
@@ -110,18 +106,14 @@ class ModelConfig:
     rope: RopeConfig
     sliding_window: int | None
     dtype: DType
-    checkpoint_dtype: str
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    pad_token_id: int | None
     generation: GenerationDefaults
-    num_nextn_predict_layers: int = 0
     layout_mark: str | None = field(default=None, compare=False, repr=False)
     has_int8_cache: bool = field(default=False, repr=False)  # repr names the checkpoint
 
     @property
     def kv_cache_dtype(self) -> str:
-        """Return the type of cached keys and values: int8, or that of the rows."""
+        """Return the type of cached keys and values: int8, or that of the activations."""
         return "int8" if self.has_int8_cache else self.dtype
 
     @property
@@ -135,13 +127,11 @@ class ModelConfig:
         return self.hidden_size * _DTYPE_BYTES[self.dtype]
 
     def check_max_model_len(self, max_model_len: int) -> None:
-        """Refuse a context for which this model would need what is not supported.
+        """Refuse a context that is longer than the sliding window, which is not supported.
 
         Raises:
-            ConfigError: max_model_len is not positive, or the sliding window would cut inside it.
+            ConfigError: names the window.
         """
-        if max_model_len < 1:
-            raise ConfigError("max_model_len", f"expected at least 1, got {max_model_len}")
         if self.sliding_window is not None and max_model_len > self.sliding_window:
             raise ConfigError(
                 "sliding_window",
@@ -159,13 +149,11 @@ class ModelConfig:
             path: directory that holds config.json.
             dtype: `auto` (the checkpoint's; float16 runs as bfloat16), `bfloat16` or `float32`.
             generation_config: `auto` reads generation_config.json, `none` ignores it.
-            kv_cache_dtype: `auto` (the run's dtype) or `int8`, which needs rows of bfloat16.
+            kv_cache_dtype: `auto` (the run's dtype) or `int8`, which needs dtype bfloat16.
 
         Raises:
-            ConfigError: a missing or unreadable file, an unsupported architecture or feature, by name.
+            ConfigError: a file is missing or unreadable, or an architecture or feature is not supported.
         """
-        if generation_config not in ("auto", "none"):
-            raise ConfigError("generation_config", f"expected auto or none, got '{generation_config}'")
         directory = Path(path)
         refuse_foreign_folder(directory)
         raw = _read_json(directory / "config.json")
@@ -181,10 +169,10 @@ class ModelConfig:
 def parse_model_config(
     raw: Mapping[str, Any], generation: Mapping[str, Any], *, path: str = "", dtype: str = "auto"
 ) -> ModelConfig:
-    """Turn the two JSON objects of a checkpoint into a ModelConfig.
+    """Make a ModelConfig from the contents of config.json and generation_config.json.
 
     Raises:
-        ConfigError: an unsupported architecture or feature, by name; a missing or impossible value.
+        ConfigError: an architecture or feature is not supported, or a value is missing or not valid.
     """
     where = f"{path}/config.json: " if path else ""
     architecture = _architecture(raw, where)
@@ -222,12 +210,8 @@ def parse_model_config(
         rope=parse_rope(raw, head_dim=head_dim, max_position_embeddings=max_positions, theta=defaults.rope_theta),
         sliding_window=_sliding_window(raw, num_layers, defaults.may_slide),
         dtype=_run_dtype(dtype, checkpoint_dtype),
-        checkpoint_dtype=checkpoint_dtype,
         eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(raw.get("eos_token_id")),
-        bos_token_id=raw.get("bos_token_id"),
-        pad_token_id=raw.get("pad_token_id"),
         generation=_generation_defaults(generation),
-        num_nextn_predict_layers=int(raw.get("num_nextn_predict_layers") or 0),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
     )
 
@@ -257,7 +241,7 @@ def _architecture(raw: Mapping[str, Any], where: str) -> str:
 
 
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    """Refuse by name whatever changes the arithmetic and is not built."""
+    """Refuse features that change the computation and are not supported."""
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError("hidden_act", f"activation '{activation}' is not supported (supported: silu)")
@@ -321,30 +305,7 @@ def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def resolve_model_path(name: str, revision: str = "", field: str = "model") -> str:
-    """Find the directory of a model: a local one, `demo`, `demo/draft`, or a name on the hub of FD_MODEL_SOURCE.
-
-    Args:
-        revision: branch, tag or commit on the hub; empty for its default branch.
-        field: the flag that gave the name, for errors.
-
-    Raises:
-        ConfigError: nothing of that name, a revision of what has none, or the hub cannot be reached.
-    """
-    path = local_model_path(name)
-    if path is not None:
-        if revision not in DEFAULT_REVISIONS:
-            raise ConfigError("revision", f"{revision!r} needs the name of a hub's model; {name} is a local directory")
-        return str(path)
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        raise ConfigError(field, f"{name}: GGUF checkpoints are not supported")
-    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ConfigError(field, f"{name} is not a directory")
-    return download(name, revision, read_env().model_source, field)
-
-
 def local_model_path(name: str) -> Path | None:
-    """Return the directory of a model that lies on this machine under that name, or None."""
+    """Return the local directory of a model, or None if there is none."""
     path = _SHORT_NAMES.get(name) or Path(name).expanduser()
     return path if path.is_dir() else None

@@ -1,45 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights are quantized at load, and how."""
+"""Formats to which weights are quantized at load."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
-from fastdeploy.config.flag import Flag
+from fastdeploy.config.flag import Flag, check_fields, choice
 from fastdeploy.core.errors import ConfigError
 
 FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
-_HEADS = {"wint4": "wint8", "w4a8": "w8a8"}  # four bits in the head cost more quality than in all layers per byte saved
+_HEADS = {"wint4": "wint8", "w4a8": "w8a8"}  # per byte saved, four bits cost more quality in the head than in layers
 
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """The format of each part's weights; the embedding and the norms stay as they are.
+    """The formats of the linear layers of attention, of the MLPs and of the vocabulary head, tied or not.
 
-    Attributes:
-        attention: the linear layers around attention.
-        mlp: those of the feed-forward blocks.
-        head: the vocabulary head, tied or not.
+    The embedding and the norms are not quantized.
     """
 
-    attention: str = "none"
-    mlp: str = "none"
-    head: str = "none"
+    attention: Annotated[str, choice(*FORMATS)] = "none"
+    mlp: Annotated[str, choice(*FORMATS)] = "none"
+    head: Annotated[str, choice(*FORMATS)] = "none"
 
     def __post_init__(self) -> None:
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if value not in FORMATS:
-                raise ConfigError(f"quantization.{part.name}", f"expected one of {', '.join(FORMATS)}, got {value!r}")
+        check_fields(self, "quantization.")
 
     @classmethod
     def from_value(cls, value: str | Mapping[str, Any] | QuantizationConfig) -> QuantizationConfig:
-        """Return what a format's name, or a mapping of parts to formats, stands for.
+        """Make it from a mapping of parts to formats, or from one format for all parts.
 
-        A name gives its format to every part, except that the head takes eight bits beside layers of four.
+        With a format of four bits for all parts, the head has eight.
 
         Raises:
             ConfigError: an unknown format or part.
@@ -49,7 +43,7 @@ class QuantizationConfig:
         if isinstance(value, Mapping):
             return cls(**_known_parts(value))
         if value == _CACHE_FORMAT:
-            raise ConfigError("quantization", f"{value!r} speaks of the KV cache: use --kv-cache-dtype int8")
+            raise ConfigError("quantization", f"{value!r} is for the KV cache: use --kv-cache-dtype int8")
         if value not in FORMATS:
             raise ConfigError(
                 "quantization", f"expected one of {', '.join(FORMATS)}, or a JSON mapping of parts, got {value!r}"
@@ -58,11 +52,11 @@ class QuantizationConfig:
 
     @property
     def is_none(self) -> bool:
-        """Whether every part keeps the model's own type."""
+        """Return whether no part is quantized."""
         return self == UNQUANTIZED
 
     def __str__(self) -> str:
-        """Name every part's format; one name where they agree."""
+        """Return the format of each part, or of all if they have the same."""
         parts = {part.name: getattr(self, part.name) for part in fields(self)}
         if len(set(parts.values())) == 1:
             return self.head
@@ -89,7 +83,7 @@ def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
     known = [part.name for part in fields(QuantizationConfig)]
     for name in value:
         if name == _CACHE_PART:
-            raise ConfigError(f"quantization.{name}", "is no part of the weights: use --kv-cache-dtype int8")
+            raise ConfigError(f"quantization.{name}", "is not a part of the weights: use --kv-cache-dtype int8")
         if name not in known:
             raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}")
     return {name: str(format) for name, format in value.items()}

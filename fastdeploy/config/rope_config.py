@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding as a checkpoint's config.json describes it (no Paddle)."""
+"""Rotary position embedding, as a checkpoint's config.json describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from math import log
+from typing import Any, Literal, cast, get_args
 
 from fastdeploy.core.errors import ConfigError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-SUPPORTED_ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "dynamic", "llama3", "yarn")
-_SCALED = ("linear", "dynamic", "llama3", "yarn")
+SUPPORTED_ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 _PADDLENLP_KINDS = {"dynamic_ntk": "dynamic", "ntk": "default"}  # ntk: with a larger base
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Everything that the cos/sin table depends on, but the number of positions.
+    """What the table of cosines and sines depends on, except for the number of positions.
 
     Attributes:
-        kind: rule that turns the base into inverse frequencies.
-        theta: base of the geometric frequencies.
-        rotary_dim: leading dimensions of a head that rotate (even, at most head_dim).
-        max_position_embeddings: context length of config.json; the dynamic rule scales beyond it.
-        factor: stretch of the context (1.0 for `default`).
-        original_max_positions: context of the pretraining, for llama3 and yarn.
-        low_freq_factor, high_freq_factor: llama3's band edges, in turns within the original context.
-        beta_fast, beta_slow: yarn's band edges, in turns within the original context.
+        kind: how inverse frequencies follow from the base.
+        theta: base of the frequencies.
+        rotary_dim: number of leading dimensions of a head that are rotated, even.
+        max_position_embeddings: context length of config.json, beyond which kind dynamic scales.
+        factor: scaling factor of the context; 1 for kind default.
+        original_max_positions: context length of the pretraining, for llama3 and yarn.
+        low_freq_factor, high_freq_factor: llama3's band, in rotations within the original context.
+        beta_fast, beta_slow: yarn's band, in rotations within the original context.
         truncate: yarn rounds its band to whole dimensions.
-        attention_factor: yarn's multiplier of cos and sin (resolved; 1.0 otherwise).
+        attention_factor: yarn's multiplier of cosines and sines; 1 for other kinds.
     """
 
     kind: RopeKind
@@ -47,7 +47,7 @@ class RopeConfig:
 
     @property
     def max_context_len(self) -> int:
-        """Return the number of positions for which the checkpoint is meant, scaling included."""
+        """Return the longest context that the checkpoint supports, with scaling."""
         if self.kind in ("linear", "dynamic"):
             return int(self.max_position_embeddings * self.factor)
         if self.kind == "yarn":
@@ -56,16 +56,16 @@ class RopeConfig:
 
 
 def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, theta: float) -> RopeConfig:
-    """Read the rotary settings of a config.json in the spelling of transformers 4 or 5, or of PaddleNLP.
+    """Read the rotary settings of config.json as transformers 4, transformers 5 or PaddleNLP writes them.
 
     Args:
         raw: the whole config.json.
-        head_dim: width of one attention head.
+        head_dim: size of an attention head.
         max_position_embeddings: context length of config.json.
-        theta: the architecture's base where config.json names none.
+        theta: default base of the architecture.
 
     Raises:
-        ConfigError: an unsupported rule (by name), a missing or impossible value.
+        ConfigError: a kind is not supported, or a value is missing or not valid.
     """
     params = _rope_parameters(raw)
     kind = _rope_kind(params)
@@ -80,7 +80,7 @@ def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings
         raise ConfigError("rope_theta", f"expected a base above 1, got {base}")
     if kind == "default" and raw.get("rope_scaling_type") == "ntk":
         return _ntk_rope(base, rotary_dim, max_position_embeddings, _factor(params, "ntk", 1.0))
-    if kind not in _SCALED:
+    if kind == "default":
         return RopeConfig(kind, base, rotary_dim, max_position_embeddings)
     original = _first(
         raw.get("original_max_position_embeddings"),
@@ -110,7 +110,7 @@ def _first(*values: Any) -> Any:
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `rope_parameters` (transformers 5), `rope_scaling` (4) or the pair of keys of PaddleNLP, flat."""
+    """Return `rope_parameters` (transformers 5), `rope_scaling` (transformers 4) or PaddleNLP's two keys, flat."""
     params = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not params and raw.get("rope_scaling_type") is not None:
         kind = raw["rope_scaling_type"]
@@ -121,12 +121,12 @@ def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not nested:
         return params
     if set(nested) != {"full_attention"}:
-        raise ConfigError("rope_parameters", f"different rotary settings per layer type ({', '.join(sorted(nested))})")
+        raise ConfigError("rope_parameters", f"different settings for {', '.join(sorted(nested))} are not supported")
     return cast(Mapping[str, Any], nested["full_attention"])
 
 
 def _ntk_rope(base: float, rotary_dim: int, max_position_embeddings: int, factor: float) -> RopeConfig:
-    """Return PaddleNLP's `ntk`: a larger base whatever the context, as the dynamic rule has it at the longest one."""
+    """Return PaddleNLP's `ntk`: for every context the base that kind dynamic has for the longest one."""
     theta = base * factor ** (rotary_dim / (rotary_dim - 2))
     return RopeConfig("default", theta, rotary_dim, int(max_position_embeddings * factor))
 
@@ -147,7 +147,7 @@ def _number(params: Mapping[str, Any], kind: str, key: str) -> float:
 
 
 def _factor(params: Mapping[str, Any], kind: str, ratio: float) -> float:
-    """Return the stretch; yarn may leave it to the ratio of the two context lengths."""
+    """Return the scaling factor; yarn's default is the ratio of the two context lengths."""
     if kind == "yarn" and params.get("factor") is None:
         return ratio
     factor = _number(params, kind, "factor")
@@ -157,9 +157,7 @@ def _factor(params: Mapping[str, Any], kind: str, ratio: float) -> float:
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
-    """Return the multiplier of cos and sin: Peng et al. 2023 (YaRN), section 3.4, with the mscale pair of DeepSeek."""
-    from math import log
-
+    """Return the multiplier of cosines and sines: Peng et al. 2023 (YaRN), section 3.4, with DeepSeek's two mscales."""
     explicit = params.get("attention_factor")
     if explicit is not None:
         return float(explicit)

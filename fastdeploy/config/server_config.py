@@ -19,24 +19,17 @@ UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 class ServerConfig:
     """Where the server listens, whom it admits and how it answers. Without origins there are no CORS headers."""
 
-    served_model_name: Annotated[
-        str, text(help="name by which clients request the model (default: the model as given)")
-    ] = ""
+    served_model_name: Annotated[str, text(help="name of the model in requests (default: the model as given)")] = ""
     host: Annotated[str, text(help="address to listen on")] = "0.0.0.0"
     port: Annotated[int, integer(0, 65535, help="port to listen on; 0: any free port")] = 8000
-    metrics_port: Annotated[
-        int | None, integer(1, 65535, help="additional port, for /metrics only (default: none)")
-    ] = None
+    metrics_port: Annotated[int | None, integer(1, 65535, help="port for /metrics only (default: none)")] = None
     workers: Annotated[int, integer(1, MAX_WORKERS, help="number of API processes, which share max_concurrency")] = 1
     api_keys: Annotated[
-        tuple[str, ...],
-        strings(name="api_key", is_secret=True, help="key that clients must send; may be repeated (default: none)"),
+        tuple[str, ...], strings(name="api_key", is_secret=True, help="key that clients must send; may be repeated")
     ] = field(default=(), repr=False)
-    max_concurrency: Annotated[
-        int, integer(1, 1_000_000, help="maximum number of requests in the server; others get 429")
-    ] = 512
+    max_concurrency: Annotated[int, integer(1, 1_000_000, help="maximum number of requests in the server")] = 512
     max_waiting_time: Annotated[
-        float, number(help="seconds that a request may wait before it gets 429; -1: no limit")
+        float, number(help="seconds that requests beyond max_concurrency wait before they get 429; -1: no limit")
     ] = 0.0
     timeout_graceful_shutdown: Annotated[
         float, number(0, help="seconds that running requests may take after SIGTERM; 0: no limit")
@@ -46,32 +39,23 @@ class ServerConfig:
     ] = MAX_LOGPROBS_LIMIT
     chat_template: Annotated[str, text(help="chat template, or its file (default: the tokenizer's)")] = ""
     tool_call_parser: Annotated[
-        str,
-        choice(
-            "", *TOOL_CALL_FORMATS, help="format of the model's tool calls: hermes, llama3_json, ... (default: none)"
-        ),
+        str, choice("", *TOOL_CALL_FORMATS, help="format of tool calls: hermes, llama3_json, ... (default: none)")
     ] = ""
     disable_log_requests: Annotated[bool, switch(help="log no line per request")] = False
-    uvicorn_log_level: Annotated[
-        str, choice(*UVICORN_LOG_LEVELS, help="critical, error, warning, info, debug or trace")
-    ] = "warning"
+    uvicorn_log_level: Annotated[str, choice(*UVICORN_LOG_LEVELS, help=", ".join(UVICORN_LOG_LEVELS))] = "warning"
     disable_fastapi_docs: Annotated[bool, switch(help="do not serve /docs, /redoc and /openapi.json")] = False
-    allowed_origins: Annotated[
-        tuple[str, ...], strings(help="CORS: origins that browsers may call from, or * (default: none)")
-    ] = ()
+    allowed_origins: Annotated[tuple[str, ...], strings(help="CORS: origins that browsers may call from, or *")] = ()
     allowed_methods: Annotated[tuple[str, ...], strings(help="CORS: methods that they may use")] = ("*",)
     allowed_headers: Annotated[tuple[str, ...], strings(help="CORS: headers that they may send")] = ("*",)
     allow_credentials: Annotated[bool, switch(help="CORS: they may send cookies")] = False
-    root_path: Annotated[str, text(help="path under which a proxy serves this server (default: none)")] = ""
-    ssl_keyfile: Annotated[str, text(help="private key for TLS (default: none)")] = ""
-    ssl_certfile: Annotated[str, text(help="certificate for TLS (default: none)")] = ""
+    root_path: Annotated[str, text(help="path under which a proxy serves this server")] = ""
+    ssl_keyfile: Annotated[str, text(help="private key for TLS")] = ""
+    ssl_certfile: Annotated[str, text(help="certificate for TLS")] = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.max_waiting_time < 0 and self.max_waiting_time != -1:
             raise ConfigError("max_waiting_time", f"expected seconds, or -1 for no limit, got {self.max_waiting_time}")
-        if not all(self.api_keys):
-            raise ConfigError("api_key", "expected keys that are not empty")
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError("root_path", f"expected a path that begins with /, got {self.root_path!r}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -165,11 +165,7 @@ class DraftModelConfig(ModelBasedConfig, frozen=True, tag="draft_model"):
 
 AnySpeculativeConfig = NaiveConfig | NgramConfig | SuffixDecodingConfig | MTPConfig | DraftModelConfig
 CONFIGS: dict[str, type[AnySpeculativeConfig]] = {
-    "naive": NaiveConfig,
-    "ngram": NgramConfig,
-    "suffix": SuffixDecodingConfig,
-    "mtp": MTPConfig,
-    "draft_model": DraftModelConfig,
+    str(config.__struct_config__.tag): config for config in get_args(AnySpeculativeConfig)
 }
 METHODS = tuple(CONFIGS)
 EXTENSIONS = {"default": None, "with_ngram": NgramConfig, "with_suffix": SuffixDecodingConfig}  # by mtp_strategy

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fastdeploy.config.drafting_checkpoint import infer_method
+from fastdeploy.config.drafting_checkpoint import PLANNED_METHODS, infer_method
 from fastdeploy.config.flag import flags_of
 from fastdeploy.config.speculative_config import (
     CONFIGS,
@@ -21,7 +21,6 @@ from fastdeploy.config.speculative_config import (
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
 METHOD_ALIASES = {"ngram_match": "ngram", "[ngram]": "ngram", "deepseek_mtp": "mtp", "ernie_mtp": "mtp"}
-PLANNED_METHODS = ("eagle", "eagle3", "medusa", "hydra", "mlp_speculator")
 KEY_ALIASES = {"prompt_lookup_max": "max_ngram_size", "prompt_lookup_min": "min_ngram_size"}
 KEYS = ("method", "mtp_strategy", *dict.fromkeys(key for config in CONFIGS.values() for key in flags_of(config)))
 KEYS_WITHOUT_EFFECT = {
@@ -42,8 +41,6 @@ def parse_speculative_config(mapping: Mapping[str, Any] | None) -> AnySpeculativ
     """
     if mapping is None:
         return NaiveConfig()
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(FIELD, f"expected a mapping, got {type(mapping).__name__}")
     method, values = _resolve_method(mapping), _resolve_keys(mapping)
     config = CONFIGS[method]
     if config is NaiveConfig:

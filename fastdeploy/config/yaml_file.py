@@ -18,15 +18,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise _RepeatedKeyError(key.value, key.start_mark.line + 1)
+                raise ConfigError(key.value, f"is repeated in line {key.start_mark.line + 1}")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-class _RepeatedKeyError(Exception):
-    def __init__(self, key: str, line: int) -> None:
-        super().__init__(key)
-        self.key, self.line = key, line
 
 
 def read_yaml_mapping(path: str) -> dict[str, Any]:
@@ -37,8 +31,8 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     """
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except _RepeatedKeyError as error:
-        raise ConfigError(error.key, f"is repeated in line {error.line} of {path}") from None
+    except ConfigError as error:
+        raise ConfigError(error.field, f"{error.message} of {path}") from None
     except OSError as error:
         raise ConfigError("--config", f"cannot read {path!r}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

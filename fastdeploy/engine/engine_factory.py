@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.speculative_config import MTPConfig, SpeculativeConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.length_policy import LengthPolicy
@@ -25,6 +25,7 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.output_processor import OutputProcessor
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fastdeploy.config.args import engine_config_from_kwargs
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import CompletionOutput, RequestOutput, TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS
@@ -23,6 +23,7 @@ from fastdeploy.detokenize.preprocess import RequestLimits, build_request
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
+from fastdeploy.hub.model_path import resolve_model_path
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]

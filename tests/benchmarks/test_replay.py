@@ -11,12 +11,12 @@ from benchmarks.bench_speculation import method_mapping
 from benchmarks.replay import replay_answers
 from benchmarks.workloads import WORKLOADS, Session, Turn, sessions
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 

@@ -196,7 +196,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         (
             'demo --quantization \'{"kv_cache_quant_type": "int8"}\'',
             "quantization.kv_cache_quant_type",
-            "no part of the weights: use --kv-cache-dtype int8",
+            "not a part of the weights: use --kv-cache-dtype int8",
         ),
         (
             "demo --enable-lora --router a:1 -dp 2",

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.model_config import ModelConfig, parse_model_config, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig, parse_model_config
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.hub.model_path import resolve_model_path
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,7 +58,7 @@ def test_both_spellings_of_dtype_mean_the_same() -> None:
 
 def test_dtype_flag_overrides_the_checkpoint() -> None:
     config = parse_model_config({**MINIMAL, "dtype": "bfloat16"}, {}, dtype="float32")
-    assert (config.dtype, config.checkpoint_dtype) == ("float32", "bfloat16")
+    assert config.dtype == "float32"
     with pytest.raises(ConfigError, match="float16"):
         parse_model_config(MINIMAL, {}, dtype="float16")
 

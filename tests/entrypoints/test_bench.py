@@ -16,7 +16,6 @@ import openai
 import pytest
 
 from benchmarks import bench_serving
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.cli.bench.datasets import file_requests, random_requests
@@ -30,6 +29,7 @@ from fastdeploy.entrypoints.cli.bench.report import (
 from fastdeploy.entrypoints.cli.bench.serve import BenchmarkRun, arrival_times
 from fastdeploy.entrypoints.cli.bench.serve import main as serve_main
 from fastdeploy.entrypoints.cli.main import main
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.entrypoints.server_process import ServerProcess
 from tests.entrypoints.test_cli import run
 from tests.entrypoints.test_openai_client import PROMPT, TOKENIZER, engine_text

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.model_config import resolve_model_path
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.entrypoints.test_lifecycle import StreamInThread, metric, until
 

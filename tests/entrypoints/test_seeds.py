@@ -17,8 +17,8 @@ import pytest
 
 import fastdeploy
 from fastdeploy.config.args import parse_serve_args
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.entrypoints.seeds_commands import COMMANDS, SNIPPETS, SPECULATIVE_OPTIONS, Command, Snippet
 from tests.entrypoints.server_process import real_server
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -16,6 +15,7 @@ from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.exactness.requests import HEADS, run_all, run_alone
 from tests.exactness.test_speculation_is_invisible import Run, Texts, config, configured, proposer_of
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.exactness.requests import make_requests, run_all, run_alone
 from tests.exactness.test_speculation_is_invisible import (
     Texts,

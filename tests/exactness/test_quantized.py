@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.exactness.requests import make_requests, run_all, run_alone
 from tests.exactness.test_speculation_is_invisible import (
     METHODS,

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_config import EXTENSIONS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
@@ -24,6 +23,7 @@ from fastdeploy.core.step import StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ops.sampling import RowStatus
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses, StepTimes

@@ -14,11 +14,12 @@ from paddle import Tensor
 from safetensors.paddle import load_file, save_file
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.speculative_config import MTPConfig, NaiveConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.loader import load_model
 from fastdeploy.ops.attention import allocate_kv_cache
 from fastdeploy.ops.batch_index import BatchIndex

@@ -48,12 +48,12 @@ def folder_with(tmp_path: Path, files: list[str], **config: Any) -> Path:
         (["tf_model.h5"], "TensorFlow (.h5)"),
         (["flax_model.msgpack"], "Flax (.msgpack)"),
         (["rank0.engine"], "TensorRT engine (.engine)"),
-        (["rank_0/"], "pre-sharded for tensor parallelism (rank_0/)"),
-        (["adapter_config.json", "adapter_model.safetensors"], "is an adapter (LoRA): adapter_config.json"),
-        (["lora_config.json", "lora_model_state.pdparams"], "is an adapter (LoRA): lora_config.json"),
-        (["quantize_config.json"], "is quantized with GPTQ: quantize_config.json"),
-        (["quant_config.json"], "is quantized with AWQ: quant_config.json"),
-        (["hf_quant_config.json"], "is quantized with ModelOpt: hf_quant_config.json"),
+        (["rank_0/"], "sharded for tensor parallelism (rank_0/)"),
+        (["adapter_config.json", "adapter_model.safetensors"], "is a LoRA adapter (adapter_config.json)"),
+        (["lora_config.json", "lora_model_state.pdparams"], "is a LoRA adapter (lora_config.json)"),
+        (["quantize_config.json"], "is quantized with GPTQ (quantize_config.json)"),
+        (["quant_config.json"], "is quantized with AWQ (quant_config.json)"),
+        (["hf_quant_config.json"], "is quantized with ModelOpt (hf_quant_config.json)"),
         (["a.safetensors", "b.safetensors"], "contains 2 safetensors files but no model.safetensors.index.json"),
         ([], "contains no *.safetensors"),
     ],
@@ -65,13 +65,13 @@ def test_files_of_unsupported_formats_are_refused(tmp_path: Path, files: list[st
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized with 'awq' (AWQ)"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq' (GPTQ)"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized with 'awq'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized with 'gptq'"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantized with 'compressed-tensors'"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "quantized with 'compressed-tensors'"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized with 'bitsandbytes'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8' (FP8)"),
-        ({"quantization_config": {"quant_method": "gguf"}}, "quantized with 'gguf' (GGUF)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8'"),
+        ({"quantization_config": {"quant_method": "gguf"}}, "quantized with 'gguf'"),
         ({"quantization_config": {"quant_method": "brand-new"}}, "quantized with 'brand-new'"),
         ({"quantization_config": {"quantization": "wint2"}}, "quantized with 'wint2'"),
         (
@@ -96,7 +96,7 @@ def test_unsupported_configurations_are_refused(tmp_path: Path, config: dict[str
 
 def test_an_adapter_without_config_json_is_recognised(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "is an adapter (LoRA)" in refusal(tmp_path)
+    assert "is a LoRA adapter" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

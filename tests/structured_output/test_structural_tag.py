@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.structured_output.grammar import GrammarCompiler
 from fastdeploy.structured_output.structural_tag import structural_tag_to_lark
 

@@ -7,10 +7,10 @@ import json
 import re
 from pathlib import Path
 
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.cli.parser import CommandParser
+from fastdeploy.hub.model_path import resolve_model_path
 
 
 def main(arguments: list[str]) -> int:

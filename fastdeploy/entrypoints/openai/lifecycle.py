@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import Env
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
 from fastdeploy.detokenize.chat_template import check_template
@@ -27,6 +27,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.middleware import MetricsMiddleware
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ipc.connection import EngineConnection
 
 DRAIN_POLL_S = 0.05

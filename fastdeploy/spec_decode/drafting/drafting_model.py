@@ -11,12 +11,13 @@ from typing import Any
 
 from fastdeploy.config.drafting_checkpoint import infer_method_of
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import ModelConfig, resolve_model_path
+from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import ModelBasedConfig, MTPConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
+from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models.decoder import CausalLM
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import MTPLayer, load_mtp_layers, num_mtp_layers

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.exactness.requests import HEADS
 
 Drafts = dict[tuple[tuple[int, ...], int], tuple[int, ...]]

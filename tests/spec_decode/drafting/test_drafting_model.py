@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.request import GenerationRequest
@@ -20,6 +19,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
+from fastdeploy.hub.model_path import resolve_model_path
 from tests.exactness.requests import run_all
 
 DRAFT = Path(resolve_model_path("demo/draft"))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.cli.parser import positive_int
+from fastdeploy.hub.model_path import resolve_model_path
 
 DATASETS = ("random", "sharegpt", "custom")
 MIN_TOKENS = 4  # shorter prompts and answers of a ShareGPT file are skipped, as other benchmarks do

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches a checkpoint by its name through the client of the hub that FD_MODEL_SOURCE names."""
+"""Downloads a checkpoint with the client of a hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fastdeploy.core.errors import ConfigError
 
-DEFAULT_REVISIONS = ("", "main", "master", "default")  # each hub has its own name for it
+DEFAULT_REVISIONS = ("", "main", "master", "default")  # names of a hub's default branch
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.vocab", "*.tiktoken", "*.jinja"]
 
 
@@ -18,11 +18,11 @@ class Hub:
     """A hub's client.
 
     Attributes:
-        title: the hub as people call it.
-        package: what to install.
-        module: holds the client's `snapshot_download`.
-        name_argument: of that function, for the name of the repository.
-        default_branch: what DEFAULT_REVISIONS mean.
+        title: name of the hub.
+        package: what to install for the client.
+        module: module of the client's `snapshot_download`.
+        name_argument: argument of that function for the name of the repository.
+        default_branch: the hub's own name of its default branch.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Hub:
     default_branch: str
 
     def client(self) -> Callable[..., object]:
-        """Return `snapshot_download`; raise ImportError if the client is not installed, or too old."""
+        """Return `snapshot_download`; raise ImportError if the client is missing or too old."""
         try:
             found: Callable[..., object] = importlib.import_module(self.module).snapshot_download
         except AttributeError as error:
@@ -48,16 +48,16 @@ HUBS = {
 
 
 def download(name: str, revision: str, source: str, field: str = "model") -> str:
-    """Return the local folder of a hub's repository, fetching what is missing.
+    """Return the local directory of a hub's repository, after downloading what is missing.
 
     Args:
-        name: of the repository, such as `owner/model`.
+        name: name of the repository, such as `owner/model`.
         revision: branch, tag or commit; empty for the hub's default branch.
         source: key of HUBS.
         field: the flag that gave the name, for errors.
 
     Raises:
-        ConfigError: an unknown source, a client that is not installed, or whatever the client could not do.
+        ConfigError: the source is unknown, its client is not installed, or the download failed.
     """
     if source not in HUBS:
         raise ConfigError("FD_MODEL_SOURCE", f"expected one of {', '.join(HUBS)}, got {source!r}")
@@ -67,16 +67,16 @@ def download(name: str, revision: str, source: str, field: str = "model") -> str
     except ImportError:
         raise ConfigError(
             field,
-            f"{name} is not a local directory, and to look for it at {hub.title} (FD_MODEL_SOURCE={source}) "
-            f"install its client: pip install '{hub.package}'",
+            f"{name} is not a local directory; to download it from {hub.title} (FD_MODEL_SOURCE={source}), "
+            f"install the hub's client: pip install '{hub.package}'",
         ) from None
     branch = hub.default_branch if revision in DEFAULT_REVISIONS else revision
     try:
         return str(snapshot_download(**{hub.name_argument: name}, revision=branch, allow_patterns=_PATTERNS))
-    except Exception as error:  # clients raise many kinds: bad name, no network, no such repository
+    except Exception as error:  # each client has its own errors for bad names, missing repositories, no network
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             field,
-            f"{name} is not a local directory, and {hub.title} (FD_MODEL_SOURCE={source}) "
-            f"did not deliver its revision {branch}: {reason}",
+            f"{name} is not a local directory, and the download of its revision {branch} from {hub.title} "
+            f"(FD_MODEL_SOURCE={source}) failed: {reason}",
         ) from None

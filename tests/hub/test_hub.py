@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are no local folder go to the hub's own client, with the revision that was asked for."""
+"""Names that are not local directories are downloaded with the hub's own client, in the requested revision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fastdeploy import LLM
-from fastdeploy.config.hub import HUBS
-from fastdeploy.config.model_config import resolve_model_path
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.hub.clients import HUBS
+from fastdeploy.hub.model_path import resolve_model_path
 
 DEMO = resolve_model_path("demo")
 
@@ -42,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch, source: str, client: Any) -> None:
     ("source", "name_argument", "default_branch"),
     [("HUGGINGFACE", "repo_id", "main"), ("MODELSCOPE", "model_id", "master"), ("AISTUDIO", "repo_id", "master")],
 )
-def test_each_hub_is_asked_for_the_name_and_the_revision(
+def test_each_client_gets_the_name_and_the_revision(
     monkeypatch: pytest.MonkeyPatch, source: str, name_argument: str, default_branch: str
 ) -> None:
     client = FakeClient()
@@ -60,7 +60,7 @@ def test_each_hub_is_asked_for_the_name_and_the_revision(
     [("HUGGINGFACE", "huggingface_hub"), ("MODELSCOPE", "modelscope"), ("AISTUDIO", "aistudio-sdk>=0.3")],
 )
 @pytest.mark.parametrize("found", [None, SimpleNamespace()], ids=["missing", "too old"])
-def test_a_client_that_is_not_there_is_one_line_that_says_what_to_install(
+def test_a_missing_client_is_one_line_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, source: str, package: str, found: Any
 ) -> None:
     install(monkeypatch, source, found)
@@ -70,13 +70,13 @@ def test_a_client_that_is_not_there_is_one_line_that_says_what_to_install(
     assert f"pip install '{package}'" in message and f"FD_MODEL_SOURCE={source}" in message and "\n" not in message
 
 
-def test_what_the_client_could_not_do_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "MODELSCOPE", FakeClient(failure="no route to host\n  at line 5"))
     with pytest.raises(ConfigError) as caught:
         resolve_model_path("owner/name", "v2")
     assert caught.value.message == (
-        "owner/name is not a local directory, and ModelScope (FD_MODEL_SOURCE=MODELSCOPE) "
-        "did not deliver its revision v2: no route to host"
+        "owner/name is not a local directory, and the download of its revision v2 from ModelScope "
+        "(FD_MODEL_SOURCE=MODELSCOPE) failed: no route to host"
     )
 
 
@@ -86,7 +86,7 @@ def test_an_unknown_source_is_refused_with_the_known_ones(monkeypatch: pytest.Mo
         resolve_model_path("owner/name")
 
 
-def test_a_revision_of_a_local_directory_is_refused_but_for_the_default_ones(tmp_path: Path) -> None:
+def test_a_revision_of_a_local_directory_is_refused_unless_it_is_a_default(tmp_path: Path) -> None:
     for revision in ("", "main", "master", "default"):
         assert resolve_model_path(str(tmp_path), revision) == str(tmp_path)
         assert resolve_model_path("demo", revision) == DEMO
