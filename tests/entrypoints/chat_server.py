@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose model says what the tests want: the text between `[[` and `]]` of the prompt."""
+"""A server whose model generates the text between `[[` and `]]` of the prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chat_server(folder: Path, *flags: str, **options: Any) -> Iterator[ServerPro
 
 
 def says(text: str) -> list[Any]:
-    """Return the conversation to which the model answers `text`."""
+    """Return a conversation to which the model answers `text`."""
     assert "]]" not in text
     return [{"role": "user", "content": f"[[{text}]]"}]
 

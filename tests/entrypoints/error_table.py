@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong requests and the answers that they get; docs/guide/errors.md shows these cases and a test sends each."""
+"""Wrong requests and the responses that they get; docs/guide/errors.md shows these cases and a test sends each."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Row:
 
     Attributes:
         path, method, body, headers: the request; a body of bytes is sent as it is.
-        wrong: what is wrong, for the reader.
-        status, message, param, code: the answer; `message` is a part of it.
+        wrong: what is wrong, in words.
+        status, message, param, code: the response; `message` is a part of its message.
     """
 
     path: str
@@ -241,7 +241,7 @@ BODIES: list[Row] = [
 ] + [
     Row(COMPLETIONS, "a key given twice", 400, "prompt: given twice in one object", "prompt", "invalid_json",
         b'{"prompt": "a", "prompt": "b"}'),
-    Row(COMPLETIONS, "a key given twice further inside", 400, "5: given twice in one object", "5", "invalid_json",
+    Row(COMPLETIONS, "a key given twice in an inner object", 400, "5: given twice in one object", "5", "invalid_json",
         b'{"prompt": "a", "logit_bias": {"5": 1, "5": 2}}'),
     Row(COMPLETIONS, "33 MB", 413, "the body may have at most 33554432 bytes", None, "request_too_large",
         b"x" * 33_600_000),

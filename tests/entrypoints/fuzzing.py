@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random requests made from the schema, plausible and odd values mixed, and a driver that sends many at once."""
+"""Random requests with plausible and arbitrary values for every field, and a driver that sends many concurrently."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "tokens": [[5, 6], []],
     "req_ids": [["a"], []],
 }
-"""Values that often are right, by field; some are wrong in ways that only a look inside finds."""
+"""Values that often are right, by field; some are wrong in ways that only a deeper check finds."""
 
 MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "the", "max_tokens": 6}),
@@ -159,7 +159,7 @@ class Sent:
 
 @dataclass
 class Outcome:
-    """What became of the requests: answers by status, and those that are a fault of the server's."""
+    """Counts of the responses by status, and the faults of the server."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     num_left: int = 0
@@ -183,7 +183,7 @@ def odd_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def make_request(rng: random.Random) -> Sent:
-    """Return a request: a valid one with some fields changed, sometimes damaged on the way, sometimes abandoned."""
+    """Return a request: a valid one with some fields changed, sometimes with corrupt JSON, sometimes abandoned."""
     path = rng.choices(list(MODELS), WEIGHTS)[0]
     model, valid = MODELS[path]
     body = dict(valid)
@@ -205,7 +205,7 @@ def _damaged(rng: random.Random, body: bytes) -> bytes:
 
 
 async def send_all(url: str, requests: list[Sent], num_at_once: int = 16) -> Outcome:
-    """Send the requests, `num_at_once` at a time, and look at each answer."""
+    """Send the requests, `num_at_once` at a time, and check each response."""
     outcome, waiting = Outcome(), iter(requests)
 
     async def work(client: httpx.AsyncClient) -> None:
@@ -219,21 +219,21 @@ async def send_all(url: str, requests: list[Sent], num_at_once: int = 16) -> Out
 
 async def _send(client: httpx.AsyncClient, sent: Sent, outcome: Outcome) -> None:
     content = {"content": sent.body} if isinstance(sent.body, bytes) else {"json": sent.body}
-    async with client.stream("POST", sent.path, **content) as answer:  # type: ignore[arg-type]
-        if sent.leave_after is not None and answer.status_code == 200:
+    async with client.stream("POST", sent.path, **content) as response:  # type: ignore[arg-type]
+        if sent.leave_after is not None and response.status_code == 200:
             outcome.num_left += 1
-            lines = answer.aiter_lines()
+            lines = response.aiter_lines()
             for _ in range(sent.leave_after):
                 await anext(lines, None)
             return
-        text = (await answer.aread()).decode()
-    outcome.statuses[answer.status_code] += 1
-    if (fault := find_fault(answer.status_code, answer.headers.get("content-type", ""), text)) is not None:
-        outcome.faults.append(f"{fault}: {sent} -> {answer.status_code} {text[-500:]}")
+        text = (await response.aread()).decode()
+    outcome.statuses[response.status_code] += 1
+    if (fault := find_fault(response.status_code, response.headers.get("content-type", ""), text)) is not None:
+        outcome.faults.append(f"{fault}: {sent} -> {response.status_code} {text[-500:]}")
 
 
 def find_fault(status: int, media_type: str, text: str) -> str | None:
-    """Return what is wrong with an answer, None if nothing is."""
+    """Return what is wrong with a response, None if nothing is."""
     if media_type.startswith("text/event-stream"):
         events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
         if events[-1:] != ["[DONE]"]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 - the documents' own lines
-"""Commands and snippets as the documents that users bring give them, word for word, and what each comes to here.
+"""Commands and snippets of other projects' documents, verbatim, and the outcome of each here.
 
 `${...}` are the documents' own placeholders. An outcome is empty where the command runs, else the beginning of the line
 on stderr, which docs/guide/serving.md promises.
@@ -18,7 +18,7 @@ SPLITWISE = "prefill/decode separation is not available yet"
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command and what comes of it."""
+    """A shell command and its outcome."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Snippet:
-    """The arguments of `LLM` in a Python snippet, and what comes of it.
+    """The arguments of `LLM` in a Python snippet, and the outcome.
 
     `draft_config` is what the config.json of its drafting model says, where that is not a whole model.
     """

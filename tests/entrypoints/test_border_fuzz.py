@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random requests: the server answers each of them, never by its own fault, and keeps nothing of any."""
+"""Random requests: every one gets a valid response, none an internal error, and none leaves anything behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fuzz(server: ServerProcess, seed: int, count: int) -> Outcome:
 
 
 def check_nothing_is_left(server: ServerProcess) -> None:
-    """A last request brings the newest counters; after it, every block is free."""
+    """Send a last request, which updates the counters, and check that all blocks are free."""
     assert server.post("/v1/completions", {"prompt": "the", "max_tokens": 1}).status_code == 200
     load = server.get("/load").json()
     for _ in range(200):
@@ -47,13 +47,13 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-def test_requests_are_answered_and_leave_nothing(mock: ServerProcess) -> None:
+def test_all_requests_get_responses_and_leave_nothing_behind(mock: ServerProcess) -> None:
     outcome = fuzz(mock, 20, 600)
     assert {200, 400, 404} <= set(outcome.statuses) and outcome.num_left > 10
     check_nothing_is_left(mock)
 
 
-def test_real_engine_answers_and_leaves_nothing() -> None:
+def test_the_real_engine_leaves_nothing_behind() -> None:
     with real_server(*REAL, *DRAFTS) as running:
         outcome = fuzz(running, 21, 150)
         assert outcome.statuses[200] > 20

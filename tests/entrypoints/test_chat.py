@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From messages to the prompt: roles, contents, templates per request, and a hostile one that holds nobody up."""
+"""From messages to the prompt: roles, contents, templates per request, and one that blocks no other request."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def chats(folder: Path) -> Iterator[ServerProcess]:
 
 
 def prompt_of(chats: ServerProcess, folder: Path, body: dict[str, Any]) -> str:
-    """Return the prompt that the server makes of a body."""
-    answer = chats.post("/v1/chat/completions", {"max_tokens": 1, "return_token_ids": True, **body})
-    assert answer.status_code == 200, answer.text
-    return rendered(folder, answer.json()["choices"][0]["prompt_token_ids"])
+    """Return the prompt that the server renders for a body."""
+    response = chats.post("/v1/chat/completions", {"max_tokens": 1, "return_token_ids": True, **body})
+    assert response.status_code == 200, response.text
+    return rendered(folder, response.json()["choices"][0]["prompt_token_ids"])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_messages_reach_the_template(
 
 
 @pytest.mark.parametrize(
-    ("message", "field", "said"),
+    ("message", "field", "reason"),
     [
         ({"content": "x"}, "role", "expected one of system, developer, user, assistant, tool, got None"),
         ({"role": "function", "content": "x"}, "role", "use tool"),
@@ -94,12 +94,12 @@ def test_messages_reach_the_template(
     ],
 )
 def test_wrong_messages_are_400_and_name_their_field(
-    chats: ServerProcess, message: dict[str, Any], field: str, said: str
+    chats: ServerProcess, message: dict[str, Any], field: str, reason: str
 ) -> None:
-    answer = chats.post("/v1/chat/completions", {"messages": [HI, message]})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, f"messages[1].{field}")
-    assert said in error["message"]
+    response = chats.post("/v1/chat/completions", {"messages": [HI, message]})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, f"messages[1].{field}")
+    assert reason in error["message"]
 
 
 def test_last_message_is_continued(chats: ServerProcess, folder: Path) -> None:
@@ -117,13 +117,13 @@ def test_template_may_be_left_out(chats: ServerProcess, folder: Path) -> None:
     assert prompt_of(chats, folder, {"messages": [HI], "disable_chat_template": True}) == "hi"
 
 
-def test_names_of_a_request_reach_the_template(chats: ServerProcess, folder: Path) -> None:
+def test_chat_template_kwargs_reach_the_template(chats: ServerProcess, folder: Path) -> None:
     body = {"messages": [HI], "chat_template": "{{ a }} {{ b.c }}", "chat_template_kwargs": {"a": 1, "b": {"c": "d"}}}
     assert prompt_of(chats, folder, body) == "1 d"
 
 
 @pytest.mark.parametrize(
-    ("change", "param", "said"),
+    ("change", "param", "message"),
     [
         ({"chat_template": "{% if %}"}, "chat_template", "cannot be compiled"),
         ({"chat_template": "{{ raise_exception('not you') }}"}, "messages", "rejects them: not you"),
@@ -143,15 +143,15 @@ def test_names_of_a_request_reach_the_template(chats: ServerProcess, folder: Pat
         ({"disable_chat_template": True, "messages": [HI, HI]}, "messages", "expected one message"),
     ],
 )
-def test_wrong_template_fields_are_400(chats: ServerProcess, change: dict[str, Any], param: str, said: str) -> None:
-    answer = chats.post("/v1/chat/completions", {"messages": [HI], **change})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param)
-    assert said in error["message"]
+def test_wrong_template_fields_are_400(chats: ServerProcess, change: dict[str, Any], param: str, message: str) -> None:
+    response = chats.post("/v1/chat/completions", {"messages": [HI], **change})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_requests_go_on_while_a_template_does_not_end(chats: ServerProcess, path: str) -> None:
+def test_other_requests_run_while_a_template_does_not_end(chats: ServerProcess, path: str) -> None:
     async def both() -> list[str]:
         finished: list[str] = []
         async with httpx.AsyncClient(base_url=chats.url, timeout=60) as client:
@@ -171,7 +171,7 @@ def test_requests_go_on_while_a_template_does_not_end(chats: ServerProcess, path
     assert asyncio.run(both()) == ["other", "other", "other", "endless"]
 
 
-def test_template_of_the_tokenizer_with_tools_is_chosen_by_itself_or_by_name(tmp_path: Path) -> None:
+def test_the_tokenizer_s_tool_template_is_selected_for_tools_or_by_name(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     save_mock_model(tmp_path)
     file = tmp_path / "tokenizer_config.json"
@@ -194,7 +194,7 @@ def test_template_of_the_tokenizer_with_tools_is_chosen_by_itself_or_by_name(tmp
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "said"),
+    ("flag", "value", "message"),
     [
         ("--tool-call-parser", "hermess", "expected one of hermes, qwen3_coder"),
         ("--reasoning-parser", "qwen9", "expected one of qwen3, deepseek_r1"),
@@ -202,10 +202,10 @@ def test_template_of_the_tokenizer_with_tools_is_chosen_by_itself_or_by_name(tmp
         ("--chat-template", "/no/such/file", "cannot read '/no/such/file'"),
     ],
 )
-def test_what_cannot_be_used_ends_the_start_in_one_line(tmp_path: Path, flag: str, value: str, said: str) -> None:
+def test_an_unusable_value_ends_the_start_with_one_line(tmp_path: Path, flag: str, value: str, message: str) -> None:
     server = ServerProcess([str(save_mock_model(tmp_path)), flag, value])
     try:
         assert server.wait_end(60) == 2
-        assert said in server.stderr and server.stderr.count("\n") == 1
+        assert message in server.stderr and server.stderr.count("\n") == 1
     finally:
         server.close()

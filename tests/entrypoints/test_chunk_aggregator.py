@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks that wait for several tokens."""
+"""Chunks with a minimum number of tokens."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def update(index: int, token_ids: list[int], text: str, finish_reason: str | Non
     return ChoiceUpdate(0, index, text, delta, is_first=token_ids[0] == 1)
 
 
-def test_choices_wait_for_their_own_tokens_and_lose_none() -> None:
-    gatherer = ChunkAggregator(3)
-    assert gatherer.push([update(0, [1], "a"), update(1, [1, 2, 3, 4], "b")])[0].text == "b"
-    assert gatherer.push([update(0, [2], "c")]) == []
-    (ready,) = gatherer.push([update(0, [3, 4], "d")])
+def test_choices_are_aggregated_separately_and_lose_no_token() -> None:
+    aggregator = ChunkAggregator(3)
+    assert aggregator.push([update(0, [1], "a"), update(1, [1, 2, 3, 4], "b")])[0].text == "b"
+    assert aggregator.push([update(0, [2], "c")]) == []
+    (ready,) = aggregator.push([update(0, [3, 4], "d")])
     assert (ready.text, ready.delta.token_ids, ready.is_first) == ("acd", [1, 2, 3, 4], True)
     assert ready.delta.sources() == [None, None, "ngram", None]
-    (last,) = gatherer.push([update(0, [5], "e", "stop")])
+    (last,) = aggregator.push([update(0, [5], "e", "stop")])
     assert (last.text, last.is_first, last.delta.finish_reason) == ("e", False, "stop")
 
 
-def test_one_token_holds_nothing_back() -> None:
+def test_a_minimum_of_one_token_delays_nothing() -> None:
     updates = [update(0, [1], "a"), update(0, [2], "b")]
     assert ChunkAggregator(1).push(updates) == updates
 
 
-def test_described_tokens_tell_half_characters_and_origin() -> None:
+def test_output_tokens_have_their_bytes_and_origin() -> None:
     tokenizer = make_tokenizer("byte_level")
     smile = tokenizer.encode("\U0001f642", add_special_tokens=False)
     delta = TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], drafted_by=["suffix"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong requests: status, field and message, always in OpenAI's shape; and a server that lives on."""
+"""Wrong requests: status, field and message, always in OpenAI's format; the server continues to serve."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from tests.entrypoints.server_process import ServerProcess, mock_server
 
 @pytest.fixture(scope="module")
 def wire(server: ServerProcess) -> Iterator[httpx.Client]:
-    """A client that keeps its connection."""
+    """A client with a persistent connection."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    body = answer.json()
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return dict(body["error"])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_row_of_the_error_table_is_what_a_client_is_told(wire: httpx.Client, row: Row) -> None:
+def test_every_row_of_the_error_table_is_what_the_client_gets(wire: httpx.Client, row: Row) -> None:
     content: dict[str, Any] = {"content": row.body} if isinstance(row.body, bytes) else {"json": row.body}
-    answer = wire.request(row.method, row.path, headers=row.headers, **content)
-    error = error_of(answer)
-    assert (answer.status_code, error["param"], error["code"]) == (row.status, row.param, row.code)
+    response = wire.request(row.method, row.path, headers=row.headers, **content)
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (row.status, row.param, row.code)
     assert row.message in error["message"]
     expected = "not_found_error" if row.status == 404 else "invalid_request_error"
     assert error["type"] == expected
@@ -52,15 +52,13 @@ def test_every_field_has_a_wrong_value_in_the_table() -> None:
         assert fields <= named, f"{path}: {sorted(fields - named)}"
 
 
-def test_methods_that_a_route_has_are_told_with_a_405(server: ServerProcess) -> None:
+def test_a_405_names_the_methods_of_the_route(server: ServerProcess) -> None:
     assert server.get("/v1/completions").headers["allow"] == "POST"
     assert set(httpx.delete(server.url + "/ping").headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
 
 
 @pytest.mark.parametrize("field", sorted(REFUSED))
-def test_fields_that_are_not_there_yet_are_refused_by_name_unless_they_ask_for_nothing(
-    server: ServerProcess, field: str
-) -> None:
+def test_refused_fields_are_named_and_their_neutral_values_are_accepted(server: ServerProcess, field: str) -> None:
     refused = server.post("/v1/completions", {**COMPLETION, field: {"some": "thing"}})
     assert refused.status_code == 400
     assert error_of(refused)["param"] == field and error_of(refused)["code"] == "unsupported_parameter"
@@ -73,19 +71,19 @@ def test_fields_for_hosted_services_have_no_effect(server: ServerProcess) -> Non
     assert server.post("/v1/completions", {**COMPLETION, **extra}).status_code == 200
 
 
-def test_body_without_length_is_cut_off_at_the_limit(server: ServerProcess) -> None:
+def test_body_without_length_is_refused_at_the_limit(server: ServerProcess) -> None:
     def parts() -> Iterator[bytes]:
         for _ in range(40):
             yield b" " * 2**20
 
-    answer = httpx.post(server.url + "/v1/completions", content=parts(), timeout=60)
-    assert (answer.status_code, error_of(answer)["code"]) == (413, "request_too_large")
+    response = httpx.post(server.url + "/v1/completions", content=parts(), timeout=60)
+    assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
 
 
-def test_body_in_pieces_without_length_is_read_whole(server: ServerProcess) -> None:
+def test_body_in_pieces_without_length_is_read_completely(server: ServerProcess) -> None:
     body = json.dumps(COMPLETION).encode()
-    answer = httpx.post(server.url + "/v1/completions", content=iter([body[:9], body[9:]]), timeout=60)
-    assert answer.status_code == 200
+    response = httpx.post(server.url + "/v1/completions", content=iter([body[:9], body[9:]]), timeout=60)
+    assert response.status_code == 200
 
 
 def test_choice_that_cannot_be_computed_fails_its_own_request_only(
@@ -94,9 +92,9 @@ def test_choice_that_cannot_be_computed_fails_its_own_request_only(
     ids = server.post("/v1/completions", {**COMPLETION, "seed": 1, "max_tokens": 6, "return_token_ids": True})
     fifth = ids.json()["choices"][0]["completion_token_ids"][4]
     poisoned = {**COMPLETION, "seed": 1, "max_tokens": 6, "logit_bias": {str(fifth): -100}, "request_id": "bad"}
-    answer = server.post("/v1/completions", poisoned)
-    assert (answer.status_code, error_of(answer)["code"]) == (500, "numerics")
-    assert "cmpl-bad" in error_of(answer)["message"]
+    response = server.post("/v1/completions", poisoned)
+    assert (response.status_code, error_of(response)["code"]) == (500, "numerics")
+    assert "cmpl-bad" in error_of(response)["message"]
     with pytest.raises(openai.APIError, match="the mock says NaN"):
         list(
             client.completions.create(
@@ -106,7 +104,7 @@ def test_choice_that_cannot_be_computed_fails_its_own_request_only(
     assert server.post("/v1/completions", COMPLETION).status_code == 200
 
 
-def test_request_id_in_flight_may_not_be_used_twice(tmp_path: Path) -> None:
+def test_request_id_of_a_running_request_cannot_be_reused(tmp_path: Path) -> None:
     with mock_server(tmp_path, step_s=0.02) as running:
         body = {**COMPLETION, "request_id": "same", "max_tokens": 100, "stream": True}
         with httpx.stream("POST", running.url + "/v1/completions", json=body) as first:
@@ -116,7 +114,7 @@ def test_request_id_in_flight_may_not_be_used_twice(tmp_path: Path) -> None:
             assert (second.status_code, error_of(second)["param"]) == (400, "request_id")
 
 
-def test_keys_are_checked_everywhere_but_for_probes(tmp_path: Path) -> None:
+def test_keys_are_checked_except_for_open_paths(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--api-key", "alpha", "--api-key", "beta") as running:
         for key in (None, "gamma", "alph"):
             headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -133,7 +131,7 @@ def test_keys_are_checked_everywhere_but_for_probes(tmp_path: Path) -> None:
     assert "alpha" not in running.stdout + running.stderr
 
 
-def test_full_server_answers_429_and_says_when_to_come_again(tmp_path: Path) -> None:
+def test_full_server_gives_429_with_retry_after(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--max-concurrency", "1", step_s=0.02) as running:
         body = {**COMPLETION, "max_tokens": 200, "stream": True}
         with httpx.stream("POST", running.url + "/v1/completions", json=body) as first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder as PaddleNLP and SentencePiece leave it, served: every process finds the same weights and tokenizer."""
+"""Serving a folder written by PaddleNLP and SentencePiece: every process loads the same weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = "the names for all"
 
 
 def make_folder(folder: Path) -> str:
-    """Put a tokenizer.model of 112 pieces beside a sharded checkpoint of 112 ids in Paddle layout."""
+    """Save a tokenizer.model of 112 pieces and a sharded checkpoint in Paddle layout with 112 ids."""
     shutil.copytree(GOLDEN / "paddlenlp_llama", folder, dirs_exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS * 4),
@@ -30,7 +30,7 @@ def make_folder(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_paddle_checkpoint_with_a_sentencepiece_model_is_served_as_it_runs_offline(tmp_path: Path) -> None:
+def test_a_paddle_checkpoint_with_a_sentencepiece_model_is_served_with_the_offline_results(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     library = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/tokenizer.model")
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -40,6 +40,6 @@ def test_a_paddle_checkpoint_with_a_sentencepiece_model_is_served_as_it_runs_off
 
     with real_server(folder, "--max-num-seqs", "2", "--max-model-len", "64") as server:
         body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 16, "ignore_eos": True, "return_token_ids": True}
-        answer = server.post("/v1/completions", {"model": "default", **body}).json()
-    assert answer["choices"][0]["text"] == offline.outputs[0].text
-    assert answer["usage"]["prompt_tokens"] == len(offline.prompt_token_ids)
+        response = server.post("/v1/completions", {"model": "default", **body}).json()
+    assert response["choices"][0]["text"] == offline.outputs[0].text
+    assert response["usage"]["prompt_tokens"] == len(offline.prompt_token_ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one request, one key, or one process can do to the others, with the real engine and the demonstration model."""
+"""Requests, keys and processes do not affect each other; real engine, demonstration model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODY: dict[str, Any] = {"prompt": list(range(100, 130)), "max_tokens": 40, "temp
 
 
 def poison_embedding(source: Path, target: Path) -> None:
-    """Copy the demonstration model with one embedding row of NaN; the head is a sound copy of its own."""
+    """Copy the demonstration model with one embedding row of NaN; the output head is an intact copy."""
     shutil.copytree(source, target)
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
@@ -64,7 +64,7 @@ def write_safetensors(file: Path, tensors: Tensors) -> None:
 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose model cannot compute prompts that hold the poison."""
+    """A server whose model cannot compute prompts that contain the poison."""
     model = tmp_path_factory.mktemp("poisoned") / "model"
     poison_embedding(Path(resolve_model_path("demo")), model)
     with real_server(str(model), *FLAGS) as server:
@@ -79,39 +79,39 @@ def keyed() -> Iterator[ServerProcess]:
 
 
 def text_of(server: ServerProcess, **change: Any) -> str:
-    answer = server.post("/v1/completions", {**BODY, **change})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
+    response = server.post("/v1/completions", {**BODY, **change})
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["text"])
 
 
-def test_request_whose_numbers_are_none_fails_alone(poisoned: ServerProcess) -> None:
+def test_request_with_nan_logits_fails_alone(poisoned: ServerProcess) -> None:
     prompts = [list(range(100 + 7 * i, 130 + 7 * i)) for i in range(8)]
     alone = [text_of(poisoned, prompt=prompt) for prompt in prompts]
     bad = [*prompts[0][:20], POISON, *prompts[0][20:]]
 
     def run(i: int) -> tuple[int, dict[str, Any]]:
-        answer = poisoned.post("/v1/completions", {**BODY, "prompt": bad if i % 2 else prompts[i // 2]})
-        return answer.status_code, answer.json()
+        response = poisoned.post("/v1/completions", {**BODY, "prompt": bad if i % 2 else prompts[i // 2]})
+        return response.status_code, response.json()
 
-    for _ in range(2):  # the second time in blocks that held what is no number
+    for _ in range(2):  # the second time in blocks whose values were NaN
         with ThreadPoolExecutor(16) as threads:
-            answers = list(threads.map(run, range(16)))
-        assert [answer["choices"][0]["text"] for _, answer in answers[::2]] == alone
-        for status, answer in answers[1::2]:
-            assert (status, answer["error"]["type"], answer["error"]["code"]) == (500, "internal_error", "numerics")
+            responses = list(threads.map(run, range(16)))
+        assert [response["choices"][0]["text"] for _, response in responses[::2]] == alone
+        for status, response in responses[1::2]:
+            assert (status, response["error"]["type"], response["error"]["code"]) == (500, "internal_error", "numerics")
     assert metric(poisoned, 'request_success_total{finish_reason="error"}') == 16
     assert metric(poisoned, "available_gpu_block_num") == metric(poisoned, "max_gpu_block_num")
 
 
 def test_failing_request_ends_its_stream_with_a_typed_error(poisoned: ServerProcess) -> None:
-    answer = poisoned.post("/v1/completions", {**BODY, "prompt": [100, POISON], "stream": True})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "numerics")
+    response = poisoned.post("/v1/completions", {**BODY, "prompt": [100, POISON], "stream": True})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "numerics")
 
 
 def cached_tokens(server: ServerProcess, key: str, **change: Any) -> int:
     headers = {"Authorization": f"Bearer {key}"}
-    answer = server.post("/v1/completions", {**BODY, "max_tokens": 2, **change}, headers=headers)
-    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+    response = server.post("/v1/completions", {**BODY, "max_tokens": 2, **change}, headers=headers)
+    return int(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
 def test_cached_prefixes_are_shared_within_one_key_only(keyed: ServerProcess) -> None:
@@ -122,7 +122,7 @@ def test_cached_prefixes_are_shared_within_one_key_only(keyed: ServerProcess) ->
     assert cached_tokens(keyed, "bob", prompt=prompt) == 128
 
 
-def test_cache_salt_divides_one_key_further_and_never_joins_two(keyed: ServerProcess) -> None:
+def test_cache_salt_separates_requests_of_one_key_and_never_joins_two_keys(keyed: ServerProcess) -> None:
     prompt = [300 + i % 90 for i in range(150)]
     assert cached_tokens(keyed, "alice", prompt=prompt, cache_salt="tenant") == 0
     assert cached_tokens(keyed, "alice", prompt=prompt) == 0
@@ -132,11 +132,11 @@ def test_cache_salt_divides_one_key_further_and_never_joins_two(keyed: ServerPro
 
 def accepted_drafts(server: ServerProcess, key: str) -> int:
     sampled = {"temperature": 1.5, "seed": 3, "max_tokens": 120, "collect_metrics": True}
-    answer = server.post("/v1/completions", {**BODY, **sampled}, headers={"Authorization": f"Bearer {key}"})
-    return int(answer.json()["choices"][0]["speculate_metrics"]["accepted_tokens"])
+    response = server.post("/v1/completions", {**BODY, **sampled}, headers={"Authorization": f"Bearer {key}"})
+    return int(response.json()["choices"][0]["speculate_metrics"]["accepted_tokens"])
 
 
-def test_what_one_key_was_told_is_drafted_for_that_key_only() -> None:
+def test_outputs_of_one_key_are_drafted_for_that_key_only() -> None:
     speculation = ("--speculative-config", '{"method": "suffix", "adaptive": false}')
     with real_server("demo", *FLAGS, *speculation, "--api-key", "alice", "--api-key", "bob") as server:
         unheard = accepted_drafts(server, "alice")
@@ -144,7 +144,7 @@ def test_what_one_key_was_told_is_drafted_for_that_key_only() -> None:
         assert accepted_drafts(server, "bob") == unheard
 
 
-def test_sixteen_streams_end_whole_after_sigterm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sixteen_streams_complete_after_sigterm(capsys: pytest.CaptureFixture[str]) -> None:
     with real_server("demo", *FLAGS) as server:
         expected = [text_of(server, prompt=[150 + i, 151, 152], max_tokens=200) for i in range(16)]
         streams = [
@@ -163,7 +163,7 @@ def test_sixteen_streams_end_whole_after_sigterm(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_engine_is_told_to_every_client(workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_engine_is_reported_to_every_client(workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     with real_server("demo", *FLAGS, "--max-model-len", "2048", "--workers", str(workers)) as server:
         [engine] = [p for p in server.engine_pids() if b"engine_process" in Path(f"/proc/{p}/cmdline").read_bytes()]
         slow = {**BODY, "max_tokens": 2000}
@@ -173,9 +173,9 @@ def test_killed_engine_is_told_to_every_client(workers: int, capsys: pytest.Capt
             until(lambda: metric(server, "num_requests_running") == 8, "all run")
             os.kill(engine, signal.SIGKILL)
             begin = time.monotonic()
-            for answer in whole:
-                assert answer.result().status_code == 503
-                assert answer.result().json()["error"]["type"] == "service_unavailable_error"
+            for response in whole:
+                assert response.result().status_code == 503
+                assert response.result().json()["error"]["type"] == "service_unavailable_error"
             for stream in streams:
                 assert stream.events()[-1]["error"]["type"] == "service_unavailable_error"
             told_s = time.monotonic() - begin

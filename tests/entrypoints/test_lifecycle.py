@@ -54,7 +54,7 @@ def is_gone(pid: int) -> bool:
 
 
 class StreamInThread:
-    """Reads a streamed completion to its end beside the test."""
+    """Reads a streamed completion to its end in a thread."""
 
     def __init__(self, server: ServerProcess, **change: Any) -> None:
         self.lines: list[str] = []
@@ -71,8 +71,8 @@ class StreamInThread:
         return [json.loads(line.removeprefix("data: ")) for line in self.lines[:-1]]
 
     def _read(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60) as answer:
-            for line in answer.iter_lines():
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+            for line in response.iter_lines():
                 if line:
                     self.lines.append(line)
                     self.started.set()
@@ -97,7 +97,7 @@ def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Pa
         ([], {"config_error": "no weights in it"}, "model: no weights in it"),
     ],
 )
-def test_what_cannot_be_used_is_one_line_and_status_2(
+def test_an_unusable_configuration_is_one_line_and_status_2(
     tmp_path: Path, flags: list[str], options: dict[str, Any], message: str
 ) -> None:
     server = run_to_end(str(save_mock_model(tmp_path, **options)), *flags)
@@ -107,14 +107,14 @@ def test_what_cannot_be_used_is_one_line_and_status_2(
     assert errors[0].startswith(f"fastdeploy: error: {message}")
 
 
-def test_traceback_comes_only_when_debugging(tmp_path: Path) -> None:
+def test_traceback_is_printed_only_with_fd_debug(tmp_path: Path) -> None:
     server = run_to_end(str(tmp_path / "missing"), env={"FD_DEBUG": "1"})
     assert "Traceback" in server.stderr and server.process.returncode != 0
     plain = run_to_end(str(tmp_path / "missing"))
     assert "Traceback" not in plain.stderr and plain.process.returncode == 2
 
 
-def test_port_that_is_taken_is_known_before_the_model_loads(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_before_the_model_loads(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         server = run_to_end(str(save_mock_model(tmp_path)), "--port", port)
@@ -129,7 +129,7 @@ def test_host_that_is_no_address_is_named(tmp_path: Path) -> None:
     assert server.stderr.startswith("fastdeploy: error: --host: 'no such host' is not an address of this machine: ")
 
 
-def test_engine_that_dies_while_starting_gives_status_1_and_its_last_words(tmp_path: Path) -> None:
+def test_engine_that_dies_while_starting_gives_status_1_and_the_end_of_its_log(tmp_path: Path) -> None:
     server = run_to_end(str(save_mock_model(tmp_path, die_at_start=True)))
     assert server.process.returncode == 1
     assert "the engine process ended with status 3" in server.stderr
@@ -153,12 +153,12 @@ def test_requests_get_503_while_the_model_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_leaves_frees_its_blocks(tmp_path: Path, stream: bool) -> None:
+def test_disconnected_client_frees_its_blocks(tmp_path: Path, stream: bool) -> None:
     with mock_server(tmp_path, step_s=0.02) as server:
         body = {**COMPLETION, "max_tokens": 2000, "stream": stream, "n": 2}
         if stream:
-            with httpx.stream("POST", server.url + "/v1/completions", json=body) as answer:
-                lines = answer.iter_lines()  # kept: a generator that is dropped closes the connection
+            with httpx.stream("POST", server.url + "/v1/completions", json=body) as response:
+                lines = response.iter_lines()  # kept: a generator that is dropped closes the connection
                 next(lines)
                 assert metric(server, "num_requests_running") == 2
         else:
@@ -175,7 +175,7 @@ def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path) -> Non
         [engine] = server.engine_pids()
         streams = [StreamInThread(server, request_id=f"r{i}") for i in range(4)]
         server.terminate()
-        until(lambda: "Shutting down: 4 requests are running" in server.stdout, "it says that it drains")
+        until(lambda: "Shutting down: 4 requests are running" in server.stdout, "it reports that it drains")
         refused = server.post("/v1/completions", COMPLETION)
         assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
         assert server.get("/health").json() == {"status": "draining"}
@@ -211,13 +211,13 @@ def test_engine_does_not_outlive_a_server_that_was_killed(tmp_path: Path) -> Non
     with mock_server(tmp_path, step_s=0.02) as server:
         [engine] = server.engine_pids()
         server.process.kill()
-        until(lambda: is_gone(engine), "the engine is gone")
+        until(lambda: is_gone(engine), "the engine has ended")
 
 
-def test_poisoned_request_shows_the_engine_s_last_words(tmp_path: Path) -> None:
+def test_poisoned_request_shows_the_end_of_the_engine_s_log(tmp_path: Path) -> None:
     with mock_server(tmp_path, die_at_token=300) as server:
-        answer = server.post("/v1/completions", {**COMPLETION, "prompt": [300]})
-        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable_error")
+        response = server.post("/v1/completions", {**COMPLETION, "prompt": [300]})
+        assert (response.status_code, response.json()["error"]["type"]) == (503, "service_unavailable_error")
         assert server.wait_end() == 1
         assert "  | the mock engine met its poisoned token" in server.stderr
 
@@ -227,15 +227,15 @@ def test_logs_go_to_the_folder_as_json(tmp_path: Path) -> None:
     model.mkdir()
     env = {"FD_LOG_DIR": str(logs), "FD_LOG_FORMAT": "json"}
     with mock_server(model, env=env) as server:
-        answer = server.post("/v1/completions", {**COMPLETION, "max_tokens": 7}).json()
+        response = server.post("/v1/completions", {**COMPLETION, "max_tokens": 7}).json()
         server.terminate()
         assert server.wait_end() == 0
     [line] = [json.loads(line) for line in (logs / "api_server.log").read_text().splitlines()]
-    assert (line["request_id"], line["completion_tokens"], line["finish_reason"]) == (answer["id"], 7, "length")
+    assert (line["request_id"], line["completion_tokens"], line["finish_reason"]) == (response["id"], 7, "length")
     assert (logs / "engine.log").exists()
 
 
-def test_metrics_have_a_port_of_their_own_if_asked_for(tmp_path: Path) -> None:
+def test_metrics_port_serves_the_metrics(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with mock_server(tmp_path, "--metrics-port", str(port)) as server:
@@ -244,7 +244,7 @@ def test_metrics_have_a_port_of_their_own_if_asked_for(tmp_path: Path) -> None:
         assert "fastdeploy:generation_tokens_total 7.0" in text
 
 
-def test_api_process_has_no_paddle_in_it(tmp_path: Path) -> None:
+def test_api_process_does_not_load_paddle(tmp_path: Path) -> None:
     with mock_server(tmp_path) as server:
         server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
         assert "paddle" not in Path(f"/proc/{server.process.pid}/maps").read_text()

@@ -33,7 +33,7 @@ def one(llm: LLM, prompt: Any = PROMPT, **params: Any) -> CompletionOutput:
     return outputs[0].outputs[0]
 
 
-def test_every_form_of_prompt_gives_the_same_text(llm: LLM) -> None:
+def test_every_kind_of_prompt_gives_the_same_text(llm: LLM) -> None:
     ids = llm.tokenizer.encode(PROMPT)
     texts = {one(llm, p).text for p in (PROMPT, ids, {"prompt": PROMPT}, {"prompt_token_ids": ids})}
     assert len(texts) == 1
@@ -51,7 +51,7 @@ def test_text_is_the_decoded_tokens(llm: LLM) -> None:
     assert output.finish_reason == "length"
 
 
-def test_choice_zero_of_n_is_the_answer_to_one(llm: LLM) -> None:
+def test_choice_zero_of_n_equals_the_choice_of_n_1(llm: LLM) -> None:
     outputs = llm.generate(PROMPT, SamplingParams(n=3, seed=7, max_tokens=16), use_tqdm=False)
     assert isinstance(outputs, list)
     choices = outputs[0].outputs
@@ -86,7 +86,7 @@ def test_stop_token_ends_the_tokens(llm: LLM) -> None:
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 
-def test_min_tokens_holds_the_end_back(llm: LLM) -> None:
+def test_min_tokens_delays_the_end(llm: LLM) -> None:
     first = one(llm).token_ids[0]
     assert len(one(llm, stop_token_ids=[first]).token_ids) == 1
     held = one(llm, stop_token_ids=[first], min_tokens=6)
@@ -126,7 +126,7 @@ def test_raw_logprobs_ignore_processing_and_processed_ones_do_not(llm: LLM) -> N
     assert all(entry.logprob == 0.0 for entry in processed_entries)  # the only survivor has probability one
 
 
-def test_prompt_logprobs_cover_the_prompt_but_its_first_token(llm: LLM) -> None:
+def test_prompt_logprobs_cover_all_but_the_first_token(llm: LLM) -> None:
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=2), use_tqdm=False)
     assert isinstance(output, RequestOutput) and output.prompt_logprobs is not None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
@@ -134,7 +134,7 @@ def test_prompt_logprobs_cover_the_prompt_but_its_first_token(llm: LLM) -> None:
     assert [e.token_id for e in output.prompt_logprobs[1:] if e] == output.prompt_token_ids[1:]
 
 
-def test_stream_yields_growing_texts_that_end_like_the_whole(llm: LLM) -> None:
+def test_stream_yields_growing_texts_that_end_with_the_complete_one(llm: LLM) -> None:
     texts = []
     for update in llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), stream=True):
         texts.append(update.outputs[0].text)
@@ -143,7 +143,7 @@ def test_stream_yields_growing_texts_that_end_like_the_whole(llm: LLM) -> None:
     assert texts[-1] == one(llm, max_tokens=12).text
 
 
-def test_closed_stream_leaves_nothing_behind(llm: LLM) -> None:
+def test_closed_stream_frees_its_blocks(llm: LLM) -> None:
     stream = llm.generate(PROMPT, SamplingParams(max_tokens=50, ignore_eos=True), stream=True)
     next(iter(stream))
     stream.close()  # type: ignore[union-attr]
@@ -166,7 +166,7 @@ def prompts_of(llm: LLM, messages: Any, **kwargs: Any) -> list[str | None]:
     return [output.prompt for output in outputs]
 
 
-def test_chat_takes_templates_tools_and_names(llm: LLM) -> None:
+def test_chat_accepts_templates_tools_and_variables(llm: LLM) -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     source = "{{ tools[0].function.name if tools else '-' }} {{ kind }} {{ messages[0].role }}"
     conversations = [[{"role": "developer", "content": "x"}], [{"role": "user", "content": "x"}]]
@@ -204,7 +204,7 @@ def test_one_bad_request_of_a_list_starts_none(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", [{"text": "x"}, {"prompt": "x", "prompt_token_ids": [1]}])
-def test_prompt_of_unknown_shape_is_refused(llm: LLM, prompt: dict[str, Any]) -> None:
+def test_prompt_of_unknown_type_is_refused(llm: LLM, prompt: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="prompts"):
         llm.generate(prompt, SamplingParams(), use_tqdm=False)
 

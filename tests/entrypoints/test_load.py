@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients, slow clients, idle clients and clients that leave."""
+"""Many clients, slow clients, idle clients and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def address(server: ServerProcess) -> tuple[str, int]:
 
 
 def send(server: ServerProcess, receive_buffer: int | None = None, **change: Any) -> socket.socket:
-    """Send a streamed request on a socket of its own and return it, unread."""
+    """Send a streamed request on a new socket and return the socket, unread."""
     body = json.dumps({**COMPLETION, "stream": True, **change}).encode()
     connection = socket.socket()
     if receive_buffer is not None:
@@ -56,7 +56,7 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def events_of(raw: bytes) -> list[dict[str, Any]]:
-    """Return the events of a chunked answer, which must have come to its end."""
+    """Return the events of a chunked response, which must be complete."""
     rest, parts = raw.split(b"\r\n\r\n", 1)[1], []
     while rest:
         size, rest = rest.split(b"\r\n", 1)
@@ -116,20 +116,20 @@ def test_api_process_stays_within_its_memory(demo: ServerProcess) -> None:
     assert rss_mib(demo.process.pid) < 120
 
 
-def test_requests_beyond_the_concurrency_are_told_when_to_come_again(tmp_path: Path) -> None:
+def test_requests_beyond_max_concurrency_get_429_and_retry_after(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--max-concurrency", "4", step_s=0.01) as server, ExitStack() as stack:
-        inside = [stack.enter_context(send(server, max_tokens=300)) for _ in range(4)]
-        until(lambda: server.get("/load").json()["num_requests"] == 4, "four are inside")
+        running = [stack.enter_context(send(server, max_tokens=300)) for _ in range(4)]
+        until(lambda: server.get("/load").json()["num_requests"] == 4, "four are running")
         for _ in range(10):
             refused = server.post("/v1/completions", COMPLETION)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json()["error"]["code"] == "server_overloaded"
-        for connection in inside:
+        for connection in running:
             assert read_to_end(connection).count(b"data: [DONE]") == 1
         assert server.post("/v1/completions", {**COMPLETION, "max_tokens": 2}).status_code == 200
 
 
-def test_client_that_does_not_read_costs_little_memory_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_client_that_does_not_read_costs_little_memory_and_blocks_no_other(tmp_path: Path) -> None:
     endless = {"max_tokens": 1_000_000, "logprobs": 3}
     with mock_server(tmp_path, "--max-model-len", "1100000", tokens_per_step=100) as server:
         read_to_end(send(server, max_tokens=2000, logprobs=3))
@@ -137,17 +137,17 @@ def test_client_that_does_not_read_costs_little_memory_and_holds_up_nobody(tmp_p
         with ExitStack() as stack:
             stalled = [stack.enter_context(send(server, receive_buffer=4096, **endless)) for _ in range(3)]
             aborted = 'request_success_total{finish_reason="abort"}'
-            until(lambda: metric(server, aborted) == 3, "what nobody reads is ended", 120)
+            until(lambda: metric(server, aborted) == 3, "the unread streams are aborted", 120)
             assert rss_mib(server.process.pid) - before < 3 * 20
             assert b"data: [DONE]" in read_to_end(send(server, max_tokens=2000))
             assert metric(server, "num_requests_running") == 0
             error = events_of(read_to_end(stalled[0]))[-1]["error"]
             assert (error["type"], error["param"]) == ("invalid_request_error", "stream")
             assert "tokens unread" in error["message"]
-        until(lambda: server.get("/load").json()["num_requests"] == 0, "nobody is inside")
+        until(lambda: server.get("/load").json()["num_requests"] == 0, "no request is running")
 
 
-def test_slow_reader_gets_the_whole_text(tmp_path: Path) -> None:
+def test_slow_reader_gets_the_complete_text(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--max-model-len", "20000", tokens_per_step=50) as server:
         whole = server.post("/v1/completions", {**COMPLETION, "max_tokens": 15000}).json()["choices"][0]["text"]
         with send(server, receive_buffer=4096, max_tokens=15000) as connection:
@@ -165,25 +165,25 @@ def test_half_closed_connections_leave_nothing_behind(mock: ServerProcess) -> No
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 50\r\n\r\n{")
         connection.shutdown(socket.SHUT_WR)
         read_to_end(connection)
-    until(lambda: metric(mock, "available_gpu_block_num") == 100, "no block is held")
+    until(lambda: metric(mock, "available_gpu_block_num") == 100, "all blocks are free")
     assert mock.get("/load").json()["num_requests"] == 0
 
 
-def test_a_thousand_idle_connections_hold_up_nobody(mock: ServerProcess) -> None:
+def test_a_thousand_idle_connections_block_no_request(mock: ServerProcess) -> None:
     with ExitStack() as stack:
         for i in range(1000):
             connection = stack.enter_context(socket.create_connection(address(mock)))
             if i % 2:
-                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")  # for ever in the middle of its head
+                connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: ")  # the head is never completed
         streams = [StreamInThread(mock, request_id=f"r{i}", max_tokens=20) for i in range(4)]
         for stream in streams:
             assert stream.events()[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_clients_that_leave_free_their_blocks_while_others_go_on(mock: ServerProcess) -> None:
+def test_disconnected_clients_free_their_blocks_while_others_run(mock: ServerProcess) -> None:
     kept = StreamInThread(mock, request_id="kept", max_tokens=100)
     for _ in range(20):
         send(mock, max_tokens=2000).close()
-    until(lambda: metric(mock, "num_requests_running") <= 1, "only the one that stays runs")
+    until(lambda: metric(mock, "num_requests_running") <= 1, "only the connected one runs")
     assert kept.events()[-1]["choices"][0]["finish_reason"] == "length"
-    until(lambda: metric(mock, "available_gpu_block_num") == 100, "no block is held")
+    until(lambda: metric(mock, "available_gpu_block_num") == 100, "all blocks are free")

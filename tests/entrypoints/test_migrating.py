@@ -33,7 +33,7 @@ def rows() -> Iterator[list[str]]:
             yield [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
-def test_flags_exist_and_are_of_the_class_that_the_page_says() -> None:
+def test_flags_exist_and_have_the_documented_class() -> None:
     for cells in rows():
         for option in re.findall(r"--([a-z][a-z0-9-]+)", cells[0]):
             if option in OF_COMMANDS:

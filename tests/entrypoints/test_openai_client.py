@@ -43,22 +43,22 @@ def chat(client: openai.OpenAI, extra: Any = None, **kwargs: Any) -> Any:
 
 
 def test_completion_has_the_engine_s_text_usage_and_seed(client: openai.OpenAI) -> None:
-    answer = complete(client)
-    choice = answer.choices[0]
+    response = complete(client)
+    choice = response.choices[0]
     assert (choice.text, choice.finish_reason, choice.seed) == (engine_text(PROMPT, 3, 12), "length", 3)
     num_prompt = len(TOKENIZER.encode(PROMPT))
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (num_prompt, 12)
-    assert answer.usage.total_tokens == num_prompt + 12
-    assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (num_prompt, 12)
+    assert response.usage.total_tokens == num_prompt + 12
+    assert response.object == "text_completion" and response.id.startswith("cmpl-")
 
 
-def test_several_prompts_with_n_are_as_if_sent_alone(client: openai.OpenAI) -> None:
+def test_several_prompts_with_n_equal_separate_requests(client: openai.OpenAI) -> None:
     prompts = ["the quick", "for name", "END"]
-    answer = complete(client, prompts, n=2)
+    response = complete(client, prompts, n=2)
     expected = [engine_text(prompt, choice_seed(3, i), 12) for prompt in prompts for i in (0, 1)]
-    assert [choice.text for choice in answer.choices] == expected
-    assert [choice.index for choice in answer.choices] == list(range(6))
-    assert answer.choices[1].seed == choice_seed(3, 1)
+    assert [choice.text for choice in response.choices] == expected
+    assert [choice.index for choice in response.choices] == list(range(6))
+    assert response.choices[1].seed == choice_seed(3, 1)
 
 
 def test_prompts_of_token_ids_equal_their_text(client: openai.OpenAI) -> None:
@@ -69,7 +69,7 @@ def test_prompts_of_token_ids_equal_their_text(client: openai.OpenAI) -> None:
     assert complete(client, "", extra={"prompt_token_ids": ids}).choices[0].text == expected
 
 
-def test_streamed_pieces_joined_equal_the_whole_and_carry_several_tokens(client: openai.OpenAI) -> None:
+def test_streamed_chunks_join_to_the_text_and_have_several_tokens(client: openai.OpenAI) -> None:
     chunks = list(complete(client, max_tokens=41, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].text for chunk in chunks[:-1])
     assert text == engine_text(PROMPT, 3, 41)
@@ -80,7 +80,7 @@ def test_streamed_pieces_joined_equal_the_whole_and_carry_several_tokens(client:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_streamed_choices_of_several_prompts_can_be_told_apart(client: openai.OpenAI) -> None:
+def test_streamed_choices_of_several_prompts_have_their_index(client: openai.OpenAI) -> None:
     texts = ["", "", "", ""]
     for chunk in complete(client, ["the", "dog"], n=2, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
@@ -89,9 +89,9 @@ def test_streamed_choices_of_several_prompts_can_be_told_apart(client: openai.Op
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_puts_the_prompt_before_the_text(client: openai.OpenAI, stream: bool) -> None:
-    answer = complete(client, ["the", "dog"], echo=True, stream=stream)
+    response = complete(client, ["the", "dog"], echo=True, stream=stream)
     texts = ["", ""]
-    for part in answer if stream else [answer]:
+    for part in response if stream else [response]:
         for choice in part.choices:
             texts[choice.index] += choice.text
     assert texts == ["the" + engine_text("the", 3, 12), "dog" + engine_text("dog", 3, 12)]
@@ -145,16 +145,16 @@ def test_stop_token_id_ends_the_text_before_it(client: openai.OpenAI) -> None:
 
 
 def test_chat_renders_the_template_and_answers_as_the_assistant(client: openai.OpenAI) -> None:
-    answer = chat(client, extra={"return_token_ids": True})
-    choice = answer.choices[0]
+    response = chat(client, extra={"return_token_ids": True})
+    choice = response.choices[0]
     prompt_ids = TOKENIZER.encode(CHAT_PROMPT)
     assert choice.message.role == "assistant"
     assert choice.message.content == engine_text(CHAT_PROMPT, 3, 12)
     assert (choice.prompt_token_ids, choice.completion_token_ids) == (prompt_ids, engine_tokens(CHAT_PROMPT, 3, 12))
-    assert (answer.object, answer.usage.prompt_tokens) == ("chat.completion", len(prompt_ids))
+    assert (response.object, response.usage.prompt_tokens) == ("chat.completion", len(prompt_ids))
 
 
-def test_streamed_chat_opens_with_the_role_and_joins_to_the_whole(client: openai.OpenAI) -> None:
+def test_streamed_chat_opens_with_the_role_and_joins_to_the_text(client: openai.OpenAI) -> None:
     chunks = list(chat(client, n=2, stream=True))
     for index in (0, 1):
         own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
@@ -167,10 +167,12 @@ def test_streamed_chat_opens_with_the_role_and_joins_to_the_whole(client: openai
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_logprobs_carry_bytes_and_alternatives(client: openai.OpenAI, stream: bool) -> None:
-    answer = chat(client, logprobs=True, top_logprobs=2, max_tokens=6, stream=stream)
+def test_chat_logprobs_have_bytes_and_alternatives(client: openai.OpenAI, stream: bool) -> None:
+    response = chat(client, logprobs=True, top_logprobs=2, max_tokens=6, stream=stream)
     parts = (
-        [choice.logprobs for chunk in answer for choice in chunk.choices] if stream else [answer.choices[0].logprobs]
+        [choice.logprobs for chunk in response for choice in chunk.choices]
+        if stream
+        else [response.choices[0].logprobs]
     )
     content = [entry for part in parts if part is not None for entry in part.content]
     tokens = engine_tokens(CHAT_PROMPT, 3, 6)
@@ -179,22 +181,22 @@ def test_chat_logprobs_carry_bytes_and_alternatives(client: openai.OpenAI, strea
 
 
 def test_chat_from_token_ids_skips_the_template(client: openai.OpenAI) -> None:
-    answer = chat(client, extra={"prompt_token_ids": TOKENIZER.encode(PROMPT)})
-    assert answer.choices[0].message.content == engine_text(PROMPT, 3, 12)
+    response = chat(client, extra={"prompt_token_ids": TOKENIZER.encode(PROMPT)})
+    assert response.choices[0].message.content == engine_text(PROMPT, 3, 12)
 
 
-def test_max_completion_tokens_wins_over_max_tokens(client: openai.OpenAI) -> None:
+def test_max_completion_tokens_takes_precedence_over_max_tokens(client: openai.OpenAI) -> None:
     assert chat(client, max_tokens=50, max_completion_tokens=4).usage.completion_tokens == 4
 
 
 def test_content_parts_of_text_are_joined(client: openai.OpenAI) -> None:
     parts: Any = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages: list[Any] = [{"role": "user", "content": parts}]
-    answer = client.chat.completions.create(model="default", messages=messages, max_tokens=3, seed=1)
-    assert answer.choices[0].message.content == engine_text("<s>user: a\nb\nassistant:", 1, 3)
+    response = client.chat.completions.create(model="default", messages=messages, max_tokens=3, seed=1)
+    assert response.choices[0].message.content == engine_text("<s>user: a\nb\nassistant:", 1, 3)
 
 
-def test_metrics_of_the_request_come_when_asked_for(client: openai.OpenAI) -> None:
+def test_metrics_come_with_collect_metrics(client: openai.OpenAI) -> None:
     choice = chat(client, extra={"collect_metrics": True}).choices[0]
     assert choice.speculate_metrics["accepted_tokens"] == 3 and choice.speculate_metrics["accept_ratio"] == 0.75
     assert choice.metrics["first_token_s"] == 0.002
@@ -208,14 +210,14 @@ def test_requests_without_seed_draw_different_ones_and_can_be_replayed(client: o
     assert client.completions.create(**options, seed=first.seed).choices[0].text == first.text
 
 
-def test_client_s_request_id_names_the_answer(client: openai.OpenAI) -> None:
+def test_client_s_request_id_is_in_the_response_s_id(client: openai.OpenAI) -> None:
     assert complete(client, extra={"request_id": "mine-1"}).id == "cmpl-mine-1"
 
 
-def test_text_goes_on_until_the_context_is_full_without_max_tokens(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="default", prompt=PROMPT)
-    assert answer.usage.total_tokens == 200
-    assert answer.choices[0].finish_reason == "length"
+def test_text_continues_to_the_end_of_the_context_without_max_tokens(client: openai.OpenAI) -> None:
+    response = client.completions.create(model="default", prompt=PROMPT)
+    assert response.usage.total_tokens == 200
+    assert response.choices[0].finish_reason == "length"
 
 
 def test_model_may_be_the_path_its_last_part_or_default(client: openai.OpenAI, server: ServerProcess) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the official `openai` client makes of errors, raw answers, time limits and cancellation."""
+"""The official `openai` client: errors, raw responses, timeouts and cancellation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wait_until_idle(server: ServerProcess) -> None:
         load = httpx.get(server.url + "/load", headers={"Authorization": "Bearer alpha"}).json()
         if load["num_requests"] == load["num_running"] == 0 and load["num_free_blocks"] == load["num_blocks"]:
             return
-        httpx.post(  # the next step's counters tell
+        httpx.post(  # the next step updates the counters
             server.url + "/v1/completions",
             json={**PROMPT, "max_tokens": 1},
             headers={"Authorization": "Bearer alpha"},
@@ -59,7 +59,7 @@ def test_wrong_value_is_a_bad_request_that_names_the_field(client: openai.OpenAI
     assert (caught.value.param, caught.value.code) == ("maxtokens", "unknown_parameter")
 
 
-def test_prompt_that_is_too_long_has_the_code_that_clients_look_for(client: openai.OpenAI) -> None:
+def test_prompt_that_is_too_long_has_openai_s_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**CHAT, "messages": [{"role": "user", "content": "the " * 300}]})
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
@@ -81,7 +81,7 @@ def test_wrong_key_is_an_authentication_error(slow: ServerProcess) -> None:
     assert caught.value.code == "invalid_api_key"
 
 
-def test_full_server_is_a_rate_limit_that_the_client_s_retries_outlast(slow: ServerProcess) -> None:
+def test_full_server_is_a_rate_limit_error_that_the_client_retries(slow: ServerProcess) -> None:
     client = slow_client(slow)
     with client.completions.create(**LONG, stream=True) as stream:
         next(iter(stream))
@@ -92,23 +92,23 @@ def test_full_server_is_a_rate_limit_that_the_client_s_retries_outlast(slow: Ser
     wait_until_idle(slow)
 
 
-def test_raw_answer_has_the_request_s_id_and_parses(client: openai.OpenAI) -> None:
+def test_raw_response_has_the_request_s_id_and_parses(client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(**PROMPT, extra_headers={"X-Request-Id": "trace"})
-    answer = raw.parse()
-    assert raw.headers["x-request-id"] == "trace" and answer._request_id == "trace"
-    assert answer.id.startswith("cmpl-trace-") and answer.system_fingerprint.startswith("fp_")
-    assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    response = raw.parse()
+    assert raw.headers["x-request-id"] == "trace" and response._request_id == "trace"
+    assert response.id.startswith("cmpl-trace-") and response.system_fingerprint.startswith("fp_")
+    assert response.usage is not None and response.usage.prompt_tokens_details is not None
+    assert response.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_same_server_has_one_fingerprint_in_all_shapes(client: openai.OpenAI) -> None:
+def test_all_responses_of_a_server_have_one_fingerprint(client: openai.OpenAI) -> None:
     found = {client.completions.create(**PROMPT).system_fingerprint}
     found |= {chunk.system_fingerprint for chunk in client.chat.completions.create(**CHAT, stream=True)}
     found.add(client.chat.completions.create(**CHAT).system_fingerprint)
     assert len(found) == 1 and None not in found
 
 
-def test_client_that_stops_waiting_leaves_nothing_behind(slow: ServerProcess) -> None:
+def test_client_with_a_timeout_leaves_nothing_behind(slow: ServerProcess) -> None:
     client = slow_client(slow, timeout=0.2)
     with pytest.raises(openai.APITimeoutError):
         client.completions.create(**LONG)
@@ -168,19 +168,19 @@ def test_usage_so_far_grows_with_every_chunk(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_prompt_logprobs_come_with_the_whole_and_with_the_first_chunk(client: openai.OpenAI, stream: bool) -> None:
+def test_prompt_logprobs_come_with_the_response_or_its_first_chunk(client: openai.OpenAI, stream: bool) -> None:
     extra = {"prompt_logprobs": 0, "include_logprobs_decode_token": False}
-    for answer in (
+    for response in (
         client.completions.create(**PROMPT, extra_body=extra, stream=stream),
         client.chat.completions.create(**CHAT, extra_body=extra, stream=stream),
     ):
-        choices = [choice for part in (answer if stream else [answer]) for choice in part.choices]  # type: ignore
+        choices = [choice for part in (response if stream else [response]) for choice in part.choices]  # type: ignore
         found = [choice.prompt_logprobs for choice in choices if getattr(choice, "prompt_logprobs", None)]
         assert len(found) == 1 and found[0][0] is None
         assert all(entry["decoded_token"] is None for one in found[0][1:] for entry in one.values())
 
 
-def test_cut_prompt_is_what_the_engine_reads(client: openai.OpenAI) -> None:
+def test_truncated_prompt_is_what_the_engine_gets(client: openai.OpenAI) -> None:
     options = {**PROMPT, "prompt": "a b c the quick"}
     extra = {"return_token_ids": True}
     cut = client.completions.create(**options, extra_body={**extra, "truncate_prompt_tokens": 2})
@@ -190,6 +190,6 @@ def test_cut_prompt_is_what_the_engine_reads(client: openai.OpenAI) -> None:
 
 
 def test_max_tokens_beyond_the_context_end_with_it(client: openai.OpenAI) -> None:
-    answer = client.completions.create(**{**PROMPT, "max_tokens": 5000})
-    assert answer.usage is not None and answer.usage.total_tokens == 200
-    assert answer.choices[0].finish_reason == "length"
+    response = client.completions.create(**{**PROMPT, "max_tokens": 5000})
+    assert response.usage is not None and response.usage.total_tokens == 200
+    assert response.choices[0].finish_reason == "length"

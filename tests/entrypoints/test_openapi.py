@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document: valid, complete, and what the server does."""
+"""The OpenAPI document is valid and complete, and changes of it are noticed."""
 
 from __future__ import annotations
 

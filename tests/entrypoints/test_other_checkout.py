@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is started in a folder which holds another package of the same name."""
+"""A server that is started in a folder with another package of the same name."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_engine_api_workers_and_templates_run_the_package_of_their_parent(tmp_pa
     template = "{{ messages[0]['content'] }}"  # a request's own template has a process of its own
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template": template, "max_tokens": 2}
     with mock_server(tmp_path, "--workers", "2", cwd=checkout) as server:
-        answer = server.post("/v1/chat/completions", body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] == 2
+        response = server.post("/v1/chat/completions", body)
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == 2

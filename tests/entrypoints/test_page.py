@@ -27,10 +27,10 @@ def element(name: str) -> str:
 
 def test_page_needs_no_key_loads_nothing_and_runs_only_its_own_script(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--api-key", "alpha") as running:
-        answer = running.get("/")
-    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
-    assert answer.text == PAGE.read_text()
-    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        response = running.get("/")
+    assert response.status_code == 200 and response.headers["content-type"].startswith("text/html")
+    assert response.text == PAGE.read_text()
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
     for name in ("script", "style"):
         digest = base64.b64encode(hashlib.sha256(element(name).encode()).digest()).decode()

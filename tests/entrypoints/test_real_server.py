@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole chain: real server process, real engine on a small model with random weights, the official client."""
+"""End to end: real server process, real engine on a small model with random weights, the official client."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ REQUESTS: list[dict[str, Any]] = [
 def test_texts_are_equal_with_and_without_speculation_and_drafts_were_accepted(
     plain: ServerProcess, ngram: ServerProcess
 ) -> None:
-    for asked in REQUESTS:
-        options = {"model": "default", "prompt": PROMPT, "max_tokens": 60, **asked}
+    for fields in REQUESTS:
+        options = {"model": "default", "prompt": PROMPT, "max_tokens": 60, **fields}
         left = connect(plain).completions.create(**options)
         right = connect(ngram).completions.create(**options)
         assert [choice.text for choice in left.choices] == [choice.text for choice in right.choices]
@@ -81,7 +81,7 @@ def test_texts_are_equal_with_and_without_speculation_and_drafts_were_accepted(
     assert metric(plain, "spec_decode_num_draft_tokens_total") == 0
 
 
-def test_streams_side_by_side_equal_their_solo_texts(ngram: ServerProcess) -> None:
+def test_concurrent_streams_equal_their_solo_texts(ngram: ServerProcess) -> None:
     def options(seed: int) -> dict[str, Any]:
         return {"model": "default", "prompt": PROMPT[: 8 + seed], "max_tokens": 40, "seed": seed, "temperature": 0.5}
 
@@ -98,7 +98,7 @@ def test_streams_side_by_side_equal_their_solo_texts(ngram: ServerProcess) -> No
     assert metric(ngram, "num_requests_running") == 0
 
 
-def test_chat_streams_to_the_same_text_as_the_whole(ngram: ServerProcess) -> None:
+def test_streamed_chat_equals_the_complete_response(ngram: ServerProcess) -> None:
     options: dict[str, Any] = {
         "model": "default",
         "messages": [{"role": "user", "content": "hello there"}],
@@ -119,7 +119,7 @@ def test_logprobs_are_those_of_plain_decoding(plain: ServerProcess, ngram: Serve
     assert left.token_logprobs == right.token_logprobs
 
 
-def test_prompt_logprobs_speak_of_the_prompt_s_own_tokens(ngram: ServerProcess) -> None:
+def test_prompt_logprobs_belong_to_the_tokens_of_the_prompt(ngram: ServerProcess) -> None:
     body = {"prompt": PROMPT, "max_tokens": 2, "prompt_logprobs": 2, "return_token_ids": True}
     choice = ngram.post("/v1/completions", body).json()["choices"][0]
     first, *rest = choice["prompt_logprobs"]
@@ -151,11 +151,11 @@ def test_shared_prefix_is_found_in_the_cache(ngram: ServerProcess) -> None:
     assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_client_that_leaves_frees_its_blocks(ngram: ServerProcess) -> None:
+def test_disconnected_client_frees_its_blocks(ngram: ServerProcess) -> None:
     free = metric(ngram, "available_gpu_block_num")
     body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "n": 4, "ignore_eos": True, "temperature": 1.5}
-    with httpx.stream("POST", ngram.url + "/v1/completions", json=body) as answer:
-        lines = answer.iter_lines()
+    with httpx.stream("POST", ngram.url + "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
         next(lines)
     deadline = time.monotonic() + 30
     while metric(ngram, "num_requests_running") and time.monotonic() < deadline:
@@ -164,12 +164,12 @@ def test_client_that_leaves_frees_its_blocks(ngram: ServerProcess) -> None:
     assert metric(ngram, "available_gpu_block_num") == free
 
 
-def test_lossy_speculation_says_so_in_every_answer(model: str) -> None:
+def test_lossy_speculation_is_reported_in_every_response(model: str) -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 2, "verify_strategy": "topp_relaxed"}'
     with real_server(model, *FLAGS, "--speculative-config", config) as server:
         assert "LOSSY" in server.stdout
-        answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4}).json()
-        assert answer["speculation"] == {
+        response = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4}).json()
+        assert response["speculation"] == {
             "method": "ngram",
             "verify_strategy": "topp_relaxed",
             "accept_policy": "normal",
@@ -179,7 +179,7 @@ def test_lossy_speculation_says_so_in_every_answer(model: str) -> None:
         assert server.wait_end() == 0
 
 
-def test_killed_engine_is_noticed(model: str) -> None:
+def test_killed_engine_is_reported(model: str) -> None:
     with real_server(model, *FLAGS) as server:
         [engine] = server.engine_pids()
         os.kill(engine, signal.SIGKILL)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that the real engine must make: whatever the demonstration model would rather say, they parse."""
+"""Required calls with the real engine: they parse, whatever the demonstration model prefers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_required_calls_follow_their_schema(real: ServerProcess, tool_choice: An
     assert len({text for ((_, text),) in made}) > 1, "sampled"
 
 
-def test_streams_and_plain_decoding_make_the_same_calls(real: ServerProcess) -> None:
+def test_streams_and_plain_decoding_give_the_same_calls(real: ServerProcess) -> None:
     whole = calls_of(real, "required", 7)
     assert calls_of(real, "required", 7, stream=True) == whole
     assert calls_of(real, "required", 7, extra_body={"speculative": {"method": "off"}}) == whole

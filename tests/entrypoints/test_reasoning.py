@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reasoning is told from the answer: by every format, from every state in which a prompt leaves the model."""
+"""Reasoning and answer are separated in every format, whatever the prompt ends with."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def thinking_client(thinking_server: ServerProcess) -> openai.OpenAI:
     return checked_client(thinking_server.url)
 
 
-def ask(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:
+def chat(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:
     extra = {"return_token_ids": True, **(extra or {})}
     return client.chat.completions.create(model="default", messages=says(text), extra_body=extra, **kwargs)
 
@@ -118,18 +118,18 @@ def ask(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> A
         ({"reasoning_effort": "low"}, "<think>hm</think>yes", ("hm", "yes")),
     ],
 )
-def test_reasoning_is_a_field_of_its_own(
+def test_reasoning_is_a_separate_field(
     thinking_client: openai.OpenAI, extra: Any, text: str, expected: tuple[str | None, str]
 ) -> None:
-    message = ask(thinking_client, text, extra).choices[0].message
+    message = chat(thinking_client, text, extra).choices[0].message
     assert (message.reasoning_content, message.content) == expected
-    deltas = [chunk.choices[0].delta for chunk in ask(thinking_client, text, extra, stream=True)]
+    deltas = [chunk.choices[0].delta for chunk in chat(thinking_client, text, extra, stream=True)]
     reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert (reasoning or None, "".join(delta.content or "" for delta in deltas)) == expected
 
 
 def test_reasoning_comes_before_the_answer(thinking_client: openai.OpenAI) -> None:
-    chunks = ask(thinking_client, "<think>the quick brown fox</think>the lazy dog", stream=True)
+    chunks = chat(thinking_client, "<think>the quick brown fox</think>the lazy dog", stream=True)
     kinds = [
         "reasoning" if getattr(chunk.choices[0].delta, "reasoning_content", None) else "content"
         for chunk in chunks
@@ -140,17 +140,17 @@ def test_reasoning_comes_before_the_answer(thinking_client: openai.OpenAI) -> No
 
 def test_effort_reaches_the_template(thinking_client: openai.OpenAI, folder: Path) -> None:
     prompts = {
-        effort: rendered(folder, ask(thinking_client, "x", {"reasoning_effort": effort}).choices[0].prompt_token_ids)
+        effort: rendered(folder, chat(thinking_client, "x", {"reasoning_effort": effort}).choices[0].prompt_token_ids)
         for effort in ("none", "high")
     }
     assert prompts["high"].endswith("assistant: effort high")
     assert prompts["none"].endswith("assistant: effort none<think>\n\n</think>\n\n")
 
 
-def test_prompt_of_token_ids_is_looked_at_as_well(thinking_client: openai.OpenAI) -> None:
-    opened = ask(thinking_client, "hm</think>yes", {"chat_template_kwargs": {"enable_thinking": True}})
+def test_prompt_of_token_ids_is_checked_for_markers(thinking_client: openai.OpenAI) -> None:
+    opened = chat(thinking_client, "hm</think>yes", {"chat_template_kwargs": {"enable_thinking": True}})
     extra = {"prompt_token_ids": opened.choices[0].prompt_token_ids}
-    assert ask(thinking_client, "", extra).choices[0].message.reasoning_content == "hm"
+    assert chat(thinking_client, "", extra).choices[0].message.reasoning_content == "hm"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,6 @@ def test_prompt_of_token_ids_is_looked_at_as_well(thinking_client: openai.OpenAI
 def test_wrong_reasoning_fields_are_400(
     thinking_server: ServerProcess, change: dict[str, Any], param: str, message: str
 ) -> None:
-    answer = thinking_server.post("/v1/chat/completions", {"messages": says("x"), **change})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param) and message in error["message"]
+    response = thinking_server.post("/v1/chat/completions", {"messages": says("x"), **change})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param) and message in error["message"]

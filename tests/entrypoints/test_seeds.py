@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that users bring from other documents: they run, or end with the line that ours promises."""
+"""Commands of other projects' documents run, or end with the line that docs/guide/serving.md states."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(flags: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one.outcome], ids=by_name)
-def test_command_that_cannot_run_ends_with_the_promised_line(command: Command) -> None:
+def test_command_that_cannot_run_ends_with_the_documented_line(command: Command) -> None:
     done = start(flags_of(command.text))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"fastdeploy: error: {command.outcome}")
@@ -71,7 +71,7 @@ def test_command_that_cannot_run_ends_with_the_promised_line(command: Command) -
 
 
 @pytest.mark.parametrize(("option", "outcome"), SPECULATIVE_OPTIONS)
-def test_speculative_options_are_taken_or_refused_by_their_method(option: str, outcome: str) -> None:
+def test_speculative_options_are_accepted_or_refused_by_their_method(option: str, outcome: str) -> None:
     flags = ["demo", "--speculative-config", option]
     if not outcome:
         assert parse_serve_args(flags).engine.speculative.method == json.loads(option)["method"]
@@ -81,7 +81,7 @@ def test_speculative_options_are_taken_or_refused_by_their_method(option: str, o
     assert str(caught.value) == outcome
 
 
-def test_every_line_that_a_command_ends_with_stands_in_the_documentation() -> None:
+def test_every_line_that_a_command_ends_with_is_documented() -> None:
     promised = re.findall(r"^\| .* \| `(.+)` \|$", PAGE, re.MULTILINE)
     assert promised
     outcomes = [item.outcome for item in (*COMMANDS, *SNIPPETS) if item.outcome]
@@ -91,7 +91,7 @@ def test_every_line_that_a_command_ends_with_stands_in_the_documentation() -> No
         assert reason in promised, f"docs/guide/serving.md does not promise {reason!r}"
 
 
-def test_every_promised_line_comes_of_its_flag() -> None:
+def test_every_documented_line_follows_from_its_flag() -> None:
     rows = re.findall(r"^\| `(--[^`]+)`.* \| `(.+)` \|$", PAGE, re.MULTILINE)
     assert len(rows) >= 5
     for flags, line in rows:
@@ -119,12 +119,12 @@ def test_ngram_command_runs_with_the_configuration_of_this_machine(plain_text: s
 
 @pytest.fixture(scope="module")
 def plain_text() -> str:
-    """What the model says without any speculation."""
+    """The text of the model without speculation."""
     return serve_and_complete(["demo"])[0]
 
 
 def serve_and_complete(flags: list[str]) -> tuple[str, str]:
-    """Start a real server, ask it as the documents' client does; return the text and the server's summary."""
+    """Start a real server, use it as the documents' client does; return the text and the server's summary."""
     with real_server(*flags) as server:
         client = openai.OpenAI(api_key="EMPTY", base_url=server.url + "/v1")
         models = client.models.list()
@@ -198,14 +198,14 @@ def test_snippet_that_can_run_prints_its_text(snippet: Snippet, model: str, tmp_
 
 
 @pytest.mark.parametrize("snippet", [one for one in SNIPPETS if one.outcome], ids=by_name)
-def test_snippet_that_cannot_run_raises_the_promised_line(snippet: Snippet, model: str, tmp_path: Path) -> None:
+def test_snippet_that_cannot_run_raises_the_documented_line(snippet: Snippet, model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         run_snippet(snippet, model, tmp_path)
     assert str(caught.value).startswith(snippet.outcome)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "yaml").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_configuration_file_parses_or_names_what_this_machine_lacks(file: Path) -> None:
+def test_every_configuration_file_parses_or_names_what_is_missing(file: Path) -> None:
     flags = ["--config", str(file)]
     if "cpu" in file.stem:
         assert parse_serve_args(flags).notes == ()

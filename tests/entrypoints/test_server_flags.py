@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of the server do what the table says of them, in a real server process."""
+"""Effects of the server's flags, in a real server process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def flagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield running
 
 
-def test_max_logprobs_is_the_most_that_a_request_may_ask_for(flagged: ServerProcess) -> None:
+def test_max_logprobs_limits_the_alternatives_of_a_request(flagged: ServerProcess) -> None:
     assert flagged.post("/v1/completions", {**ASK, "logprobs": 2}).status_code == 200
     refused = flagged.post("/v1/completions", {**ASK, "logprobs": 3})
     assert refused.status_code == 400
@@ -39,9 +39,9 @@ def test_tls_is_served_and_the_client_checks_the_certificate(tmp_path: Path) -> 
     subprocess.run(make, check=True, capture_output=True)
     with mock_server(tmp_path, "--ssl-keyfile", key, "--ssl-certfile", certificate) as secure:
         assert secure.url.startswith("https://")
-        ask = ["complete", "--url", secure.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
-        assert run(*ask, env={"SSL_CERT_FILE": certificate}).stdout == engine_text(PROMPT, 0, 3) + "\n"
-        stranger = run(*ask)
+        command = ["complete", "--url", secure.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
+        assert run(*command, env={"SSL_CERT_FILE": certificate}).stdout == engine_text(PROMPT, 0, 3) + "\n"
+        stranger = run(*command)
     assert stranger.returncode == 1
     assert "CERTIFICATE_VERIFY_FAILED" in stranger.stderr and stranger.stderr.count("\n") == 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`fastdeploy config`: every value with its origin, and nothing secret."""
+"""`fastdeploy config`: every value with its origin, without secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_every_value_says_where_it_came_from(
+def test_every_value_has_its_origin(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     monkeypatch.setenv("FD_API_KEY", "sesame,open")
@@ -56,13 +56,13 @@ def test_every_honoured_flag_is_shown(capsys: pytest.CaptureFixture[str]) -> Non
     }
 
 
-def test_older_spelling_is_shown_as_what_it_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_older_spelling_is_shown_as_the_current_one(capsys: pytest.CaptureFixture[str]) -> None:
     values = shown(capsys, "demo", "--speculative-model", "[ngram]", "--num-speculative-tokens", "2")
     assert values["speculative_config"]["value"]["method"] == "ngram"
     assert values["speculative_config"]["from"] == "command line"
 
 
-def test_yaml_output_is_a_file_that_makes_the_same_configuration(
+def test_yaml_output_is_a_file_with_the_same_configuration(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
 ) -> None:
     flags = ["demo", "--config", file, "--max-waiting-time", "-1", "--no-enable-prefix-caching"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-request control of speculation, what answers report about it, and outputs shared by suffix decoding."""
+"""Per-request control of speculation, what responses report about it, and outputs shared by suffix decoding."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def llm(request: pytest.FixtureRequest) -> LLM:
     return LLM("demo", max_model_len=256, speculative_config=config)
 
 
-def ask(llm: LLM, speculative: SpeculativeParams | None) -> CompletionOutput:
+def generate(llm: LLM, speculative: SpeculativeParams | None) -> CompletionOutput:
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, speculative=speculative)
     outputs = llm.generate(PROMPT, params, use_tqdm=False)
     assert isinstance(outputs, list)
     return outputs[0].outputs[0]
 
 
-def test_request_lowers_its_own_draft_length_or_switches_drafts_off_and_keeps_its_text(llm: LLM) -> None:
+def test_request_may_lower_its_draft_length_or_disable_drafts_without_changing_the_text(llm: LLM) -> None:
     free, short, none, off, more = (
-        ask(llm, asked)
-        for asked in (
+        generate(llm, speculative)
+        for speculative in (
             None,
             SpeculativeParams(num_speculative_tokens=2),
             SpeculativeParams(num_speculative_tokens=0),
@@ -48,20 +48,20 @@ def test_request_lowers_its_own_draft_length_or_switches_drafts_off_and_keeps_it
             SpeculativeParams(num_speculative_tokens=16),
         )
     )
-    heads = [len(answer.speculate_metrics.accepted_tokens_per_head) for answer in (free, short, none, off, more)]  # type: ignore[union-attr]
+    heads = [len(response.speculate_metrics.accepted_tokens_per_head) for response in (free, short, none, off, more)]  # type: ignore[union-attr]
     assert heads == [4, 2, 0, 0, 4], "never above the server's"
-    assert {tuple(answer.token_ids) for answer in (short, none, off, more)} == {tuple(free.token_ids)}
+    assert {tuple(response.token_ids) for response in (short, none, off, more)} == {tuple(free.token_ids)}
 
 
-def test_offline_result_always_tells_how_speculation_went(llm: LLM) -> None:
-    metrics = ask(llm, None).speculate_metrics
+def test_offline_results_have_speculate_metrics(llm: LLM) -> None:
+    metrics = generate(llm, None).speculate_metrics
     assert metrics is not None and metrics.accepted_tokens > 0
     assert metrics.drafted_tokens == metrics.accepted_tokens + metrics.rejected_tokens == sum(metrics.source.values())
     assert metrics.accepted_tokens == sum(metrics.accepted_tokens_per_head)
     assert metrics.accept_ratio == metrics.accepted_tokens / metrics.drafted_tokens
     assert metrics.average_accept_length == (60 - 1) / metrics.num_steps
     assert len(metrics.accept_ratio_per_head) == 4 and max(metrics.accept_ratio_per_head) <= 1
-    plain = ask(llm, SpeculativeParams(method="off")).speculate_metrics
+    plain = generate(llm, SpeculativeParams(method="off")).speculate_metrics
     assert plain is not None
     assert (plain.num_steps, plain.average_accept_length, plain.source) == (59, 1.0, {})
 
@@ -75,8 +75,8 @@ def drafting() -> Iterator[ServerProcess]:
 
 
 def complete_command(server: ServerProcess, *flags: str) -> list[str]:
-    ask = ["complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "40"]
-    return [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *ask, *flags]
+    complete = ["complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "40"]
+    return [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *complete, *flags]
 
 
 def on_terminal(command: list[str], **variables: str) -> str:
@@ -99,12 +99,12 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_verbose_view_puts_accepted_drafts_on_the_colour_of_their_proposer(drafting: ServerProcess) -> None:
+def test_verbose_view_colours_accepted_drafts_by_proposer(drafting: ServerProcess) -> None:
     plain = subprocess.run(complete_command(drafting), capture_output=True, text=True, check=True).stdout
     shown = on_terminal(complete_command(drafting, "--verbose"))
-    *answer, figures = shown.rstrip("\n").split("\n")
-    painted = re.findall(r"\033\[30;42m(.*?)\033\[0m", "\n".join(answer))
-    assert re.sub(r"\033\[[0-9;]*m", "", "\n".join(answer)) + "\n" == plain
+    *response, figures = shown.rstrip("\n").split("\n")
+    painted = re.findall(r"\033\[30;42m(.*?)\033\[0m", "\n".join(response))
+    assert re.sub(r"\033\[[0-9;]*m", "", "\n".join(response)) + "\n" == plain
     counts = re.fullmatch(
         r"\(40 tokens: \033\[30;42mngram\033\[0m (\d+), target (\d+); mean acceptance length (\d\.\d\d); "
         r"(\d+) of (\d+) drafts accepted; \d+\.\d tokens/s; time to first token \d+ ms\)",
@@ -117,7 +117,7 @@ def test_verbose_view_puts_accepted_drafts_on_the_colour_of_their_proposer(draft
     assert len("".join(painted)) > 20
 
 
-def test_verbose_view_has_no_colour_where_none_is_wanted(drafting: ServerProcess) -> None:
+def test_verbose_view_has_no_colour_with_no_color(drafting: ServerProcess) -> None:
     command = complete_command(drafting, "--verbose")
     piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for text in (piped, on_terminal(command, NO_COLOR="1")):
@@ -135,15 +135,15 @@ def test_verbose_chat_shows_the_answer_once(drafting: ServerProcess) -> None:
 
 
 def complete(server: ServerProcess, key: str) -> dict[str, Any]:
-    """Return a choice whose text repeats nothing of its prompt, so that only shared outputs can be followed much."""
+    """Return a choice whose text repeats nothing of its prompt, so that drafts come from shared outputs."""
     body = {"prompt": "def parse(", "max_tokens": 60, "temperature": 1, "seed": 3, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {key}"}
-    answer = server.post("/v1/completions", {**body, "collect_metrics": True}, headers=headers)
-    choice: dict[str, Any] = answer.json()["choices"][0]
+    response = server.post("/v1/completions", {**body, "collect_metrics": True}, headers=headers)
+    choice: dict[str, Any] = response.json()["choices"][0]
     return choice
 
 
-def test_outputs_are_followed_within_their_api_key_only() -> None:
+def test_outputs_are_shared_within_one_api_key_only() -> None:
     flags = ["--api-key", "alice", "--api-key", "bob", "--max-model-len", "256"]
     with real_server("demo", *flags, "--speculative-config", '{"method": "suffix", "adaptive": false}') as server:
         first, stranger, again = (complete(server, key) for key in ("alice", "bob", "alice"))

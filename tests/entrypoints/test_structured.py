@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured output through the server with the real engine, and offline: every field, every refusal, validity."""
+"""Structured output through the server with the real engine, and offline: fields, refusals, validity."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("off", [False, True])
 @pytest.mark.parametrize(("field", "pattern"), FIELDS, ids=lambda value: str(value)[:40])
-def test_every_field_shapes_both_kinds_of_answer(
+def test_every_field_constrains_completions_and_chats(
     client: openai.OpenAI, field: dict[str, Any], pattern: str, off: bool
 ) -> None:
     body = {**field, **({"speculative": {"method": "off"}} if off else {})}
@@ -82,10 +82,10 @@ def test_every_field_shapes_both_kinds_of_answer(
     assert re.fullmatch(pattern, answer.choices[0].text), answer.choices[0]
 
 
-def test_a_stream_joins_to_the_text_and_says_stop(client: openai.OpenAI) -> None:
-    asked = {"model": "demo", "prompt": "x = ", "max_tokens": 80, "seed": 3, "extra_body": {"guided_json": SCHEMA}}
-    whole = client.completions.create(**asked).choices[0]
-    parts = [chunk.choices[0] for chunk in client.completions.create(**asked, stream=True) if chunk.choices]
+def test_a_stream_joins_to_the_text_and_ends_with_stop(client: openai.OpenAI) -> None:
+    options = {"model": "demo", "prompt": "x = ", "max_tokens": 80, "seed": 3, "extra_body": {"guided_json": SCHEMA}}
+    whole = client.completions.create(**options).choices[0]
+    parts = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True) if chunk.choices]
     assert "".join(part.text for part in parts) == whole.text
     assert (parts[-1].finish_reason, whole.finish_reason) == ("stop", "stop")
     assert json.loads(whole.text).keys() == {"x"}
@@ -162,7 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("field", "param", "reason"), REFUSED, ids=lambda value: str(value)[:50])
-def test_what_cannot_be_followed_is_refused_by_name(
+def test_unsupported_constraints_are_refused_by_name(
     server: ServerProcess, field: dict[str, Any], param: str, reason: str
 ) -> None:
     response = server.post("/v1/completions", {"model": "demo", "prompt": "x", **field})
@@ -171,7 +171,7 @@ def test_what_cannot_be_followed_is_refused_by_name(
     assert reason in error["message"]
 
 
-def test_a_dead_end_fails_its_own_request_by_type(server: ServerProcess) -> None:
+def test_a_dead_end_fails_only_its_request(server: ServerProcess) -> None:
     body = {"model": "demo", "prompt": "x", "max_tokens": 9, "guided_regex": "[ab]"}
     biased = {str(token_id): 0 for token_id in (72, 73)}
     response = server.post("/v1/completions", {**body, "bad_words_token_ids": [[72], [73]], "logit_bias": biased})
@@ -192,7 +192,7 @@ def test_a_stream_has_the_same_text_before_its_error_with_and_without_drafts(ser
     assert texts == ["return value"] * 2
 
 
-def test_the_form_is_that_of_the_answer_behind_the_reasoning(tmp_path: Path) -> None:
+def test_the_constraint_applies_to_the_answer_after_the_reasoning(tmp_path: Path) -> None:
     flags = ("--reasoning-parser", "deepseek_r1", "--speculative-config", NGRAM, "--served-model-name", "thinker")
     body = {"model": "thinker", "messages": [{"role": "user", "content": "def f("}], "max_tokens": 40, "seed": 6}
     budget = {"reasoning_max_tokens": 6, "guided_choice": ["ja", "nein"]}
@@ -216,7 +216,7 @@ def test_reasoning_budgets_are_refused_without_a_reasoning_parser(server: Server
 
 
 @pytest.mark.parametrize("backend", ["auto", "llguidance"])
-def test_offline_forms_need_no_server(backend: str) -> None:
+def test_offline_constraints_need_no_server(backend: str) -> None:
     llm = LLM("demo", max_model_len=256, guided_decoding_backend=backend)
     params = SamplingParams(seed=5, max_tokens=60, guided_decoding=GuidedDecodingParams(json=SCHEMA))
     (result,) = llm.generate("x = ", params, use_tqdm=False)
@@ -224,15 +224,15 @@ def test_offline_forms_need_no_server(backend: str) -> None:
 
 
 def check_validity(count: int) -> None:
-    """Assert that so many sampled answers are valid, and the same without speculation."""
-    asked = make_params(count, temperature=1.0)
+    """Assert that `count` sampled answers are valid, and the same without speculation."""
+    requests = make_params(count, temperature=1.0)
     texts = []
     for speculative in ({"method": "ngram", "num_speculative_tokens": 5, "adaptive": False}, None):
         options = {"speculative_config": speculative} if speculative else {}
         llm = LLM("demo", max_model_len=1024, **options)
-        results = llm.generate([HEAD] * count, [params for _, params in asked], use_tqdm=False)
+        results = llm.generate([HEAD] * count, [params for _, params in requests], use_tqdm=False)
         texts.append([result.outputs[0].token_ids for result in results])
-        for (name, params), result in zip(asked, results):
+        for (name, params), result in zip(requests, results):
             assert is_valid(name, result.outputs[0]), (name, params.seed, result.outputs[0].text)
         if speculative:
             assert llm.engine.stats().num_accepted_tokens > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under a grammar of calls no model writes what its parser does not read; held with a model that is chance."""
+"""Under a grammar of calls, parsers accept whatever a model writes; tested with a model of random tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NUMBERS: Schemas = {
 
 
 class Model:
-    """A tokenizer with the markers as special tokens or as text, and a model that knows nothing."""
+    """A tokenizer with the markers as special tokens or as text, and a model of random tokens."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = Tokenizer.from_pretrained(folder)
@@ -85,7 +85,7 @@ def test_required_calls_always_parse(model: Model, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ALL_FORMATS)
-def test_calls_as_models_are_trained_to_write_them_are_allowed(model: Model, form: str) -> None:
+def test_calls_in_the_trained_format_are_allowed(model: Model, form: str) -> None:
     grammar = ToolCallGrammar(ALL_FORMATS[form], SCHEMAS, model.special_ids)
     assert model.accepts(grammar.required(), TEXTS[form])
     assert model.accepts(grammar.within_text(), TEXTS[form])
@@ -113,7 +113,7 @@ def test_most_calls_are_kept(model: Model, form: str) -> None:
     assert not model.accepts(one.required(), TEXTS[form]) and model.accepts(two.required(), TEXTS[form])
 
 
-def test_the_texts_are_what_the_parsers_read() -> None:
+def test_the_texts_are_parsed_as_expected() -> None:
     message = Message()
     message.add(MessageParser(None, JSON_ARRAY.make_parser(SCHEMAS)).push(TEXTS["array"], True))
     assert message.calls == CALLS[:1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tool calling with the official client: whole and streamed, with reasoning, in every form of tool_choice."""
+"""Tool calling with the official client: complete and streamed, with reasoning, with every kind of tool_choice."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def tool_client(tool_server: ServerProcess) -> openai.OpenAI:
     return checked_client(tool_server.url)
 
 
-def ask(client: openai.OpenAI, text: str, **kwargs: Any) -> Any:
+def chat(client: openai.OpenAI, text: str, **kwargs: Any) -> Any:
     options = {"model": "default", "messages": says(text), "tools": TOOLS, **kwargs}
     return client.chat.completions.create(**options)
 
 
 def message_of(chunks: list[Any], index: int = 0) -> dict[str, Any]:
-    """Join a stream's deltas as OpenAI's rules say."""
+    """Join a stream's deltas by OpenAI's rules."""
     made: dict[str, Any] = {"content": "", "reasoning_content": "", "calls": {}, "finish_reason": None}
     for choice in (choice for chunk in chunks for choice in chunk.choices if choice.index == index):
         made["content"] += choice.delta.content or ""
@@ -93,9 +93,9 @@ def whole_message(choice: Any) -> dict[str, Any]:
     }
 
 
-def test_calls_are_told_from_text_and_end_the_choice(tool_client: openai.OpenAI) -> None:
-    answer = ask(tool_client, TEXTS["text, two calls, text"])
-    choice = answer.choices[0]
+def test_calls_are_separated_from_text_and_end_the_choice(tool_client: openai.OpenAI) -> None:
+    response = chat(tool_client, TEXTS["text, two calls, text"])
+    choice = response.choices[0]
     assert choice.message.content == "Let me look.\nDone."
     assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
         ("weather", '{"city": "Łódź", "days": 2}'),
@@ -103,45 +103,45 @@ def test_calls_are_told_from_text_and_end_the_choice(tool_client: openai.OpenAI)
     ]
     assert choice.finish_reason == "tool_calls"
     assert len({call.id for call in choice.message.tool_calls}) == 2
-    assert ask(tool_client, CALL).choices[0].message.content is None
+    assert chat(tool_client, CALL).choices[0].message.content is None
 
 
 def test_markers_in_the_reasoning_are_reasoning(tool_client: openai.OpenAI) -> None:
-    choice = ask(tool_client, TEXTS["reasoning, then a call"]).choices[0]
+    choice = chat(tool_client, TEXTS["reasoning, then a call"]).choices[0]
     assert choice.message.reasoning_content == f"Should I {CALL}?\nYes."
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
-    cut = ask(tool_client, TEXTS["reasoning without end"]).choices[0]
+    cut = chat(tool_client, TEXTS["reasoning without end"]).choices[0]
     assert (cut.message.tool_calls, cut.message.content, cut.finish_reason) == (None, "", "stop")
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_streamed_message_is_the_whole_one(tool_client: openai.OpenAI, name: str) -> None:
-    whole = ask(tool_client, TEXTS[name])
-    chunks = list(ask(tool_client, TEXTS[name], stream=True, stream_options={"include_usage": True}))
+def test_streamed_message_equals_the_complete_one(tool_client: openai.OpenAI, name: str) -> None:
+    whole = chat(tool_client, TEXTS[name])
+    chunks = list(chat(tool_client, TEXTS[name], stream=True, stream_options={"include_usage": True}))
     assert message_of(chunks) == whole_message(whole.choices[0])
     assert chunks[-1].usage == whole.usage
 
 
 def test_other_special_tokens_stay_hidden(tool_client: openai.OpenAI) -> None:
     text = TEXTS["no call, although it begins like one"]
-    assert ask(tool_client, text).choices[0].message.content == '<tool_call>{"city": "x"}</tool_call> !'
-    shown = ask(tool_client, text, extra_body={"skip_special_tokens": False})
+    assert chat(tool_client, text).choices[0].message.content == '<tool_call>{"city": "x"}</tool_call> !'
+    shown = chat(tool_client, text, extra_body={"skip_special_tokens": False})
     assert shown.choices[0].message.content == text
 
 
-def test_choices_are_read_apart(tool_client: openai.OpenAI) -> None:
+def test_choices_are_parsed_separately(tool_client: openai.OpenAI) -> None:
     text = TEXTS["reasoning, text and calls"]
-    whole = ask(tool_client, text, n=3)
+    whole = chat(tool_client, text, n=3)
     assert [len(choice.message.tool_calls) for choice in whole.choices] == [2, 2, 2]
-    chunks = list(ask(tool_client, text, n=3, stream=True))
+    chunks = list(chat(tool_client, text, n=3, stream=True))
     expected = whole_message(whole.choices[0])
     assert [message_of(chunks, index) for index in range(3)] == [expected] * 3
 
 
 def test_tokens_and_logprobs_are_those_of_the_text(tool_client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}}
-    whole = ask(tool_client, TEXTS["text, two calls, text"], **options).choices[0]
-    chunks = list(ask(tool_client, TEXTS["text, two calls, text"], stream=True, **options))
+    whole = chat(tool_client, TEXTS["text, two calls, text"], **options).choices[0]
+    chunks = list(chat(tool_client, TEXTS["text, two calls, text"], stream=True, **options))
     choices = [chunk.choices[0] for chunk in chunks]
     token_ids = [token for choice in choices for token in getattr(choice, "completion_token_ids", None) or []]
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
@@ -151,40 +151,41 @@ def test_tokens_and_logprobs_are_those_of_the_text(tool_client: openai.OpenAI) -
 
 
 def test_usage_counts_the_tokens_of_the_reasoning(tool_client: openai.OpenAI, folder: Path) -> None:
-    usage = ask(tool_client, "<think>one two</think>three", extra_body={"return_token_ids": True})
+    usage = chat(tool_client, "<think>one two</think>three", extra_body={"return_token_ids": True})
     ids = usage.choices[0].completion_token_ids
     num_reasoning = 1 + next(at for at in range(len(ids)) if rendered(folder, ids[: at + 1]).endswith("</think>"))
     assert usage.usage.completion_tokens_details.reasoning_tokens == num_reasoning
-    assert ask(tool_client, "three").usage.completion_tokens_details.reasoning_tokens == 0
+    assert chat(tool_client, "three").usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_most_one_call_where_parallel_calls_are_not_wanted(tool_client: openai.OpenAI) -> None:
+def test_parallel_tool_calls_false_keeps_one_call(tool_client: openai.OpenAI) -> None:
     text = TEXTS["text, two calls, text"]
-    assert len(ask(tool_client, text, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
-    chunks = list(ask(tool_client, text, parallel_tool_calls=False, stream=True))
+    assert len(chat(tool_client, text, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+    chunks = list(chat(tool_client, text, parallel_tool_calls=False, stream=True))
     assert len(message_of(chunks)["calls"]) == 1
 
 
 @pytest.mark.parametrize("tools", [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])
 def test_without_tools_markers_are_text(tool_client: openai.OpenAI, folder: Path, tools: Any) -> None:
-    answer = ask(tool_client, f"a {CALL}", extra_body={"skip_special_tokens": False, "return_token_ids": True}, **tools)
-    choice = answer.choices[0]
+    extra = {"skip_special_tokens": False, "return_token_ids": True}
+    response = chat(tool_client, f"a {CALL}", extra_body=extra, **tools)
+    choice = response.choices[0]
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (f"a {CALL}", None, "stop")
-    assert "TOOLS" not in rendered(folder, choice.prompt_token_ids), "the model is not told of tools it must not call"
+    assert "TOOLS" not in rendered(folder, choice.prompt_token_ids), "the prompt has no tools that must not be called"
 
 
 def test_template_shows_tools_calls_and_results(tool_client: openai.OpenAI, folder: Path) -> None:
-    call = ask(tool_client, CALL).choices[0].message.tool_calls[0]
+    call = chat(tool_client, CALL).choices[0].message.tool_calls[0]
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call.model_dump()]},
         {"role": "tool", "tool_call_id": call.id, "content": "rain"},
         *says("ok"),
     ]
-    answer: Any = tool_client.chat.completions.create(
+    response: Any = tool_client.chat.completions.create(
         model="default", messages=messages, tools=TOOLS, extra_body={"return_token_ids": True}
     )
-    prompt = rendered(folder, answer.choices[0].prompt_token_ids)
+    prompt = rendered(folder, response.choices[0].prompt_token_ids)
     assert prompt.startswith(f"<s>TOOLS {json.dumps(TOOLS)}\nuser: hi</s>\n")
     assert f"assistant: (hm)CALL weather Łódź</s>\ntool: rainFOR {call.id}</s>\n" in prompt
 
@@ -202,10 +203,10 @@ def test_client_s_parse_helper_gives_models_and_arguments(tool_client: openai.Op
     parsed = tool_client.chat.completions.parse(model="default", messages=says(text), tools=[tool])
     calls = parsed.choices[0].message.tool_calls
     assert calls is not None and calls[0].function.parsed_arguments == Weather(city="Rome", unit="F")
-    answer = tool_client.chat.completions.parse(
+    response = tool_client.chat.completions.parse(
         model="default", messages=says('{"city": "Oslo", "unit": "C"}'), response_format=Weather, tools=[tool]
     )
-    assert answer.choices[0].message.parsed == Weather(city="Oslo")
+    assert response.choices[0].message.parsed == Weather(city="Oslo")
 
 
 def test_client_s_streaming_helper_follows_arguments(tool_client: openai.OpenAI) -> None:
@@ -278,14 +279,14 @@ def test_wrong_tools_are_400_and_name_the_field(
     tool_server: ServerProcess, change: dict[str, Any], param: str, message: str
 ) -> None:
     body = {"model": "default", "messages": says("hi"), "tools": TOOLS, **change}
-    answer = tool_server.post("/v1/chat/completions", body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param), error
+    response = tool_server.post("/v1/chat/completions", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
     assert message in error["message"]
 
 
-def test_automatic_choice_needs_a_format(server: ServerProcess) -> None:
-    answer = server.post("/v1/chat/completions", {"messages": says("hi"), "tools": TOOLS})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "tool_choice")
+def test_auto_needs_a_tool_call_parser(server: ServerProcess) -> None:
+    response = server.post("/v1/chat/completions", {"messages": says("hi"), "tools": TOOLS})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tool_choice")
     assert "--tool-call-parser" in error["message"]

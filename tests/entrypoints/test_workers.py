@@ -30,7 +30,7 @@ def workers(server: ServerProcess) -> list[int]:
 
 
 def connections(server: ServerProcess, pid: int) -> int:
-    """Return how many connections of the server's port the process holds."""
+    """Return the number of connections to the server's port that a process has."""
     port = f":{int(server.url.rsplit(':', 1)[1]):04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     sockets = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(port) and row[3] == "01"}
@@ -53,8 +53,8 @@ class CutStream(threading.Thread):
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=60) as answer:
-                for line in answer.iter_lines():
+            with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+                for line in response.iter_lines():
                     self.started.set()
                     self.text += line
         except httpx.HTTPError:
@@ -74,12 +74,12 @@ def test_all_workers_share_one_engine_and_one_page_of_metrics(pair: ServerProces
     hold.touch()
     streams = [StreamInThread(pair, request_id=f"r{i}") for i in range(12)]
     until(lambda: pair.get("/load").json()["num_requests"] == 12, "every worker counts the requests of all")
-    until(lambda: metric(pair, "num_requests_running") == 12, "the engine has told of them")
+    until(lambda: metric(pair, "num_requests_running") == 12, "the engine reports them")
     assert metric(pair, "num_requests_inside") == 12
     hold.unlink()
     texts = {"".join(e["choices"][0]["text"] for e in stream.events()) for stream in streams}
     assert len(texts) == 1
-    for _ in range(6):  # whichever worker answers
+    for _ in range(6):  # by different workers
         page = pair.get("/metrics").text
         assert page.count("# TYPE fastdeploy:requests_number_total") == 1
         assert "# HELP fastdeploy:requests_number_total Requests" in page
@@ -88,25 +88,25 @@ def test_all_workers_share_one_engine_and_one_page_of_metrics(pair: ServerProces
         assert 'http_requests_total{method="POST",path="/v1/completions",status_code="200"} 12.0' in page
 
 
-def test_ids_are_taken_across_workers(pair: ServerProcess) -> None:
+def test_request_ids_are_unique_across_workers(pair: ServerProcess) -> None:
     CutStream(pair, request_id="same", max_tokens=400)
     for _ in range(6):
-        answer = pair.post("/v1/completions", {**COMPLETION, "request_id": "same"})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+        response = pair.post("/v1/completions", {**COMPLETION, "request_id": "same"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "request_id")
     pair.close()
 
 
-def test_each_worker_lets_in_its_part_of_the_concurrency(tmp_path: Path) -> None:
+def test_each_worker_admits_its_share_of_max_concurrency(tmp_path: Path) -> None:
     body = {**COMPLETION, "max_tokens": 2000, "stream": True}
     flags = ("--workers", "2", "--max-concurrency", "3")
     with mock_server(tmp_path, *flags, step_s=0.02) as server, httpx.Client(timeout=60) as client:
         request = client.build_request("POST", server.url + "/v1/completions", json=body)
-        answers = [client.send(request, stream=True)]
-        while answers[-1].status_code == 200:
-            answers.append(client.send(request, stream=True))
-        assert 2 <= len(answers) - 1 <= 4, "two for each worker"
-        assert (answers[-1].status_code, answers[-1].headers["retry-after"]) == (429, "1")
-        assert "2 requests are running" in answers[-1].read().decode()
+        responses = [client.send(request, stream=True)]
+        while responses[-1].status_code == 200:
+            responses.append(client.send(request, stream=True))
+        assert 2 <= len(responses) - 1 <= 4, "two for each worker"
+        assert (responses[-1].status_code, responses[-1].headers["retry-after"]) == (429, "1")
+        assert "2 requests are running" in responses[-1].read().decode()
 
 
 def test_killed_worker_is_replaced_and_its_requests_leave_the_engine(pair: ServerProcess) -> None:
@@ -116,13 +116,13 @@ def test_killed_worker_is_replaced_and_its_requests_leave_the_engine(pair: Serve
     assert num_lost > 0
     os.kill(victim, signal.SIGKILL)
     aborted = 'request_success_total{finish_reason="abort"}'
-    until(lambda: metric(pair, aborted) == num_lost, "the engine aborted what the worker had asked for")
-    until(lambda: len(workers(pair)) == 2 and victim not in workers(pair), "another worker stands there")
+    until(lambda: metric(pair, aborted) == num_lost, "the engine aborted the requests of the worker")
+    until(lambda: len(workers(pair)) == 2 and victim not in workers(pair), "another worker replaces it")
     for stream in streams:
         stream.join(60)
     assert sum(stream.is_lost for stream in streams) == num_lost
     assert all(stream.text.endswith("data: [DONE]") for stream in streams if not stream.is_lost)
-    until(lambda: metric(pair, "available_gpu_block_num") == 100, "no block is held")
+    until(lambda: metric(pair, "available_gpu_block_num") == 100, "all blocks are free")
     assert metric(pair, "num_requests_inside") == 0
     assert "ended with status -9" in pair.stderr
     for _ in range(6):
@@ -155,10 +155,10 @@ def test_killed_engine_gives_every_client_a_typed_error_and_status_1(pair: Serve
 def test_workers_and_engine_do_not_outlive_a_supervisor_that_was_killed(pair: ServerProcess) -> None:
     pids = pair.engine_pids()
     pair.process.kill()
-    until(lambda: all(is_gone(pid) for pid in pids), "all are gone")
+    until(lambda: all(is_gone(pid) for pid in pids), "all have ended")
 
 
-def test_what_cannot_be_used_is_one_line_with_workers_too(tmp_path: Path) -> None:
+def test_an_unusable_configuration_is_one_line_with_workers_too(tmp_path: Path) -> None:
     server = run_to_end(str(save_mock_model(tmp_path, config_error="no weights in it")), "--workers", "2")
     assert server.process.returncode == 2
     errors = [line for line in server.stderr.splitlines() if not line.startswith("weights")]

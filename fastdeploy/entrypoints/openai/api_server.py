@@ -71,61 +71,61 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
 
 async def _run(server: ApiServer, client: EngineClient, args: ServeArgs, address: str) -> int:
     """Load the model and serve until a signal or the engine's end; return the exit status."""
-    stopping, dying = stop_signal(), asyncio.create_task(client.wait_until_dead())
+    stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
     try:
-        if not await _load(client, stopping):
+        if not await _load(client, stop):
             return 0
     except EngineDeadError:
-        return report_death(client)
+        return print_engine_death(client)
     freeze_gc()
     announce(server.description(), args, server.defaults, address)
-    await asyncio.wait({stopping, dying}, return_when=asyncio.FIRST_COMPLETED)
-    if not dying.done():
+    await asyncio.wait({stop, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
+    if not engine_dead.done():
         print(f"Shutting down: {server.limiter.num_inside} requests are running", flush=True)
-        await drain(server, dying)
-    if dying.done():
+        await drain(server, engine_dead)
+    if engine_dead.done():
         await wait_empty(server, FINAL_RESPONSES_S)
-        return report_death(client)
+        return print_engine_death(client)
     return 0
 
 
 async def _run_with_workers(server: ApiServer, client: EngineClient, args: ServeArgs, listener: socket.socket) -> int:
     """Do the same as `_run` with separate API processes, which this process supervises."""
-    stopping, dying = stop_signal(), asyncio.create_task(client.wait_until_dead())
+    stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
     async with Supervisor(args, client, listener) as supervisor:
         serve_metrics(args.server, supervisor.registry)
         try:
-            if not await _load(client, stopping):
+            if not await _load(client, stop):
                 return 0
         except EngineDeadError as error:
             await supervisor.report_engine_death(str(error))
-            return report_death(client)
-        failing = asyncio.create_task(supervisor.wait_failed())
-        becoming_ready = asyncio.create_task(supervisor.wait_ready())
-        events = {stopping, dying, failing}
-        await asyncio.wait({becoming_ready, *events}, return_when=asyncio.FIRST_COMPLETED)
-        if becoming_ready.done():
+            return print_engine_death(client)
+        worker_failed = asyncio.create_task(supervisor.wait_failed())
+        workers_ready = asyncio.create_task(supervisor.wait_ready())
+        events = {stop, engine_dead, worker_failed}
+        await asyncio.wait({workers_ready, *events}, return_when=asyncio.FIRST_COMPLETED)
+        if workers_ready.done():
             announce(server.description(), args, server.defaults, url(args.server, listener))
         await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-        if stopping.done() and not dying.done() and not failing.done():
+        if stop.done() and not engine_dead.done() and not worker_failed.done():
             num_running = client.stats.num_running + client.stats.num_waiting
             print(f"Shutting down: {num_running} requests are running", flush=True)
-            await supervisor.drain(dying)
-        if dying.done():
+            await supervisor.drain(engine_dead)
+        if engine_dead.done():
             await supervisor.report_engine_death(str(client.dead_error))
-            return report_death(client)
-        return 1 if failing.done() else 0
+            return print_engine_death(client)
+        return 1 if worker_failed.done() else 0
 
 
-async def _load(client: EngineClient, stopping: asyncio.Task[bool]) -> bool:
+async def _load(client: EngineClient, stop: asyncio.Task[bool]) -> bool:
     """Wait until the model is loaded; return False if a signal ended the wait.
 
     Raises:
         ConfigError, EngineDeadError: as `EngineClient.start`.
     """
     starting = asyncio.create_task(client.start(ProgressBar().show))
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
+    await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.done():
         starting.cancel()
         return False
     await starting
@@ -139,7 +139,7 @@ def announce(description: Mapping[str, Any], args: ServeArgs, defaults: Generati
     print(f"Ready: {address}/v1 (model {args.server.served_model_name!r})", flush=True)
 
 
-def report_death(client: EngineClient) -> int:
+def print_engine_death(client: EngineClient) -> int:
     """Print the reason for the engine's end to stderr; return the exit status."""
     print(f"fastdeploy: error: {client.dead_error}; the last lines of its log:", file=sys.stderr)
     for line in client.log_tail():

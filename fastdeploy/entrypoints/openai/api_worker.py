@@ -72,17 +72,17 @@ async def _main() -> int:
 
 
 async def _run(server: ApiServer, connection: EngineConnection, lines: asyncio.StreamReader) -> int:
-    stopping, dying = stop_signal(), asyncio.create_task(connection.wait_until_dead())
-    supervisor_gone = asyncio.create_task(_read_messages(connection, lines))
+    stop, engine_dead = stop_signal(), asyncio.create_task(connection.wait_until_dead())
+    supervisor_ended = asyncio.create_task(_read_messages(connection, lines))
     starting = asyncio.create_task(connection.start())
-    await asyncio.wait({starting, stopping, supervisor_gone}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({starting, stop, supervisor_ended}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done() and starting.exception() is None:
         freeze_gc()
         sys.stdout.buffer.write(READY_LINE)
         sys.stdout.flush()
-        await asyncio.wait({stopping, dying, supervisor_gone}, return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done() and not dying.done():
-        await drain(server, dying)
+        await asyncio.wait({stop, engine_dead, supervisor_ended}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.done() and not engine_dead.done():
+        await drain(server, engine_dead)
     if connection.dead_error is not None:
         await wait_empty(server, FINAL_RESPONSES_S)
         return 1

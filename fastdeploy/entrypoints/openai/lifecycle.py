@@ -96,13 +96,13 @@ def freeze_gc() -> None:
     gc.freeze()
 
 
-async def drain(server: ApiServer, dying: asyncio.Task[None]) -> None:
+async def drain(server: ApiServer, engine_dead: asyncio.Task[None]) -> None:
     """Accept no new requests; wait for the running ones up to the graceful timeout, then abort those that remain."""
     server.is_draining = True
     emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
-    await asyncio.wait({emptied, dying}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({emptied, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
     emptied.cancel()
-    if server.limiter.num_inside and not dying.done():
+    if server.limiter.num_inside and not engine_dead.done():
         server.client.abort_all()
         await wait_empty(server, FINAL_RESPONSES_S)
 

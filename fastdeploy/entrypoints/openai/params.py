@@ -61,13 +61,13 @@ def completion_params(body: CompletionRequest, defaults: GenerationDefaults, max
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
     """
-    values = _common(body, defaults)
+    values = _common_values(body, defaults)
     values["logprobs"] = num_top = completion_logprobs(body)
     if body.echo and num_top is not None and body.prompt_logprobs is None:
         values["prompt_logprobs"] = num_top
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError("best_of", f"expected n, which is {body.n or 1}, or nothing; got {body.best_of}")
-    return _checked(values, max_logprobs, {})
+    return _make_params(values, max_logprobs, {})
 
 
 def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
@@ -76,7 +76,7 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_l
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
     """
-    values = _common(body, defaults)
+    values = _common_values(body, defaults)
     values.update({name: value for name in REASONING_FIELDS if (value := getattr(body, name)) is not None})
     budget = _thinking_budget(body.logits_processors_args or {}, body.reasoning_max_tokens)
     if budget is not None:
@@ -90,7 +90,7 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_l
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    return _checked(values, max_logprobs, names)
+    return _make_params(values, max_logprobs, names)
 
 
 def completion_logprobs(body: CompletionRequest) -> int | None:
@@ -111,19 +111,19 @@ def check_request_fields(body: GenerationFields) -> None:
             FIELD_RANGES[name].check(name, value)
 
 
-def _common(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
+def _common_values(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:
     values = defaults.sampling_values()
     if (body.min_tokens or 0) > values.get("max_tokens", math.inf):
         del values["max_tokens"]  # the model's default must not contradict the request
     values.update({name: value for name in COMMON_FIELDS if (value := getattr(body, name)) is not None})
-    values["logit_bias"] = _all_biases(body)
+    values["logit_bias"] = _merge_logit_bias(body)
     values["bad_words_token_ids"] = _sequences(body.bad_words_token_ids or [])
     values["speculative"] = _speculative(body.speculative)
     values["guided_decoding"] = guided_decoding(body)
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _checked(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -> SamplingParams:
+def _make_params(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -> SamplingParams:
     """Return the parameters; errors name the client's field (`names`: parameter -> field, where they differ)."""
     try:
         params = SamplingParams(**values)
@@ -136,7 +136,7 @@ def _checked(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -
     return params
 
 
-def _all_biases(body: GenerationFields) -> dict[int, float]:
+def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:
     """Return the biases of `logit_bias` and of FastDeploy's `logits_processors_args`.
 
     Raises:

@@ -54,12 +54,12 @@ def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
 
 def reasoning_state(server: ApiServer, body: ChatCompletionRequest, prompt: str | list[int]) -> ReasoningState:
     """Return whether the output begins inside the reasoning, after it, or undecided."""
-    form = reasoning_format(server)
-    if form is None:
+    reasoning = reasoning_format(server)
+    if reasoning is None:
         return ReasoningState.CLOSED
     if not isinstance(prompt, str):
-        return form.state_after(server.tokenizer.decode(prompt[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
-    return form.state_after(prompt, body.continue_final_message)
+        return reasoning.state_after(server.tokenizer.decode(prompt[-NUM_TAIL_TOKENS:], skip_special_tokens=False))
+    return reasoning.state_after(prompt, body.continue_final_message)
 
 
 def _plain_prompt(body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> str:

@@ -75,7 +75,7 @@ class ServingChat(ServingBase):
             parsed = Message()
             parsed.add(self._parsers[update.index].push(update.text, True))
             message = self._message(parsed)
-        choice = ChatCompletionChoice(index=update.index, message=message, **self._ending(update))
+        choice = ChatCompletionChoice(index=update.index, message=message, **self._common_fields(update))
         self._add_optional_fields(choice, update)
         return choice
 
@@ -86,10 +86,10 @@ class ServingChat(ServingBase):
         deltas = self._deltas(update)
         for delta in deltas[:-1]:
             yield _plain_choice(update, delta)
-        ending = self._ending(update)
-        if deltas or ending["finish_reason"] or ending["logprobs"] or self.body.return_token_ids:
+        common = self._common_fields(update)
+        if deltas or common["finish_reason"] or common["logprobs"] or self.body.return_token_ids:
             last = deltas[-1] if deltas else DeltaMessage()
-            choice = ChatCompletionStreamChoice(index=update.index, delta=last, **ending)
+            choice = ChatCompletionStreamChoice(index=update.index, delta=last, **common)
             self._add_optional_fields(choice, update)
             yield choice
 
@@ -136,7 +136,7 @@ class ServingChat(ServingBase):
         parts = self._parsers[update.index].push(update.text, update.delta.finish_reason is not None)
         return [_delta(part) for part in parts]
 
-    def _ending(self, update: ChoiceUpdate) -> dict[str, Any]:
+    def _common_fields(self, update: ChoiceUpdate) -> dict[str, Any]:
         """Return `finish_reason` and `logprobs` of a choice."""
         delta = update.delta
         finish_reason, logprobs = delta.finish_reason, None

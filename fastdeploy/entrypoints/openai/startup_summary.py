@@ -71,7 +71,7 @@ def _weights(count: int | None, quantization: str) -> str:
 def _batch(description: Mapping[str, Any]) -> str:
     if "max_num_seqs" not in description:
         return ""
-    return f", {description['max_num_seqs']} requests and {description.get('max_num_batched_tokens')} rows a step"
+    return f", {description['max_num_seqs']} requests and {description.get('max_num_batched_tokens')} tokens per step"
 
 
 def _speculation(speculation: Mapping[str, Any]) -> str:
@@ -83,11 +83,11 @@ def _speculation(speculation: Mapping[str, Any]) -> str:
     elif layers:
         head = f"head {layers['head']} {_bytes(layers['heads_bytes'])}" if layers["heads_bytes"] else "the model's head"
         size = f" ({_bytes(layers['weights_bytes'])}, {head})"
-    extension, own = speculation.get("extension"), ""
+    extension, by_layer = speculation.get("extension"), ""
     if extension:
-        size, own = f" with {extension}{size}", f", {speculation['num_model_steps']} of the layer"
+        size, by_layer = f" with {extension}{size}", f", {speculation['num_model_steps']} of them by the MTP layer"
     text = (
-        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts{own}, "
+        f"{speculation['method']}{size}, up to {speculation.get('num_speculative_tokens')} drafts{by_layer}, "
         f"verify {speculation.get('verify_strategy')}, accept {speculation.get('accept_policy')}"
     )
     return text + (" -- LOSSY: the text may differ from plain decoding" if speculation.get("lossy") else "")

@@ -60,7 +60,7 @@ class Supervisor:
         self._folder = tempfile.mkdtemp(prefix="fastdeploy-metrics-")
         self._workers = [_Worker(number) for number in range(args.server.workers)]
         self._failed = asyncio.Event()
-        self._ending = False
+        self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self.registry = ServerMetrics(lambda: client.stats, self._description, self._folder).registry
 
@@ -73,7 +73,7 @@ class Supervisor:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ending = True
+        self._is_stopping = True
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
                 worker.process.kill()
@@ -88,22 +88,22 @@ class Supervisor:
         """Return when an API process has repeatedly failed to start."""
         await self._failed.wait()
 
-    async def drain(self, dying: asyncio.Task[None]) -> None:
+    async def drain(self, engine_dead: asyncio.Task[None]) -> None:
         """Let running requests finish within the graceful timeout; return when all processes have ended."""
-        self._ending = True
+        self._is_stopping = True
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
                 worker.process.send_signal(signal.SIGTERM)
         graceful_s = self._args.server.timeout_graceful_shutdown
         await asyncio.wait(
-            {asyncio.create_task(self._wait_ended()), dying},
+            {asyncio.create_task(self._wait_ended()), engine_dead},
             timeout=graceful_s + SHUTDOWN_GRACE_S if graceful_s else None,
             return_when=asyncio.FIRST_COMPLETED,
         )
 
     async def report_engine_death(self, reason: str) -> None:
         """Report the engine's end to every API process; return when they have responded to their clients and ended."""
-        self._ending = True
+        self._is_stopping = True
         for worker in self._workers:
             if worker.process is not None and worker.process.stdin is not None:
                 worker.process.stdin.write(msgspec.json.encode(reason) + b"\n")
@@ -118,7 +118,7 @@ class Supervisor:
             assert worker.process is not None
             status = await self._forward_output(worker)
             mark_process_dead(worker.process.pid, self._folder)
-            if self._ending:
+            if self._is_stopping:
                 return
             worker.num_failed_starts = 0 if worker.ready.is_set() else worker.num_failed_starts + 1
             logger.error("API process %d ended with status %d", worker.number, status)

@@ -125,7 +125,7 @@ def test_summary_names_the_method_that_extends_the_layers_drafts(given: dict[str
     speculative = parse_speculative_config({"method": "mtp", "num_speculative_tokens": 4, **given})
     engine = make_engine(EngineConfig(model="demo", max_model_len=32, speculative=speculative))
     [line] = [line for line in summary_lines(engine.describe(), ()) if "speculation" in line]
-    of_layer = f", {given.get('num_model_steps', 1)} of the layer" if given else ""
+    of_layer = f", {given.get('num_model_steps', 1)} of them by the MTP layer" if given else ""
     assert shown in line
     assert f"up to 4 drafts{of_layer}, verify topp" in line
 
