@@ -87,7 +87,7 @@ class TimedEngine:
         for part, name, key in ((engine.proposer, "propose", "draft_s"), (engine.runner, "run", "verify_s")):
             setattr(part, name, self._timed(getattr(part, name), key))
         assert isinstance(engine.runner, ModelRunner)
-        for graph in (engine.runner._forward, engine.runner._choose):
+        for graph in (engine.runner._forward, engine.runner._sample_and_verify):
             run: Any = self._timed(graph.run, "model_s", "verify_s")
             graph.run = run  # type: ignore[method-assign]
 

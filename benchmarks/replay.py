@@ -17,7 +17,7 @@ from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationReque
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
-from fastdeploy.worker.model_runner import ModelRunner
+from fastdeploy.worker.model_runner import LogitsRange, ModelRunner
 
 Answers = Mapping[str, Sequence[int]]
 
@@ -29,16 +29,14 @@ def replay_answers(engine: Engine, answers: Answers) -> None:
     read = runner._read_tokens
     runner.sample_all_rows()  # also those behind drafts that the model's own tokens reject
 
-    def substitute_and_read(plan: StepPlan, judged: list[Any], results: list[RequestResult]) -> None:
-        at = 0
-        for segment in judged:
-            request = plan.requests[segment.plan_row].request
+    def substitute_and_read(plan: StepPlan, verified: list[LogitsRange], results: list[RequestResult]) -> None:
+        for rows in verified:
+            request = plan.requests[rows.request_index].request
             if request.request_id in answers:
-                rest = answers[request.request_id][request.num_output_tokens :]
-                runner.sampling.token_ids.array[at : at + segment.count] = rest[: segment.count]
-            at += segment.count
-        runner.judge_drafts(len(judged))
-        read(plan, judged, results)
+                answer = answers[request.request_id][request.num_output_tokens :][: rows.num_rows]
+                runner.sampling.token_ids.array[rows.first_row : rows.first_row + rows.num_rows] = answer
+        runner.verify_drafts(len(verified))
+        read(plan, verified, results)
 
     runner._read_tokens = substitute_and_read  # type: ignore[method-assign]
 

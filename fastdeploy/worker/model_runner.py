@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes a step: forward over packed rows, then sampling and verification of the rows whose next token is wanted.
+"""Computes a step: the forward pass over packed rows, then sampling and verification of the rows with logits.
 
-All that the operators of a step read is written before the first of them; where they can be captured, a step is then
-two native calls in a row, its rows' hidden states and their tokens. Between them nothing is left to do that would have
-to come back into the caches which the model's weights have just gone through.
+Everything that the operators of a step read is written before the first of them runs, so that the step is two calls in
+a row, each of which replays a captured graph: rows to hidden states, hidden states to tokens. Python code between them
+would be slow, because the model's weights have evicted it from the processor's caches.
 
-Notation: B requests, R rows, L rows with logits, K most drafts of a request, V vocabulary.
+B requests, R rows, L rows with logits, K drafts of a request at most, V ids in the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
 from fastdeploy.ops.sampling import LogprobBuffers, RowStatus, SamplingBatch, logprobs, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
-from fastdeploy.worker.row_rules import RowRules
+from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
-LOGITS_BYTES = 64 << 20  # logits buffer: more rows than fit are sampled in several goes
+LOGITS_BYTES = 64 << 20  # of the logits buffer; a step with more rows than fit has several logits batches
 ACCEPT_POLICIES = {policy.name.lower(): int(policy) for policy in AcceptPolicy}
 ROW_ERRORS = {
     RowStatus.NAN: "the logits of a row hold NaN or infinity",
@@ -41,12 +41,12 @@ ROW_ERRORS = {
 
 
 class CausalLM(Protocol):
-    """What the runner asks of a model (models.decoder.CausalLM)."""
+    """What the runner needs of a model (models.decoder.CausalLM)."""
 
     def forward(self, token_ids: Tensor, metadata: AttentionMetadata, kv_caches: Sequence[KVCache]) -> Tensor:
-        """Return hidden states [capacity, hidden] after the final norm, of which metadata.num_rows rows are valid.
+        """Return hidden states [capacity, H] after the final norm, of which the first metadata.num_rows are valid.
 
-        It is the same tensor every time.
+        Every call returns the same tensor.
         """
 
     def compute_logits(self, hidden: Tensor, num_rows: int, out: Tensor) -> None:
@@ -54,13 +54,13 @@ class CausalLM(Protocol):
 
 
 class StepObserver(Protocol):
-    """Learns of every step: the runner of a drafting model, whose caches have the target's blocks."""
+    """The runner of a drafting model, whose caches use the same blocks as the target's."""
 
     def begin_step(self, plan: StepPlan) -> bool:
-        """Learn what is about to be computed; return whether `end_step` is wanted then."""
+        """Prepare for a step that is about to run; return whether `end_step` must be called after it."""
 
     def end_step(self) -> None:
-        """Learn that it is computed."""
+        """Continue after the step."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class RunnerConfig:
     """Sizes of the runner's buffers and the rules of verification.
 
     Attributes:
-        max_rows: most rows of a step (R).
-        max_seqs: most requests of a step (B).
+        max_rows: maximum number of rows of a step (R).
+        max_seqs: maximum number of requests of a step (B).
         max_blocks_per_seq, block_size: blocks of the longest context, tokens per block.
-        max_drafts: most drafts of a request (K).
+        max_drafts: maximum number of drafts of a request (K).
         hidden_size, vocab_size: of the model.
-        vocab_limit: ids from here on are never chosen (the tokenizer does not know them).
-        eos_token_ids: end tokens, masked before a request's min_tokens.
+        vocab_limit: ids from this one on are never sampled, because the tokenizer does not have them.
+        eos_token_ids: end tokens, masked until a request has its min_tokens.
         verify_strategy, accept_policy: docs/guide/speculation.md.
-        processed_logprobs: report log-probabilities after processing instead of before.
+        processed_logprobs: report log-probabilities of the processed instead of the raw logits.
     """
 
     max_rows: int
@@ -95,21 +95,24 @@ class RunnerConfig:
 
 
 @dataclass(slots=True)
-class _Segment:
-    """Consecutive rows of one request whose logits are wanted: all its verification rows, or some of its prompt rows.
+class LogitsRange:
+    """Consecutive rows with logits of one request: all its verification rows, or some of its prompt rows.
 
-    For prompt rows, `position` is that of the first one. `at` is its place among the logits of its go.
+    Attributes:
+        request_index: of the request in the plan.
+        position: of the first row in the request's tokens; set for prompt rows only.
+        first_row: of the range in its logits batch.
     """
 
-    plan_row: int
-    count: int
+    request_index: int
+    num_rows: int
     is_prompt: bool = False
     position: int = 0
-    at: int = 0
+    first_row: int = 0
 
 
 class ModelRunner:
-    """Holds the model, its cache and every buffer of a step."""
+    """Owns the model, its KV cache and the buffers of a step."""
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class ModelRunner:
         """Allocate the buffers.
 
         Args:
-            observer: is told of every step.
+            observer: called before and after each step.
         """
         self.model = model
         self.kv_caches = kv_caches
@@ -129,60 +132,49 @@ class ModelRunner:
         self.observer = observer
         self.batch = BatchIndex(config.max_rows, config.max_seqs, config.max_blocks_per_seq, config.block_size)
         self.token_ids = HostBuffer(config.max_rows, "int32")
-        fitting = LOGITS_BYTES // (4 * config.vocab_size)
-        self.logits_capacity = min(config.max_rows, max(fitting, 1 + config.max_drafts, 16))
-        self.wanted_hidden = paddle.zeros([self.logits_capacity, config.hidden_size], config.dtype)
+        max_logits_rows = LOGITS_BYTES // (4 * config.vocab_size)
+        self.logits_capacity = min(config.max_rows, max(max_logits_rows, 1 + config.max_drafts, 16))
+        self.logits_hidden = paddle.zeros([self.logits_capacity, config.hidden_size], config.dtype)
         self.logits = paddle.zeros([self.logits_capacity, config.vocab_size], "float32")
         self.sampling = SamplingBatch(self.logits_capacity)
-        self.rules = RowRules(self.sampling, config.eos_token_ids, config.vocab_limit)
+        self.sampling_metadata = SamplingMetadata(self.sampling, config.eos_token_ids, config.vocab_limit)
         self.verification = VerifyBatch(self.logits_capacity)
         self.logprob_buffers = LogprobBuffers(self.logits_capacity, MAX_LOGPROBS_LIMIT)
-        # Only where a draft is accepted for being the row's token are the rows behind another token nobody's.
+        # Rows after a rejected draft need no token, if a draft is rejected whenever it differs from the row's token.
         self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
         self._hidden: Tensor | None = None
         self._forward = CapturedGraph(self._forward_rows, config.max_rows, config.max_seqs)
-        self._choose = CapturedGraph(self._choose_tokens, self.logits_capacity, self.logits_capacity)
+        self._sample_and_verify = CapturedGraph(
+            self._sample_and_verify_rows, self.logits_capacity, self.logits_capacity
+        )
 
     def run(self, plan: StepPlan) -> list[RequestResult]:
-        """Compute the plan's rows; choose the target's token of every row that wants one; accept drafts that equal it.
+        """Compute the rows of a step, sample the target's tokens and accept the drafts that equal them.
 
         Returns:
-            One result per planned request, in the plan's order.
+            One result per scheduled request, in the plan's order.
         """
         results = [RequestResult() for _ in plan.requests]
-        is_watched = self.observer is not None and self.observer.begin_step(plan)
-        num_rows = self._write_rows(plan)
-        num_chosen = 0
-        for go in _goes(plan, self.logits_capacity):
-            num_wanted, judged = self._write_rules(plan, go, results)
-            if num_chosen:
-                self._skip_chosen(num_chosen, num_wanted)
+        calls_end_step = self.observer is not None and self.observer.begin_step(plan)
+        num_rows = self._write_inputs(plan)
+        num_sampled = 0
+        for logits_batch in split_logits_batches(plan, self.logits_capacity):
+            num_logits, verified = self.write_sampling_metadata(plan, logits_batch, results)
+            if num_sampled:
+                self._shift_logits_rows(num_sampled, num_logits)
             else:
                 self._forward.run(num_rows, len(plan.requests))
-            if go:
-                self._choose.run(num_wanted, len(judged))
-                self._read_tokens(plan, judged, results)
-                self._read_logprobs(plan, go, results)
-            num_chosen += num_wanted
-        if self.observer is not None and is_watched:
+            if logits_batch:
+                self._sample_and_verify.run(num_logits, len(verified))
+                self._read_tokens(plan, verified, results)
+                self._read_logprobs(plan, logits_batch, results)
+            num_sampled += num_logits
+        if self.observer is not None and calls_end_step:
             self.observer.end_step()
         return results
 
-    def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
-        virtual_padding(self.batch.buffers, num_seqs, self.batch.block_size)
-        metadata = self.batch.attention_metadata(num_rows, num_seqs)
-        self._hidden = self.model.forward(self.token_ids.tensor, metadata, self.kv_caches)
-
-    def _choose_tokens(self, num_rows: int, num_seqs: int) -> None:
-        """Sample the first wanted rows, and walk the drafts of `num_seqs` requests among them."""
-        assert self._hidden is not None
-        gather_rows(self._hidden, self.batch.logits_rows, self.wanted_hidden, num_rows)
-        self.model.compute_logits(self.wanted_hidden, num_rows, self.logits)
-        sample(self.logits, self.sampling, num_rows, self.config.processed_logprobs, self.stop_at_rejections)
-        self.judge_drafts(num_seqs)
-
-    def judge_drafts(self, num_seqs: int) -> None:
-        """Walk the drafts of the first `num_seqs` requests of a go, by the tokens that stand in `sampling`."""
+    def verify_drafts(self, num_seqs: int) -> None:
+        """Verify the drafts of the first `num_seqs` requests of a logits batch with the tokens in `sampling`."""
         sampling, config = self.sampling, self.config
         self.verification.num_seqs = num_seqs
         verify_draft_tokens(
@@ -195,103 +187,116 @@ class ModelRunner:
         )
 
     def sample_all_rows(self) -> None:
-        """From now on also choose tokens for rows behind a rejected draft, which nobody reads."""
+        """From now on also sample tokens in rows after a rejected draft (benchmarks)."""
         self.stop_at_rejections = False
-        self._choose.invalidate()
+        self._sample_and_verify.invalidate()
 
-    def _write_rows(self, plan: StepPlan) -> int:
-        """Write the plan's tokens and what its index arrays are made of; return the number of rows."""
-        tokens, at = self.token_ids.memory, 0
+    def write_sampling_metadata(
+        self, plan: StepPlan, logits_batch: list[LogitsRange], results: list[RequestResult]
+    ) -> tuple[int, list[LogitsRange]]:
+        """Write the sampling metadata of a logits batch and the row range of each request that is verified.
+
+        An exception raised by a request's constraint becomes the fault of its result; its rows are computed anyway.
+
+        Returns:
+            The number of rows, and the ranges of verification rows.
+        """
+        metadata, first_row, verified = self.sampling_metadata, 0, list[LogitsRange]()
+        metadata.begin_batch()
+        for rows in logits_batch:
+            rows.first_row = first_row
+            if rows.is_prompt:
+                metadata.write_unused(first_row, rows.num_rows)
+            else:
+                scheduled = plan.requests[rows.request_index]
+                try:
+                    metadata.write(scheduled.request, scheduled.draft, first_row)
+                except Exception as fault:
+                    results[rows.request_index].fault = fault
+                    metadata.write_unused(first_row, rows.num_rows)
+                verified.append(rows)
+            first_row += rows.num_rows
+        self.verification.fill([rows.first_row for rows in verified], [rows.num_rows for rows in verified])
+        if metadata.has_lists and self.sampling.has_moved():
+            self._sample_and_verify.invalidate()
+        return first_row, verified
+
+    def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
+        virtual_padding(self.batch.buffers, num_seqs, self.batch.block_size)
+        metadata = self.batch.attention_metadata(num_rows, num_seqs)
+        self._hidden = self.model.forward(self.token_ids.tensor, metadata, self.kv_caches)
+
+    def _sample_and_verify_rows(self, num_rows: int, num_seqs: int) -> None:
+        """Sample the first rows with logits and verify the drafts of `num_seqs` requests among them."""
+        assert self._hidden is not None
+        gather_rows(self._hidden, self.batch.logits_rows, self.logits_hidden, num_rows)
+        self.model.compute_logits(self.logits_hidden, num_rows, self.logits)
+        sample(self.logits, self.sampling, num_rows, self.config.processed_logprobs, self.stop_at_rejections)
+        self.verify_drafts(num_seqs)
+
+    def _write_inputs(self, plan: StepPlan) -> int:
+        """Write the plan's tokens and the inputs of its index arrays; return the number of rows."""
+        token_ids, num_rows = self.token_ids.memory, 0
         for s in plan.requests:
-            count = s.num_scheduled_tokens
-            tokens[at : at + count] = s.request.tokens_of_rows(s.num_computed_tokens, count)
-            at += count
+            end = num_rows + s.num_scheduled_tokens
+            token_ids[num_rows:end] = s.request.tokens_of_rows(s.num_computed_tokens, s.num_scheduled_tokens)
+            num_rows = end
         self.batch.write_inputs(
             [s.num_scheduled_tokens for s in plan.requests],
             [s.num_computed_tokens for s in plan.requests],
             [s.num_prompt_logprob_rows + s.num_verify_rows for s in plan.requests],
             [s.request.block_ids for s in plan.requests],
         )
-        return at
+        return num_rows
 
-    def _skip_chosen(self, num_chosen: int, num_wanted: int) -> None:
-        """Put the next wanted rows where those of the last go stood."""
+    def _shift_logits_rows(self, num_sampled: int, num_rows: int) -> None:
+        """Move the row numbers of the next logits batch to the front, over those that have been sampled."""
         rows = self.batch.buffers.logits_rows.array
-        rows[:num_wanted] = rows[num_chosen : num_chosen + num_wanted]
+        rows[:num_rows] = rows[num_sampled : num_sampled + num_rows]
 
-    def _write_rules(
-        self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]
-    ) -> tuple[int, list[_Segment]]:
-        """Write by which rules the tokens of a go's rows are chosen, and which of them are whose drafts.
-
-        What a request's constraint raises is its result; its rows are computed all the same.
-
-        Returns:
-            The number of rows, and the segments among whose rows drafts are judged.
-        """
-        rules, at, judged = self.rules, 0, []
-        rules.begin()
-        for segment in go:
-            segment.at = at
-            if segment.is_prompt:
-                rules.write_plain(at, segment.count)
-            else:
-                scheduled = plan.requests[segment.plan_row]
-                try:
-                    rules.write(scheduled.request, scheduled.draft, at)
-                except Exception as fault:
-                    results[segment.plan_row].fault = fault
-                    rules.write_plain(at, segment.count)
-                judged.append(segment)
-            at += segment.count
-        self.verification.fill([segment.at for segment in judged], [segment.count for segment in judged])
-        if rules.has_lists and self.sampling.has_moved():
-            self._choose.invalidate()
-        return at, judged
-
-    def _read_tokens(self, plan: StepPlan, judged: list[_Segment], results: list[RequestResult]) -> None:
-        """Read off what each request emits whose verification rows these are: the tokens before the first bad row."""
-        num_rows = judged[-1].at + judged[-1].count if judged else 0
-        accepted = self.verification.num_accepted.memory[: len(judged)].tolist()
+    def _read_tokens(self, plan: StepPlan, verified: list[LogitsRange], results: list[RequestResult]) -> None:
+        """Read the emitted tokens of each verified request: those before its first row that could not be sampled."""
+        num_rows = verified[-1].first_row + verified[-1].num_rows if verified else 0
+        accepted = self.verification.num_accepted.memory[: len(verified)].tolist()
         emitted = self.verification.emitted.memory[:num_rows].tolist()
         status = self.sampling.status.memory[:num_rows].tolist()
         any_bad = any(status)
-        for segment, num_accepted in zip(judged, accepted):
-            result, first = results[segment.plan_row], segment.at
+        for rows, num_accepted in zip(verified, accepted):
+            result, first = results[rows.request_index], rows.first_row
             if result.fault is not None:
                 continue
             end = first + num_accepted + 1
             if any_bad and (bad := next((row for row in range(first, end) if status[row]), None)) is not None:
-                _fail(result, plan.requests[segment.plan_row].request, RowStatus(status[bad]))
+                _set_error(result, plan.requests[rows.request_index].request, RowStatus(status[bad]))
                 num_accepted, end = bad - first, bad
             result.num_accepted = num_accepted
             result.token_ids = emitted[first:end]
 
-    def _read_logprobs(self, plan: StepPlan, go: list[_Segment], results: list[RequestResult]) -> None:
-        """Compute log-probabilities of emitted and of prompt tokens where a request asked for them."""
-        for segment in go:
-            request, result = plan.requests[segment.plan_row].request, results[segment.plan_row]
+    def _read_logprobs(self, plan: StepPlan, logits_batch: list[LogitsRange], results: list[RequestResult]) -> None:
+        """Compute log-probabilities of emitted tokens and of prompt tokens, where they are requested."""
+        for rows in logits_batch:
+            request, result = plan.requests[rows.request_index].request, results[rows.request_index]
             if not request.wants_logprobs:
                 continue
-            if segment.is_prompt:
-                chosen = request.token_ids[segment.position + 1 : segment.position + 1 + segment.count]
+            if rows.is_prompt:
+                next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
                 top_n = request.params.prompt_logprobs or 0
-                result.prompt_logprobs = [*result.prompt_logprobs, *self._logprobs(segment.at, chosen, top_n)]
+                result.prompt_logprobs = [*result.prompt_logprobs, *self._logprobs(rows.first_row, next_tokens, top_n)]
             elif request.params.logprobs is not None:
-                chosen = np.array(result.token_ids, np.int32)
-                result.logprobs = self._logprobs(segment.at, chosen, request.params.logprobs)
+                token_ids = np.array(result.token_ids, np.int32)
+                result.logprobs = self._logprobs(rows.first_row, token_ids, request.params.logprobs)
 
-    def _logprobs(self, first_row: int, chosen: TokenArray, top_n: int) -> list[TokenLogprobs]:
-        """Return the log-probabilities of `chosen` [n] in rows first_row, first_row + 1, ..."""
-        buffers, count = self.logprob_buffers, len(chosen)
+    def _logprobs(self, first_row: int, token_ids: TokenArray, top_n: int) -> list[TokenLogprobs]:
+        """Return the log-probability of token_ids[i] in row first_row + i, for each i."""
+        buffers, count = self.logprob_buffers, len(token_ids)
         buffers.rows.array[:count] = np.arange(first_row, first_row + count)
-        buffers.chosen.array[:count] = chosen
+        buffers.chosen.array[:count] = token_ids
         logprobs(self.logits, buffers.rows.tensor, buffers.chosen.tensor, count, top_n, buffers)
         top_ids, top_values = buffers.top_ids.array[:count, :top_n], buffers.top_logprobs.array[:count, :top_n]
         return [
             TokenLogprobs(token_id, value, rank, [(i, v) for i, v in zip(ids, values) if v > -math.inf])
             for token_id, value, rank, ids, values in zip(
-                chosen.tolist(),
+                token_ids.tolist(),
                 buffers.chosen_logprob.array[:count].tolist(),
                 buffers.chosen_rank.array[:count].tolist(),
                 top_ids.tolist(),
@@ -300,8 +305,8 @@ class ModelRunner:
         ]
 
 
-def _fail(result: RequestResult, request: Request, status: RowStatus) -> None:
-    """Enter why a row has no token; a constraint that cannot go on knows better."""
+def _set_error(result: RequestResult, request: Request, status: RowStatus) -> None:
+    """Set why a row could not be sampled, with the reason of the request's constraint if it has one."""
     result.error = ROW_ERRORS[status]
     if status is RowStatus.EMPTY:
         result.error_type = "no_token"
@@ -309,40 +314,42 @@ def _fail(result: RequestResult, request: Request, status: RowStatus) -> None:
             result.error = f"{result.error}: {request.constraint.error}"
 
 
-def _goes(plan: StepPlan, capacity: int) -> list[list[_Segment]]:
-    """Cut the wanted rows into goes of at most `capacity`, in the order of the rows; only prompts are split.
+def split_logits_batches(plan: StepPlan, capacity: int) -> list[list[LogitsRange]]:
+    """Split the rows with logits into batches of at most `capacity` rows, in order; verification rows stay together.
 
-    There is always one, which may be empty.
+    Returns:
+        At least one batch; it is empty if no row needs logits.
     """
-    segments = _segments(plan)
-    fits = sum([s.num_prompt_logprob_rows + s.num_verify_rows for s in plan.requests]) <= capacity
-    return [segments] if fits else list(_cut(segments, capacity))
+    ranges = _logits_ranges(plan)
+    if sum([rows.num_rows for rows in ranges]) <= capacity:
+        return [ranges]
+    return list(_split(ranges, capacity))
 
 
-def _cut(segments: list[_Segment], capacity: int) -> Iterator[list[_Segment]]:
-    go: list[_Segment] = []
+def _split(ranges: list[LogitsRange], capacity: int) -> Iterator[list[LogitsRange]]:
+    batch: list[LogitsRange] = []
     room = capacity
-    for segment in segments:
-        if segment.count > room and not segment.is_prompt:
-            yield go
-            go, room = [], capacity
-        while segment.count > room:
-            yield [*go, replace(segment, count=room)] if room else go
-            segment = replace(segment, position=segment.position + room, count=segment.count - room)
-            go, room = [], capacity
-        go.append(segment)
-        room -= segment.count
-    yield go
+    for rows in ranges:
+        if rows.num_rows > room and not rows.is_prompt:
+            yield batch
+            batch, room = [], capacity
+        while rows.num_rows > room:
+            yield [*batch, replace(rows, num_rows=room)] if room else batch
+            rows = replace(rows, position=rows.position + room, num_rows=rows.num_rows - room)
+            batch, room = [], capacity
+        batch.append(rows)
+        room -= rows.num_rows
+    yield batch
 
 
-def _segments(plan: StepPlan) -> list[_Segment]:
-    """Return of each request its prompt rows, then its verification rows: its last rows, in order."""
-    segments = []
-    for row, s in enumerate(plan.requests):
+def _logits_ranges(plan: StepPlan) -> list[LogitsRange]:
+    """Return the ranges of each request, in order: its prompt rows with logits, then its verification rows."""
+    ranges = []
+    for index, s in enumerate(plan.requests):
         if s.num_prompt_logprob_rows:
             end = s.num_computed_tokens + s.num_scheduled_tokens - s.num_verify_rows
             first = end - s.num_prompt_logprob_rows
-            segments.append(_Segment(row, s.num_prompt_logprob_rows, is_prompt=True, position=first))
+            ranges.append(LogitsRange(index, s.num_prompt_logprob_rows, is_prompt=True, position=first))
         if s.num_verify_rows:
-            segments.append(_Segment(row, s.num_verify_rows))
-    return segments
+            ranges.append(LogitsRange(index, s.num_verify_rows))
+    return ranges

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the engine with count_allocations.cc preloaded; prints every step's kind and the large blocks it asked for.
+"""Runs the engine with count_allocations.cc preloaded; prints kind and number of large allocations of each step.
 
 LD_PRELOAD=... FD_NUM_THREADS=1 python -m tests.worker.allocating_engine
 """
@@ -16,12 +16,12 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import StepPlan
 from fastdeploy.engine.engine import Engine
 
-PERIOD = 20  # tokens after which the prompt repeats itself, so that n-grams are found
+PERIOD = 20  # tokens after which the prompt repeats itself, so that n-grams match
 Step = tuple[str, int]
 
 
 def make_engine() -> Engine:
-    """Return the demonstration model with n-gram drafts, chunks of 64 rows and no prefix to be found again."""
+    """Return the demonstration model with n-gram drafts, chunks of 64 rows and without prefix caching."""
     return Engine.from_config(
         EngineConfig(
             model="demo",
@@ -34,9 +34,9 @@ def make_engine() -> Engine:
 
 
 def kind_of(plan: StepPlan) -> str:
-    """Return what the step does beside decoding: reads a prompt, or verifies drafts."""
+    """Return what the step does: prefill, verify drafts, or decode only."""
     if any(s.num_scheduled_tokens != s.num_verify_rows for s in plan.requests):
-        return "prompt"
+        return "prefill"
     return "verification" if any(s.num_verify_rows > 1 for s in plan.requests) else "decode"
 
 
@@ -50,11 +50,11 @@ def run(engine: Engine, name: str) -> list[Step]:
     steps: list[Step] = []
     compute = engine.runner.run
 
-    def run_and_note(plan: StepPlan) -> object:
+    def run_and_record(plan: StepPlan) -> object:
         steps.append((kind_of(plan), 0))
         return compute(plan)
 
-    engine.runner.run = run_and_note  # type: ignore[method-assign]
+    engine.runner.run = run_and_record  # type: ignore[method-assign]
     while engine.has_unfinished():
         before = count_large()
         engine.step()

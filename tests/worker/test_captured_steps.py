@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of the real engine is two graphs replayed, and graphs follow their buffers."""
+"""A step of the real engine replays two graphs, which are captured again when a buffer has moved."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -46,25 +44,26 @@ def request(name: str, prompt: list[int], **params: object) -> GenerationRequest
 def test_a_step_launches_nothing_but_its_two_graphs(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     replay, replayed = OpGraph.replay, []
 
-    def noted(self: OpGraph, num_rows: int, num_seqs: int) -> None:
+    def record(self: OpGraph, num_rows: int, num_seqs: int) -> None:
         replayed.append(self.describe())
         replay(self, num_rows, num_seqs)
 
     engine.add_request(request("warm", TEXT * 2, temperature=1.0, seed=1))
     engine.add_request(request("other", TEXT * 4))
     engine.step()
-    monkeypatch.setattr(OpGraph, "replay", noted)
+    monkeypatch.setattr(OpGraph, "replay", record)
     calls = record_operator_calls(monkeypatch)
     while engine.has_unfinished():
         engine.step()
-        forward, choose = replayed
+        forward, sample_and_verify = replayed
         assert calls == []
         assert forward[:2] == ["VirtualPadding", "Gather"]
-        assert [launch.split()[0] for launch in choose] == ["Gather", "Linear", "Sample", "VerifyDrafts"]
+        launches = [launch.split()[0] for launch in sample_and_verify]
+        assert launches == ["Gather", "Linear", "Sample", "VerifyDrafts"]
         replayed.clear()
 
 
-def test_a_list_that_outgrows_its_memory_is_read_where_it_lies_then(engine: Engine) -> None:
+def test_a_list_that_was_moved_because_it_outgrew_its_memory_is_read_at_its_new_address(engine: Engine) -> None:
     long = request("long", TEXT * 80, temperature=1.0, seed=5, repetition_penalty=1.5, frequency_penalty=0.5)
     expected = run_alone(build(), [long])
     short = request("short", TEXT, repetition_penalty=1.2)
@@ -74,12 +73,12 @@ def test_a_list_that_outgrows_its_memory_is_read_where_it_lies_then(engine: Engi
     assert run_alone(engine, [long]) == expected
 
 
-def test_rows_that_do_not_fit_the_logits_are_chosen_in_several_goes(
+def test_rows_that_do_not_fit_the_logits_buffer_are_sampled_in_several_batches(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = request("prompt", TEXT * 3, prompt_logprobs=1, logprobs=1)
-    expected = run_alone(engine, [asked])
+    with_logprobs = request("prompt", TEXT * 3, prompt_logprobs=1, logprobs=1)
+    expected = run_alone(engine, [with_logprobs])
     monkeypatch.setattr(model_runner, "LOGITS_BYTES", 0)
     small = build()
     assert isinstance(small.runner, ModelRunner) and small.runner.logits_capacity == 16
-    assert run_alone(small, [replace(asked, request_id="prompt")]) == expected
+    assert run_alone(small, [with_logprobs]) == expected

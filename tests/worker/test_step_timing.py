@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps are timed at start-up for every load that can come, within the smallest cache."""
+"""Steps of all sizes are timed at start-up, even with the smallest cache."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def runner_of(engine: Engine) -> ModelRunner:
     return engine.runner
 
 
-def test_rows_cost_time_and_more_of_them_never_less() -> None:
+def test_steps_of_more_rows_never_take_less_time() -> None:
     times = time_steps(runner_of(build(adaptive=False)), 20, 5, num_cache_tokens=64, clock=time.thread_time)
     seconds = [times.rows_s(rows) for rows in range(1, 21)]
     assert seconds[0] > 0.0
@@ -54,7 +54,7 @@ def test_rows_cost_time_and_more_of_them_never_less() -> None:
 
 
 def record_plans(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Return a list that gets the plan of each step that the runner takes from now on."""
+    """Return a list that gets the plan of each step that the runner runs from now on."""
     run, plans = runner.run, list[StepPlan]()
 
     def spy(plan: StepPlan) -> Any:
@@ -65,7 +65,7 @@ def record_plans(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[S
     return plans
 
 
-def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_rows_and_full_drafts_are_timed_even_if_steps_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 0.0)
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
@@ -78,7 +78,7 @@ def test_however_slow_steps_are_one_row_and_all_drafts_of_a_request_are_timed(mo
     }
 
 
-def test_all_row_counts_are_timed_where_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_row_counts_are_timed_if_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_timing, "TIME_LIMIT_S", 1000.0)
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
@@ -86,12 +86,12 @@ def test_all_row_counts_are_timed_where_steps_are_fast(monkeypatch: pytest.Monke
     assert {plan.num_scheduled_tokens for plan in plans} == {1, 2, 3, 4, 6, 8, 12, 16}
 
 
-def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_timed_together_have_separate_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(build(adaptive=False))
     plans = record_plans(runner, monkeypatch)
     time_steps(runner, 4, 8, num_cache_tokens=64, clock=time.thread_time)
-    crowd = next(plan for plan in plans if len(plan.requests) == 4)
-    assert [scheduled.request.block_ids for scheduled in crowd.requests] == [
+    plan = next(plan for plan in plans if len(plan.requests) == 4)
+    assert [scheduled.request.block_ids for scheduled in plan.requests] == [
         [0, 1, 2],
         [3, 4, 5],
         [6, 7, 8],
@@ -100,7 +100,7 @@ def test_requests_that_are_timed_together_have_blocks_of_their_own(monkeypatch: 
 
 
 @pytest.mark.parametrize("num_cache_tokens", [1, 16, 64])
-def test_draft_passes_are_timed_by_requests(num_cache_tokens: int) -> None:
+def test_draft_passes_are_timed(num_cache_tokens: int) -> None:
     drafter = runner_of(build(False, method=MTP)).observer
     assert isinstance(drafter, Drafter)
     pass_s, request_s = time_draft_passes(drafter.draft, drafter.config, num_cache_tokens, time.thread_time)
@@ -109,7 +109,7 @@ def test_draft_passes_are_timed_by_requests(num_cache_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 40])
 @pytest.mark.parametrize("method", [SUFFIX, MTP])
-def test_timing_fits_in_the_cache_and_leaves_no_trace(num_blocks: int, method: dict[str, Any]) -> None:
+def test_timing_fits_in_the_cache_and_leaves_no_state(num_blocks: int, method: dict[str, Any]) -> None:
     requests = [GenerationRequest("a", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))]
     plain, adaptive = build(False, num_blocks, method), build(True, num_blocks, method)
     assert type(plain.length_policy) is LengthPolicy and isinstance(adaptive.length_policy, AdaptiveLength)

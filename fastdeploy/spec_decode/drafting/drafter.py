@@ -36,7 +36,7 @@ from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
 from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
-from fastdeploy.worker.row_rules import RowRules
+from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
 MAX_BACKLOG = 1024  # rows; a drafting model of 1/16 of the target computes them in the time of 64 rows of the target
 
@@ -120,7 +120,7 @@ class Drafter:
         self._num_filled = [[0] * num_blocks for _ in loop.stages]  # by stage and block: number of leading filled slots
         self._fill_states: WeakKeyDictionary[Request, CacheFillState] = WeakKeyDictionary()
         self._vocabulary = DraftVocabulary(loop.vocab_sizes)
-        self._sampling_metadata = RowRules(loop.sampling, config.eos_token_ids, config.vocab_limit)
+        self._sampling_metadata = SamplingMetadata(loop.sampling, config.eos_token_ids, config.vocab_limit)
         self._synced_tables: list[list[int] | None] = [None] * config.max_seqs  # by index in the batch
         self._num_synced_blocks = [0] * config.max_seqs
         self._backlogged: list[tuple[Request, int]] = []  # to be filled after this step, up to which position

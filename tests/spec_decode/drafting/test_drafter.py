@@ -208,14 +208,14 @@ def test_preemption_and_aborts_leave_no_gap(
 
 
 def change_noise(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    rules = engine.runner.observer._sampling_metadata  # type: ignore[attr-defined]
-    write = rules.write_draft
+    metadata = engine.runner.observer._sampling_metadata  # type: ignore[attr-defined]
+    write = metadata.write_draft
 
     def write_with_another_seed(request: Request, row: int) -> None:
         write(request, row)
-        rules.batch.int_params.array[row, IntColumn.SEED] += 1
+        metadata.batch.int_params.array[row, IntColumn.SEED] += 1
 
-    monkeypatch.setattr(rules, "write_draft", write_with_another_seed)
+    monkeypatch.setattr(metadata, "write_draft", write_with_another_seed)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row i of a verification is written as if drafts 1..i had been emitted."""
+"""Verification row i of a request is written as if drafts 1 to i had been emitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
-from fastdeploy.worker.row_rules import RowRules
+from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
 EOS, VOCAB_LIMIT = 2, 90
 
@@ -22,9 +22,9 @@ def write(draft: list[int], **params: Any) -> tuple[SamplingBatch, np.ndarray, n
     request.append([20, 21])
     request.set_draft(Draft(list(draft), "test"))
     batch = SamplingBatch(16)
-    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
-    rules.begin()
-    rules.write(request, request.draft, 3)
+    metadata = SamplingMetadata(batch, [EOS], VOCAB_LIMIT)
+    metadata.begin_batch()
+    metadata.write(request, request.draft, 3)
     rows = slice(3, 4 + len(draft))
     return batch, batch.float_params.array[rows], batch.int_params.array[rows]
 
@@ -41,7 +41,7 @@ def test_positions_and_drafts_advance_with_the_row() -> None:
     assert set(ints[:, IntColumn.VOCAB_LIMIT]) == {VOCAB_LIMIT}
 
 
-def test_parameters_stand_in_their_columns() -> None:
+def test_parameters_are_written_to_their_columns() -> None:
     _, floats, ints = write(
         [],
         temperature=0.5,
@@ -57,7 +57,7 @@ def test_parameters_stand_in_their_columns() -> None:
     assert ints[0, IntColumn.TOP_K] == 7
 
 
-def test_history_of_a_row_holds_the_drafts_before_it() -> None:
+def test_history_of_a_row_includes_the_drafts_before_it() -> None:
     batch, _, ints = write([30, 31], presence_penalty=1.0)
     histories, outputs = [], []
     for row in ints:
@@ -68,22 +68,22 @@ def test_history_of_a_row_holds_the_drafts_before_it() -> None:
     assert outputs == [[20, 21], [20, 21, 30], [20, 21, 30, 31]]
 
 
-def test_end_tokens_are_masked_until_min_tokens_counting_drafts() -> None:
+def test_end_tokens_are_banned_until_min_tokens_counting_drafts() -> None:
     batch, _, ints = write([30, 31], min_tokens=4, stop_token_ids=[9])
     assert [banned(batch, row) for row in ints] == [[EOS, 9], [EOS, 9], []]
 
 
-def test_ignored_end_token_is_not_masked() -> None:
+def test_ignored_end_token_is_not_banned() -> None:
     batch, _, ints = write([], min_tokens=4, stop_token_ids=[9], ignore_eos=True)
     assert banned(batch, ints[0]) == [9]
 
 
-def test_last_token_of_a_bad_word_is_masked_where_its_head_was_just_emitted_or_drafted() -> None:
+def test_last_token_of_a_bad_word_is_banned_after_its_other_tokens_were_emitted_or_drafted() -> None:
     batch, _, ints = write([30, 31], bad_words_token_ids=[[21, 30, 40], [50], [13, 20, 21, 60]])
     assert [banned(batch, row) for row in ints] == [[50, 60], [40, 50], [50]]
 
 
-def test_bias_is_written_once_and_seen_by_every_row() -> None:
+def test_bias_is_written_once_and_used_by_every_row() -> None:
     batch, _, ints = write([30], logit_bias={5: 1.5, 8: -2.0})
     spans = {(int(row[IntColumn.BIAS_BEGIN]), int(row[IntColumn.BIAS_END])) for row in ints}
     assert spans == {(0, 2)}
@@ -91,14 +91,14 @@ def test_bias_is_written_once_and_seen_by_every_row() -> None:
     assert batch.bias_values.array[:2].tolist() == [1.5, -2.0]
 
 
-def test_rows_without_lists_point_at_nothing_left_by_earlier_ones() -> None:
+def test_rows_without_lists_refer_to_no_list_of_an_earlier_step() -> None:
     source = GenerationRequest("a", [10], SamplingParams(logit_bias={5: 1.0}))
     batch = SamplingBatch(4)
-    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
-    rules.begin()
-    rules.write(Request(source, 0, 0, 50, 0), NO_DRAFT, 0)
-    rules.begin()
-    rules.write(Request(GenerationRequest("b", [10], SamplingParams()), 0, 0, 50, 0), NO_DRAFT, 0)
+    metadata = SamplingMetadata(batch, [EOS], VOCAB_LIMIT)
+    metadata.begin_batch()
+    metadata.write(Request(source, 0, 0, 50, 0), NO_DRAFT, 0)
+    metadata.begin_batch()
+    metadata.write(Request(GenerationRequest("b", [10], SamplingParams()), 0, 0, 50, 0), NO_DRAFT, 0)
     begin_end = batch.int_params.array[0, [IntColumn.BIAS_BEGIN, IntColumn.BIAS_END]]
     assert begin_end[0] == begin_end[1]
 
@@ -110,9 +110,9 @@ def make_request(name: str, seed: int, draft: list[int], **params: Any) -> Reque
     return request
 
 
-def test_rows_of_the_step_before_are_never_taken_for_this_ones() -> None:
+def test_rows_of_an_earlier_step_are_not_reused_for_another_request() -> None:
     batch = SamplingBatch(16)
-    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    metadata = SamplingMetadata(batch, [EOS], VOCAB_LIMIT)
     one, other, biased = make_request("one", 1, [30, 31]), make_request("other", 2, []), make_request("biased", 3, [])
     biased.params.logit_bias[7] = 2.0
     steps = [[one], [other, one], [biased, other], [one, other, biased], [one, other, biased]]
@@ -123,35 +123,35 @@ def test_rows_of_the_step_before_are_never_taken_for_this_ones() -> None:
         biased: [[3, 2, -1, 1]],
     }
     for number, requests in enumerate(steps):
-        rules.begin()
-        at = 0
+        metadata.begin_batch()
+        num_rows = 0
         for request in requests:
-            rules.write(request, request.draft, at)
-            at += len(rows_of[request])
+            metadata.write(request, request.draft, num_rows)
+            num_rows += len(rows_of[request])
         expected = [row for request in requests for row in rows_of[request]]
-        assert batch.int_params.array[:at, columns].tolist() == expected, f"step {number}"
+        assert batch.int_params.array[:num_rows, columns].tolist() == expected, f"step {number}"
 
 
-def test_a_row_whose_drafts_are_gone_judges_none() -> None:
+def test_a_row_whose_draft_was_emitted_has_no_draft_id() -> None:
     batch = SamplingBatch(16)
-    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    metadata = SamplingMetadata(batch, [EOS], VOCAB_LIMIT)
     request = make_request("one", 1, [30, 31])
-    rules.begin()
-    rules.write(request, request.draft, 0)
+    metadata.begin_batch()
+    metadata.write(request, request.draft, 0)
     request.append([30])
-    rules.begin()
-    rules.write(request, request.draft, 0)
+    metadata.begin_batch()
+    metadata.write(request, request.draft, 0)
     assert batch.int_params.array[0, [IntColumn.POSITION, IntColumn.DRAFT_ID]].tolist() == [3, -1]
 
 
 def test_a_history_grows_from_step_to_step() -> None:
     batch = SamplingBatch(16)
-    rules = RowRules(batch, [EOS], VOCAB_LIMIT)
+    metadata = SamplingMetadata(batch, [EOS], VOCAB_LIMIT)
     request = make_request("one", 1, [], repetition_penalty=1.5)
     histories = []
     for token in (20, 21):
-        rules.begin()
-        rules.write(request, request.draft, 0)
+        metadata.begin_batch()
+        metadata.write(request, request.draft, 0)
         begin, end = batch.int_params.array[0, [IntColumn.HISTORY_BEGIN, IntColumn.HISTORY_END]]
         histories.append(batch.history.array[begin:end].tolist())
         request.append([token])
