@@ -95,21 +95,24 @@ def have_flags(paths: Iterable[str]) -> list[str]:
 def source_hash(*paths: str) -> str:
     """Return the hash of the package's native sources and of the paths to build, which a library reports as its own."""
     files = sorted(path for name in ("common", "cpu_ops", "host") for path in (OPS / name).iterdir())
-    return digest(*paths, *(part for path in files for part in (str(path.relative_to(OPS)), path.read_bytes())))
+    return digest(*paths, *(part for path in files for part in (str(path.relative_to(OPS)), code(path))))
+
+
+@cache
+def code(path: Path) -> str:
+    """Return a source without its comments: to change one compiles nothing."""
+    return re.sub(r'\s*//[^"\n]*$', "", path.read_text(), flags=re.MULTILINE)
 
 
 @cache
 def contents(path: Path) -> str:
-    """Return the code of a source and of all our headers that it includes, directly or not.
-
-    Comments are left out: to change one compiles nothing.
-    """
+    """Return the code of a source and of all our headers that it includes, directly or not."""
     files: dict[Path, str] = {}
     queue = [path]
     while queue:
         file = queue.pop()
         if file not in files:
-            files[file] = re.sub(r'\s*//[^"\n]*$', "", file.read_text(), flags=re.MULTILINE)
+            files[file] = code(file)
             includes = re.findall(r'#include "([^"]+)"', files[file])
             queue += [OPS / name for name in includes if (OPS / name).exists()]
     return "\0".join(files[file] for file in sorted(files))

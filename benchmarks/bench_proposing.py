@@ -82,11 +82,11 @@ def measure(matcher: Matcher, texts: list[IntArray], history: int, num_steps: in
         batch.fill(slots, [k] * len(slots), emitted)
         matcher.draft_batch(batch)
         draft_us.append((time.perf_counter() - begin_s) * 1e6 / len(slots))
-        for slot, text in zip(slots, texts):
-            count = num_equal(batch.drafts[slot, : batch.counts[slot]], text[ends[slot] :])
+        for slot, text, (draft, _) in zip(slots, texts, batch.proposals()):
+            count = num_equal(np.asarray(draft, np.int32), text[ends[slot] :])
             emitted[slot] = text[ends[slot] : ends[slot] + count + 1]
             ends[slot] += count + 1
-            num_drafted, num_accepted = num_drafted + int(batch.counts[slot]), num_accepted + count
+            num_drafted, num_accepted = num_drafted + len(draft), num_accepted + count
     live_bytes, num_request_steps = matcher.num_bytes() / sum(ends), num_steps * len(slots)
     for slot in slots:
         matcher.finish(slot)

@@ -12,7 +12,7 @@
 
 namespace fd {
 
-constexpr float kLn2 = 0x1.62e43p-1f;  // 2.7e-9 relative from ln 2: enough for |k| <= 34 in one fused step
+constexpr float kLn2 = 0x1.62e43p-1f;  // 2.7e-9 relative from ln 2: enough for |k| <= 34 in one fused operation
 constexpr float kSqrtHalf = 0x1.6a09e6p-1f;
 constexpr uint32_t kSqrtHalfBits = 0x3f3504f3u;
 constexpr float kLargestGumbel = 22.875f;  // above all noise

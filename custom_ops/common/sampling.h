@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sampling shares among all backends: the exponential, probability masses as integers, the order of token ids, and
-// the cutoff between the allowed set and the other ids.
+// The parts of sampling that all backends share: the exponential, probability masses as integers, the order of token
+// ids and the cutoff between the allowed set and the other ids.
 //
 // The mass of an id is exp(logit - largest logit), truncated to a multiple of 2^-40 and kept as an integer. Integer
 // sums are exact, so the sum over a vocabulary, and with it the set that top_p allows, does not depend on the order of
