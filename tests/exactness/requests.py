@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sixteen requests that between them use every rule of sampling and finishing, on real text."""
+"""Sixteen requests that together use every sampling parameter and every way to finish, on real text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Text:
-    """What one choice came to: everything that must not depend on how it was computed."""
+    """The output of one choice: everything that must not depend on how it was computed."""
 
     token_ids: tuple[int, ...]
     finish_reason: str | None
@@ -52,12 +52,12 @@ class Text:
 
 
 def make_requests(tokenizer: Tokenizer, plain_engine: Engine, max_tokens: int = 40) -> list[GenerationRequest]:
-    """Return the requests, named r0 .. r15; stops and bad words are taken from what the model emits without them."""
+    """Return the requests r0 .. r15; their stops and bad words are tokens that the model emits without them."""
     requests = []
     for i, variant in enumerate(VARIANTS):
-        given = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
-        derived = {name: given.pop(name) for name in DERIVED if name in given}
-        request = GenerationRequest(f"r{i}", tokenizer.encode(HEADS[i % len(HEADS)]), SamplingParams(**given))
+        params = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
+        derived = {name: params.pop(name) for name in DERIVED if name in params}
+        request = GenerationRequest(f"r{i}", tokenizer.encode(HEADS[i % len(HEADS)]), SamplingParams(**params))
         if derived:
             tokens = run_all(plain_engine, [request])[f"r{i}", 0].token_ids
             values = {key: value for name, at in derived.items() for key, value in DERIVED[name](tokenizer, tokens, at)}
@@ -71,18 +71,18 @@ def _first_token(tokenizer: Tokenizer, text: str) -> int:
 
 
 def _across_tokens(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> str:
-    """Return the last character before token `at` and the first of it: a string that no single token completes."""
+    """Return the last character before token `at` and its first one: a string that spans two tokens."""
     before, after = tokenizer.decode(tokens[:at]), tokenizer.decode(tokens[: at + 1])
     return before[-1] + after[len(before)]
 
 
-# What a derived parameter becomes, from the tokens emitted without it and its value in the table above.
+# A derived parameter, from the tokens emitted without it and its value in VARIANTS.
 DERIVED: dict[str, Callable[[Tokenizer, Sequence[int], Any], list[tuple[str, Any]]]] = {
     "stop_string_at": lambda tokenizer, tokens, at: [("stop", [_across_tokens(tokenizer, tokens, at)])],
     "stop_token_at": lambda _, tokens, at: [("stop_token_ids", [tokens[at]])],
     "bad_pair_at": lambda _, tokens, at: [("bad_words_token_ids", [list(tokens[at : at + 2])])],
     "logit_bias_of": lambda tokenizer, _, text: [("logit_bias", {_first_token(tokenizer, text): 5.0})],
-    # a stop that the model wants at every place: it must come exactly when min_tokens lets it
+    # a stop token that is sampled at every position: the text must end exactly where min_tokens allows it
     "wanted_stop": lambda tokenizer, _, text: [
         ("stop_token_ids", [_first_token(tokenizer, text)]),
         ("logit_bias", {_first_token(tokenizer, text): 100.0}),
@@ -91,7 +91,7 @@ DERIVED: dict[str, Callable[[Tokenizer, Sequence[int], Any], list[tuple[str, Any
 
 
 def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
-    """Run the requests together and return what each choice came to."""
+    """Run the requests together; return the output of each choice."""
     deltas: dict[tuple[str, int], list[TokenDelta]] = {}
     for request in requests:
         engine.add_request(request)

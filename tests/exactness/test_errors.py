@@ -16,11 +16,11 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
+from tests.exactness.engines import Run, Texts, config, configured, proposer_of
 from tests.exactness.requests import HEADS, run_all, run_alone
-from tests.exactness.test_speculation_is_invisible import Run, Texts, config, configured, proposer_of
 
 FORCED = "return value5 and more"
-# Forms that cannot go on once every token with a 5 or a digit is banned; "stops" ends before it comes to that.
+# Grammars that allow no token at some position once all digits are bad words; "stops" and "length" end before it.
 DEAD_ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "free": ({"temperature": 0.0}, r"[a-z ]{12}[0-9]"),
     "sampled": ({"seed": 3, "n": 2, "top_p": 0.9}, r"[a-z ]{4,9}[0-9]"),
@@ -62,7 +62,7 @@ def plain(requests: list[GenerationRequest]) -> Texts:
     return run_alone(make_engine(config()), requests)
 
 
-def test_plain_requests_end_in_errors_behind_some_text(plain: Texts) -> None:
+def test_plain_requests_end_in_errors_after_some_text(plain: Texts) -> None:
     failed = {name: text for (name, _), text in plain.items() if text.error is not None}
     assert failed.keys() == DEAD_ENDS.keys() - {"stops", "length"}
     assert {text.error.type for text in failed.values() if text.error} == {"no_token"}
@@ -72,7 +72,7 @@ def test_plain_requests_end_in_errors_behind_some_text(plain: Texts) -> None:
 
 
 def record_partial_results(engine: Engine) -> list[RequestResult]:
-    """Return a list that gets every result with an error behind accepted drafts."""
+    """Return a list to which every result with tokens and an error is added."""
     run, found = engine.runner.run, list[RequestResult]()
 
     def spy(plan: StepPlan) -> Sequence[RequestResult]:

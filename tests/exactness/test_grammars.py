@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structured output and reasoning budgets are exact: with speculation, chunks, batches and preemption each text is that
-of plain decoding alone, and it has the form that was asked for."""
+"""Structured output and reasoning budgets are exact: with speculation, chunks, batches and preemption each text equals
+that of plain decoding alone, and it conforms to its grammar."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
-from tests.exactness.requests import HEADS, Text, run_all, run_alone
-from tests.exactness.test_speculation_is_invisible import (
+from tests.exactness.engines import (
     CHUNKS,
     NUM_DRAFTS,
     Run,
     Texts,
     build,
-    check_bite,
+    check_drafts,
     config,
     proposer_of,
 )
+from tests.exactness.requests import HEADS, Text, run_all, run_alone
 from tests.thinking_model import END, START, save_thinking_model
 
 EOS = 2
@@ -82,7 +82,7 @@ def guided(**kind: Any) -> dict[str, Any]:
     return {"guided_decoding": GuidedDecodingParams(**kind)}
 
 
-# Each request, and what its text must be: a check of the text, by name.
+# Sampling parameters and the reasoning state at the start, by name.
 REQUESTS: dict[str, tuple[dict[str, Any], ReasoningState]] = {
     "json": ({"temperature": 0.0, **guided(json=SCHEMA)}, ReasoningState.CLOSED),
     "json_warm": ({"seed": 1, "n": 2, "logprobs": 1, **guided(json=SCHEMA)}, ReasoningState.CLOSED),
@@ -184,15 +184,15 @@ def as_text(tokenizer: Tokenizer, text: Text) -> str:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_the_output_has_the_form_asked_for(tokenizer: Tokenizer, plain: Texts, name: str) -> None:
+def test_outputs_conform_to_their_grammars(tokenizer: Tokenizer, plain: Texts, name: str) -> None:
     text = as_text(tokenizer, plain[name, 0])
     assert CHECKS[name](text), text
 
 
-def test_outputs_end_where_their_form_does(plain: Texts) -> None:
+def test_outputs_end_where_their_grammars_do(plain: Texts) -> None:
     ends = {name: text.finish_reason for (name, _), text in plain.items()}
-    long = {"regex_ignore_eos", "cut", "tags", "budgets", "short_answer"}
-    assert {name for name, reason in ends.items() if reason == "length"} == long
+    endless = {"regex_ignore_eos", "cut", "tags", "budgets", "short_answer"}
+    assert {name for name, reason in ends.items() if reason == "length"} == endless
     assert plain["choice_min_tokens", 0].token_ids[-1] != EOS
     assert len(plain["choice_min_tokens", 0].token_ids) < 30
     assert len(plain["regex_min_tokens", 0].token_ids) >= 12
@@ -214,7 +214,7 @@ def check_speculation(
 ) -> None:
     engine = build(thinking(folder, "ngram", num_drafts, chunk), proposer_of(method, plain, num_drafts))
     assert run(engine, requests) == plain
-    check_cuts(engine, method, num_drafts)
+    check_forbidden_drafts(engine, method, num_drafts)
 
 
 @pytest.mark.parametrize(
@@ -248,14 +248,14 @@ def test_forced_preemption(
     stats = engine.stats()
     assert stats.num_preemptions > 0
     assert stats.num_free_blocks == stats.num_blocks
-    check_cuts(engine, "oracle", num_drafts)
+    check_forbidden_drafts(engine, "oracle", num_drafts)
 
 
 def test_plain_decoding_in_a_batch(folder: Path, requests: list[GenerationRequest], plain: Texts) -> None:
     assert run_all(build(thinking(folder)), requests) == plain
 
 
-def test_relaxed_acceptance_keeps_the_form(
+def test_relaxed_acceptance_conforms_to_the_grammar(
     folder: Path, requests: list[GenerationRequest], plain: Texts, tokenizer: Tokenizer
 ) -> None:
     engine = build(thinking(folder, "ngram", 5, verify_strategy="topp_relaxed"), proposer_of("oracle", plain, 5))
@@ -265,7 +265,7 @@ def test_relaxed_acceptance_keeps_the_form(
             assert check(as_text(tokenizer, texts[name, 0])), name
 
 
-def test_forms_are_refused_where_drafts_are_accepted_unread(folder: Path, requests: list[GenerationRequest]) -> None:
+def test_grammars_are_refused_if_all_drafts_are_accepted(folder: Path, requests: list[GenerationRequest]) -> None:
     engine = build(thinking(folder, "ngram", 3, accept_policy="accept_all"))
     for request, field in ((requests[0], "guided_json"), (requests[-2], "response_max_tokens")):
         with pytest.raises(InvalidRequestError, match="accept_all") as caught:
@@ -274,8 +274,8 @@ def test_forms_are_refused_where_drafts_are_accepted_unread(folder: Path, reques
     assert not engine.has_unfinished()
 
 
-def check_cuts(engine: Engine, method: str, num_drafts: int) -> None:
-    """Assert that drafts were accepted and rejected, and some cut before they cost a row."""
+def check_forbidden_drafts(engine: Engine, method: str, num_drafts: int) -> None:
+    """Assert that drafts were accepted and rejected, and that others were forbidden before verification."""
     stats = engine.stats()
-    check_bite(engine, "oracle" if method == "oracle" and num_drafts < 16 else method, num_drafts)
+    check_drafts(engine, "oracle" if method == "oracle" and num_drafts < 16 else method, num_drafts)
     assert stats.num_forbidden_draft_tokens > 0

@@ -16,16 +16,8 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 from fastdeploy.hub.model_path import resolve_model_path
+from tests.exactness.engines import Texts, build, check_speculation, config
 from tests.exactness.requests import make_requests, run_all, run_alone
-from tests.exactness.test_speculation_is_invisible import (
-    Texts,
-    build,
-    check_bite,
-    config,
-    configured,
-    oracle_of,
-    proposer_of,
-)
 
 LONG = Path(__file__).parent.joinpath("test_speculation_is_invisible.py").read_text()
 
@@ -58,24 +50,20 @@ def test_batching_and_chunking(requests: list[GenerationRequest], plain: Texts, 
 
 
 @pytest.mark.parametrize(
-    ("method", "chunk", "num_drafts"),
-    [("ngram", 64, 5), ("oracle", 7, 16), ("suffix", 2048, 5), ("mtp", 7, 3), ("draft_model", 64, 3)],
+    ("way", "method", "chunk", "num_drafts"),
+    [
+        ("prefix-hits-together", "ngram", 64, 5),
+        ("preemption", "oracle", 7, 5),
+        ("prefix-hits-together", "oracle", 7, 16),
+        ("prefix-hits-together", "suffix", 2048, 5),
+        ("prefix-hits-together", "mtp", 7, 3),
+        ("prefix-hits-together", "draft_model", 64, 3),
+    ],
 )
-def test_speculation_with_prefix_hits(
-    requests: list[GenerationRequest], plain: Texts, method: str, chunk: int, num_drafts: int
+def test_speculation(
+    requests: list[GenerationRequest], plain: Texts, way: str, method: str, chunk: int, num_drafts: int
 ) -> None:
-    cfg = int8(config(configured(method), num_drafts, chunk, prefix_caching=True))
-    engine = build(cfg, proposer_of(method, plain, num_drafts))
-    assert run_all(engine, requests) == plain
-    assert run_all(engine, requests) == plain
-    assert engine.stats().num_prefix_hit_tokens > 0
-    check_bite(engine, method, num_drafts)
-
-
-def test_forced_preemption(requests: list[GenerationRequest], plain: Texts) -> None:
-    engine = build(int8(config("ngram", 5, 7, num_blocks=24)), oracle_of(plain, 0.25))
-    assert run_all(engine, requests) == plain
-    assert engine.stats().num_preemptions > 0
+    check_speculation(way, requests, plain, method, chunk, num_drafts, int8)
 
 
 def test_long_contexts_that_share_a_prefix() -> None:
@@ -88,7 +76,7 @@ def test_long_contexts_that_share_a_prefix() -> None:
 
     alone = run_alone(build(long(config())), texts)
     engine = build(long(config("ngram", 5, chunk=200, prefix_caching=True)))
-    assert run_all(engine, texts) == alone  # the second and third find the first's blocks and read them together
+    assert run_all(engine, texts) == alone  # the second and third share the blocks of the first
     assert run_all(engine, texts) == alone
     stats = engine.stats()
     assert stats.num_prefix_hit_tokens > 2 * 1200
@@ -111,7 +99,7 @@ def test_memory_plan_counts_codes_and_scales(method: str) -> None:
         assert narrow["num_blocks"] == (1 << 24) // (16 * 14 * 2 * 2 * (64 + 4))
 
 
-def test_the_cache_s_type_is_told() -> None:
+def test_the_type_of_the_cache_is_in_fingerprint_and_summary() -> None:
     wide, narrow = build(config()).describe(), build(int8(config())).describe()
     assert {key for key in wide["fingerprint"] if wide["fingerprint"][key] != narrow["fingerprint"][key]} == {
         "kv_cache_dtype"

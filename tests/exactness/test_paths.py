@@ -11,10 +11,7 @@ from fastdeploy.ops.backends.cpu import library
 from tests.ops.test_paths import PATHS, run, supported
 
 SUITES = [str(Path(__file__).parent / name) for name in ("test_speculation_is_invisible.py", "test_int8_cache.py")]
-CASES = (
-    "(test_speculation and (oracle-7-5-run_all or mtp-7-3-run_all)) or (preemption and oracle-7-5-True)"
-    " or (test_int8_cache and oracle-7-16)"
-)
+CASES = "test_speculation[ and (hits-together-oracle or hits-together-mtp or preemption-oracle)"
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -12,72 +13,63 @@ from fastdeploy.config.quantization import FORMATS, QuantizationConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.hub.model_path import resolve_model_path
-from tests.exactness.requests import make_requests, run_all, run_alone
-from tests.exactness.test_speculation_is_invisible import (
+from tests.exactness.engines import (
+    CHUNKS,
     METHODS,
+    NUM_DRAFTS,
     Texts,
-    adapt,
     build,
-    check_bite,
-    check_choice,
+    check_chosen_lengths,
+    check_speculation,
     config,
     configured,
-    oracle_of,
+    exists,
     proposer_of,
+    use_adaptive_length,
 )
+from tests.exactness.requests import make_requests, run_all, run_alone
+from tests.pairwise import pairwise
 
 QUANTIZED = [name for name in FORMATS if name != "none"]
+TOGETHER = ("together", "prefix-hits-together", "preemption")
+CASES = pairwise(QUANTIZED, TOGETHER, METHODS, CHUNKS, NUM_DRAFTS, allowed=exists)
 
 
 def quantized(cfg: EngineConfig, name: str) -> EngineConfig:
     return replace(cfg, quantization=QuantizationConfig.from_value(name))
 
 
-@pytest.fixture(scope="module", params=QUANTIZED)
-def case(request: pytest.FixtureRequest) -> tuple[str, list[GenerationRequest], Texts]:
-    """A format, requests whose stops fit what it emits, and its plain decoding, one request at a time."""
-    name = str(request.param)
+@cache
+def plain_texts(name: str) -> tuple[list[GenerationRequest], Texts]:
+    """Return requests whose stops fit the texts of a format, and their plain decoding, one request at a time."""
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
     requests = make_requests(tokenizer, build(quantized(config(), name)))
-    return name, requests, run_alone(build(quantized(config(), name)), requests)
+    return requests, run_alone(build(quantized(config(), name)), requests)
 
 
 @pytest.mark.parametrize("chunk", [7, 2048])
-def test_batching_and_chunking(case: tuple[str, list[GenerationRequest], Texts], chunk: int) -> None:
-    name, requests, plain = case
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_batching_and_chunking(name: str, chunk: int) -> None:
+    requests, plain = plain_texts(name)
     assert run_all(build(quantized(config(chunk=chunk), name)), requests) == plain
 
 
-@pytest.mark.parametrize(("method", "num_drafts"), [*((method, 5) for method in METHODS), ("oracle", 16)])
-def test_speculation_with_prefix_hits(
-    case: tuple[str, list[GenerationRequest], Texts], method: str, num_drafts: int
-) -> None:
-    name, requests, plain = case
-    cfg = quantized(config(configured(method), num_drafts, 64, prefix_caching=True), name)
-    engine = build(cfg, proposer_of(method, plain, num_drafts))
-    assert run_all(engine, requests) == plain
-    assert run_all(engine, requests) == plain
-    assert engine.stats().num_prefix_hit_tokens > 0
-    check_bite(engine, method, num_drafts)
+@pytest.mark.parametrize(("name", "way", "method", "chunk", "num_drafts"), CASES)
+def test_speculation(name: str, way: str, method: str, chunk: int, num_drafts: int) -> None:
+    check_speculation(way, *plain_texts(name), method, chunk, num_drafts, lambda cfg: quantized(cfg, name))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_adaptive_length(case: tuple[str, list[GenerationRequest], Texts], method: str) -> None:
-    name, requests, plain = case
+@pytest.mark.parametrize("method", ["oracle", "with_ngram"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_adaptive_length(name: str, method: str) -> None:
+    requests, plain = plain_texts(name)
     engine = build(quantized(config(configured(method), 5), name), proposer_of(method, plain, 5))
-    adapt(engine, method, slope=0.05)
+    use_adaptive_length(engine, method, slope=0.05)
     assert run_all(engine, requests) == plain
-    check_choice(engine, method, slope=0.05)
+    check_chosen_lengths(engine, method, slope=0.05)
 
 
-def test_forced_preemption(case: tuple[str, list[GenerationRequest], Texts]) -> None:
-    name, requests, plain = case
-    engine = build(quantized(config("ngram", 5, 7, num_blocks=24), name), oracle_of(plain, 0.25))
-    assert run_all(engine, requests) == plain
-    assert engine.stats().num_preemptions > 0
-
-
-def test_formats_are_told_apart() -> None:
+def test_each_format_has_its_own_fingerprint_and_size() -> None:
     engines = [build(quantized(config(), name)) for name in FORMATS]
     fingerprints = [engine.describe()["fingerprint"]["quantization"] for engine in engines]
     assert fingerprints == [
