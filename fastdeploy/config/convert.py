@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a flag's value to its type: the command line gives strings, YAML and `LLM` give typed values."""
+"""Converts a flag's value to its type: a string of the command line, or a typed value of YAML or `LLM`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _to_str_or_json(raw: Any) -> Any:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's mapping; refuse repeated keys, of which JSON itself would keep the last value."""
+    """Return a JSON object's mapping; refuse repeated keys, of which json would keep the last value."""
     mapping: dict[str, Any] = {}
     for key, value in pairs:
         if key in mapping:
@@ -97,7 +97,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _to_strings(raw: Any) -> tuple[str, ...]:
-    """Return the items; a string that is a JSON list stands for its items."""
+    """Return the items, with those of strings that are JSON lists."""
     items: list[str] = []
     for item in raw if isinstance(raw, (list, tuple)) else [raw]:
         if isinstance(item, str) and item.startswith("["):

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastdeploy.config.model_config import local_model_path
 
-PLANNED_METHODS = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # longer names before their beginnings
+PLANNED_METHODS = ("eagle3", "eagle", "medusa", "hydra", "mlp_speculator")  # eagle3 first: it contains eagle
 ERNIE_MARK = ".mtp_"  # in the name of every tensor of ERNIE's layer for multi-token prediction
 _LAYER = re.compile(r".*\.layers\.\d+\.")  # DeepSeek's layer for multi-token prediction is one of these with an eh_proj
 

@@ -21,7 +21,7 @@ _NumDrafts = Annotated[int, integer(1, 16, help="K, the maximum number of drafts
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, tag_field="method"):
-    """What all methods have, with lines to show at start-up about keys without effect."""
+    """What all methods have; `notes` are lines to show at start-up about keys without effect."""
 
     num_speculative_tokens: _NumDrafts = 1
     adaptive: Annotated[
@@ -31,7 +31,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, tag_field="method"):
         str, choice("topp", "target_match", "greedy", "topp_relaxed", help="see [Verification](#verification)")
     ] = "topp"
     accept_policy: Annotated[
-        str, choice("normal", "accept_all", "reject_all", help="others than `normal` are for measuring speed")
+        str, choice("normal", "accept_all", "reject_all", help="other values than `normal` are for measuring speed")
     ] = "normal"
     notes: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, tag_field="method"):
             raise ConfigError(f"{FIELD}.adaptive", message)
 
     def _set_default(self, name: str, default: Any) -> None:
-        """Set a field whose default depends on other fields, unless it is set."""
+        """Set a field whose default depends on other fields, unless it was given."""
         if getattr(self, name) is None:
             force_setattr(self, name, default)
 
@@ -103,11 +103,9 @@ class SuffixDecodingConfig(SpeculativeConfig, frozen=True, tag="suffix"):
         int, integer(2, 255, help="tokens of a match and its continuation together")
     ] = 64
     suffix_decoding_max_cached_requests: Annotated[
-        int, integer(-1, 2**31, help="maximum number of cached outputs; -1: as many as the bytes allow")
+        int, integer(-1, 2**31, help="maximum number of cached outputs; 0: none; -1: as many as fit")
     ] = -1
-    suffix_decoding_max_cache_bytes: Annotated[int, integer(1 << 20, 1 << 34, help="memory for cached outputs")] = (
-        256 << 20
-    )
+    suffix_decoding_max_cache_bytes: Annotated[int, integer(2**20, 2**34, help="memory for cached outputs")] = 2**28
     suffix_decoding_max_spec_factor: Annotated[
         float, number(0, 64, help="a match of m tokens drafts at most m * factor tokens")
     ] = 1.0

@@ -12,7 +12,7 @@ from fastdeploy.core.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses repeated keys, of which YAML itself would keep the last value."""
+    """Refuses repeated keys, of which PyYAML would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -4,8 +4,8 @@
 Letters in shapes: B sequences, T positions, D hidden size, V vocabulary, H query heads, G key/value heads, E head size.
 
 Parameters are kept in float32; every matrix product runs in `compute_dtype`. Rotary pairs are ERNIE-4.5's: elements
-(2i, 2i + 1) of a head turn together. Training stores the two halves of each head apart (all even elements, then all odd
-ones), because that vectorises; `rotary_rows` maps between the two orders when a checkpoint is written or read.
+(2i, 2i + 1) of a head are rotated together. Training stores all even elements of a head, then all odd ones, because
+that vectorises; `rotary_rows` maps between the two orders when a checkpoint is written or read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def rotary_tables(shape: ModelShape, device: torch.device | str = "cpu") -> tupl
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns `x` `[B, T, heads, E]` by the angles `[T, E / 2]` of its positions."""
+    """Rotates `x` `[B, T, heads, E]` by the angles `[T, E / 2]` of its positions."""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -139,13 +139,13 @@ class Attention(nn.Module):
         self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, zero=True)
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns turned keys and values, both `[B, G, T, E]`."""
+        """Returns rotated keys and values, both `[B, G, T, E]`."""
         heads = (*x.shape[:2], self.shape.num_kv_heads, self.shape.head_dim)
         key = rotate(self.k_proj(x).view(heads), cos, sin)
         return key.transpose(1, 2), self.v_proj(x).view(heads).transpose(1, 2)
 
     def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Returns turned queries `[B, H, T, E]`."""
+        """Returns rotated queries `[B, H, T, E]`."""
         heads = (*x.shape[:2], self.shape.num_heads, self.shape.head_dim)
         return rotate(self.q_proj(x).view(heads), cos, sin).transpose(1, 2)
 

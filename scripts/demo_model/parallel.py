@@ -2,7 +2,7 @@
 """Gradients of one batch from several single-threaded CPU processes.
 
 On a CPU that other work shares, one process per core wastes less than one process with a thread per core: there is one
-meeting per batch instead of one per operator, and a delayed core simply takes fewer micro-batches from the queue.
+barrier per batch instead of one per operator, and a delayed core simply takes fewer micro-batches from the queue.
 """
 
 from __future__ import annotations

@@ -50,15 +50,15 @@ override-generation-config chat-template-content-format otlp-traces-endpoint ssl
 """
 
 
-def test_every_flag_of_the_contract_has_a_class_and_a_reason_where_it_needs_one() -> None:
+def test_every_flag_of_the_other_servers_is_honoured_or_has_a_reason() -> None:
     known = {flag.option.removeprefix("--"): flag for flag in FLAGS}
     assert set((SERVING_FLAGS + FASTDEPLOY_FLAGS + VLLM_FLAGS).split()) <= set(known)
-    assert len(known) == len(FLAGS), "no flag stands in the table twice"
+    assert len(known) == len(FLAGS), "no flag is in the table twice"
     for flag in FLAGS:
         assert (flag.flag_class is FlagClass.HONOURED) == (not flag.reason)
 
 
-def test_defaults_are_those_of_the_contract() -> None:
+def test_defaults() -> None:
     args = parse_serve_args(["demo"])
     assert (args.engine.model, args.engine.max_model_len, args.engine.device) == ("demo", 2048, "cpu")
     assert (args.engine.scheduler.max_num_seqs, args.engine.cache.block_size) == (64, 64)
@@ -70,11 +70,11 @@ def test_defaults_are_those_of_the_contract() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--max-model-len 99", "--max_model_len 99", "--max_model_len=99"])
-def test_both_spellings_work(flag: str) -> None:
+def test_hyphens_and_underscores_are_the_same(flag: str) -> None:
     assert parse_serve_args(["demo", *flag.split()]).engine.max_model_len == 99
 
 
-def test_underscores_in_values_stay() -> None:
+def test_underscores_in_values_are_kept() -> None:
     args = parse_serve_args(["--model", "my_model", "--served_model_name=a_b", "--seed", "-3"])
     assert (args.engine.model, args.server.served_model_name, args.engine.seed) == ("my_model", "a_b", -3)
 
@@ -93,7 +93,7 @@ def test_switches_take_true_and_false_too() -> None:
     assert args.notes[0].startswith("--enforce-eager True has no effect")
 
 
-def test_command_line_beats_yaml_beats_default_and_says_so(tmp_path: Path) -> None:
+def test_command_line_precedes_yaml_and_yaml_precedes_defaults(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("max_model_len: 512\nmax_num_seqs: 3\nspeculative_config:\n  method: ngram\n  max_ngram_size: 4\n")
     args = parse_serve_args(["demo", "--config", str(file), "--max-model-len", "100"])
@@ -222,12 +222,12 @@ def test_command_line_mistakes_are_one_line_that_names_the_flag(flags: str, fiel
     assert "\n" not in str(caught.value)
 
 
-def test_refused_flags_accept_the_values_that_ask_for_nothing() -> None:
+def test_refused_flags_accept_neutral_values() -> None:
     flags = "demo --data-parallel-size 1 --splitwise-role mixed --scheduler-name local --revision master"
     assert parse_serve_args(flags.split()).notes == ()
 
 
-def test_flags_without_effect_are_each_said_with_their_reason() -> None:
+def test_flags_without_effect_are_noted_with_their_reason() -> None:
     args = parse_serve_args(["demo", "-tp", "4", "--enable-logprob", "--gpu_memory_utilization", "0.8"])
     assert args.notes == (
         "--tensor-parallel-size 4 has no effect: on the CPU one rank uses all cores",
@@ -253,7 +253,7 @@ def test_secrets_are_in_no_message(flags: str) -> None:
     assert "sesame" not in str(caught.value)
 
 
-def test_commands_that_vllm_users_type_run_with_a_line_for_what_has_no_effect() -> None:
+def test_commands_of_vllm_users_run_with_a_note_per_flag_without_effect() -> None:
     flags = """demo --served-model-name m --max-num-seqs 4 --swap-space 16 --enforce-eager --disable-log-requests
         --uvicorn-log-level info --max-seq-len-to-capture 8192 --distributed-executor-backend mp --kv-cache-dtype auto
         --cpu-offload-gb 0 --pipeline-parallel-size 1 --enable-auto-tool-choice --tool-call-parser hermes
@@ -274,7 +274,7 @@ def test_commands_that_vllm_users_type_run_with_a_line_for_what_has_no_effect() 
     ]
 
 
-def test_key_of_the_environment_is_known_to_come_from_there() -> None:
+def test_provenance_of_an_api_key_of_the_environment_is_its_variable() -> None:
     assert parse_serve_args(["demo"], Env(api_keys=("k",))).provenance["api_key"] == "FD_API_KEY"
 
 
@@ -294,7 +294,7 @@ def test_type_of_the_cache_comes_from_flag_file_or_argument(tmp_path: Path) -> N
     assert parse_serve_args(["demo"]).engine.cache.dtype == "auto"
 
 
-def test_mapping_may_be_json_in_a_string_and_replaces_the_file_s_as_a_whole(tmp_path: Path) -> None:
+def test_a_mapping_on_the_command_line_replaces_that_of_the_file_as_a_whole(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text('speculative_config: \'{"method": "ngram", "max_ngram_size": 4}\'\n')
     assert parse_serve_args(["demo", "--config", str(file)]).engine.speculative.max_ngram_size == 4
@@ -329,7 +329,7 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
     assert new.speculative.max_ngram_size == 4
 
 
-def test_a_draft_model_in_separate_arguments_is_the_same_mapping() -> None:
+def test_a_draft_model_in_separate_arguments_builds_the_same_configuration() -> None:
     mapping = {"model": "facebook/opt-125m", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}
     new, _ = engine_config_from_kwargs({"model": "demo", "speculative_config": mapping})
     old, notes = engine_config_from_kwargs(
@@ -360,7 +360,7 @@ def test_llm_argument_mistakes_name_the_argument(kwargs: dict[str, object], fiel
     assert caught.value.field == field
 
 
-def test_llm_arguments_of_other_engines_are_accepted_where_they_change_nothing() -> None:
+def test_llm_arguments_of_other_engines_without_effect_are_noted() -> None:
     config, notes = engine_config_from_kwargs(
         {
             "model": "demo",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the speculation mapping accepts, and how it refuses the rest."""
+"""What a speculative configuration accepts, and its errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_mapping_made_of_a_configuration_makes_it_again(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "ernie_mtp", "MTP"])
-def test_mtp_runs_its_layer_once_per_draft_unless_told_otherwise(method: str) -> None:
+def test_mtp_makes_one_draft_pass_per_draft_by_default(method: str) -> None:
     config = parse_speculative_config({"method": method, "num_speculative_tokens": 3})
     assert (config.method, config.num_speculative_tokens, config.num_model_steps) == ("mtp", 3, 3)
     config = parse_speculative_config({"method": method, "num_speculative_tokens": 5, "num_model_steps": 2})
@@ -61,7 +61,7 @@ def test_mtp_runs_its_layer_once_per_draft_unless_told_otherwise(method: str) ->
 
 
 @pytest.mark.parametrize(("strategy", "extension"), [("with_ngram", "ngram"), ("with_suffix", "suffix")])
-def test_a_hybrid_takes_the_keys_of_both_and_runs_its_layer_once(strategy: str, extension: str) -> None:
+def test_a_hybrid_has_the_keys_of_both_methods_and_one_draft_pass(strategy: str, extension: str) -> None:
     key = {"ngram": "max_ngram_size", "suffix": "suffix_decoding_max_tree_depth"}[extension]
     given = {"method": "mtp", "mtp_strategy": strategy, "num_speculative_tokens": 5, key: 7}
     config = parse_speculative_config(given)
@@ -71,7 +71,7 @@ def test_a_hybrid_takes_the_keys_of_both_and_runs_its_layer_once(strategy: str, 
     assert parse_speculative_config(config.to_mapping()) == config
 
 
-def test_keys_of_suffix_decoding_under_mtp_mean_both_and_either_alone_where_there_is_no_layer() -> None:
+def test_suffix_keys_under_mtp_mean_a_hybrid_that_needs_no_layer() -> None:
     given = {"method": "mtp", "num_speculative_tokens": 4, "suffix_decoding_max_tree_depth": 32}
     config = parse_speculative_config(given)
     assert isinstance(config, MTPConfig) and not config.needs_layer
@@ -80,7 +80,7 @@ def test_keys_of_suffix_decoding_under_mtp_mean_both_and_either_alone_where_ther
     assert config.extension == parse_speculative_config(alone)
 
 
-def test_mtp_takes_a_folder_and_a_format_of_its_own() -> None:
+def test_mtp_has_a_model_and_a_format_of_its_own() -> None:
     given = {"method": "mtp", "model": "demo", "quantization": "wint4", "mtp_strategy": "default"}
     config = parse_speculative_config(given)
     assert (config.model, config.quantization, config.num_model_steps) == ("demo", "wint4", 1)
@@ -95,7 +95,7 @@ def test_a_model_alone_is_a_draft_model() -> None:
     assert config.notes == (ranks,)
 
 
-def test_methods_that_match_text_draft_as_far_as_they_may() -> None:
+def test_methods_that_match_text_have_the_largest_default_of_drafts() -> None:
     methods = ("ngram", "suffix", "mtp")
     assert [parse_speculative_config({"method": m}).num_speculative_tokens for m in methods] == [16, 16, 1]
 
@@ -163,7 +163,7 @@ def test_suffix_alone_uses_the_documented_defaults() -> None:
         ({}, "method", "naive, ngram"),
     ],
 )
-def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field: str, text: str) -> None:
+def test_errors_name_the_key_and_the_valid_values(mapping: dict[str, Any], field: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         parse_speculative_config(mapping)
     assert caught.value.field.endswith(field)
@@ -183,13 +183,13 @@ def test_refusals_name_the_key_and_what_is_right(mapping: dict[str, Any], field:
         ({"method": "ngram", "verify_strategy": "topp_relaxed"}, False),
     ],
 )
-def test_methods_are_adaptive_unless_told_otherwise(mapping: dict[str, Any], adaptive: bool) -> None:
+def test_methods_are_adaptive_by_default_where_this_is_lossless(mapping: dict[str, Any], adaptive: bool) -> None:
     config = parse_speculative_config(mapping)
     assert config.adaptive is adaptive
     assert parse_speculative_config(config.to_mapping()) == config
 
 
-def test_keys_of_other_engines_are_noted_not_ignored() -> None:
+def test_keys_without_effect_are_noted() -> None:
     config = parse_speculative_config({"method": "ngram", "disable_padded_drafter_batch": "False"})
     assert config.notes == (
         "speculative_config.disable_padded_drafter_batch False has no effect: batches are never padded",
