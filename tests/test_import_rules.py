@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom (docs/architecture), and what runs without Paddle."""
+"""Which packages may import which (docs/design/architecture.md), and which run without Paddle."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import fastdeploy
 
@@ -74,61 +72,85 @@ def sources() -> list[Path]:
 
 
 def imported_modules(source: Path) -> Iterator[str]:
-    """Yield what a file imports of ours, anywhere in it, as a path: "core/request/Request"."""
+    """Yield what a file imports of this package, anywhere in it, as a path: "core/request/Request"."""
     for node in ast.walk(ast.parse((ROOT / source).read_text())):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{source}: imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = ["." * node.level + f"{node.module or ''}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         for name in names:
             parts = name.split(".")
-            if parts[0] == "fastdeploy" and len(parts) > 1:
-                yield "/".join(parts[1:])
+            if parts[0] in ("fastdeploy", "") and len(parts) > 1:
+                yield "/".join(parts[1:]) if parts[0] else name
 
 
 def is_within(path: str, package: str) -> bool:
     return path == package or path.startswith(package + "/")
 
 
-@pytest.mark.parametrize("source", sources(), ids=str)
-def test_imports_follow_the_rules(source: Path) -> None:
-    path = source.with_suffix("").as_posix()
-    rules = [package for package in ALLOWED if is_within(path, package)]
-    assert rules or is_within(path, "assets") or source.name == "__init__.py", f"no rule for {path}"
-    if not rules:
-        return
-    package = max(rules, key=len)
+def rule_of(source: Path) -> str | None:
+    """Return the package of ALLOWED that a file belongs to."""
+    return max(
+        (package for package in ALLOWED if is_within(source.with_suffix("").as_posix(), package)), key=len, default=None
+    )
+
+
+def forbidden_imports(source: Path) -> list[str]:
+    """Return the imports of a file that ALLOWED does not permit; relative imports never are."""
+    package = rule_of(source)
+    if package is None:
+        return []
     allowed = {*ALLOWED[package], package}
-    wrong = [name for name in imported_modules(source) if not any(is_within(name, one) for one in allowed)]
-    assert not wrong, f"{source} imports {', '.join(sorted(wrong))}"
+    return sorted(name for name in imported_modules(source) if not any(is_within(name, one) for one in allowed))
 
 
-def test_only_backends_depend_on_a_device() -> None:
-    """A backend is found by the name of its device; no other package imports it or uses the names of its device."""
-    for source in sources():
-        if is_within(source.as_posix(), "ops/backends"):
-            continue
-        importing = [name for name in imported_modules(source) if is_within(name, "ops/backends")]
-        assert not importing, f"{source} imports {', '.join(importing)}"
-        text = (ROOT / source).read_text()
-        named = DEVICE_NAMES & set(re.findall(r"\w+", text))
-        assert not named, f"{source} names {', '.join(sorted(named))}"
-        if source.as_posix() not in NAMES_INSTRUCTION_SETS:
-            assert INSTRUCTION_SET.search(text) is None, f"{source} names an instruction set or the CPU's library"
+def outside_backends() -> list[Path]:
+    return [source for source in sources() if not is_within(source.as_posix(), "ops/backends")]
 
 
-@pytest.mark.parametrize("package", WITHOUT_PADDLE)
-def test_package_runs_without_paddle(package: str) -> None:
+def test_every_file_belongs_to_a_package_with_a_rule() -> None:
+    without = [source for source in sources() if rule_of(source) is None and source.name != "__init__.py"]
+    assert [str(source) for source in without if not is_within(source.as_posix(), "assets")] == []
+
+
+def test_packages_import_only_what_their_rule_permits() -> None:
+    assert {str(source): found for source in sources() if (found := forbidden_imports(source))} == {}
+
+
+def test_only_backends_import_backends() -> None:
+    """A backend is found by the name of its device."""
+    imports = {str(source): sorted(imported_modules(source)) for source in outside_backends()}
+    found = {source: [name for name in names if is_within(name, "ops/backends")] for source, names in imports.items()}
+    assert {source: names for source, names in found.items() if names} == {}
+
+
+def test_only_backends_use_the_names_of_a_device() -> None:
+    words = {str(source): set(re.findall(r"\w+", (ROOT / source).read_text())) for source in outside_backends()}
+    assert {source: sorted(DEVICE_NAMES & names) for source, names in words.items() if DEVICE_NAMES & names} == {}
+
+
+def test_only_backends_name_instruction_sets_or_the_library_of_the_cpu() -> None:
+    others = [source for source in outside_backends() if source.as_posix() not in NAMES_INSTRUCTION_SETS]
+    found = {str(source): INSTRUCTION_SET.findall((ROOT / source).read_text()) for source in others}
+    assert {source: names for source, names in found.items() if names} == {}
+
+
+def test_packages_without_paddle_do_not_load_it() -> None:
+    """One process per package: what another one has loaded would hide it."""
+    assert {package: loaded for package in WITHOUT_PADDLE if (loaded := loaded_frameworks(package))} == {}
+
+
+def loaded_frameworks(package: str) -> str:
+    """Import all modules of a package in a new process; return which of Paddle and PyTorch that loads."""
     modules = [
         ".".join(("fastdeploy", *source.with_suffix("").parts)).removesuffix(".__init__")
         for source in sources()
-        if source.as_posix().startswith(package + "/")
+        if is_within(source.as_posix(), package)
     ]
-    assert modules
-    script = f"import {', '.join(modules)}, sys; assert 'paddle' not in sys.modules and 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert modules, package
+    script = f"import {', '.join(modules)}, sys; print(*sys.modules.keys() & {{'paddle', 'torch'}})"
+    return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_an_api_process_runs_without_numpy() -> None:
