@@ -75,8 +75,8 @@ def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
     ids = {piece.text: token_id for token_id, piece in enumerate(model.pieces) if piece.kind in kinds}
     ranked = []
     for text, token_id in ids.items():
-        for cut in range(1, len(text)):
-            left, right = ids.get(text[:cut]), ids.get(text[cut:])
+        for i in range(1, len(text)):
+            left, right = ids.get(text[:i]), ids.get(text[i:])
             if left is not None and right is not None:
                 ranked.append((-model.pieces[token_id].score, token_id, left, right))
     return [(model.pieces[left].text, model.pieces[right].text) for _, _, left, right in sorted(ranked)]

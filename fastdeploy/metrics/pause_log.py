@@ -14,7 +14,7 @@ logger = logging.getLogger("fastdeploy.spec_decode")
 
 
 class PauseLog:
-    """Logs every ten seconds for how long drafting has been paused, and when it resumes. Short pauses are left out."""
+    """Logs every ten seconds how long drafting has been paused, and when it resumes; short pauses are not logged."""
 
     def __init__(self) -> None:
         self._logged_s: float | None = None  # of the last line about the current pause

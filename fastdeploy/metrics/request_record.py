@@ -106,7 +106,7 @@ class RequestRecorder:
         )
 
     def started(self, max_tokens: int | None) -> None:
-        """Count a received request; `max_tokens` as given, None if it was not."""
+        """Count a received request; `max_tokens` is None if the request does not set it."""
         self._requests.inc()
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)

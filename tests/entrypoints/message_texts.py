@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as models of each format write them, with the message that they are."""
+"""Texts in each format of tool calls, and the message that they are parsed into."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def make_parser(
     state: ReasoningState = ReasoningState.OPEN,
     max_calls: int | None = None,
 ) -> MessageParser:
-    """Return a parser by the formats' names; an empty name stands for none."""
-    splitter = ReasoningParser(REASONING_FORMATS[reasoning], state) if reasoning else None
-    return MessageParser(splitter, FORMATS[tools].make_parser(SCHEMAS) if tools else None, max_calls)
+    """Return a parser for the names of formats; an empty name means none."""
+    reasoning_parser = ReasoningParser(REASONING_FORMATS[reasoning], state) if reasoning else None
+    return MessageParser(reasoning_parser, FORMATS[tools].make_parser(SCHEMAS) if tools else None, max_calls)
 
 
 def read(pieces: Sequence[str], *args: Any, **kwargs: Any) -> Message:
-    """Return the message that a new parser makes of the pieces of a text."""
+    """Parse the pieces of a text with a new parser."""
     parser, message = make_parser(*args, **kwargs), Message()
     for number, piece in enumerate(pieces, start=1):
         message.add(parser.push(piece, number == len(pieces)))

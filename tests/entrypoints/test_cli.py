@@ -127,10 +127,10 @@ def test_interrupt_stops_the_answer_and_not_the_conversation(tmp_path: Path) -> 
 
 def test_key_comes_from_the_flag_or_the_environment(tmp_path: Path) -> None:
     with mock_server(tmp_path, "--api-key", "sesame") as running:
-        ask = ["complete", "--url", running.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
-        assert run(*ask).returncode == 1
-        assert run(*ask, "--api-key", "sesame").stdout == engine_text(PROMPT, 0, 3) + "\n"
-        assert run(*ask, env={"OPENAI_API_KEY": "sesame"}).stdout == engine_text(PROMPT, 0, 3) + "\n"
+        command = ["complete", "--url", running.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "3"]
+        assert run(*command).returncode == 1
+        assert run(*command, "--api-key", "sesame").stdout == engine_text(PROMPT, 0, 3) + "\n"
+        assert run(*command, env={"OPENAI_API_KEY": "sesame"}).stdout == engine_text(PROMPT, 0, 3) + "\n"
 
 
 def test_unreachable_server_and_refused_request_are_one_line(server: ServerProcess) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The offline `LLM` on the demonstration model: inputs, outputs, and what each sampling parameter does."""
+"""The offline `LLM` on the demonstration model: inputs, outputs, and the effect of each sampling parameter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def llm() -> LLM:
     )
 
 
-def one(llm: LLM, prompt: Any = PROMPT, **params: Any) -> CompletionOutput:
+def complete(llm: LLM, prompt: Any = PROMPT, **params: Any) -> CompletionOutput:
     values = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params}
     outputs = llm.generate(prompt, SamplingParams(**values), use_tqdm=False)
     assert isinstance(outputs, list)
@@ -35,7 +35,7 @@ def one(llm: LLM, prompt: Any = PROMPT, **params: Any) -> CompletionOutput:
 
 def test_every_kind_of_prompt_gives_the_same_text(llm: LLM) -> None:
     ids = llm.tokenizer.encode(PROMPT)
-    texts = {one(llm, p).text for p in (PROMPT, ids, {"prompt": PROMPT}, {"prompt_token_ids": ids})}
+    texts = {complete(llm, p).text for p in (PROMPT, ids, {"prompt": PROMPT}, {"prompt_token_ids": ids})}
     assert len(texts) == 1
 
 
@@ -46,7 +46,7 @@ def test_lists_keep_their_order_and_their_own_parameters(llm: LLM) -> None:
 
 
 def test_text_is_the_decoded_tokens(llm: LLM) -> None:
-    output = one(llm)
+    output = complete(llm)
     assert llm.tokenizer.decode(output.token_ids) == output.text
     assert output.finish_reason == "length"
 
@@ -57,58 +57,58 @@ def test_choice_zero_of_n_equals_the_choice_of_n_1(llm: LLM) -> None:
     choices = outputs[0].outputs
     assert [c.index for c in choices] == [0, 1, 2]
     assert len({c.seed for c in choices}) == 3 and choices[0].seed == 7
-    assert choices[0].token_ids == one(llm, temperature=1.0, seed=7, max_tokens=16, ignore_eos=False).token_ids
-    again = one(llm, temperature=1.0, seed=choices[2].seed, max_tokens=16, ignore_eos=False)
+    assert choices[0].token_ids == complete(llm, temperature=1.0, seed=7, max_tokens=16, ignore_eos=False).token_ids
+    again = complete(llm, temperature=1.0, seed=choices[2].seed, max_tokens=16, ignore_eos=False)
     assert again.token_ids == choices[2].token_ids
 
 
 def test_reported_seed_replays_a_request_without_one(llm: LLM) -> None:
-    first = one(llm, temperature=1.0)
-    second = one(llm, temperature=1.0)
+    first = complete(llm, temperature=1.0)
+    second = complete(llm, temperature=1.0)
     assert first.seed != second.seed
-    assert one(llm, temperature=1.0, seed=first.seed).token_ids == first.token_ids
+    assert complete(llm, temperature=1.0, seed=first.seed).token_ids == first.token_ids
 
 
 def test_stop_string_ends_the_text_before_it_or_with_it(llm: LLM) -> None:
-    text = one(llm).text
+    text = complete(llm).text
     stop = text[len(text) // 2 :][:2]
-    cut = one(llm, stop=stop)
-    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
-    assert cut.text == text[: text.index(stop)]
-    assert one(llm, stop=[stop], include_stop_str_in_output=True).text == text[: text.index(stop)] + stop
+    stopped = complete(llm, stop=stop)
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    assert stopped.text == text[: text.index(stop)]
+    assert complete(llm, stop=[stop], include_stop_str_in_output=True).text == text[: text.index(stop)] + stop
 
 
 def test_stop_token_ends_the_tokens(llm: LLM) -> None:
-    tokens = one(llm).token_ids
+    tokens = complete(llm).token_ids
     stop = tokens[-1]
-    output = one(llm, stop_token_ids=[stop])
+    output = complete(llm, stop_token_ids=[stop])
     assert output.token_ids == tokens[: tokens.index(stop) + 1]
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 
 def test_min_tokens_delays_the_end(llm: LLM) -> None:
-    first = one(llm).token_ids[0]
-    assert len(one(llm, stop_token_ids=[first]).token_ids) == 1
-    held = one(llm, stop_token_ids=[first], min_tokens=6)
+    first = complete(llm).token_ids[0]
+    assert len(complete(llm, stop_token_ids=[first]).token_ids) == 1
+    held = complete(llm, stop_token_ids=[first], min_tokens=6)
     assert first not in held.token_ids[:6]
 
 
 def test_bad_words_never_appear(llm: LLM) -> None:
-    text = one(llm).text
+    text = complete(llm).text
     word = max(text.split(), key=len)
-    assert word not in one(llm, bad_words=[word]).text
+    assert word not in complete(llm, bad_words=[word]).text
 
 
 def test_large_bias_forces_a_token(llm: LLM) -> None:
-    assert set(one(llm, logit_bias={300: 100.0}).token_ids) == {300}
+    assert set(complete(llm, logit_bias={300: 100.0}).token_ids) == {300}
 
 
 def test_repetition_penalty_changes_the_text(llm: LLM) -> None:
-    assert one(llm, repetition_penalty=2.0).token_ids != one(llm).token_ids
+    assert complete(llm, repetition_penalty=2.0).token_ids != complete(llm).token_ids
 
 
 def test_logprobs_are_those_of_greedy_choices(llm: LLM) -> None:
-    output = one(llm, logprobs=3)
+    output = complete(llm, logprobs=3)
     assert output.logprobs is not None and len(output.logprobs) == len(output.token_ids)
     for token_id, entry in zip(output.token_ids, output.logprobs):
         assert (entry.token_id, entry.rank) == (token_id, 1)
@@ -120,10 +120,10 @@ def test_logprobs_are_those_of_greedy_choices(llm: LLM) -> None:
 def test_raw_logprobs_ignore_processing_and_processed_ones_do_not(llm: LLM) -> None:
     processed = LLM(model="demo", max_model_len=256, logprobs_mode="processed_logprobs")
     values = {"temperature": 2.0, "seed": 3, "top_k": 1, "logprobs": 0, "max_tokens": 4}
-    raw_entries, processed_entries = one(llm, **values).logprobs, one(processed, **values).logprobs
+    raw_entries, processed_entries = complete(llm, **values).logprobs, complete(processed, **values).logprobs
     assert raw_entries and processed_entries
     assert all(entry.logprob < 0.0 for entry in raw_entries)
-    assert all(entry.logprob == 0.0 for entry in processed_entries)  # the only survivor has probability one
+    assert all(entry.logprob == 0.0 for entry in processed_entries)  # top_k 1 leaves one token with probability one
 
 
 def test_prompt_logprobs_cover_all_but_the_first_token(llm: LLM) -> None:
@@ -140,7 +140,7 @@ def test_stream_yields_growing_texts_that_end_with_the_complete_one(llm: LLM) ->
         texts.append(update.outputs[0].text)
     assert len(texts) > 1
     assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-    assert texts[-1] == one(llm, max_tokens=12).text
+    assert texts[-1] == complete(llm, max_tokens=12).text
 
 
 def test_closed_stream_frees_its_blocks(llm: LLM) -> None:
@@ -182,7 +182,7 @@ def test_chat_continues_the_last_message(llm: LLM) -> None:
     assert prompts_of(llm, messages, chat_template=source) == ["a;b ;True"]
 
 
-def test_chat_refuses_wrong_messages_and_tools_by_name(llm: LLM) -> None:
+def test_errors_of_chat_name_invalid_messages_and_tools(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"messages\[0\].role: expected one of"):
         prompts_of(llm, [{"role": "robot", "content": "x"}])
     with pytest.raises(InvalidRequestError, match=r"tools\[0\].type: expected function"):
@@ -190,14 +190,14 @@ def test_chat_refuses_wrong_messages_and_tools_by_name(llm: LLM) -> None:
 
 
 def test_speculation_is_reported(llm: LLM) -> None:
-    metrics = one(llm, prompt="x = 1\nx = 1\nx = 1\nx = 1\nx = ", logit_bias={}, max_tokens=40).speculate_metrics
+    metrics = complete(llm, prompt="x = 1\nx = 1\nx = 1\nx = 1\nx = ", logit_bias={}, max_tokens=40).speculate_metrics
     assert metrics is not None and metrics.num_steps > 0
     assert metrics.accepted_tokens + metrics.rejected_tokens == metrics.drafted_tokens > 0
     assert metrics.source == {"ngram": metrics.drafted_tokens}
     assert metrics.average_accept_length == pytest.approx(39 / metrics.num_steps)
 
 
-def test_one_bad_request_of_a_list_starts_none(llm: LLM) -> None:
+def test_invalid_request_in_a_list_starts_none(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="prompt"):
         llm.generate(["fine", [10**6]], SamplingParams(), use_tqdm=False)
     assert not llm.engine.has_unfinished()
@@ -209,6 +209,6 @@ def test_prompt_of_unknown_type_is_refused(llm: LLM, prompt: dict[str, Any]) -> 
         llm.generate(prompt, SamplingParams(), use_tqdm=False)
 
 
-def test_unknown_argument_is_refused_with_the_nearest_name() -> None:
+def test_error_of_an_unknown_argument_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(model="demo", max_model_length=10)

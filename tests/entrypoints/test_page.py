@@ -20,7 +20,7 @@ from tests.entrypoints.server_process import ServerProcess, mock_server, real_se
 PAGE = Path(fastdeploy.__file__).parent / "assets" / "page.html"
 
 
-def element(name: str) -> str:
+def content_of(name: str) -> str:
     (content,) = re.findall(rf"<{name}>(.*?)</{name}>", PAGE.read_text(), re.DOTALL)
     return str(content)
 
@@ -33,7 +33,7 @@ def test_page_needs_no_key_loads_nothing_and_runs_only_its_own_script(tmp_path: 
     policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
     for name in ("script", "style"):
-        digest = base64.b64encode(hashlib.sha256(element(name).encode()).digest()).decode()
+        digest = base64.b64encode(hashlib.sha256(content_of(name).encode()).digest()).decode()
         assert policy[f"{name}-src"] == f"'sha256-{digest}'"
 
 
@@ -45,7 +45,11 @@ def test_page_is_self_contained_and_short() -> None:
 
 
 def test_stream_has_what_the_page_shows(server: ServerProcess) -> None:
-    sent = set(re.findall(r"(\w+): (?:true|Number|\"default\")", element("script"))) | {"prompt", "seed", "speculative"}
+    sent = set(re.findall(r"(\w+): (?:true|Number|\"default\")", content_of("script"))) | {
+        "prompt",
+        "seed",
+        "speculative",
+    }
     values = {
         "model": "default",
         "stream": True,

@@ -135,8 +135,8 @@ def test_dying_server_ends_the_run_in_one_line_and_leaves_whole_lines_only(tmp_p
 
 
 def test_private_server_is_started_with_the_engine_s_flags_and_stopped(tmp_path: Path) -> None:
-    ask = line("code", body={"model": "short", "prompt": "def f(", "max_tokens": 8, "temperature": 0})
-    flags = write(tmp_path, ask, line("too long", body={**ask["body"], "prompt": [5] * 70}))
+    request = line("code", body={"model": "short", "prompt": "def f(", "max_tokens": 8, "temperature": 0})
+    flags = write(tmp_path, request, line("too long", body={**request["body"], "prompt": [5] * 70}))
     done = run("run-batch", *flags, "--model", "demo", "--max-model-len", "64", "--served-model-name", "short")
     assert done.returncode == 1, done.stderr
     good, bad = answers(tmp_path)

@@ -20,7 +20,7 @@ from tests.entrypoints.message_texts import CALLS, SCHEMAS, TWO_CALLS
 ALL_FORMATS = {**FORMATS, "array": JSON_ARRAY}
 TEXTS = {**TWO_CALLS, "array": '[{"name": "weather", "parameters": {"city": "Łódź", "days": 2}}]'}
 TEXTS["ernie"] = TEXTS["hermes"]
-MARKERS = sorted({marker for form in FORMATS.values() for marker in form.markers})
+MARKERS = sorted({marker for format_name in FORMATS.values() for marker in format_name.markers})
 END = 1  # the id of </s>
 NUMBERS: Schemas = {
     name: {
@@ -52,11 +52,11 @@ class Model:
         return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
 
     def write(self, grammar: str, seed: int) -> str:
-        """Return a text of tokens drawn evenly from those that are allowed."""
-        draw, matcher, ids = random.Random(seed), self.start(grammar), list[int]()
+        """Return a text of tokens sampled uniformly from the allowed ones."""
+        rng, matcher, ids = random.Random(seed), self.start(grammar), list[int]()
         while not matcher.is_stopped():
             allowed = [token_id for token_id, bias in enumerate(matcher.compute_logit_bias()) if bias]
-            ids.append(draw.choice(allowed))
+            ids.append(rng.choice(allowed))
             assert matcher.consume_token(ids[-1])
         return self.tokenizer.decode([token_id for token_id in ids if token_id != END], skip_special_tokens=False)
 
@@ -67,12 +67,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Model(save_tokenizer(folder, special_tokens=MARKERS if request.param == "special" else ()))
 
 
-@pytest.mark.parametrize("form", ALL_FORMATS)
-def test_required_calls_always_parse(model: Model, form: str) -> None:
-    parts = ToolCallGrammar(ALL_FORMATS[form], NUMBERS, model.special_ids, max_calls=2)
+@pytest.mark.parametrize("format_name", ALL_FORMATS)
+def test_required_calls_always_parse(model: Model, format_name: str) -> None:
+    parts = ToolCallGrammar(ALL_FORMATS[format_name], NUMBERS, model.special_ids, max_calls=2)
     counts = set()
     for seed in range(20):
-        message, parser = Message(), MessageParser(None, ALL_FORMATS[form].make_parser(NUMBERS))
+        message, parser = Message(), MessageParser(None, ALL_FORMATS[format_name].make_parser(NUMBERS))
         text = model.write(parts.required(), seed)
         message.add(parser.push(text, True))
         assert message.content == "" and message.calls, text
@@ -84,33 +84,33 @@ def test_required_calls_always_parse(model: Model, form: str) -> None:
     assert counts == {1, 2}
 
 
-@pytest.mark.parametrize("form", ALL_FORMATS)
-def test_calls_in_the_trained_format_are_allowed(model: Model, form: str) -> None:
-    grammar = ToolCallGrammar(ALL_FORMATS[form], SCHEMAS, model.special_ids)
-    assert model.accepts(grammar.required(), TEXTS[form])
-    assert model.accepts(grammar.within_text(), TEXTS[form])
-    assert model.accepts(grammar.optional(json_expression({"type": "integer"})), TEXTS[form])
+@pytest.mark.parametrize("format_name", ALL_FORMATS)
+def test_calls_in_the_trained_format_are_allowed(model: Model, format_name: str) -> None:
+    grammar = ToolCallGrammar(ALL_FORMATS[format_name], SCHEMAS, model.special_ids)
+    assert model.accepts(grammar.required(), TEXTS[format_name])
+    assert model.accepts(grammar.within_text(), TEXTS[format_name])
+    assert model.accepts(grammar.optional(json_expression({"type": "integer"})), TEXTS[format_name])
     assert model.accepts(grammar.optional(json_expression({"type": "integer"})), "12")
     assert model.accepts(grammar.within_text(), "It is <b>sunny</b>.\n")
     assert not model.accepts(grammar.required(), "It is sunny")
     assert not model.accepts(grammar.optional(json_expression({"type": "integer"})), "It is sunny")
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_strict_arguments_within_a_text_follow_their_schema(model: Model, form: str) -> None:
-    wrong = TEXTS[form].replace("days", "year")
-    text = wrong if form == "llama3_json" else f"Let me see: {wrong}"
-    assert not model.accepts(ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_strict_arguments_within_a_text_follow_their_schema(model: Model, format_name: str) -> None:
+    wrong = TEXTS[format_name].replace("days", "year")
+    text = wrong if format_name == "llama3_json" else f"Let me see: {wrong}"
+    assert not model.accepts(ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids).within_text(), text)
     assert model.accepts(
-        ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids).within_text(), text.replace("year", "days")
+        ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids).within_text(), text.replace("year", "days")
     )
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_most_calls_are_kept(model: Model, form: str) -> None:
-    one = ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=1)
-    two = ToolCallGrammar(FORMATS[form], SCHEMAS, model.special_ids, max_calls=2)
-    assert not model.accepts(one.required(), TEXTS[form]) and model.accepts(two.required(), TEXTS[form])
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_maximum_number_of_calls_is_enforced(model: Model, format_name: str) -> None:
+    one = ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids, max_calls=1)
+    two = ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids, max_calls=2)
+    assert not model.accepts(one.required(), TEXTS[format_name]) and model.accepts(two.required(), TEXTS[format_name])
 
 
 def test_the_texts_are_parsed_as_expected() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of tools are read from a text, and the pieces in which it comes make no difference."""
+"""Tool calls are parsed from a text, independently of the pieces in which it arrives."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ def test_every_name_has_a_format_and_every_format_a_name() -> None:
     assert set(TOOL_CALL_FORMATS.values()) == set(FORMATS) == set(TWO_CALLS)
 
 
-def test_docs_name_every_format() -> None:
+def test_docs_list_every_format() -> None:
     text = (ROOT / "docs" / "guide" / "serving.md").read_text()
     assert [name for name in (*TOOL_CALL_FORMATS, *REASONING_FORMATS) if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_two_calls_are_read(form: str) -> None:
-    assert read([TWO_CALLS[form]], form) == Message(calls=CALLS)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_two_calls_are_parsed(format_name: str) -> None:
+    assert read([TWO_CALLS[format_name]], format_name) == Message(calls=CALLS)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form != "llama3_json"])
-def test_text_around_calls_is_kept(form: str) -> None:
-    message = read([f"Let me look.\n{TWO_CALLS[form].strip()}\nDone."], form)
+@pytest.mark.parametrize("format_name", [format_name for format_name in FORMATS if format_name != "llama3_json"])
+def test_text_around_calls_is_kept(format_name: str) -> None:
+    message = read([f"Let me look.\n{TWO_CALLS[format_name].strip()}\nDone."], format_name)
     assert message == Message(content="Let me look.\nDone.", calls=CALLS)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_text_without_calls_is_content_as_it_is(form: str) -> None:
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_text_without_calls_is_unchanged_content(format_name: str) -> None:
     text = ' a < b, <tool and {"x": 1} <|py \n'
-    assert read([text], form) == read(list(text), form) == Message(content=text)
+    assert read([text], format_name) == read(list(text), format_name) == Message(content=text)
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "expected"),
+    ("format_name", "text", "expected"),
     [
-        # arguments before the name, further keys, arguments in quotes, OpenAI's own shape
+        # arguments before the name, other keys, quoted arguments, OpenAI's format
         ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', Message(calls=[F])),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "}"}</tool_call>', Message(calls=[F])),
         ("hermes", '<tool_call>{"id": 7, "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', Message(calls=[F])),
         ("hermes", '<tool_call>{"function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', Message(calls=[F])),
         ("hermes", '<tool_call>{"name": "f"}</tool_call>', Message(calls=[ToolCall("f", "{}")])),
-        # a brace or the end marker forgotten
+        # a missing brace or end marker
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> x', Message("", " x", [F])),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}', Message(calls=[F])),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_', Message("", "</tool_", [F])),
@@ -68,10 +68,10 @@ def test_text_without_calls_is_content_as_it_is(form: str) -> None:
             '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\""}}</tool_call>',
             Message(calls=[ToolCall("f", '{"a": "</tool_call>\\""}')]),
         ),
-        # cut off in the arguments: what there is of them
+        # truncated within the arguments
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', Message(calls=[ToolCall("f", '{"a": [1')])),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>\n1", Message(calls=[ToolCall("f", '{"a": 1')])),
-        # no calls
+        # not calls
         ("hermes", '<tool_call>{"name": "f", "argum', Message(content='<tool_call>{"name": "f", "argum')),
         ("hermes", "<tool_call>f(1)</tool_call>", Message(content="<tool_call>f(1)</tool_call>")),
         ("hermes", '<tool_call>{"name": 3}</tool_call>', Message(content='<tool_call>{"name": 3}</tool_call>')),
@@ -83,7 +83,7 @@ def test_text_without_calls_is_content_as_it_is(form: str) -> None:
         ("deepseek_v3", f"{LIST}{CALL}x{CALL_END}{LIST_END}", Message(content=f"{LIST}{CALL}x{CALL_END}{LIST_END}")),
         ("qwen3_coder", "<tool_call><func>", Message(content="<tool_call><func>")),
         ("qwen3_coder", "<tool_call><function=>", Message(content="<tool_call><function=>")),
-        # what is no call does not hide the one after it
+        # a call after text that is not one
         ("hermes", '<tool_call>no <tool_call>{"name": "f", "arguments": {"a": 1}}', Message("", "<tool_call>no", [F])),
         ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', Message(calls=[F])),
         (
@@ -93,46 +93,46 @@ def test_text_without_calls_is_content_as_it_is(form: str) -> None:
         ),
     ],
 )
-def test_unusual_calls(form: str, text: str, expected: Message) -> None:
-    assert read([text], form) == expected
-    assert read(list(text), form) == expected
+def test_unusual_calls(format_name: str, text: str, expected: Message) -> None:
+    assert read([text], format_name) == expected
+    assert read(list(text), format_name) == expected
 
 
 MARKERS = ["<think>", "</think>", "<response>", "</response>", "<tool_call>", "</tool_call>", "<|python_tag|>", "; "]
-PIECES = [
+FRAGMENTS = [
     *MARKERS,
     *(LIST, LIST_END, CALL, CALL_END, SEP, f"{CALL}function{SEP}f\n```json\n", "\n```"),
     *('{"name": "f", "arguments": ', '{"name": "f"', '{"a": 1}', '{"a": "}\\" </tool_call>"', "{", "}", "]", '"', "\\"),
     *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "\n", "  ", "text", "é🙂", ",", "1"),
 ]
 TEXTS = st.one_of(
-    st.lists(st.sampled_from(PIECES), max_size=14).map("".join),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join),
     st.sampled_from(list(TWO_CALLS.values())).flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[:n])),
 )
 STATES = st.sampled_from(list(ReasoningState))
 
 
-@pytest.mark.parametrize("form", ["", *FORMATS])
+@pytest.mark.parametrize("format_name", ["", *FORMATS])
 @given(text=TEXTS, reasoning=st.sampled_from(["", "qwen3", "ernie-x1"]), state=STATES, data=st.data())
-def test_any_pieces_of_a_text_make_the_message_of_the_whole(
-    form: str, text: str, reasoning: str, state: ReasoningState, data: st.DataObject
+def test_message_does_not_depend_on_the_pieces_of_the_text(
+    format_name: str, text: str, reasoning: str, state: ReasoningState, data: st.DataObject
 ) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(pieces, form, reasoning, state) == read([text], form, reasoning, state)
+    bounds = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[begin:end] for begin, end in zip([0, *bounds], [*bounds, len(text)], strict=True)]
+    assert read(pieces, format_name, reasoning, state) == read([text], format_name, reasoning, state)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("format_name", FORMATS)
 @given(text=TEXTS)
-def test_what_is_no_call_is_never_lost(form: str, text: str) -> None:
-    message = read([text], form)
+def test_text_without_a_call_is_never_lost(format_name: str, text: str) -> None:
+    message = read([text], format_name)
     if not message.calls:
         assert message.content == text
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form != "qwen3_coder"])
-def test_arguments_come_as_the_model_writes_them(form: str) -> None:
-    parser, text = make_parser(form), TWO_CALLS[form]
+@pytest.mark.parametrize("format_name", [format_name for format_name in FORMATS if format_name != "qwen3_coder"])
+def test_arguments_are_streamed(format_name: str) -> None:
+    parser, text = make_parser(format_name), TWO_CALLS[format_name]
     parts = [part for char in text for part in parser.push(char, False)]
     kinds = [(part.kind, part.index) for part in parts]
     assert kinds[0] == ("call", 0) and kinds.count(("call", 0)) == 1
@@ -140,12 +140,12 @@ def test_arguments_come_as_the_model_writes_them(form: str) -> None:
     assert kinds.index(("call", 1)) > kinds.index(("arguments", 0))
 
 
-def test_calls_beyond_the_most_allowed_are_left_out() -> None:
+def test_calls_beyond_the_maximum_are_dropped() -> None:
     assert read([TWO_CALLS["hermes"]], "hermes", max_calls=1).calls == CALLS[:1]
     assert read(list(TWO_CALLS["hermes"]), "hermes", max_calls=1).calls == CALLS[:1]
 
 
-def test_array_and_named_function_are_read_as_calls() -> None:
+def test_array_and_named_function_are_parsed_as_calls() -> None:
     message = Message()
     text = '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
     message.add(MessageParser(None, JsonArrayToolParser()).push(text, True))
@@ -168,7 +168,7 @@ def test_array_and_named_function_are_read_as_calls() -> None:
         ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
     ],
 )
-def test_tagged_values_are_of_the_parameter_s_type(text: str, schema: dict[str, object], value: object) -> None:
+def test_tagged_values_have_the_type_of_the_parameter(text: str, schema: dict[str, object], value: object) -> None:
     assert convert(text, schema) == value
 
 

@@ -32,8 +32,8 @@ class Sent:
 def test_steps_are_sent_together_at_an_interval_that_grows_with_the_number_of_streams() -> None:
     few, many = Sent(), Sent()
     for sent, num_streams in ((few, 1), (many, 4)):
-        for at in range(1, 49):
-            sent.step(100 + 0.0011 * at, at, num_streams=num_streams)
+        for i in range(1, 49):
+            sent.step(100 + 0.0011 * i, i, num_streams=num_streams)
     assert [len(token_ids) for _, _, token_ids in few.log] == [6] * 8, "6.6 ms are nearest to 6.7"
     assert [len(token_ids) for _, _, token_ids in many.log] == [24, 24], "26.4 ms are nearest to four times that"
     assert [token_id for _, _, token_ids in many.log for token_id in token_ids] == list(range(1, 49))
@@ -41,8 +41,8 @@ def test_steps_are_sent_together_at_an_interval_that_grows_with_the_number_of_st
 
 def test_interval_has_a_maximum() -> None:
     sent = Sent()
-    for at in range(1, 91):
-        sent.step(100 + 0.0011 * at, at, num_streams=1000)
+    for i in range(1, 91):
+        sent.step(100 + 0.0011 * i, i, num_streams=1000)
     assert [len(token_ids) for _, _, token_ids in sent.log] == [45, 45]
 
 
