@@ -49,6 +49,7 @@ _LOGIT_BIAS: Schema = {
     "propertyNames": {"pattern": "^[0-9]{1,18}$"},
     "additionalProperties": {"type": "number", **_bounds(LOGIT_BIASES)},
 }
+_THINKING_BUDGET: Schema = {"type": "integer", **_bounds(FIELD_RANGES["reasoning_max_tokens"])}
 _TEXT_PART: Schema = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -90,7 +91,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     "tokens": {"items": _TOKEN_ID},
     "logit_bias": _LOGIT_BIAS,
     "logits_processors_args": {
-        "properties": {"logit_bias": {"type": "object", **_LOGIT_BIAS}, "thinking_budget": {"type": "integer"}},
+        "properties": {"logit_bias": {"type": "object", **_LOGIT_BIAS}, "thinking_budget": _THINKING_BUDGET},
         "additionalProperties": False,
     },
     "speculative": {
