@@ -61,8 +61,8 @@ constexpr int panels_at_a_time(int limb_rows) {
 }
 
 // Panels of a group, which is multiplied strip by strip while lines of the next strip of every panel are prefetched in
-// rotation (Tuning::weight_streams). A strip of rows serves the whole group from L1. Row blocks of long prompts are too
-// large for it: their weights are already in the cache, and they have no load port to spare.
+// rotation (Tuning::weight_streams). A strip of rows stays in L1 for the whole group. Row blocks of long prompts are
+// too large for it: their weights are already in the cache, and they have no load port to spare.
 constexpr int kMaxGroupLimbRows = 18;
 template <int kLimbRows, int NV>
 constexpr int kGroupedPanels =

@@ -42,8 +42,8 @@ struct Tile {
 };
 
 // Calls body(prepared, i) for i in [0, count), on all threads if `parallel`. Each thread processes a range of
-// neighbouring indices, so that its prefetches are for what it needs next; then it helps with the ranges of other
-// threads. `prepared` is the result of prepare(first index of the range), called once on each thread.
+// neighbouring indices, so that its prefetches are for what it needs next; then it processes indices of other threads'
+// ranges. `prepared` is the result of prepare(first index of the range), called once on each thread.
 template <class Prepare, class Body>
 static inline void for_each_in_ranges(int64_t count, bool parallel, Prepare&& prepare, Body&& body) {
   constexpr int64_t max_ranges = 64;  // more threads share ranges

@@ -228,8 +228,8 @@ FD_EXPORT const char* fd_graph_describe(const void* graph) {
 }
 
 // Performs the launches. Returns null or an error message, which is valid until the thread's next call. This is not a
-// Paddle operator, because the cache misses of a call through Paddle take 0.2 ms after a model's weights have displaced
-// the caches.
+// Paddle operator, because the cache misses of a call through Paddle take 0.2 ms when the processor's caches hold a
+// model's weights.
 FD_EXPORT const char* fd_graph_replay(const void* graph, int64_t num_rows, int64_t num_seqs) {
   static thread_local std::string message;
   try {

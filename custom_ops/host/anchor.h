@@ -4,11 +4,10 @@
 // before the match is long again.
 //
 //   source   ... a b c d e f g h i j k ...   window: a copy of the tokens around `d`; the source itself may be evicted
-//   text     ... a b c d x y g h             diverged after `d`; the last 2 tokens match at `g h`, so `i j k` may
-//   follow
+//   text     ... a b c d x y g h             diverged after `d`; the last 2 tokens match at `g h`: draft `i j k`
 //
-// The candidate with the longest match wins, then the nearest one after the divergence. The place of the divergence,
-// where the text continues after an insertion, is tried last.
+// The candidate with the longest match is chosen, and among equals the nearest one after the divergence. The place of
+// the divergence, where the text continues after an insertion, is tried last.
 #pragma once
 
 #include <algorithm>

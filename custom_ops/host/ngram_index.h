@@ -6,9 +6,8 @@
 //   indexed    n-grams that end at L-2 or before. The suffix, which ends at L-1, is looked up among these earlier
 //              occurrences, which may overlap it.
 //   table n    a hash table with open addressing. An entry is 1 + the end position of the last occurrence of its
-//   n-gram, or
-//              0 if it is free. The n-gram is not stored: a hit is compared with the tokens, so hash collisions do no
-//              harm.
+//              n-gram, or 0 if it is free. The n-gram is not stored: a hit is compared with the tokens, so hash
+//              collisions do no harm.
 //
 // A sequence that copied a long part of itself and then diverged (anchor.h) is expected to return to it. An occurrence
 // shortly after the divergence is preferred to the most recent one, if it matches at least as many tokens as the n-gram

@@ -3,15 +3,13 @@
 // memory of their nodes.
 //
 //   node       a string of `depth` tokens, tape[pos .. pos + depth), where pos is that of the most recent inserted
-//   suffix
-//              that starts with the string
+//              suffix that starts with the string
 //   count      inserted suffixes that start with the string, including those that end at the node
 //   canonical  a node that is not a root has two children, or a suffix ends at it
-//   children   a linked list; a hash of (parent, first token of the edge) finds single children. The first child of a
-//   node
-//              that is not a root has the largest count and, among equal counts, the most recent position. Its
-//              `runner_up` is an upper bound of the counts of the other children, so that a removal scans the list only
-//              when the count of the first child falls to this bound.
+//   children   a linked list; a hash of (parent, first token of the edge) finds single children. The first child of
+//              a node that is not a root has the largest count and, among equal counts, the most recent position. Its
+//              `runner_up` is an upper bound of the counts of the other children, so that a removal scans the list
+//              only when the count of the first child falls to this bound.
 //
 // Suffixes are inserted in the order of the tape and removed from the oldest on. `pos` therefore never refers to freed
 // tokens: a string that is still counted has occurred in a later suffix.

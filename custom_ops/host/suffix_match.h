@@ -2,7 +2,7 @@
 // Drafts from suffix trees (SuffixDecoding, arXiv 2411.04975). For every length m whose last m tokens have occurred
 // before, the draft follows the most frequent continuation while the probability of the path, the product of
 // count(next) / count(here), is at least min_prob. Its score is the sum of these probabilities: the expected number of
-// accepted tokens. The highest score wins, and among equal scores the longest m.
+// accepted tokens. The draft with the highest score is chosen, and among equal scores the one with the longest m.
 //
 // A tree of depth D serves matches of up to D - max_drafts tokens, so that the tree contains all continuations of a
 // match.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-# function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers that never move.
+# function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers with fixed addresses.
 StepFunction = Callable[[int, int], None]
 
 

@@ -66,12 +66,12 @@ class BatchIndex:
 
     Attributes:
         cu_seqlens_q: [max_seqs + 1] int32, the first row of each request, then the number of rows.
-        cu_logits_rows: [max_seqs + 1] int32, the same for the rows whose logits are wanted.
+        cu_logits_rows: [max_seqs + 1] int32, the same for the rows whose logits are computed.
         kv_lens: [max_seqs] int32, tokens in the cache after this step.
         block_tables: [max_seqs, max_blocks_per_seq] int32.
         batch_id_per_row, positions, slot_mapping: [max_rows] int32, for each row its request, its position and its slot
             in the cache (block id * block_size + offset).
-        logits_rows: [max_rows] int32, the rows whose logits are wanted.
+        logits_rows: [max_rows] int32, the rows whose logits are computed.
         buffers: the same memory as NumPy arrays (`batch.buffers.logits_rows.array`), and the inputs.
     """
 
@@ -108,7 +108,7 @@ class BatchIndex:
         Args:
             num_scheduled: [num_seqs], rows of each request.
             num_computed: [num_seqs], tokens of each request that are already in the cache.
-            num_logits: [num_seqs], how many of each request's last rows want logits.
+            num_logits: [num_seqs], how many of each request's last rows need logits.
             block_tables: block ids of each request, enough for num_computed + num_scheduled tokens. A list that was
                 given for the same request in the previous step may have grown since but must not have changed
                 otherwise.

@@ -12,7 +12,7 @@ class HostBuffer:
     """Memory that is both a Paddle CPU tensor (`tensor`) and a writable NumPy array (`array`), initially zero.
 
     Writing `array[...]` changes the tensor with no copy and no call into Paddle. `memory`, a memoryview, is for the few
-    numbers that every step writes and reads: after a model's weights have displaced the caches, the first assignment
+    numbers that every step writes and reads: when the processor's caches hold a model's weights, the first assignment
     takes 20 to 50 us through NumPy but 10 us through a memoryview. The memory lives as long as the tensor, the array or
     a view of either.
     """

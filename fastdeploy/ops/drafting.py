@@ -50,7 +50,7 @@ class DraftLoop:
         batch: its `buffers.num_scheduled`, `num_computed`, `num_blocks` and `block_tables` describe the rows of the
             first pass; drafting overwrites the first two.
         token_ids: [max_rows] int32, the tokens of these rows; drafting overwrites them.
-        num_drafts: [max_seqs] int32, number of drafts wanted of each sequence, in descending order.
+        num_drafts: [max_seqs] int32, number of drafts to sample for each sequence, in descending order.
         drafts: [max_seqs, max_drafts] int32; -1 where no token could be sampled, and what follows it is undefined.
         vocab_sizes: the numbers of first ids that drafts may be sampled from, ascending; the last is the vocabulary.
         vocab_index: index into vocab_sizes for the next drafts; at first the last one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows by index: gather for the rows whose logits are wanted, scatter for states kept by slot."""
+"""Copies of rows by index: gather for the rows whose logits are computed, scatter for states kept by slot."""
 
 from collections.abc import Sequence
 from functools import partial

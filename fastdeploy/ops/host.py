@@ -53,7 +53,7 @@ def load_library() -> ctypes.CDLL:
     """Load the host library once.
 
     Raises:
-        HostLibraryError: it is missing, cannot be loaded, or carries another version than the package.
+        HostLibraryError: it is missing, cannot be loaded, or has another version than the package.
     """
     path = library_path()
     if not path.exists():

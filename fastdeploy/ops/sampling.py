@@ -167,7 +167,7 @@ class LogprobBuffers:
     """Inputs and results of `logprobs` for up to `max_rows` rows.
 
     Attributes:
-        rows: [max_rows] int32, rows of the logits; chosen: [max_rows] int32, the ids whose log-probability is wanted.
+        rows: [max_rows] int32, rows of the logits; chosen: [max_rows] int32, the ids whose log-probability is computed.
         chosen_logprob: [max_rows] float32; chosen_rank: [max_rows] int32, 1 for the most probable id.
         top_ids, top_logprobs: [max_rows, max_top_n] int32 and float32, most probable first, ties by id; -1 and NaN
             if the vocabulary is smaller or the row holds NaN.

@@ -123,7 +123,7 @@ class TextBatch:
             setattr(self._layout, name, array.ctypes.data)
         for name in ("counts", "match_lens", "is_shared", "drafts"):
             setattr(self._layout, name, getattr(self, f"_{name}").ctypes.data)
-        # Memoryviews of what every step accesses: faster than NumPy when a model's weights have displaced the caches.
+        # Memoryviews of what every step accesses: faster than NumPy when the processor's caches hold a model's weights.
         self._slots, self._caps, self._cu_tokens, self._cu_tails = slots.data, caps.data, cu_tokens.data, cu_tails.data
         self._tails, self._draft_memory = tails.data, self._drafts.reshape(-1).data
         self._count_memory, self._match_len_memory = self._counts.data, self._match_lens.data

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operator calls captured once and replayed by one native call: the CPU's counterpart of a CUDA graph.
 
-A call through Paddle costs about 10 us, and 0.1 to 0.3 ms when a model's weights have just displaced the caches. A step
+A call through Paddle costs about 10 us, and 0.1 to 0.3 ms when the processor's caches hold a model's weights. A step
 makes about a hundred such calls, always on the same buffers.
 """
 
