@@ -51,6 +51,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.memory_plan import allocate_kv_caches
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.models import loader
 from fastdeploy.models.architecture import Architecture
@@ -124,10 +125,10 @@ class SharedMemory:
         """Build an engine; `config.cache.num_blocks` counts the blocks of all engines."""
         with (
             patch.object(loader, "load_weights", partial(self._load_once, loader.load_weights)),
-            patch.object(engine_factory, "_allocate", partial(self._allocate_once, engine_factory._allocate)),
+            patch.object(engine_factory, "allocate_kv_caches", partial(self._allocate_once, allocate_kv_caches)),
         ):
             engine = Engine.from_config(config)
-        pool = engine.scheduler.kv.pool
+        pool = engine.scheduler.kv_cache_manager.pool
         if not self._block_ids:
             self._block_ids = random.Random(0).sample(range(pool.num_blocks), pool.num_blocks)
         own = [self._block_ids.pop() for _ in range(pool.num_blocks // self.num_engines)]

@@ -20,10 +20,10 @@ class Draft:
     """Tokens proposed to follow a request's last token.
 
     Attributes:
-        token_ids: possibly empty. A list: arrays are dear behind a step that has emptied the caches.
-        source: the proposer that made them, as reported in metrics.
-        sources: of each token, where several proposers made one draft; else empty.
-        match_len: tokens before them that were found to occur earlier; 0 for a source that does not match.
+        token_ids: possibly empty. A list, because NumPy calls are slow after a step that has evicted the caches.
+        source: the proposer that the tokens came from, as reported in metrics.
+        sources: the source of each token, if there are several; else empty.
+        match_len: match length, the number of tokens before the draft that also occur earlier; 0 without a match.
     """
 
     token_ids: list[int]
@@ -43,7 +43,7 @@ class Draft:
         )
 
     def source_of_each(self) -> list[str]:
-        """Return the proposer of each token."""
+        """Return the source of each token."""
         return list(self.sources) or [self.source] * len(self)
 
 
@@ -51,13 +51,13 @@ NO_DRAFT = Draft([])
 
 
 class DraftQuota(NamedTuple):
-    """What may be proposed for a request.
+    """Limits of what is proposed for a request.
 
     Attributes:
-        max_drafts: draft tokens, at least 1.
-        max_draft_passes: passes of a drafting model for this request.
-        min_match_len: shortest match, in tokens, that is drafted from; behind drafts of a model any match is. 0 leaves
-            it to the proposer.
+        max_drafts: maximum number of draft tokens, at least 1.
+        max_draft_passes: maximum number of draft passes of a drafting model for this request.
+        min_match_len: minimum match length of drafts, except those that continue the drafts of a model; 0 uses the
+            minimum of the proposer.
     """
 
     max_drafts: int
@@ -66,7 +66,7 @@ class DraftQuota(NamedTuple):
 
 
 class RequestStatus(Enum):
-    """Where a request stands in the scheduler."""
+    """State of a request in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -74,15 +74,15 @@ class RequestStatus(Enum):
 
 
 @dataclass
-class SpeculationTally:
-    """Counts of decoding steps, one request's or all requests'.
+class SpeculationStats:
+    """Counts of decoding steps, of one request or of all requests.
 
-    A request's own counts only those that verify drafts: every other one emits a token, see `Request.all_steps`.
-    A step whose text ended at a kept draft counts no token after it.
+    The counts that a request keeps include only steps that verify drafts; see `Request.decoding_stats`. Accepted drafts
+    after a stop are not counted.
 
     Attributes:
-        drafted, accepted: [n] steps that verified, and that kept, n drafts, of the steps that had any.
-        drafted_per_source, accepted_per_source: draft tokens, by the proposer that made them.
+        drafted, accepted: [n] number of steps that verified, and that accepted, n drafts, of the steps with drafts.
+        drafted_per_source, accepted_per_source: number of draft tokens by source.
     """
 
     num_steps: int = 0
@@ -92,25 +92,23 @@ class SpeculationTally:
     drafted_per_source: dict[str, int] = field(default_factory=dict)
     accepted_per_source: dict[str, int] = field(default_factory=dict)
 
-    def record(self, draft: Draft, num_accepted: int, num_emitted: int) -> None:
-        """Add one decoding step, which verified this draft."""
+    def record_step(self, draft: Draft, num_accepted: int, num_emitted: int) -> None:
+        """Count a decoding step that verified `draft`, which is not empty."""
         self.num_steps += 1
         self.num_emitted += num_emitted
         num_drafted = len(draft)
-        if not num_drafted:
-            return
         if num_drafted >= len(self.drafted):
-            self._reserve(num_drafted + 1)
+            self._resize(num_drafted + 1)
         self.drafted[num_drafted] += 1
         self.accepted[num_accepted] += 1
         _count_sources(self.drafted_per_source, draft, num_drafted)
         _count_sources(self.accepted_per_source, draft, num_accepted)
 
-    def add(self, other: SpeculationTally) -> None:
-        """Add the steps that another tally has counted."""
+    def add(self, other: SpeculationStats) -> None:
+        """Add the counts of `other`."""
         self.num_steps += other.num_steps
         self.num_emitted += other.num_emitted
-        self._reserve(len(other.drafted))
+        self._resize(len(other.drafted))
         for num_tokens, (drafted, accepted) in enumerate(zip(other.drafted, other.accepted)):
             self.drafted[num_tokens] += drafted
             self.accepted[num_tokens] += accepted
@@ -121,18 +119,18 @@ class SpeculationTally:
             for source, num_tokens in added.items():
                 counts[source] = counts.get(source, 0) + num_tokens
 
-    def _reserve(self, num_counts: int) -> None:
+    def drafted_per_position(self) -> list[int]:
+        """Return, for each position of a draft, in how many steps a draft token there was verified."""
+        return _per_position(self.drafted)
+
+    def accepted_per_position(self) -> list[int]:
+        """Return, for each position of a draft, in how many steps the draft token there was accepted."""
+        return _per_position(self.accepted)
+
+    def _resize(self, num_counts: int) -> None:
         missing = [0] * (num_counts - len(self.drafted))
         self.drafted += missing
         self.accepted += missing
-
-    def drafted_at(self) -> list[int]:
-        """Return, for each position of a draft, how many steps verified one there."""
-        return _at_least(self.drafted)
-
-    def accepted_at(self) -> list[int]:
-        """Return, for each position of a draft, how many steps kept the one there."""
-        return _at_least(self.accepted)
 
 
 def _count_sources(counts: dict[str, int], draft: Draft, num_tokens: int) -> None:
@@ -142,25 +140,25 @@ def _count_sources(counts: dict[str, int], draft: Draft, num_tokens: int) -> Non
         counts[source] = counts.get(source, 0) + (i < num_tokens)
 
 
-def _at_least(steps: list[int]) -> list[int]:
-    """Return, for i = 0, 1, ..., the steps of more than i tokens."""
-    return [sum(steps[length:]) for length in range(1, len(steps))]
+def _per_position(num_steps: list[int]) -> list[int]:
+    """Return, for i = 0, 1, ..., the number of steps with more than i tokens; num_steps[n] is that with n tokens."""
+    return [sum(num_steps[length:]) for length in range(1, len(num_steps))]
 
 
 class Request:
-    """One choice's ledger: everything the scheduler needs to plan its next step.
+    """The ledger of one choice: everything that the scheduler needs to plan its next step.
 
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
-    Set at admission: request_id, index, key (both of them, unique among the choices in flight), params, seed,
+    Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
         cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint,
         wants_logprobs.
-    Set by the scheduler: arrival_number, its place among all requests that were queued.
+    Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
-        num_first_tokens (emitted by the step that read the prompt's last token), tally.
-    Set by the proposer, trimmed by the length policy before a step is planned: draft.
-    Set by the KV manager: block_ids, block_hashes, num_published_blocks.
-    Gathered over its prompt chunks, if asked for: prompt_logprobs, of prompt tokens 1, 2, ...
+        num_first_tokens (emitted by the step that ends the prefill), speculation.
+    Set by the proposer, and trimmed by the length policy before a step is planned: draft.
+    Set by the KV cache manager: block_ids, block_hashes, num_published_blocks.
+    Collected from the prefill chunks, if requested: prompt_logprobs, of prompt tokens 1, 2, ...
     """
 
     def __init__(
@@ -173,13 +171,13 @@ class Request:
         arrival_s: float = 0.0,
         constraint: TokenConstraint | None = None,
     ) -> None:
-        """Make the ledger of choice `index`.
+        """Create the ledger of choice `index`.
 
         Args:
-            max_total_tokens: prompt + most emitted tokens, at most the context length.
-            max_drafts: most drafts of a step (room behind the last token).
-            arrival_s: the engine's clock at arrival.
-            constraint: what may be emitted, for this choice alone.
+            max_total_tokens: maximum number of prompt and emitted tokens, at most the context length.
+            max_drafts: maximum number of drafts of a step; there is room for them after the last token.
+            arrival_s: time of arrival on the engine's clock.
+            constraint: constraint of this choice alone.
         """
         self.request_id = source.request_id
         self.index = index
@@ -197,7 +195,7 @@ class Request:
         self.constraint = constraint
 
         self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
-        self._memory: memoryview = self._buffer.data  # what a step writes and reads, cheaper than NumPy
+        self._memory: memoryview = self._buffer.data  # reads and writes of a step are faster here
         self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids
         self.num_tokens = self.num_prompt_tokens
         self.num_first_tokens = 0
@@ -212,21 +210,21 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
-        self.tally = SpeculationTally()
+        self.speculation = SpeculationStats()
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens emitted so far."""
+        """Number of emitted tokens."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_pending(self) -> int:
-        """Tokens that are known but not yet in the cache, the draft not counted."""
+        """Number of tokens that are known but not in the cache yet, without the draft."""
         return self.num_tokens - self.num_computed
 
     @property
     def draft_room(self) -> int:
-        """Most drafts that can still matter: the token after them must fit too."""
+        """Maximum number of drafts in the next step: the token after them must fit, too."""
         return max(0, min(self.max_drafts, self.max_total_tokens - self.num_tokens - 1))
 
     @property
@@ -240,41 +238,44 @@ class Request:
         return self._buffer[self.num_prompt_tokens : self.num_tokens]
 
     def set_draft(self, draft: Draft) -> None:
-        """Store `draft` behind the last token, where the step reads it."""
+        """Store `draft` after the last token, where the next step reads it."""
         self.draft = draft
-        for at, token_id in enumerate(draft.token_ids, self.num_tokens):
-            self._memory[at] = token_id
+        for position, token_id in enumerate(draft.token_ids, self.num_tokens):
+            self._memory[position] = token_id
 
     def tokens_with_draft(self, draft: Draft) -> TokenArray:
         """[num_tokens + len(draft)] int32 view; `draft` is this request's draft or its beginning."""
         return self._buffer[: self.num_tokens + len(draft)]
 
     def tokens_of_rows(self, start: int, count: int) -> memoryview:
-        """[count] int32 view of the tokens, the draft's among them, from position `start` on."""
+        """[count] int32 view of the tokens and the draft from position `start` on."""
         return self._memory[start : start + count]
 
     def tokens_since(self, start: int) -> memoryview:
-        """[num_tokens - start] int32 view of the prompt's and the emitted tokens from position `start` on."""
+        """[num_tokens - start] int32 view of the tokens, without the draft, from position `start` on."""
         return self._memory[start : self.num_tokens]
 
-    def all_steps(self) -> SpeculationTally:
-        """Return the counts of all decoding steps; the one that reads the prompt's end is none."""
-        tally = SpeculationTally()
-        tally.add(self.tally)
-        num_undrafted = self.num_output_tokens - self.num_first_tokens - tally.num_emitted
-        tally.num_steps += num_undrafted
-        tally.num_emitted += num_undrafted
-        return tally
+    def decoding_stats(self) -> SpeculationStats:
+        """Return the counts of all decoding steps, which exclude the step that ends the prefill.
+
+        Every step that `speculation` does not count had no drafts and emitted one token.
+        """
+        stats = SpeculationStats()
+        stats.add(self.speculation)
+        num_without_drafts = self.num_output_tokens - self.num_first_tokens - stats.num_emitted
+        stats.num_steps += num_without_drafts
+        stats.num_emitted += num_without_drafts
+        return stats
 
     def append(self, token_ids: list[int]) -> None:
-        """Append emitted tokens; the draft is spent."""
+        """Append emitted tokens and drop the draft."""
         for token_id in token_ids:
             self._memory[self.num_tokens] = token_id
             self.num_tokens += 1
         self.draft = NO_DRAFT
 
     def reset_computed(self) -> None:
-        """Forget what is in the cache (preemption): the tokens will be computed again."""
+        """Record that nothing is in the cache (preemption): all tokens will be computed again."""
         self.num_computed = 0
         self.draft = NO_DRAFT
         self.block_ids = []

@@ -44,18 +44,18 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class RequestResult:
-    """What a step chose for one request.
+    """The result of a step for one request.
 
     Attributes:
         token_ids: the accepted drafts, then the bonus token; empty for a prompt chunk. With an error, the tokens of the
             rows before it: accepted drafts only.
-        num_accepted: drafts accepted.
-        logprobs: one entry per token if the request asked.
-        prompt_logprobs: of the tokens that follow this step's prompt rows, if the request asked; empty otherwise.
+        num_accepted: number of accepted drafts.
+        logprobs: one entry per token, if requested.
+        prompt_logprobs: of the prompt tokens after this step's prompt rows with logits, if requested; else empty.
         error: why no further token could be sampled ("" if none). The request ends with it after `token_ids`, unless
             they hold a stop; other requests are not affected.
-        error_type: numerics, or no_token where the request's own filters and masks leave none.
-        fault: what was raised while the request's rows were prepared; the request fails with an internal error.
+        error_type: numerics, or no_token if the request's filters and masks allow none.
+        exception: raised while the request's rows were written; it ends the request with an internal error.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -64,4 +64,4 @@ class RequestResult:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     error: str = ""
     error_type: str = "numerics"
-    fault: Exception | None = None
+    exception: Exception | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's border: a request that passes here can be run to its end."""
+"""Checks new requests: a request that is admitted can run to its end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fastdeploy.structured_output.manager import StructuredOutputManager, constr
 
 
 class Admission:
-    """Checks requests against the engine's limits and makes the ledgers of their choices.
+    """Checks requests against the engine's limits and creates the ledgers of their choices.
 
     Args:
-        max_model_len: most tokens of prompt and output together.
+        max_model_len: maximum number of tokens of prompt and output together.
         num_cache_tokens: tokens that the whole KV cache holds; no request may need more.
-        vocab_size: ids below it exist.
+        vocab_size: number of token ids.
         eos_token_ids: the model's end tokens.
-        has_tokenizer: stop strings can be looked for.
+        has_tokenizer: whether stop strings are supported.
         structured_output: makes the constraints of structured output and reasoning budgets; None refuses both.
-        server_seed: seed from which requests without one draw theirs; None draws at random.
+        server_seed: determines the seeds of requests without one; None draws them at random.
     """
 
     def __init__(
@@ -52,19 +52,23 @@ class Admission:
         self._num_arrivals = 0
 
     def prepare(self, request: GenerationRequest) -> Future[Any] | None:
-        """Begin what takes long of admitting a request; return what is done when `admit` is quick, None if it is."""
+        """Start to compile the request's grammar; once the future is done, `admit` does not wait. None: nor now."""
         return self._structured_output.prepare(request)
 
-    def admit(self, request: GenerationRequest, live_ids: Collection[str], now_s: float) -> list[Request]:
+    def admit(self, request: GenerationRequest, used_ids: Collection[str], now_s: float) -> list[Request]:
         """Return one ledger per choice.
 
+        Args:
+            used_ids: ids of unfinished requests.
+            now_s: time of arrival on the engine's clock.
+
         Raises:
-            InvalidRequestError: naming the field and its range; nothing has changed then.
+            InvalidRequestError: names the field and its range.
         """
         params = request.params
-        self._check(request, live_ids)
+        self._check(request, used_ids)
         constraints = self._structured_output.make_constraints(request)
-        self._check_policy(request, constraints)
+        self._check_accept_policy(request, constraints)
         seed = params.seed if params.seed is not None else request_seed(self._server_seed, self._num_arrivals)
         self._num_arrivals += 1
         if self._speculative.verify_strategy == "greedy" and not params.is_greedy:
@@ -77,8 +81,8 @@ class Admission:
             for index, constraint in enumerate(constraints)
         ]
 
-    def _check(self, request: GenerationRequest, live_ids: Collection[str]) -> None:
-        if request.request_id in live_ids:
+    def _check(self, request: GenerationRequest, used_ids: Collection[str]) -> None:
+        if request.request_id in used_ids:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         num_prompt = len(request.prompt_token_ids)
         if not 1 <= num_prompt < self.max_model_len:
@@ -92,24 +96,23 @@ class Admission:
             self._check_ids("bad_words_token_ids", sequence)
         if params.stop and not self._has_tokenizer:
             raise InvalidRequestError(
-                "stop", "this model has no tokenizer to look for strings with; use stop_token_ids"
+                "stop", "this model has no tokenizer, which stop strings need; use stop_token_ids"
             )
 
-    def _check_policy(self, request: GenerationRequest, constraints: Sequence[OutputConstraint | None]) -> None:
-        """Refuse what drafts that are accepted unread would break."""
+    def _check_accept_policy(self, request: GenerationRequest, constraints: Sequence[OutputConstraint | None]) -> None:
+        """Refuse constraints if all drafts are accepted, whether they are allowed or not."""
         if constraints[0] is not None and self._speculative.accept_policy == "accept_all":
             field = constraint_field(request.params) or ""
-            raise InvalidRequestError(field, "is not available where accept_policy accept_all accepts drafts unread")
+            raise InvalidRequestError(field, "is not available with accept_policy accept_all")
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         if ids and max(ids) >= self.vocab_size:
             raise InvalidRequestError(name, f"expected token ids in [0, {self.vocab_size - 1}], got {max(ids)}")
 
     def _max_drafts(self, params: SamplingParams) -> int:
-        most = self._speculative.num_speculative_tokens
-        asked = params.speculative
-        if asked is None:
-            return most
-        if asked.method == "off":
+        limit, own = self._speculative.num_speculative_tokens, params.speculative
+        if own is None:
+            return limit
+        if own.method == "off":
             return 0
-        return most if asked.num_speculative_tokens is None else min(most, asked.num_speculative_tokens)
+        return limit if own.num_speculative_tokens is None else min(limit, own.num_speculative_tokens)

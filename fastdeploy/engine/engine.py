@@ -22,10 +22,10 @@ from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.output_processor import OutputProcessor
-from fastdeploy.engine.statistics import StatsKeeper
+from fastdeploy.engine.stats_collector import StatsCollector
 from fastdeploy.spec_decode.proposers.base import Proposer
 
-FORCED = "grammar"  # source of drafts that a constraint forces
+FORCED_SOURCE = "grammar"  # of draft tokens that a constraint forces
 INTERNAL_ERROR = ErrorInfo("internal_error", "internal error")
 
 logger = logging.getLogger("fastdeploy.engine")
@@ -35,16 +35,16 @@ class Runner(Protocol):
     """Computes a step: see worker.model_runner.ModelRunner."""
 
     def run(self, plan: StepPlan) -> Sequence[RequestResult]:
-        """Compute the plan's rows, choose the target's tokens, judge the drafts; one result per request."""
+        """Compute the rows, sample the target's tokens and verify the drafts; one result per scheduled request."""
 
 
 class Engine:
-    """Takes requests, advances all of them a step at a time, reports what each step emitted.
+    """Accepts requests, advances all of them by steps, and returns what each step emitted.
 
-    Single-threaded: one caller adds, aborts and steps. `Engine.from_config` builds one.
+    It is single-threaded: one caller adds and aborts requests and runs steps. `Engine.from_config` builds one.
 
-    An exception in the handling of one request ends that request with an internal error, whose traceback is logged.
-    `check_integrity` then decides whether the others may go on; if it raises, so does the call.
+    An exception in the handling of one request ends that request with an internal error; the traceback is logged. Then
+    `check_integrity` decides whether the engine may continue: if it raises AssertionError, so does the caller's call.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Engine:
         self.outputs = outputs
         self._clock = clock
         self._description = description or {}
-        self._live: dict[str, list[Request]] = {}
-        self._timed: list[Request] = []  # those that end at a deadline
-        self._stats = StatsKeeper()
+        self._choices: dict[str, list[Request]] = {}  # the unfinished choices of each request
+        self._with_deadline: list[Request] = []
+        self._stats = StatsCollector()
 
     @classmethod
     def from_config(cls, config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> Engine:
@@ -77,75 +77,75 @@ class Engine:
         return make_engine(config, on_progress)
 
     def prepare(self, request: GenerationRequest) -> Future[Any] | None:
-        """Begin what takes long of adding a request (its grammar), beside the steps.
+        """Start to compile the request's grammar beside the steps.
 
         Returns:
-            What is done when `add_request` will not wait; None if it would not now.
+            A future; once it is done, `add_request` does not wait. None if it would not wait now.
 
         Raises:
-            RequestFailedError: a fault of the server.
+            RequestFailedError: an internal error.
         """
-        with self._isolated(request):
+        with self._isolate_failure(request):
             return self.admission.prepare(request)
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queue a request's n choices; waits for what `prepare` begins.
+        """Add the n choices of a request to the waiting queue; wait for its grammar.
 
         Raises:
-            InvalidRequestError: the request cannot be served as asked.
-            QueueFullError: `max_waiting_requests` are waiting already.
-            RequestFailedError: a fault of the server.
+            InvalidRequestError: the request cannot be served.
+            QueueFullError: `max_waiting_requests` requests are waiting already.
+            RequestFailedError: an internal error.
         """
         limit = self.scheduler.config.max_waiting_requests
         if limit is not None and len(self.scheduler.waiting) + request.params.n > limit:
             raise QueueFullError(f"{len(self.scheduler.waiting)} requests are waiting; the limit is {limit}")
-        with self._isolated(request):
-            choices = self.admission.admit(request, self._live.keys(), self._clock())
+        with self._isolate_failure(request):
+            choices = self.admission.admit(request, self._choices.keys(), self._clock())
             self._start(choices)
-        self._live[request.request_id] = choices
-        self._timed += [choice for choice in choices if choice.deadline_s is not None]
-        self._stats.admitted(request)
+        self._choices[request.request_id] = choices
+        self._with_deadline += [choice for choice in choices if choice.deadline_s is not None]
+        self._stats.count_admitted(request)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
-        """End a request's choices now; an unknown id ends nothing."""
-        return [self._end(request, "abort") for request in list(self._live.get(request_id, ()))]
+        """End the unfinished choices of a request; an unknown id is ignored."""
+        return [self._end(choice, "abort") for choice in list(self._choices.get(request_id, ()))]
 
     def step(self) -> list[TokenDelta]:
-        """Plan, compute, verify, commit, propose; return what was emitted and what ended."""
+        """Schedule, compute, verify, commit, propose; return the emitted tokens and the ends of requests."""
         deltas = self._end_expired()
         plan = self.scheduler.schedule()
         if plan is None:
             return deltas
-        self._note_first_plans(plan)
-        began_s = self._clock()
+        self._record_queue_times(plan)
+        start_s = self._clock()
         results = self.runner.run(plan)
-        self.scheduler.learn(plan, self._clock() - began_s)
+        self.scheduler.record_step_time(plan, self._clock() - start_s)
         for scheduled, result in zip(plan.requests, results):
             deltas += self._commit(scheduled, result)
         deltas += self._propose(plan)
         return deltas
 
     def has_unfinished(self) -> bool:
-        """True while a request waits or runs."""
-        return bool(self._live)
+        """Return whether any request is waiting or running."""
+        return bool(self._choices)
 
     def stats(self) -> EngineStats:
-        """Return counters and the state now."""
-        live = chain.from_iterable(self._live.values())
-        return replace(self._stats.snapshot(self.scheduler, live), suffix_cache=self.proposer.suffix_cache_stats())
+        """Return counters and the current state."""
+        stats = self._stats.collect(self.scheduler, chain.from_iterable(self._choices.values()))
+        return replace(stats, suffix_cache=self.proposer.suffix_cache_stats())
 
     def describe(self) -> dict[str, Any]:
-        """Return what the engine runs: model, numerics, memory plan, speculation."""
+        """Return what the engine runs: model, numerics, KV cache, speculation."""
         return self._description
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and output together."""
+        """Maximum number of tokens of prompt and output together."""
         return self.admission.max_model_len
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids that exist."""
+        """Number of token ids."""
         return self.admission.vocab_size
 
     @property
@@ -154,44 +154,44 @@ class Engine:
         return self.admission.eos_token_ids
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if a block leaked or a part holds state of a request that is gone."""
-        live = [request for choices in self._live.values() for request in choices]
-        assert {r.key for r in live} == {r.key for r in (*self.scheduler.running, *self.scheduler.waiting)}
+        """Raise AssertionError if a block leaked or any component holds state of other than the unfinished requests."""
+        requests = list(chain.from_iterable(self._choices.values()))
+        assert {r.key for r in requests} == {r.key for r in (*self.scheduler.running, *self.scheduler.waiting)}
         self.scheduler.check_integrity()
-        self.proposer.check_integrity(live)
-        self.outputs.check_integrity(live)
-        self.length_policy.check_integrity(live)
+        self.proposer.check_integrity(requests)
+        self.outputs.check_integrity(requests)
+        self.length_policy.check_integrity(requests)
 
     def _start(self, choices: Sequence[Request]) -> None:
-        """Introduce new choices to every part; if one fails, withdraw them all."""
-        with ExitStack() as withdrawals:
+        """Add new choices to every component; if one raises, remove them all again."""
+        with ExitStack() as undo:
             for choice in choices:
                 self.outputs.start(choice)
-                withdrawals.callback(self.outputs.finish, choice)
+                undo.callback(self.outputs.finish, choice)
                 self.proposer.start(choice)
-                withdrawals.callback(self.proposer.finish, choice)
+                undo.callback(self.proposer.finish, choice)
                 self.scheduler.add(choice)
-                withdrawals.callback(self.scheduler.remove, choice)
-            withdrawals.pop_all()
+                undo.callback(self.scheduler.finish, choice)
+            undo.pop_all()
 
     def _commit(self, scheduled: ScheduledRequest, result: RequestResult) -> list[TokenDelta]:
-        """Enter what a step did for one request; return what it emitted, then its error if it failed."""
+        """Update a request after a step; return its emitted tokens, then its error if it failed."""
         request = scheduled.request
         try:
             delta = self._emit(scheduled, result)
-        except Exception as fault:
-            return [self._fail(request, fault)]
+        except Exception as exception:
+            return [self._fail(request, exception)]
         deltas = [] if delta is None else [delta]
         if delta is not None and delta.finish_reason is not None:
-            self._release(request, delta)
+            self._finish(request, delta)
         elif result.error:
             deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
         return deltas
 
     def _emit(self, scheduled: ScheduledRequest, result: RequestResult) -> TokenDelta | None:
-        """Advance a request by the tokens of a step up to the first stop; return them, None if there are none."""
-        if result.fault is not None:
-            raise result.fault
+        """Append the tokens of a step, up to the first stop, to their request; return them, None if there are none."""
+        if result.exception is not None:
+            raise result.exception
         request, draft = scheduled.request, scheduled.draft
         if result.prompt_logprobs:
             request.prompt_logprobs += result.prompt_logprobs
@@ -199,112 +199,121 @@ class Engine:
             if not result.error:
                 self.scheduler.commit(scheduled, result, [])
             return None
-        delta = self.outputs.cut(scheduled, result)
-        count = len(delta.token_ids)
+        delta = self.outputs.truncate_at_stop(scheduled, result)
+        num_emitted = len(delta.token_ids)
         if draft is not NO_DRAFT and request.num_output_tokens:
-            request.tally.record(draft, min(result.num_accepted, count), count)
+            request.speculation.record_step(draft, min(result.num_accepted, num_emitted), num_emitted)
         self.scheduler.commit(scheduled, result, delta.token_ids)
         self.outputs.complete(delta, request)
         return delta
 
     def _propose(self, plan: StepPlan) -> list[TokenDelta]:
-        """Draft for the requests whose next step decodes, unless drafting is paused; return what failed."""
-        ready = [scheduled.request for scheduled in plan.requests if _is_ready(scheduled.request)]
-        quotas = self.length_policy.draft_quotas(plan, ready)
+        """Draft for the requests that decode in the next step, unless drafting is paused; return those that failed."""
+        requests = [scheduled.request for scheduled in plan.requests if _may_draft(scheduled.request)]
+        quotas = self.length_policy.draft_quotas(plan, requests)
         if quotas:
-            for request, draft in zip(ready, self.proposer.propose(ready, quotas)):
+            for request, draft in zip(requests, self.proposer.propose(requests, quotas)):
                 if len(draft):
                     request.set_draft(draft)
         failed: list[TokenDelta] = []
-        for request in ready:
+        for request in requests:
             if request.constraint is None:
                 continue
             try:
-                draft = self._permitted(request, request.constraint)
-            except Exception as fault:
-                failed.append(self._fail(request, fault))
+                draft = self._constrain_draft(request, request.constraint)
+            except Exception as exception:
+                failed.append(self._fail(request, exception))
             else:
                 request.set_draft(draft if len(draft) else NO_DRAFT)
-        if ready:
-            self.length_policy.on_drafts_proposed([r for r in ready if _is_ready(r)] if failed else ready)
+        if failed:
+            requests = [request for request in requests if request.status is not RequestStatus.FINISHED]
+        if requests:
+            self.length_policy.on_drafts_proposed(requests)
         return failed
 
-    def _permitted(self, request: Request, constraint: TokenConstraint) -> Draft:
-        """Cut a draft where the request's constraint forbids it; if none is left, take the tokens that must follow."""
+    def _constrain_draft(self, request: Request, constraint: TokenConstraint) -> Draft:
+        """Return the allowed beginning of a request's draft; if it is empty, the tokens that the constraint forces."""
         draft = request.draft
-        kept = draft.cut(constraint.num_valid_tokens(draft.token_ids))
-        self._stats.forbidden(len(draft) - len(kept))
-        return kept if len(kept) else Draft(constraint.forced_tokens(request.draft_room), FORCED)
+        allowed = draft.cut(constraint.num_valid_tokens(draft.token_ids))
+        self._stats.count_forbidden(len(draft) - len(allowed))
+        return allowed if len(allowed) else Draft(constraint.forced_tokens(request.draft_room), FORCED_SOURCE)
 
     def _end_expired(self) -> list[TokenDelta]:
-        if not self._timed:
+        if not self._with_deadline:
             return []
-        now = self._clock()
-        expired = [r for r in self._timed if r.deadline_s is not None and r.deadline_s <= now]
+        now_s = self._clock()
+        expired = [r for r in self._with_deadline if r.deadline_s is not None and r.deadline_s <= now_s]
         return [self._end(r, "error", ErrorInfo("timeout", "the request's time is over")) for r in expired]
 
     def _end(self, request: Request, finish_reason: str, error: ErrorInfo | None = None) -> TokenDelta:
-        """End a request from outside the step: abort, timeout, or a row that could not be computed."""
+        """End a request for a reason other than its tokens: abort, timeout, or a row that could not be sampled."""
         delta = TokenDelta(request.request_id, request.index)
         try:
             self.outputs.end(delta, request, finish_reason, error=error)
-        except Exception as fault:
-            return self._fail(request, fault)
-        return self._release(request, delta)
+        except Exception as exception:
+            return self._fail(request, exception)
+        return self._finish(request, delta)
 
-    def _fail(self, request: Request, fault: Exception) -> TokenDelta:
-        """End a request whose handling raised `fault`."""
+    def _fail(self, request: Request, exception: Exception) -> TokenDelta:
+        """End a request with an internal error because of `exception`."""
         metrics = RequestMetrics(**vars(request.metrics))
         delta = TokenDelta(request.request_id, request.index, seed=request.seed, metrics=metrics)
         delta.speculate_metrics = SpeculateMetrics()
-        return self._release(request, delta, fault)
+        return self._finish(request, delta, exception)
 
-    def _release(self, request: Request, delta: TokenDelta, fault: Exception | None = None) -> TokenDelta:
-        """Let every part drop an ended request; return its last delta, which an exception makes an internal error."""
-        faults = [] if fault is None else [fault]
-        parts = self.scheduler.remove, self.proposer.finish, self.length_policy.finish_request, self.outputs.finish
-        for release in parts:
+    def _finish(self, request: Request, delta: TokenDelta, exception: Exception | None = None) -> TokenDelta:
+        """Remove an ended request from every component; return its last delta.
+
+        If there is an exception, or a component raises one, the delta becomes an internal error.
+        """
+        exceptions = [] if exception is None else [exception]
+        for finish in (
+            self.scheduler.finish,
+            self.proposer.finish,
+            self.length_policy.finish_request,
+            self.outputs.finish,
+        ):
             try:
-                release(request)
-            except Exception as other:
-                faults.append(other)
+                finish(request)
+            except Exception as another:
+                exceptions.append(another)
         if request.deadline_s is not None:
-            self._timed.remove(request)
-        choices = self._live[request.request_id]
+            self._with_deadline.remove(request)
+        choices = self._choices[request.request_id]
         choices.remove(request)
         if not choices:
-            del self._live[request.request_id]
-        if faults:
+            del self._choices[request.request_id]
+        if exceptions:
             delta.finish_reason, delta.stop_reason, delta.error = "error", None, INTERNAL_ERROR
-        self._stats.finished(request, delta.finish_reason or "")
-        if faults:
-            self._check_after(faults, request.request_id)
+        self._stats.count_finished(request, delta.finish_reason or "")
+        if exceptions:
+            self._check_after(exceptions, request.request_id)
         return delta
 
     @contextmanager
-    def _isolated(self, request: GenerationRequest) -> Iterator[None]:
-        """Turn an exception in the handling of a new request, other than a refusal, into a RequestFailedError."""
+    def _isolate_failure(self, request: GenerationRequest) -> Iterator[None]:
+        """Replace an unexpected exception in the handling of a new request by RequestFailedError."""
         try:
             yield
         except FastDeployError:
             raise
-        except Exception as fault:
-            self._check_after([fault], request.request_id)
-            raise RequestFailedError("internal error") from fault
+        except Exception as exception:
+            self._check_after([exception], request.request_id)
+            raise RequestFailedError("internal error") from exception
 
-    def _check_after(self, faults: Sequence[Exception], request_id: str) -> None:
-        """Log why a request failed, and raise AssertionError if it left the engine in a state that cannot go on."""
-        for fault in faults:
-            logger.error("request %s failed", request_id, exc_info=fault)
+    def _check_after(self, exceptions: Sequence[Exception], request_id: str) -> None:
+        """Log why a request failed; raise AssertionError if the engine cannot continue."""
+        for exception in exceptions:
+            logger.error("request %s failed", request_id, exc_info=exception)
         self.check_integrity()
 
-    def _note_first_plans(self, plan: StepPlan) -> None:
+    def _record_queue_times(self, plan: StepPlan) -> None:
         for scheduled in plan.requests[len(plan.requests) - plan.num_admitted :]:
             request = scheduled.request
             if request.metrics.queue_s is None:
                 request.metrics.queue_s = self._clock() - request.arrival_s
 
 
-def _is_ready(request: Request) -> bool:
-    """True if the request's next step decodes, with room for drafts."""
+def _may_draft(request: Request) -> bool:
+    """Return whether a request decodes in the next step and has room for drafts."""
     return request.num_pending == 1 and request.draft_room > 0 and request.status is RequestStatus.RUNNING

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine core process: poll messages, add and abort, step, send what was emitted."""
+"""The engine process: it receives messages, adds and aborts requests, runs steps and sends what they emit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fastdeploy.metrics.logs import set_up_engine_logging
 from fastdeploy.metrics.pause_log import PauseLog
 
 STATS_INTERVAL_S = 0.5
-PREPARING_POLL_MS = 2  # between looks at requests in preparation, while nothing else is to be done
+COMPILING_POLL_MS = 2  # interval of checks whether grammars are compiled, while the engine is idle
 _PR_SET_PDEATHSIG = 1
 _READABLE, _MORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # arithmetic with flags of an enumeration is slow
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("fastdeploy.engine")
 
 
 class EngineLike(Protocol):
-    """What this loop needs of an engine."""
+    """What the server needs of an engine."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -61,69 +61,70 @@ class EngineLike(Protocol):
 
 @dataclass
 class _InFlight:
-    """A request that some client waits for."""
+    """A request in the engine."""
 
     client: bytes
-    num_open: int
+    num_unfinished: int  # choices
     cache_salt: str
     num_tokens: int = 0
 
 
 @dataclass
-class _Preparing:
-    """A request whose grammar is being compiled beside the steps; `is_aborted` ends it as soon as it is admitted."""
+class _CompilingRequest:
+    """A request that is added when its grammar is compiled; if it is aborted before, it ends as soon as it is added."""
 
     client: bytes
     request: GenerationRequest
-    done: Future[Any]
+    grammar: Future[Any]
     is_aborted: bool = False
 
 
 class EngineServer:
-    """Serves an engine on a ROUTER socket; several clients may speak, each gets the deltas of its own requests."""
+    """Serves an engine to several clients on a ROUTER socket; each client gets the deltas of its own requests."""
 
     def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes], clients: set[bytes]) -> None:
-        """Serve `engine` to the `clients` that have said hello, and to those that will."""
+        """Serve the `clients` that have sent `Hello`, and those that will send it later."""
         self._engine = engine
         self._socket = socket
         self._polled = [(socket, _READABLE)]
         self._clients = set(clients)
         self._in_flight: dict[str, _InFlight] = {}
-        self._preparing: list[_Preparing] = []
-        self._gone: set[bytes] = set()
+        self._compiling: list[_CompilingRequest] = []
+        self._disconnected: set[bytes] = set()
         self._outbox = Outbox(self._send)
         self._stats_sent_s = 0.0
         self._pause_log = PauseLog()
         self._stopping = False
 
     def run(self) -> None:
-        """Serve until a client says shutdown. Blocks while there is nothing to do."""
+        """Serve until a client sends `Shutdown`; block while the engine is idle."""
         logger.info("ready for requests of %d connections", len(self._clients))
         for client in self._clients:
             self._send(client, self._ready())
         try:
             while not self._stopping:
-                self._handle_waiting(block=not self._engine.has_unfinished())
-                if self._preparing:
-                    self._add_prepared()
+                self._receive(block=not self._engine.has_unfinished())
+                if self._compiling:
+                    self._add_compiled()
                 if self._engine.has_unfinished():
                     self._emit(self._engine.step())
         finally:
             self._outbox.send()
 
-    def _handle_waiting(self, block: bool) -> None:
+    def _receive(self, block: bool) -> None:
+        """Handle all received messages; wait for one if `block` is True."""
         if block:
             self._send_stats()
-            self._socket.poll(PREPARING_POLL_MS if self._preparing else None)
+            self._socket.poll(COMPILING_POLL_MS if self._compiling else None)
         while not self._stopping and zmq.zmq_poll(self._polled, 0):
             client, payload = self._socket.recv_multipart()
-            if client not in self._gone:  # whose last words may come after the news of its end
+            if client not in self._disconnected:  # its last messages may arrive after `ClientDisconnected`
                 self._handle(client, messages.decode_to_engine(payload))
 
     def _handle(self, client: bytes, message: messages.ToEngine) -> None:
         match message:
             case messages.AddRequest(request):
-                self._take(client, request)
+                self._prepare(client, request)
             case messages.AbortRequest(request_id):
                 self._abort(request_id)
             case messages.AbortMany(call_id, request_ids, salt_prefix):
@@ -136,29 +137,29 @@ class EngineServer:
             case messages.Shutdown():
                 self._stopping = True
 
-    def _take(self, client: bytes, request: GenerationRequest) -> None:
-        """Add a request, now or when its grammar is compiled: nobody's next token waits for that."""
+    def _prepare(self, client: bytes, request: GenerationRequest) -> None:
+        """Add a request, now or when its grammar is compiled, so that steps do not wait for the compiler."""
         try:
-            done = self._engine.prepare(request)
+            grammar = self._engine.prepare(request)
         except RequestFailedError as error:
             self._send(client, messages.Rejected(request.request_id, "internal", "", str(error)))
             return
-        if done is None or done.done():
+        if grammar is None or grammar.done():
             self._add(client, request)
         else:
-            self._preparing.append(_Preparing(client, request, done))
+            self._compiling.append(_CompilingRequest(client, request, grammar))
 
-    def _add_prepared(self) -> None:
-        ready = [one for one in self._preparing if one.done.done()]
-        self._preparing = [one for one in self._preparing if one not in ready]
-        for one in ready:
-            self._add(one.client, one.request)
-            if one.is_aborted and one.request.request_id in self._in_flight:
-                self._abort(one.request.request_id)
+    def _add_compiled(self) -> None:
+        compiled = [entry for entry in self._compiling if entry.grammar.done()]
+        self._compiling = [entry for entry in self._compiling if entry not in compiled]
+        for entry in compiled:
+            self._add(entry.client, entry.request)
+            if entry.is_aborted and entry.request.request_id in self._in_flight:
+                self._abort(entry.request.request_id)
 
     def _abort(self, request_id: str) -> None:
-        for one in self._preparing:
-            one.is_aborted |= one.request.request_id == request_id
+        for entry in self._compiling:
+            entry.is_aborted |= entry.request.request_id == request_id
         self._emit(self._engine.abort(request_id))
 
     def _add(self, client: bytes, request: GenerationRequest) -> None:
@@ -172,30 +173,30 @@ class EngineServer:
             self._send(client, messages.Rejected(request.request_id, "internal", "", str(error)))
         else:
             self._in_flight[request.request_id] = _InFlight(client, request.params.n, request.cache_salt)
-            self._stats_sent_s = 0.0  # the next step tells of it
-            self._outbox.send()  # reading a prompt may take long
+            self._stats_sent_s = 0.0  # send stats that include it after the next step
+            self._outbox.send()  # the prefill may take long
 
     def _abort_many(self, client: bytes, call_id: int, request_ids: list[str] | None, salt_prefix: str) -> None:
-        named = None if request_ids is None else frozenset(request_ids)
-        known = [(request_id, one.cache_salt, one.num_tokens) for request_id, one in self._in_flight.items()]
-        known += [(one.request.request_id, one.request.cache_salt, 0) for one in self._preparing]
-        ended = [
+        wanted = None if request_ids is None else frozenset(request_ids)
+        requests = [(request_id, entry.cache_salt, entry.num_tokens) for request_id, entry in self._in_flight.items()]
+        requests += [(entry.request.request_id, entry.request.cache_salt, 0) for entry in self._compiling]
+        aborted = [
             (request_id, num_tokens)
-            for request_id, cache_salt, num_tokens in known
-            if cache_salt.startswith(salt_prefix) and (named is None or _is_named(request_id, named))
+            for request_id, cache_salt, num_tokens in requests
+            if cache_salt.startswith(salt_prefix) and (wanted is None or _is_in(request_id, wanted))
         ]
-        for request_id, _ in ended:
+        for request_id, _ in aborted:
             self._abort(request_id)
-        self._send(client, messages.Aborted(call_id, ended))
+        self._send(client, messages.Aborted(call_id, aborted))
 
     def _disconnect_client(self, client: bytes) -> None:
-        self._preparing = [one for one in self._preparing if one.client != client]
-        lost = [request_id for request_id, one in self._in_flight.items() if one.client == client]
-        logger.warning("connection %s is gone; %d requests are aborted", client.decode(), len(lost))
-        for request_id in lost:
+        self._compiling = [entry for entry in self._compiling if entry.client != client]
+        aborted = [request_id for request_id, entry in self._in_flight.items() if entry.client == client]
+        logger.warning("connection %s is closed; %d requests are aborted", client.decode(), len(aborted))
+        for request_id in aborted:
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
-        self._gone.add(client)
+        self._disconnected.add(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:
         is_urgent = has_end = False
@@ -206,8 +207,8 @@ class EngineServer:
             self._outbox.put(request.client, delta)
             if delta.finish_reason is not None:
                 has_end = True
-                request.num_open -= 1
-                if request.num_open == 0:
+                request.num_unfinished -= 1
+                if request.num_unfinished == 0:
                     del self._in_flight[delta.request_id]
         if has_end or time.monotonic() - self._stats_sent_s > STATS_INTERVAL_S:
             self._send_stats()
@@ -233,12 +234,13 @@ class EngineServer:
         return messages.Ready(engine.max_model_len, engine.vocab_size, engine.eos_token_ids, engine.describe())
 
 
-def _is_named(request_id: str, named: frozenset[str]) -> bool:
-    return request_id in named or re.sub(r"-\d+$", "", request_id) in named
+def _is_in(request_id: str, wanted: frozenset[str]) -> bool:
+    """Return whether `wanted` has this id, or the id of the HTTP request that it is the prompt number n of: ID-n."""
+    return request_id in wanted or re.sub(r"-\d+$", "", request_id) in wanted
 
 
 def main() -> int:
-    """Run the process; return its exit status: 0 after a shutdown, 2 for a configuration that cannot be used."""
+    """Run the process; return its exit status: 0 after a shutdown, 2 for an invalid configuration."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
     parser.add_argument("--factory", required=True)
@@ -246,11 +248,11 @@ def main() -> int:
     args = parser.parse_args()
     _die_with_parent(args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server drains, then says shutdown
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server finishes its requests, then sends `Shutdown`
     set_up_engine_logging(read_env())
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.set_hwm(0)  # a ROUTER drops what a full queue cannot take; a queue without limit loses nothing
+        socket.set_hwm(0)  # no limit, since a ROUTER drops messages if a queue is full
         socket.bind(args.address)
         clients = _wait_for_owner(socket)
         return _serve(config, args.factory, socket, clients)
@@ -261,23 +263,23 @@ def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], client
         socket.send_multipart([OWNER, messages.encode(messages.Progress(what, fraction))])
 
     try:
-        engine = _resolve(factory)(config, on_progress)
+        engine = _import_factory(factory)(config, on_progress)
     except ConfigError as error:
         socket.send_multipart([OWNER, messages.encode(messages.StartupFailed(error.field, error.message))])
         return 2
-    settle()
+    freeze_gc()
     EngineServer(engine, socket, clients).run()
     return 0
 
 
-def settle() -> None:
-    """Take what loading has made out of the garbage collector's sight: its full passes stop every stream."""
+def freeze_gc() -> None:
+    """Exclude all objects made so far from garbage collection, whose full passes would stall all streams."""
     gc.collect()
     gc.freeze()
 
 
 def _wait_for_owner(socket: zmq.Socket[bytes]) -> set[bytes]:
-    """Wait until the process that started this one has said hello; return all that have."""
+    """Wait until the process that started this one has sent `Hello`; return all clients that have."""
     clients: set[bytes] = set()
     while OWNER not in clients:
         client, payload = socket.recv_multipart()
@@ -286,14 +288,15 @@ def _wait_for_owner(socket: zmq.Socket[bytes]) -> set[bytes]:
     return clients
 
 
-def _resolve(factory: str) -> Callable[..., EngineLike]:
-    module, _, name = factory.partition(":")
-    made: Callable[..., EngineLike] = getattr(importlib.import_module(module), name)
-    return made
+def _import_factory(path: str) -> Callable[..., EngineLike]:
+    """Return the function `module:name` that builds an engine."""
+    module, _, name = path.partition(":")
+    factory: Callable[..., EngineLike] = getattr(importlib.import_module(module), name)
+    return factory
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, however that happens."""
+    """Let the kernel kill this process when its parent process ends for any reason."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a request's text ends, and what is reported of each step.
+"""Finds where a request ends and makes the token deltas of each step.
 
-Stops are judged token by token in order, inside one step: tokens behind the stop are dropped before the ledger, the
-caches or any statistic sees them.
+The tokens of a step are checked for stops in order. Tokens after a stop are dropped before they reach the ledger, the
+caches or the statistics.
 """
 
 from __future__ import annotations
@@ -11,46 +11,47 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
-from fastdeploy.core.request import Request, SpeculationTally
+from fastdeploy.core.request import Request, SpeculationStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest
 
 
 class StopStringScanner(Protocol):
-    """Watches one request's text for its stop strings: see detokenize.stop_strings."""
+    """Searches the text of one request for its stop strings: see detokenize.stop_strings."""
 
     def push(self, token_id: int) -> str | None:
-        """Return the stop string that this token completes, if any; none before min_tokens."""
+        """Append a token; return the stop string that it completes, None before min_tokens or if there is none."""
 
 
 ScannerFactory = Callable[[Request], StopStringScanner]
 
 
 class OutputProcessor:
-    """Finds the end of each request and turns results into `TokenDelta`s."""
+    """Finds the end of each request and converts results to `TokenDelta`s."""
 
     def __init__(self, eos_token_ids: list[int], make_scanner: ScannerFactory, clock: Callable[[], float]) -> None:
-        """Make a processor for one model.
+        """Create a processor for one model.
 
         Args:
             eos_token_ids: the model's end tokens.
-            make_scanner: gives a request with stop strings its scanner.
+            make_scanner: makes the scanner of a request with stop strings.
             clock: seconds, monotonic.
         """
-        self._eos = frozenset(eos_token_ids)
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._make_scanner = make_scanner
         self._scanners: dict[Request, StopStringScanner] = {}
         self._end_ids: dict[Request, frozenset[int]] = {}
         self._clock = clock
 
     def start(self, request: Request) -> None:
-        """Prepare for a new request."""
+        """Add a new request."""
         params = request.params
         if params.stop:
             self._scanners[request] = self._make_scanner(request)
-        self._end_ids[request] = frozenset([*params.stop_token_ids, *(() if params.ignore_eos else self._eos)])
+        eos_token_ids = frozenset[int]() if params.ignore_eos else self._eos_token_ids
+        self._end_ids[request] = eos_token_ids.union(params.stop_token_ids)
 
     def finish(self, request: Request) -> None:
-        """Forget a request."""
+        """Remove a request."""
         del self._end_ids[request]
         self._scanners.pop(request, None)
 
@@ -60,24 +61,24 @@ class OutputProcessor:
         assert self._end_ids.keys() == live
         assert self._scanners.keys() == {request for request in live if request.params.stop}
 
-    def cut(self, scheduled: ScheduledRequest, result: RequestResult) -> TokenDelta:
-        """Report one step of one request: its tokens up to the first stop, the stop's own token included.
+    def truncate_at_stop(self, scheduled: ScheduledRequest, result: RequestResult) -> TokenDelta:
+        """Return the delta of one step of a request: its tokens up to the first stop, including the token that stops.
 
-        Call before the ledger takes the tokens, and `complete` after that.
+        Call this before the ledger takes the tokens, and `complete` after that.
         """
         request, token_ids = scheduled.request, result.token_ids
         delta = TokenDelta(request.request_id, request.index, token_ids, seed=request.seed)
-        if not self._goes_on(request, token_ids):
-            self._cut(delta, request)
-        count = len(delta.token_ids)
+        if not self._cannot_stop(request, token_ids):
+            self._find_stop(delta, request)
+        num_tokens = len(delta.token_ids)
         if result.num_accepted:
-            delta.drafted_by = scheduled.draft.source_of_each()[: min(result.num_accepted, count)]
+            delta.drafted_by = scheduled.draft.source_of_each()[: min(result.num_accepted, num_tokens)]
         if result.logprobs is not None:
-            delta.logprobs = result.logprobs[:count]
+            delta.logprobs = result.logprobs[:num_tokens]
         return delta
 
-    def _goes_on(self, request: Request, token_ids: list[int]) -> bool:
-        """True where nothing can end the text at one of these tokens; most steps."""
+    def _cannot_stop(self, request: Request, token_ids: list[int]) -> bool:
+        """Return True if none of these tokens can end the request, as in most steps; False if they must be checked."""
         return (
             self._end_ids[request].isdisjoint(token_ids)
             and request.num_tokens + len(token_ids) < request.max_total_tokens
@@ -85,20 +86,20 @@ class OutputProcessor:
             and request.constraint is None
         )
 
-    def _cut(self, delta: TokenDelta, request: Request) -> None:
-        """Walk the tokens to the first one that ends the text; drop what is behind it."""
+    def _find_stop(self, delta: TokenDelta, request: Request) -> None:
+        """Advance the request's scanner and constraint up to the first token that stops; drop the tokens after it."""
         params, constraint, scanner = request.params, request.constraint, self._scanners.get(request)
         first = request.num_output_tokens + 1
         for num_output, token_id in enumerate(delta.token_ids, first):
             stop_string = scanner.push(token_id) if scanner else None
-            ending = constraint.accept_token(token_id) if constraint else None
+            constraint_end = constraint.accept_token(token_id) if constraint else None
             if stop_string is not None:
                 delta.finish_reason, delta.stop_reason = "stop", stop_string
             elif num_output > params.min_tokens and token_id in self._end_ids[request]:
                 delta.finish_reason = "stop"
                 delta.stop_reason = token_id if token_id in params.stop_token_ids else None
-            elif ending is not None:
-                delta.finish_reason, delta.is_complete = ending, ending == "stop"
+            elif constraint_end is not None:
+                delta.finish_reason, delta.is_complete = constraint_end, constraint_end == "stop"
             elif request.num_prompt_tokens + num_output >= request.max_total_tokens:
                 delta.finish_reason = "length"
             if delta.finish_reason is not None:
@@ -106,7 +107,7 @@ class OutputProcessor:
                 return
 
     def complete(self, delta: TokenDelta, request: Request) -> None:
-        """Add what the ledger knows once it has taken the tokens of `delta`, one at least."""
+        """Complete a delta with at least one token, after the ledger has taken its tokens."""
         if request.num_output_tokens == len(delta.token_ids):
             request.num_first_tokens = len(delta.token_ids)
             request.metrics.first_token_s = self._clock() - request.arrival_s
@@ -124,22 +125,22 @@ class OutputProcessor:
         delta.error = error
         delta.seed = request.seed
         delta.metrics = RequestMetrics(**vars(request.metrics))
-        delta.speculate_metrics = speculate_metrics(request.all_steps())
+        delta.speculate_metrics = speculate_metrics(request.decoding_stats())
         return delta
 
 
-def speculate_metrics(tally: SpeculationTally) -> SpeculateMetrics:
-    """Compute a request's metrics from its counts (definitions: docs/glossary.md)."""
-    drafted_at, accepted_at = tally.drafted_at(), tally.accepted_at()
-    drafted, accepted = sum(drafted_at), sum(accepted_at)
+def speculate_metrics(stats: SpeculationStats) -> SpeculateMetrics:
+    """Compute the metrics of a request from its counts (definitions: docs/glossary.md)."""
+    drafted, accepted = stats.drafted_per_position(), stats.accepted_per_position()
+    num_drafted, num_accepted = sum(drafted), sum(accepted)
     return SpeculateMetrics(
-        accepted_tokens=accepted,
-        rejected_tokens=drafted - accepted,
-        accept_ratio=accepted / drafted if drafted else 0.0,
-        average_accept_length=tally.num_emitted / tally.num_steps if tally.num_steps else 0.0,
-        accepted_tokens_per_head=accepted_at,
-        accept_ratio_per_head=[a / d for a, d in zip(accepted_at, drafted_at)],
-        num_steps=tally.num_steps,
-        drafted_tokens=drafted,
-        source=dict(tally.drafted_per_source),
+        accepted_tokens=num_accepted,
+        rejected_tokens=num_drafted - num_accepted,
+        accept_ratio=num_accepted / num_drafted if num_drafted else 0.0,
+        average_accept_length=stats.num_emitted / stats.num_steps if stats.num_steps else 0.0,
+        accepted_tokens_per_head=accepted,
+        accept_ratio_per_head=[a / d for a, d in zip(accepted, drafted)],
+        num_steps=stats.num_steps,
+        drafted_tokens=num_drafted,
+        source=dict(stats.drafted_per_source),
     )

@@ -196,7 +196,7 @@ class ModelRunner:
     ) -> tuple[int, list[LogitsRange]]:
         """Write the sampling metadata of a logits batch and the row range of each request that is verified.
 
-        An exception raised by a request's constraint becomes the fault of its result; its rows are computed anyway.
+        An exception raised by a request's constraint becomes part of its result; its rows are computed anyway.
 
         Returns:
             The number of rows, and the ranges of verification rows.
@@ -211,8 +211,8 @@ class ModelRunner:
                 scheduled = plan.requests[rows.request_index]
                 try:
                     metadata.write(scheduled.request, scheduled.draft, first_row)
-                except Exception as fault:
-                    results[rows.request_index].fault = fault
+                except Exception as exception:
+                    results[rows.request_index].exception = exception
                     metadata.write_unused(first_row, rows.num_rows)
                 verified.append(rows)
             first_row += rows.num_rows
@@ -263,7 +263,7 @@ class ModelRunner:
         any_bad = any(status)
         for rows, num_accepted in zip(verified, accepted):
             result, first = results[rows.request_index], rows.first_row
-            if result.fault is not None:
+            if result.exception is not None:
                 continue
             end = first + num_accepted + 1
             if any_bad and (bad := next((row for row in range(first, end) if status[row]), None)) is not None:

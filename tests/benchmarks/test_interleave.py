@@ -51,7 +51,7 @@ def test_engines_do_the_same_work_in_every_stretch(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_block_of_the_shared_cache_belongs_to_two_engines() -> None:
-    blocks = [set(contender.timed.engine.scheduler.kv.pool._free) for contender in make_contenders()]
+    blocks = [set(contender.timed.engine.scheduler.kv_cache_manager.pool._free) for contender in make_contenders()]
     assert [len(own) for own in blocks] == [2, 2]
     assert not set.intersection(*blocks)
 

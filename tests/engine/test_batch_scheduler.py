@@ -9,7 +9,7 @@ from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.request import Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
-from fastdeploy.engine.batch_scheduler import MIN_PROMPT_ROWS, BatchScheduler
+from fastdeploy.engine.batch_scheduler import MIN_PREFILL_ROWS, BatchScheduler
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 
@@ -58,7 +58,7 @@ def test_decoding_requests_come_before_a_long_prompt() -> None:
     finish_step(scheduler, plan)
     scheduler.waiting.appendleft(scheduler.running.pop())  # let the short one start first
     scheduler.waiting[0].status = RequestStatus.WAITING
-    scheduler.kv.free(scheduler.waiting[0])
+    scheduler.kv_cache_manager.free(scheduler.waiting[0])
     scheduler.waiting.rotate(1)
     plan, counts = planned(scheduler)
     assert counts == {"short": 2, "long": 6}
@@ -170,47 +170,47 @@ def test_no_more_requests_run_than_allowed() -> None:
 
 def test_prompts_take_few_rows_of_a_step_in_which_others_decode() -> None:
     scheduler = make(num_blocks=300, max_num_batched_tokens=1000, max_num_seqs=100)
-    for i in range(MIN_PROMPT_ROWS + 6):
+    for i in range(MIN_PREFILL_ROWS + 6):
         scheduler.add(request(f"decodes-{i}", 3))
     plan, _ = planned(scheduler)
     finish_step(scheduler, plan)
     for name in ("first", "second"):
         scheduler.add(request(name, 100))
     plan, counts = planned(scheduler)
-    assert counts["first"] == MIN_PROMPT_ROWS + 6 == 70 and "second" not in counts
+    assert counts["first"] == MIN_PREFILL_ROWS + 6 == 70 and "second" not in counts
     finish_step(scheduler, plan)
     for one in scheduler.running[3:-1]:
-        scheduler.remove(one)
+        scheduler.finish(one)
     _, counts = planned(scheduler)
-    assert (counts["first"], counts["second"]) == (30, MIN_PROMPT_ROWS - 30)
+    assert (counts["first"], counts["second"]) == (30, MIN_PREFILL_ROWS - 30)
 
 
 def test_prompts_take_as_many_rows_beside_those_that_decode_as_fit_into_a_pause() -> None:
     scheduler = make(num_blocks=300, max_num_batched_tokens=1000, max_num_seqs=100)
     scheduler.add(request("decodes", 80))
     plan, _ = planned(scheduler)
-    scheduler.learn(plan, 0.02)
+    scheduler.record_step_time(plan, 0.02)
     finish_step(scheduler, plan)
     scheduler.add(request("long", 900))
     plan, counts = planned(scheduler)
     assert counts == {"decodes": 1, "long": 200}, "80 rows took 20 ms, so 200 take 50"
-    scheduler.learn(plan, 0.201)
+    scheduler.record_step_time(plan, 0.201)
     finish_step(scheduler, plan)
     plan, counts = planned(scheduler)
     assert counts["long"] == 125, "halfway from 4,000 rows a second to 1,000"
-    scheduler.learn(plan, 10.0)
+    scheduler.record_step_time(plan, 10.0)
     finish_step(scheduler, plan)
-    assert planned(scheduler)[1]["long"] == MIN_PROMPT_ROWS, "however slow they are"
+    assert planned(scheduler)[1]["long"] == MIN_PREFILL_ROWS, "however slow they are"
 
 
 def test_steps_of_few_rows_say_nothing_of_prompts() -> None:
     scheduler = make(num_blocks=300, max_num_batched_tokens=1000)
-    scheduler.add(request("decodes", MIN_PROMPT_ROWS - 1))
+    scheduler.add(request("decodes", MIN_PREFILL_ROWS - 1))
     plan, _ = planned(scheduler)
-    scheduler.learn(plan, 1e-6)
+    scheduler.record_step_time(plan, 1e-6)
     finish_step(scheduler, plan)
     scheduler.add(request("long", 900))
-    assert planned(scheduler)[1]["long"] == MIN_PROMPT_ROWS
+    assert planned(scheduler)[1]["long"] == MIN_PREFILL_ROWS
 
 
 def test_prompts_that_may_not_be_cut_are_not_limited_by_those_that_decode() -> None:

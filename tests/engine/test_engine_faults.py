@@ -112,7 +112,7 @@ def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-@pytest.mark.parametrize("method", ["cut", "complete", "end"])
+@pytest.mark.parametrize("method", ["truncate_at_stop", "complete", "end"])
 def test_a_fault_of_the_stop_scan_or_at_the_end_fails_its_own_request(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -276,7 +276,7 @@ def test_one_request_with_bad_drafts_does_not_take_rows_from_the_others() -> Non
         plan_drafts = {r.request_id: r for r in virtual.engine.scheduler.running}
         virtual.engine.step()
         for name, request in plan_drafts.items():
-            num_drafts[name] = sum(n * count for n, count in enumerate(request.tally.drafted))
+            num_drafts[name] = sum(n * count for n, count in enumerate(request.speculation.drafted))
     assert num_drafts["good"] > 4 * num_drafts["bad"]
 
 

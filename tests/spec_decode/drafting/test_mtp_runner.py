@@ -135,4 +135,4 @@ def test_suffix_decoding_drafts_alone_if_the_checkpoint_has_no_layer(caplog: pyt
     config = EngineConfig(model="tests/golden/ernie4_5", max_model_len=32, speculative=parse_speculative_config(given))
     with caplog.at_level("WARNING"):
         assert make_engine(config).describe()["speculation"]["method"] == "suffix"
-    assert "holds no layer for multi-token prediction: suffix decoding alone" in caplog.text
+    assert "has no layer for multi-token prediction; suffix decoding is used alone" in caplog.text

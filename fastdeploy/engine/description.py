@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describes an engine: the fingerprint of its numerics, its KV cache, its speculation."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.speculative_config import SpeculativeConfig
+from fastdeploy.engine.memory_plan import MemoryPlan
+from fastdeploy.ops.registry import is_exact, selected_backend
+
+DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
+
+
+def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, Any]:
+    """Return everything that decides the bits of a logit: equal fingerprints give equal texts."""
+    return {
+        "checkpoint": _digest_checkpoint(model_config, config.load_choices),
+        "dtype": model_config.dtype,
+        "kv_cache_dtype": model_config.kv_cache_dtype,
+        "quantization": str(config.quantization),
+        "backend": config.device,
+        **selected_backend().describe(),
+        "tensor_parallel_size": 1,
+        "exact": is_exact() and not config.speculative.is_lossy,
+    }
+
+
+def describe_engine(
+    config: EngineConfig, model_config: ModelConfig, memory: MemoryPlan, fingerprint: dict[str, Any], max_model_len: int
+) -> dict[str, Any]:
+    """Return what `Engine.describe` says of the model, the memory and the speculation."""
+    return {
+        "model": config.model,
+        "architecture": model_config.architecture,
+        "max_model_len": max_model_len,
+        "kv_cache": {
+            "num_blocks": memory.num_blocks,
+            "block_size": memory.block_size,
+            "num_tokens": memory.num_tokens,
+            "dtype": model_config.kv_cache_dtype,
+            "bytes": memory.num_bytes,
+        },
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "fingerprint": fingerprint,
+        "speculation": _describe_speculation(config.speculative),
+    }
+
+
+def _digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:
+    """Digest config.json and the size, start and end of each weight file, which is fast and tells checkpoints apart."""
+    digest = hashlib.blake2b(f"{load_choices}\0{model_config!r}".encode(), digest_size=8)
+    for file in sorted(Path(model_config.path).glob("*.safetensors")):
+        num_bytes = file.stat().st_size
+        digest.update(f"{file.name}\0{num_bytes}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(DIGESTED_BYTES))
+            stream.seek(-min(DIGESTED_BYTES, num_bytes), 2)
+            digest.update(stream.read(DIGESTED_BYTES))
+    return digest.hexdigest()
+
+
+def _describe_speculation(speculative: SpeculativeConfig) -> dict[str, Any]:
+    return {
+        "method": speculative.method,
+        "extension": speculative.extension and speculative.extension.method,
+        "num_speculative_tokens": speculative.num_speculative_tokens,
+        "num_model_steps": getattr(speculative, "num_model_steps", 1),
+        "verify_strategy": speculative.verify_strategy,
+        "accept_policy": speculative.accept_policy,
+        "adaptive": speculative.adaptive,
+        "lossy": speculative.is_lossy,
+    }
