@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doubles that make the engine testable without weights: a model of a few lines, and an oracle that knows its text."""
+"""Test doubles for an engine without weights: a model of a few lines, and a proposer that proposes its outputs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ VOCAB = 7
 
 
 def next_token(context: np.ndarray, seed: int) -> int:
-    """Choose a token from the last two of the context, so that texts fall into loops that n-grams can follow."""
+    """Return a token that depends on the last two of the context, so that outputs repeat and n-grams match."""
     return zlib.crc32(context[-2:].tobytes() + (seed % 3).to_bytes(1, "little")) % VOCAB
 
 
 class SlotModelRunner:
-    """A model whose cache is one token id per slot: it reads each row's context back through the block table.
+    """A model whose cache holds one token id per slot, from which it reads the context of each row.
 
-    A wrong block, a block handed out twice or a stale slot shows as a context that is not the request's own.
+    A wrong block, a block that two requests share by mistake or a stale slot gives a context that differs from the
+    request's tokens, which fails the test.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -70,7 +71,7 @@ class SlotModelRunner:
 
 
 class OracleProposer(Proposer):
-    """Knows every request's plain text and proposes it, each token corrupted with a seeded probability."""
+    """Proposes the output of plain decoding; each token is replaced by another with a given probability."""
 
     name = "oracle"
 
@@ -78,23 +79,23 @@ class OracleProposer(Proposer):
         self.texts = texts
         self.corruption = corruption
         self._random = np.random.default_rng(seed)
-        self._live: set[tuple[str, int]] = set()
+        self._started: set[tuple[str, int]] = set()
 
     def start(self, request: Request) -> None:
-        self._live.add(request.key)
+        self._started.add(request.key)
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         return [self._draft(request, quota.max_drafts) for request, quota in zip(requests, quotas)]
 
     def finish(self, request: Request) -> None:
-        self._live.remove(request.key)
+        self._started.remove(request.key)
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        assert self._live == {request.key for request in requests}
+        assert self._started == {request.key for request in requests}
 
-    def _draft(self, request: Request, cap: int) -> Draft:
-        done = request.num_output_tokens
-        tokens = np.array(self.texts[request.key][done : done + cap], np.int32)
+    def _draft(self, request: Request, max_drafts: int) -> Draft:
+        first = request.num_output_tokens
+        tokens = np.array(self.texts[request.key][first : first + max_drafts], np.int32)
         if not len(tokens):
             return NO_DRAFT
         wrong = self._random.random(len(tokens)) < self.corruption
@@ -102,7 +103,7 @@ class OracleProposer(Proposer):
 
 
 class ManualClock:
-    """A clock that moves when told."""
+    """A clock whose time is set by the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -123,7 +124,7 @@ def make_engine(
     clock: ManualClock | None = None,
     length_policy: LengthPolicy | None = None,
 ) -> Engine:
-    """Build a real engine around the slot model."""
+    """Build an engine with the slot model."""
     clock = clock or ManualClock()
     method = "ngram" if num_speculative_tokens else "naive"
     kv = KVCacheManager(num_blocks, block_size, prefix_caching)
@@ -145,19 +146,19 @@ def make_engine(
 
 
 def plain_text(prompt: Sequence[int], seed: int, params: SamplingParams, max_model_len: int = 64) -> list[int]:
-    """Return what the slot model emits for one request alone, from the definition."""
+    """Return the output of plain decoding for one request, from the model's definition."""
     context = list(prompt)
-    most = min(max_model_len - len(prompt), params.max_tokens or max_model_len)
-    while len(context) - len(prompt) < most:
+    max_tokens = min(max_model_len - len(prompt), params.max_tokens or max_model_len)
+    while len(context) - len(prompt) < max_tokens:
         context.append(next_token(np.array(context, np.int32), seed))
-        ended = context[-1] in params.stop_token_ids or (context[-1] == EOS and not params.ignore_eos)
-        if ended and len(context) - len(prompt) > params.min_tokens:
+        is_end = context[-1] in params.stop_token_ids or (context[-1] == EOS and not params.ignore_eos)
+        if is_end and len(context) - len(prompt) > params.min_tokens:
             break
     return context[len(prompt) :]
 
 
 def run(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], list[int]]:
-    """Run requests to their end and return the tokens of each choice."""
+    """Run requests to completion and return the tokens of each choice."""
     for request in requests:
         engine.add_request(request)
     texts: dict[tuple[str, int], list[int]] = {}

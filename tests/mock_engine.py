@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine of a few lines for tests of what stands around it: its tokens are a function of the context.
+"""A mock engine for tests of the code around the engine; its tokens are a function of the context.
 
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
 (the process kills itself when a request's prompt holds that id), `fail_at_token` (such a request fails at admission),
@@ -35,13 +35,13 @@ BLOCKS = 100
 
 
 def next_token(context: list[int], seed: int, vocab_size: int) -> int:
-    """Return a token that depends on the last four of the context and, little, on the seed; never a special one."""
+    """Return a token that depends on the last four of the context and on the seed; never a special token."""
     text = ",".join(map(str, [*context[-4:], seed % 5]))
     return 4 + zlib.crc32(text.encode()) % (vocab_size - 4)
 
 
 class MockEngine:
-    """Runs every request at once, `tokens_per_step` tokens a step."""
+    """Advances all requests together, by `tokens_per_step` tokens per step."""
 
     def __init__(self, config: EngineConfig, options: dict[str, Any]) -> None:
         self._model = config.model
@@ -65,7 +65,7 @@ class MockEngine:
         if request.request_id in self._live:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         if self._options.get("die_at_token") in request.prompt_token_ids:
-            print("the mock engine met its poisoned token", file=sys.stderr, flush=True)
+            print("the mock engine dies at this token", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         if self._options.get("fail_at_token") in request.prompt_token_ids:
             raise RequestFailedError("internal error")
@@ -220,7 +220,7 @@ def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] 
 
 
 def save_mock_model(folder: Path, special_tokens: Sequence[str] = (), **options: Any) -> Path:
-    """Write what a server needs of a model whose engine is the mock: tokenizer, config.json, options."""
+    """Write the files of a model that the mock engine serves: tokenizer, config.json, options."""
     from tests.detokenize.tokenizers_for_tests import save_tokenizer
 
     save_tokenizer(folder, special_tokens=special_tokens)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary every other package speaks: requests, sampling parameters, plans, results, errors."""
+"""Types that all packages use: requests, sampling parameters, plans, results, errors."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this package starts processes of its own."""
+"""Command lines of child processes."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# `python -m` would look for the package in the current directory first: in a checkout beside the installed package.
+# `python -m` would look for the package in the current directory first, which may be a checkout of other sources.
 _CODE = (
     "import sys; sys.path[:] = sys.argv.pop(1).split(':'); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -14,6 +14,6 @@ _CODE = (
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module as `python -m` does, where it imports what this process imports."""
+    """Return the command that runs a module like `python -m`, with the import path of this process."""
     path = ":".join(os.path.abspath(entry) for entry in sys.path)
     return [sys.executable, "-c", _CODE, path, module, *arguments]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of what constrains a request's output in addition to its sampling parameters."""
+"""The interface of constraints: what a grammar or a reasoning budget allows at each position of an output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TokenConstraint(Protocol):
     """An automaton over the emitted tokens of one choice. Only `accept_token` changes its state.
 
     Attributes:
-        error: why no token is allowed any more; "" as long as one is.
+        error: why no token is allowed; "" if some are.
     """
 
     error: str
@@ -25,14 +25,14 @@ class TokenConstraint(Protocol):
         """Return the length of the longest prefix of the draft that is allowed."""
 
     def forced_tokens(self, limit: int) -> list[int]:
-        """Return at most `limit` tokens that are almost certain to follow; may be empty."""
+        """Return at most `limit` tokens that the constraint forces to follow; possibly none."""
 
     def fill_bitmasks(self, draft: Sequence[int], bitmasks: TokenArray) -> list[bool]:
-        """Write the bitmask of each row of a verification; row i assumes that the first i draft tokens are accepted.
+        """Write the bitmask of each verification row; row i assumes that the first i draft tokens are accepted.
 
         Args:
             draft: [K] tokens.
-            bitmasks: [1 + K, words] int32, bit v % 32 of word v // 32 is 1 where id v is allowed.
+            bitmasks: [1 + K, words] int32; bit v % 32 of word v // 32 is 1 if id v is allowed.
 
         Returns:
             Whether each row is constrained; the bitmask of an unconstrained row is not written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that cross a border: configuration, requests, the engine's end."""
+"""Errors of configurations and requests, and of the engine as a whole."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 
 class FastDeployError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base class of all errors that callers are expected to handle."""
 
 
 class ConfigError(FastDeployError):
-    """A flag, key, file or checkpoint that cannot be used.
+    """An invalid flag, key, file or checkpoint.
 
     Attributes:
-        field: the flag, key or file at fault, as its user typed it.
-        message: what is wrong with it and what would be right.
+        field: the flag, key or file, as the user typed it.
+        message: what is wrong, and what is expected.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -29,11 +29,11 @@ class ConfigError(FastDeployError):
 
 
 class InvalidRequestError(FastDeployError):
-    """A request that cannot be served as asked (HTTP 400).
+    """An invalid request (HTTP 400).
 
     Attributes:
-        field: the request's field at fault.
-        message: what is wrong with its value and the valid range.
+        field: the invalid field.
+        message: what is wrong with its value, and what is expected.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -46,22 +46,22 @@ class InvalidRequestError(FastDeployError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """A prompt that the context cannot hold (HTTP 400, code context_length_exceeded)."""
+    """A prompt that is too long for the context (HTTP 400, code context_length_exceeded)."""
 
 
 class QueueFullError(FastDeployError):
-    """The engine holds as many requests as it may (HTTP 429)."""
+    """The maximum number of requests is waiting already (HTTP 429)."""
 
 
 class RequestFailedError(FastDeployError):
-    """A request that failed through a fault of the server, whose log has the traceback (HTTP 500)."""
+    """A request that failed because of an internal error; the traceback is in the log (HTTP 500)."""
 
 
 class EngineDeadError(FastDeployError):
-    """The engine has stopped and will not answer (HTTP 503)."""
+    """The engine process has ended (HTTP 503)."""
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, or nothing if none is near."""
+    """Return a suggestion for a message about an unknown name: the nearest known name; "" if there is none."""
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""

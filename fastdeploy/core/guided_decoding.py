@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the form of an output must be."""
+"""Structured output: the constraint that a request puts on its output."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 
-MAX_SPEC_BYTES = 1 << 17  # so that compiling one takes a second at the very worst
+MAX_SPEC_BYTES = 1 << 17  # compiling a longer one could take more than a second
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass
 class GuidedDecodingParams:
-    """A constraint on the output's form; exactly one kind is given.
+    """A constraint on the output; exactly one kind is set.
 
     Attributes:
-        json: a JSON schema, as mapping or text.
+        json: a JSON schema, as a mapping or as JSON text.
         regex: a regular expression that the whole output matches.
-        choice: texts of which the output is one.
+        choice: strings of which the output is one.
         grammar: a context-free grammar in Lark or GBNF notation.
-        json_object: True asks for any JSON object.
-        structural_tag: tags whose content follows a schema, as mapping or text, in the shape of the field of that name.
-        source: the request's field that this comes from, for errors; empty: the field of that kind.
+        json_object: True allows any JSON object.
+        structural_tag: tags whose content follows a schema, as a mapping or as JSON text (docs/guide/serving.md).
+        source: the field of the request that this comes from, for errors; by default, the field of its kind.
     """
 
     json: Any = None
@@ -36,15 +36,15 @@ class GuidedDecodingParams:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Check that one kind is given and has the right type; mappings become their JSON text.
+        """Check that one kind is set and has the right type; convert mappings to JSON text.
 
         Raises:
-            InvalidRequestError: naming the kind.
+            InvalidRequestError: names the field.
         """
-        given = [name for name in KINDS if _is_given(getattr(self, name))]
-        if len(given) != 1:
+        kinds = [name for name in KINDS if _is_set(getattr(self, name))]
+        if len(kinds) != 1:
             raise InvalidRequestError(
-                "guided_decoding", f"expected exactly one kind of constraint, got {given or 'none'}"
+                "guided_decoding", f"expected exactly one kind of constraint, got {kinds or 'none'}"
             )
         self.json = _json_text(self.field, self.json)
         self.structural_tag = _json_text(self.field, self.structural_tag)
@@ -57,21 +57,21 @@ class GuidedDecodingParams:
 
     @property
     def kind(self) -> str:
-        """The attribute that is set."""
-        return next(name for name in KINDS if _is_given(getattr(self, name)))
+        """Return the name of the attribute that is set."""
+        return next(name for name in KINDS if _is_set(getattr(self, name)))
 
     @property
     def field(self) -> str:
-        """The request's field that an error about this names."""
+        """Return the field of the request that errors name."""
         return self.source or ("structural_tag" if self.kind == "structural_tag" else f"guided_{self.kind}")
 
 
-def _is_given(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None and value is not False
 
 
 def _json_text(field: str, value: Any) -> str | None:
-    """Return a mapping (or a JSON schema's True) as text, and check a text to be JSON."""
+    """Return a mapping, or the JSON schema True, as JSON text; check that a string is JSON."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -95,12 +95,12 @@ def _check_text(field: str, value: Any) -> None:
     if value is None:
         return
     if not isinstance(value, str) or not value:
-        raise InvalidRequestError(field, "expected a text that is not empty")
+        raise InvalidRequestError(field, "expected a non-empty string")
     if len(value.encode(errors="replace")) > MAX_SPEC_BYTES:
         raise InvalidRequestError(field, f"expected at most {MAX_SPEC_BYTES} bytes")
 
 
 def _check_choice(field: str, choice: Any) -> None:
     if not isinstance(choice, list) or not choice or any(not isinstance(text, str) or not text for text in choice):
-        raise InvalidRequestError(field, "expected a list of texts, not empty")
+        raise InvalidRequestError(field, "expected a non-empty list of non-empty strings")
     _check_text(field, "".join(choice))

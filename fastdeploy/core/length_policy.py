@@ -19,7 +19,7 @@ class LengthPolicy:
     """Fixed length: every request gets as many drafts as fit, and all are verified."""
 
     def trim_drafts(self, decoding: Sequence[Request], num_prefill_rows: int) -> None:
-        """Start a step: cut the drafts of the `decoding` requests; prefill rows are about `num_prefill_rows`."""
+        """Start a step: trim the drafts of the `decoding` requests; `num_prefill_rows` more rows are expected."""
 
     def draft_quotas(self, plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
         """Record a committed step; return a quota for each of the `ready` requests, or [] to propose nothing."""
@@ -32,7 +32,7 @@ class LengthPolicy:
         """Drop the state of a request that finished or was aborted."""
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        """Raise AssertionError if state of requests other than the live `requests` is kept."""
+        """Raise AssertionError if state of other than the unfinished `requests` is kept."""
 
     def stats(self) -> DraftLengthStats:
         """Return counters and the current state."""

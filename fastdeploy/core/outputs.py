@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes out of the engine: token deltas per step, and the whole results that the offline `LLM` returns."""
+"""Outputs of the engine: the token deltas of each step, and the complete results that the offline `LLM` returns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class TokenLogprobs:
     """Log-probabilities at one position.
 
     Attributes:
-        token_id: the token that stands there.
+        token_id: the token at this position.
         logprob: its natural-log probability under the target.
         rank: 1 for the most probable token.
-        top: (token id, logprob) of the most probable tokens, best first.
+        top: (token id, logprob) of the most probable tokens, the most probable first.
     """
 
     token_id: int
@@ -25,11 +25,14 @@ class TokenLogprobs:
 
 @dataclass
 class SpeculateMetrics:
-    """How speculation went for one request, in the shape FastDeploy's users know, and a little more.
+    """Speculation metrics of one request, with FastDeploy's fields and a few more.
 
-    `accept_ratio` is accepted / drafted; `average_accept_length` is emitted / steps, over the steps that decode.
-    `accepted_tokens_per_head[i]` counts steps whose draft i was kept, `accept_ratio_per_head[i]` divides it by the
-    steps that drafted so far. `source` counts drafted tokens per proposer.
+    Attributes:
+        accept_ratio: accepted / drafted tokens.
+        average_accept_length: emitted tokens / decoding steps.
+        accepted_tokens_per_head: [i] number of steps that accepted draft i.
+        accept_ratio_per_head: [i] the same, divided by the number of steps that verified a draft i.
+        source: number of drafted tokens by source.
     """
 
     accepted_tokens: int = 0
@@ -45,14 +48,14 @@ class SpeculateMetrics:
 
 @dataclass
 class RequestMetrics:
-    """Times and counts of one choice; times are seconds on the engine's clock since the request's arrival.
+    """Times and counts of one choice; times are seconds since the request's arrival.
 
     Attributes:
-        queue_s: until its first step was planned; None if it never was.
-        first_token_s: until its first token was emitted; None if it never was.
+        queue_s: until its first step was scheduled; None if none was.
+        first_token_s: until its first token was emitted; None if none was.
         finish_s: until it ended.
-        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
-        num_preemptions: times its blocks were taken away.
+        num_cached_tokens: prompt tokens found in the prefix cache when it was first scheduled.
+        num_preemptions: number of times that it was preempted.
     """
 
     queue_s: float | None = None
@@ -64,7 +67,7 @@ class RequestMetrics:
 
 @dataclass
 class ErrorInfo:
-    """Why a request ended without its whole text; `type` is numerics, no_token, timeout or internal_error."""
+    """Why a request failed; `type` is numerics, no_token, timeout or internal_error."""
 
     type: str
     message: str
@@ -76,23 +79,23 @@ class TokenDelta:
 
     Attributes:
         request_id, index: the request and which of its n choices.
-        token_ids: the tokens emitted in this step, in order, cut after a stop.
-        drafted_by: the proposer of each accepted draft; these are the first tokens of their step.
-        logprobs: one entry per token, if the request asked.
-        prompt_logprobs: one entry per prompt token (None for the first), once, if the request asked.
+        token_ids: the emitted tokens in order, up to a stop.
+        draft_sources: the source of each accepted draft; accepted drafts are the first tokens of their step.
+        logprobs: one entry per token, if requested.
+        prompt_logprobs: one entry per prompt token (None for the first), in the first delta, if requested.
         finish_reason: None while running; stop, length, abort or error.
         stop_reason: the stop string or token id that ended it; None for the model's end token.
-        is_complete: with `stop`: no token ended it but its form; the last token is part of the text.
+        is_complete: with `stop`: the output's grammar is complete, and the last token is part of the text.
         seed: the seed of this choice.
         metrics, speculate_metrics: set with finish_reason.
         error: set when finish_reason is error.
-        steps: (tokens, proposers of the accepted drafts) of each step, when deltas of several steps were joined.
+        steps: (number of tokens, sources of the accepted drafts) of each step, if deltas of several steps were merged.
     """
 
     request_id: str
     index: int
     token_ids: list[int] = field(default_factory=list)
-    drafted_by: list[str] = field(default_factory=list)
+    draft_sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
@@ -104,18 +107,18 @@ class TokenDelta:
     error: ErrorInfo | None = None
     steps: list[tuple[int, list[str]]] | None = None
 
-    def step_origins(self) -> list[tuple[int, list[str]]]:
-        """Return (tokens, proposers of the accepted drafts) of each step that emitted these tokens."""
-        return [(len(self.token_ids), self.drafted_by)] if self.steps is None else self.steps
+    def sources_per_step(self) -> list[tuple[int, list[str]]]:
+        """Return (number of tokens, sources of the accepted drafts) of each step that emitted these tokens."""
+        return [(len(self.token_ids), self.draft_sources)] if self.steps is None else self.steps
 
     def sources(self) -> list[str | None]:
-        """Return for each token the proposer of the accepted draft that it is; None for the target's own."""
-        return [name for count, names in self.step_origins() for name in (*names, *[None] * (count - len(names)))]
+        """Return the source of each token that is an accepted draft; None for tokens sampled from the target."""
+        return [name for count, names in self.sources_per_step() for name in (*names, *[None] * (count - len(names)))]
 
 
 @dataclass
 class CompletionOutput:
-    """One choice of an offline result; `error` says why a choice with finish_reason "error" has no whole text."""
+    """One choice of an offline result; `error` is set if the finish_reason is "error"."""
 
     index: int
     text: str = ""
@@ -130,7 +133,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """Result of one prompt: `outputs[i]` is choice i, `metrics` those of the choice that ended last."""
+    """Result of one prompt: `outputs[i]` is choice i, `metrics` are those of the choice that ended last."""
 
     request_id: str
     prompt: str | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How models mark the reasoning that precedes their answer, and where a prompt leaves them."""
+"""Reasoning formats: the markers that models write around the reasoning before their answer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from enum import StrEnum
 
 
 class ReasoningState(StrEnum):
-    """Where an output stands.
+    """Whether an output is in its reasoning.
 
-    CLOSED: in the answer. OPEN: in the reasoning, until its end marker. UNDECIDED: nothing emitted yet; the start
-    marker opens the reasoning, anything else is the answer.
+    CLOSED: in the answer. OPEN: in the reasoning, until its end marker. UNDECIDED: nothing is emitted yet; the start
+    marker opens the reasoning, anything else begins the answer.
     """
 
     CLOSED = "closed"
@@ -24,9 +24,9 @@ class ReasoningFormat:
     """The markers of one family of models.
 
     Attributes:
-        start, end: texts around the reasoning.
-        is_implied: an output without start marker begins in the reasoning all the same.
-        answer_start, answer_end: texts around the answer; empty if the models write none.
+        start, end: markers around the reasoning.
+        is_implied: an output without a start marker begins in the reasoning, too.
+        answer_start, answer_end: markers around the answer; empty if the models write none.
     """
 
     start: str
@@ -37,14 +37,14 @@ class ReasoningFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts that mark something and are no part of the message."""
+        """Return all markers; they are not part of the message."""
         return tuple(filter(None, (self.start, self.end, self.answer_start, self.answer_end)))
 
     def state_after(self, prompt: str, is_continued: bool = False) -> ReasoningState:
-        """Return the state in which an output begins, from the end of the prompt's text.
+        """Return the state in which an output begins after this prompt.
 
         Args:
-            is_continued: the prompt ends within the message that the output goes on with; its last marker decides.
+            is_continued: the prompt ends within the message that the output continues; its last marker decides.
         """
         if is_continued:
             is_open = prompt.rfind(self.start) > prompt.rfind(self.end)
@@ -74,4 +74,4 @@ REASONING_FORMATS = {
     "ernie-45-vl-thinking": _IMPLIED,
     "glm45": _EXPLICIT,
 }
-"""By the names of `--reasoning-parser`; the spellings that users of FastDeploy and vLLM know."""
+"""Name of `--reasoning-parser` -> format; includes the spellings of FastDeploy and vLLM."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling parameters: how the tokens of one request are chosen, when its output ends, and the range of each value."""
+"""Sampling parameters: how the tokens of one request are sampled, when its output ends, and the range of each value."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class Range:
         """Check a value.
 
         Raises:
-            InvalidRequestError: it is no number of this kind, or outside the range; names `name`.
+            InvalidRequestError: it has another type or is outside the range; names `name`.
         """
         is_number = isinstance(value, int if self.is_integer else (int, float)) and not isinstance(value, bool)
         if is_number and self.low <= value and (self.high is None or value <= self.high):  # refuses NaN as well
             return
-        given = value if is_number else repr(value)
-        raise InvalidRequestError(name, f"expected {self}, got {given}")
+        raise InvalidRequestError(name, f"expected {self}, got {value if is_number else repr(value)}")
 
     def __str__(self) -> str:
         kind, spec = ("an integer", "d") if self.is_integer else ("a number", "g")
@@ -156,7 +155,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Convert shorthand values (a single stop string, None for a default) and check every range."""
-        self._normalise()
+        self._convert_shorthands()
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if value is not None:
@@ -169,7 +168,7 @@ class SamplingParams:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
         self._check_lists()
 
-    def _normalise(self) -> None:
+    def _convert_shorthands(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
         for name, default in _DEFAULTS.items():

@@ -17,12 +17,12 @@ def splitmix64(state: int) -> int:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Return the seed of choice `index` of a request: choice 0 keeps the request's own."""
+    """Return the seed of choice `index` of a request: choice 0 has that of the request."""
     return seed & _MASK if index == 0 else splitmix64((seed + index) & _MASK)
 
 
 def request_seed(server_seed: int | None, arrival: int) -> int:
-    """Return the seed of a request that brought none: from the server's seed if it has one, else random."""
+    """Return the seed of request number `arrival`, which has none: derived from the server's seed, or random."""
     if server_seed is None:
         return secrets.randbits(64)
     return splitmix64((splitmix64(server_seed) + arrival) & _MASK)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of an engine, from its start, and its state now."""
+"""Counters and state of an engine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class DraftLengthStats:
-    """What adaptive length does (docs/design/adaptive-length.md); all zero where it is off.
+    """State of adaptive length (docs/design/adaptive-length.md); all zero if it is off.
 
     Attributes:
-        mean_length: running mean of the drafts verified per decoding request and step.
-        num_rows: drafts that the latest step verified.
-        num_zero_choices: steps that had drafts and verified none.
-        num_withheld_tokens: draft tokens that were proposed and not verified.
-        is_paused: drafting is paused because drafts have lost time.
-        paused_s: seconds for which it has been paused without a break.
+        mean_length: running mean of the number of drafts verified per decoding request and step.
+        num_rows: number of drafts that the latest step verified.
+        num_zero_choices: steps for which drafts were proposed, but that verified none.
+        num_withheld_tokens: draft tokens that were proposed, but not verified.
+        is_paused: whether drafting is paused.
+        paused_s: seconds since drafting was paused.
     """
 
     mean_length: float = 0.0
@@ -29,13 +29,14 @@ class DraftLengthStats:
 
 @dataclass
 class SuffixCacheStats:
-    """What suffix decoding keeps, and how often it helped; totals grow from the engine's start.
+    """Contents and use of the suffix cache.
 
     Attributes:
-        live_bytes, shared_bytes: memory of the live requests' texts and of the finished outputs.
-        num_outputs, num_tokens: finished outputs kept, and their tokens.
-        num_evicted_outputs: finished outputs that left again.
-        num_own_drafts, num_shared_drafts: drafts that followed a request's own text, and a finished output.
+        live_bytes, shared_bytes: memory of the contexts of unfinished requests, and of cached outputs.
+        num_outputs, num_tokens: number of cached outputs and of their tokens.
+        num_evicted_outputs: number of outputs evicted since the start.
+        num_own_drafts, num_shared_drafts: number of drafts since the start that continue a match in the request's own
+            context, and a match in a cached output.
     """
 
     live_bytes: int = 0
@@ -49,11 +50,13 @@ class SuffixCacheStats:
 
 @dataclass
 class EngineStats:
-    """What `/metrics`, `/load` and the tests read; totals grow from the engine's start.
+    """Counters since the engine's start, and its current state; `/metrics` and `/load` show them.
 
-    `accepted_per_position[i]` counts steps that kept draft i, `drafted_per_position[i]` steps that verified one there;
-    `drafted_per_source` and `accepted_per_source` count draft tokens by the proposer that made them.
-    `num_forbidden_draft_tokens` were proposed and never verified, as a grammar or a reasoning budget forbade them.
+    Attributes:
+        num_drafts: number of decoding steps that verified a draft.
+        num_forbidden_draft_tokens: proposed tokens that a grammar or a reasoning budget forbids; they are not verified.
+        drafted_per_position, accepted_per_position: [i] number of steps that verified, and that accepted, draft i.
+        drafted_per_source, accepted_per_source: number of draft tokens by source.
     """
 
     num_running: int = 0

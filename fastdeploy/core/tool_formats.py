@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How models write their calls of tools, by the names of `--tool-call-parser`."""
+"""Formats of tool calls, by the names of `--tool-call-parser`."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ TOOL_CALL_FORMATS = {
     "ernie_45-vl-thinking": "ernie",
     "ernie45": "ernie",
 }
-"""Name -> format; the spellings that users of FastDeploy and vLLM know. `parsers/registry.py` has the formats."""
+"""Name -> format; includes the spellings of FastDeploy and vLLM. The formats are in `parsers/registry.py`."""

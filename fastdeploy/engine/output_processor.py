@@ -72,7 +72,7 @@ class OutputProcessor:
             self._find_stop(delta, request)
         num_tokens = len(delta.token_ids)
         if result.num_accepted:
-            delta.drafted_by = scheduled.draft.source_of_each()[: min(result.num_accepted, num_tokens)]
+            delta.draft_sources = scheduled.draft.source_of_each()[: min(result.num_accepted, num_tokens)]
         if result.logprobs is not None:
             delta.logprobs = result.logprobs[:num_tokens]
         return delta

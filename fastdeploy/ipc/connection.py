@@ -61,14 +61,14 @@ class _Stream:
         if unread is not delta:
             join_delta(unread, delta)
 
-    def put_tokens(self, index: int, token_ids: list[int], drafted_by: list[str], seed: int) -> None:
+    def put_tokens(self, index: int, token_ids: list[int], draft_sources: list[str], seed: int) -> None:
         """Add a plain delta."""
         self.num_unread += len(token_ids)
         unread = self.deltas.get(index)
         if unread is None:
-            self.deltas[index] = TokenDelta(self.request_id, index, token_ids, drafted_by, seed=seed)
+            self.deltas[index] = TokenDelta(self.request_id, index, token_ids, draft_sources, seed=seed)
         else:
-            join_tokens(unread, token_ids, drafted_by)
+            join_tokens(unread, token_ids, draft_sources)
 
     def fail(self, error: FastDeployError) -> None:
         self.error = error
@@ -264,9 +264,9 @@ class EngineConnection:
     def _handle(self, message: messages.ToClient) -> None:
         match message:
             case messages.Deltas(plain, others):
-                for request_id, index, token_ids, drafted_by, seed in plain:
+                for request_id, index, token_ids, draft_sources, seed in plain:
                     if (stream := self._streams.get(request_id)) is not None and stream.error is None:
-                        stream.put_tokens(index, token_ids, drafted_by, seed)
+                        stream.put_tokens(index, token_ids, draft_sources, seed)
                         self._note_arrival(stream)
                 for delta in others:
                     self._put(delta)

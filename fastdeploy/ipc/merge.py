@@ -15,24 +15,24 @@ def merge_deltas(unread: list[TokenDelta], delta: TokenDelta) -> None:
     unread.append(delta)
 
 
-def join_tokens(earlier: TokenDelta, token_ids: list[int], drafted_by: list[str]) -> None:
+def join_tokens(earlier: TokenDelta, token_ids: list[int], draft_sources: list[str]) -> None:
     """Append the tokens of a step to `earlier`, in place: with copies, a long output would take quadratic time."""
     if earlier.steps is None:
-        earlier.steps = [(len(earlier.token_ids), list(earlier.drafted_by))]
-    earlier.steps.append((len(token_ids), drafted_by))
+        earlier.steps = [(len(earlier.token_ids), list(earlier.draft_sources))]
+    earlier.steps.append((len(token_ids), draft_sources))
     earlier.token_ids.extend(token_ids)
-    earlier.drafted_by.extend(drafted_by)
+    earlier.draft_sources.extend(draft_sources)
 
 
 def join_delta(earlier: TokenDelta, later: TokenDelta) -> None:
     """Append all of `later` to `earlier`, in place."""
     if later.steps is None:
-        join_tokens(earlier, later.token_ids, later.drafted_by)
+        join_tokens(earlier, later.token_ids, later.draft_sources)
     else:
-        own = [(len(earlier.token_ids), list(earlier.drafted_by))] if earlier.steps is None else earlier.steps
+        own = [(len(earlier.token_ids), list(earlier.draft_sources))] if earlier.steps is None else earlier.steps
         earlier.steps = [*own, *later.steps]
         earlier.token_ids.extend(later.token_ids)
-        earlier.drafted_by.extend(later.drafted_by)
+        earlier.draft_sources.extend(later.draft_sources)
     if later.logprobs is not None:
         if earlier.logprobs is None:
             earlier.logprobs = []

@@ -125,7 +125,7 @@ def split_deltas(deltas: list[TokenDelta]) -> Deltas:
     for delta in deltas:
         is_plain = delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None
         if is_plain and delta.request_id not in has_others:
-            plain.append((delta.request_id, delta.index, delta.token_ids, delta.drafted_by, delta.seed))
+            plain.append((delta.request_id, delta.index, delta.token_ids, delta.draft_sources, delta.seed))
         else:
             others.append(delta)
             has_others.add(delta.request_id)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every parameter names itself and its range when refused."""
+"""A value outside its range is refused with the name of its parameter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
         SamplingParams(max_tokens=3, min_tokens=4)
 
 
-def test_convenient_spellings_are_normalised() -> None:
+def test_shorthands_are_converted() -> None:
     params = SamplingParams(stop="x", top_k=None, seed=-1, speculative={"method": "off"})  # type: ignore[arg-type]
     assert (params.stop, params.top_k, params.seed) == (["x"], 0, (1 << 64) - 1)
     assert params.speculative == SpeculativeParams("off")

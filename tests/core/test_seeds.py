@@ -20,6 +20,6 @@ def test_choice_zero_keeps_the_seed_and_others_differ() -> None:
     assert seeds[3] == splitmix64(8)
 
 
-def test_server_seed_and_arrival_decide_a_missing_seed() -> None:
+def test_missing_seed_depends_on_server_seed_and_arrival() -> None:
     assert request_seed(1, 0) == request_seed(1, 0) != request_seed(1, 1)
     assert request_seed(None, 0) != request_seed(None, 0)

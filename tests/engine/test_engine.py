@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's border and its endings."""
+"""How requests are admitted and how they end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generation(
         (generation(stop=["x"]), "stop"),
     ],
 )
-def test_impossible_request_is_refused_and_leaves_no_trace(request_: GenerationRequest, field: str) -> None:
+def test_invalid_request_is_refused_and_leaves_no_state(request_: GenerationRequest, field: str) -> None:
     engine = make_engine(NaiveProposer())
     with pytest.raises(InvalidRequestError) as caught:
         engine.add_request(request_)
@@ -54,7 +54,7 @@ def test_request_id_in_flight_is_refused() -> None:
         engine.add_request(generation("a"))
 
 
-def test_waiting_limit_turns_requests_away() -> None:
+def test_requests_are_refused_if_the_waiting_queue_is_full() -> None:
     engine = make_engine(NaiveProposer(), scheduler=SchedulerConfig(max_waiting_requests=2))
     engine.add_request(generation("a", n=2))
     with pytest.raises(QueueFullError):
@@ -64,11 +64,11 @@ def test_waiting_limit_turns_requests_away() -> None:
 def test_expired_request_ends_with_a_timeout_and_frees_its_blocks() -> None:
     clock = ManualClock()
     engine = make_engine(NaiveProposer(), clock=clock)
-    engine.add_request(generation("slow", timeout_s=5.0, max_tokens=50))
-    engine.add_request(generation("free"))
+    engine.add_request(generation("expires", timeout_s=5.0, max_tokens=50))
+    engine.add_request(generation("other"))
     engine.step()
     clock.now = 5.0
-    (delta,) = [d for d in engine.step() if d.request_id == "slow"]
+    (delta,) = [d for d in engine.step() if d.request_id == "expires"]
     assert (delta.finish_reason, delta.error and delta.error.type) == ("error", "timeout")
     engine.check_integrity()
     while engine.has_unfinished():
@@ -87,14 +87,14 @@ def test_abort_ends_every_choice_at_once() -> None:
     engine.check_integrity()
 
 
-def test_choices_draw_from_their_own_seeds() -> None:
+def test_each_choice_has_its_own_seed() -> None:
     request = generation("a", n=3, max_tokens=20)
     texts = run(make_engine(NaiveProposer()), [request])
     for index in range(3):
         assert texts["a", index] == plain_text([1, 2, 3], choice_seed(1, index), request.params)
 
 
-def test_choices_compute_their_prompt_once() -> None:
+def test_choices_share_the_blocks_of_their_prompt() -> None:
     prompt = [1, 2, 3, 4, 5, 6] * 4
     engine = make_engine(NaiveProposer(), scheduler=SchedulerConfig(max_num_batched_tokens=10))
     texts = run(engine, [generation("a", prompt, n=4)])
@@ -117,7 +117,7 @@ class BadRowRunner(SlotModelRunner):
 @pytest.mark.parametrize(
     ("num_drafts", "num_steps", "num_accepted"), [(0, 4, 0), (1, 2, 2), (2, 2, 3), (3, 1, 3), (5, 1, 4), (8, 1, 4)]
 )
-def test_row_that_cannot_be_sampled_fails_its_own_request_behind_the_text_before_it(
+def test_row_that_cannot_be_sampled_fails_its_own_request_after_the_tokens_before_it(
     num_drafts: int, num_steps: int, num_accepted: int
 ) -> None:
     good = generation("good")
@@ -158,13 +158,13 @@ def test_a_stop_before_a_row_that_cannot_be_sampled_ends_the_request_without_an_
     engine.check_integrity()
 
 
-def test_steps_with_and_without_drafts_are_counted_while_requests_live_and_when_they_are_gone() -> None:
-    requests = [generation(name, max_tokens=most) for name, most in (("a", 9), ("b", 20), ("c", 14))]
+def test_steps_with_and_without_drafts_are_counted_for_unfinished_and_finished_requests() -> None:
+    requests = [generation(name, max_tokens=max_tokens) for name, max_tokens in (("a", 9), ("b", 20), ("c", 14))]
     texts = {(r.request_id, 0): plain_text([1, 2, 3], 1, r.params) for r in requests}
     engine = make_engine(OracleProposer(texts, corruption=0.6), num_speculative_tokens=3)
     for request in requests:
         engine.add_request(request)
-    counts: dict[str, list[int]] = {}  # of each request, the tokens of its steps
+    counts: dict[str, list[int]] = {}  # by request: the number of tokens of each step
     while engine.has_unfinished():
         for delta in engine.step():
             counts.setdefault(delta.request_id, []).append(len(delta.token_ids))
@@ -179,23 +179,23 @@ def test_steps_with_and_without_drafts_are_counted_while_requests_live_and_when_
     assert 0 < stats.num_drafts < stats.num_steps
 
 
-def test_tokens_behind_a_stop_are_seen_by_nobody() -> None:
+def test_tokens_after_a_stop_are_neither_emitted_nor_counted() -> None:
     params = SamplingParams(seed=1, max_tokens=30, ignore_eos=True)
     text = plain_text([1, 2, 3], 1, params)
     stop = next(t for t in text[3:] if t not in text[:3] and t != EOS)
-    at = text.index(stop)
+    num_accepted = text.index(stop)
     engine = make_engine(OracleProposer({("a", 0): text}, corruption=0.0), num_speculative_tokens=16)
     request = GenerationRequest("a", [1, 2, 3], SamplingParams(seed=1, ignore_eos=True, stop_token_ids=[stop]))
     engine.add_request(request)
     deltas = [d for _ in range(3) for d in engine.step()]
-    assert [t for d in deltas for t in d.token_ids] == text[: at + 1]
+    assert [t for d in deltas for t in d.token_ids] == text[: num_accepted + 1]
     last = deltas[-1]
     assert (last.finish_reason, last.stop_reason) == ("stop", stop)
     metrics = last.speculate_metrics
     assert metrics is not None
-    assert (metrics.num_steps, metrics.accepted_tokens) == (1, at)  # the first token came from the prompt's last row
+    assert (metrics.num_steps, metrics.accepted_tokens) == (1, num_accepted)  # the prefill emitted the first token
     assert metrics.drafted_tokens == 16
-    assert engine.stats().num_generated_tokens == at + 1
+    assert engine.stats().num_generated_tokens == num_accepted + 1
 
 
 def test_full_context_ends_with_length() -> None:

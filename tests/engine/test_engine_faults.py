@@ -71,7 +71,7 @@ def finish(engine: Engine) -> dict[str, list[TokenDelta]]:
 def check_bad_failed_alone(
     engine: Engine, deltas: dict[str, list[TokenDelta]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Assert that `bad` ended with an internal error, `good` with its whole text, and that requests still run."""
+    """Assert that `bad` ended with an internal error and `good` normally, and that new requests run."""
     end = deltas["bad"][-1]
     assert end.finish_reason == "error" and end.stop_reason is None
     assert end.error is not None and (end.error.type, end.error.message) == ("internal_error", "internal error")
@@ -102,7 +102,7 @@ def test_a_constraint_that_raises_fails_its_own_request(
 
 
 def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that raises when it is called for the request `bad`, else does what `call` does."""
+    """Return a function that raises if it is called for the request `bad`, and else calls `call`."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         subject = args[1] if isinstance(args[0], TokenDelta) else args[0]
@@ -113,7 +113,7 @@ def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("method", ["truncate_at_stop", "complete", "end"])
-def test_a_fault_of_the_stop_scan_or_at_the_end_fails_its_own_request(
+def test_an_exception_of_the_stop_scan_or_at_the_end_fails_its_own_request(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_with_drafts()
@@ -123,24 +123,24 @@ def test_a_fault_of_the_stop_scan_or_at_the_end_fails_its_own_request(
     check_bad_failed_alone(engine, finish(engine), caplog)
 
 
-def test_a_part_that_raises_after_it_has_dropped_a_request_fails_that_one_only(
+def test_a_component_that_raises_after_removing_a_request_fails_that_request_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_with_drafts()
-    drop = engine.proposer.finish
+    finish_request = engine.proposer.finish
 
-    def drop_and_fail(request: Request) -> None:
-        drop(request)
+    def finish_and_fail(request: Request) -> None:
+        finish_request(request)
         if request.request_id == "bad":
             fail()
 
-    monkeypatch.setattr(engine.proposer, "finish", drop_and_fail)
+    monkeypatch.setattr(engine.proposer, "finish", finish_and_fail)
     for name in ("bad", "good"):
         engine.add_request(generation(name))
     check_bad_failed_alone(engine, finish(engine), caplog)
 
 
-def test_a_part_that_keeps_state_of_an_ended_request_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_that_keeps_state_of_an_ended_request_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with_drafts()
     monkeypatch.setattr(engine.proposer, "finish", fail_for_bad(engine.proposer.finish))
     engine.add_request(generation("bad"))
@@ -148,7 +148,7 @@ def test_a_part_that_keeps_state_of_an_ended_request_ends_the_engine(monkeypatch
         finish(engine)
 
 
-def test_a_fault_while_a_request_is_aborted_or_has_expired_fails_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_at_abort_or_timeout_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     engine = engine_with_drafts(clock=clock)
     for name in ("bad", "good"):
@@ -164,30 +164,30 @@ def test_a_fault_while_a_request_is_aborted_or_has_expired_fails_it(monkeypatch:
     engine.check_integrity()
 
 
-@pytest.mark.parametrize("part", ["admission.admit", "outputs.start", "proposer.start", "scheduler.add"])
-def test_a_fault_at_admission_refuses_the_request_and_leaves_no_trace(
-    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("method", ["admission.admit", "outputs.start", "proposer.start", "scheduler.add"])
+def test_an_exception_at_admission_refuses_the_request_and_leaves_no_state(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_with_drafts()
     engine.add_request(generation("good"))
-    name, _, method = part.partition(".")
-    call, calls = getattr(getattr(engine, name), method), []
+    component, _, name = method.partition(".")
+    call, calls = getattr(getattr(engine, component), name), []
 
     def fail_at_second_choice(*args: Any) -> Any:
         calls.append(args)
-        return fail() if part == "admission.admit" or len(calls) == 2 else call(*args)
+        return fail() if method == "admission.admit" or len(calls) == 2 else call(*args)
 
-    monkeypatch.setattr(getattr(engine, name), method, fail_at_second_choice)
+    monkeypatch.setattr(getattr(engine, component), name, fail_at_second_choice)
     with pytest.raises(RequestFailedError, match="internal error"):
         engine.add_request(generation("bad", n=3))
-    monkeypatch.setattr(getattr(engine, name), method, call)
+    monkeypatch.setattr(getattr(engine, component), name, call)
     assert "request bad failed" in caplog.text and "TypeError: a fault" in caplog.text
     engine.check_integrity()
     assert engine.abort("bad") == []
     assert [token for delta in finish(engine)["good"] for token in delta.token_ids] == TEXT
 
 
-def test_a_fault_of_preparing_refuses_the_request(
+def test_an_exception_before_the_grammar_is_compiled_refuses_the_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_with_drafts()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thousands of random request mixes: every text equals its solo run, and nothing leaks."""
+"""Thousands of random mixes of requests: each output is that of plain decoding alone, and no block leaks."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def make_proposer(name: str, texts: dict[tuple[str, int], list[int]], seed: int)
     return NgramProposer(4, 1) if name == "ngram" else NaiveProposer()
 
 
-def drive(
+def run_randomly(
     engine: Engine, requests: list[GenerationRequest], random: np.random.Generator
 ) -> tuple[dict[tuple[str, int], list[int]], set[str]]:
-    """Add requests at random moments, abort a few, check integrity after every step."""
+    """Add requests at random times, abort a few, and check integrity after each step."""
     waiting, aborted = list(requests), set()
     texts: dict[tuple[str, int], list[int]] = {}
     while waiting or engine.has_unfinished():
         while waiting and random.random() < 0.6:
             engine.add_request(waiting.pop())
-        if random.random() < 0.03 and (live := [r for r in requests if r not in waiting]):
-            victim = live[random.integers(len(live))].request_id
-            if engine.abort(victim):
-                aborted.add(victim)
+        if random.random() < 0.03 and (added := [r for r in requests if r not in waiting]):
+            request_id = added[random.integers(len(added))].request_id
+            if engine.abort(request_id):
+                aborted.add(request_id)
         for delta in engine.step():
             texts.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
         engine.check_integrity()
@@ -78,7 +78,7 @@ def drive(
 
 
 def adaptive_policy(seed: int) -> AdaptiveLength:
-    """Price rows so that drafts pay at some loads and not at others, the same in every run."""
+    """Return a deterministic policy for which drafts pay at some batch sizes and not at others."""
     slope = (0.02, 0.3, 2.0)[seed % 3]
     ticks = count()
     passes = DraftPasses("oracle", 4, 0.1, 0.1) if seed % 2 else None
@@ -90,7 +90,7 @@ def adaptive_policy(seed: int) -> AdaptiveLength:
     [(method, False) for method in ("naive", "ngram", "suffix", "oracle")]
     + [(method, True) for method in ("ngram", "suffix", "oracle")],
 )
-def test_any_mix_gives_each_request_its_solo_text(method: str, adaptive: bool) -> None:
+def test_outputs_in_any_mix_are_those_of_plain_decoding(method: str, adaptive: bool) -> None:
     totals: Counter[str] = Counter()
     for round_seed in range(400 if adaptive else 1000):
         random = np.random.default_rng(round_seed)
@@ -110,7 +110,7 @@ def test_any_mix_gives_each_request_its_solo_text(method: str, adaptive: bool) -
             ),
             length_policy=adaptive_policy(round_seed) if adaptive else None,
         )
-        texts, aborted = drive(engine, requests, random)
+        texts, aborted = run_randomly(engine, requests, random)
         for key, text in expected.items():
             if key[0] in aborted:
                 assert text[: len(texts.get(key, []))] == texts.get(key, [])

@@ -12,7 +12,9 @@ from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 
 def update(index: int, token_ids: list[int], text: str, finish_reason: str | None = None) -> ChoiceUpdate:
-    delta = TokenDelta("r", index, token_ids, drafted_by=["ngram"] * (len(token_ids) - 1), finish_reason=finish_reason)
+    delta = TokenDelta(
+        "r", index, token_ids, draft_sources=["ngram"] * (len(token_ids) - 1), finish_reason=finish_reason
+    )
     return ChoiceUpdate(0, index, text, delta, is_first=token_ids[0] == 1)
 
 
@@ -35,7 +37,7 @@ def test_a_minimum_of_one_token_delays_nothing() -> None:
 def test_output_tokens_have_their_bytes_and_origin() -> None:
     tokenizer = make_tokenizer("byte_level")
     smile = tokenizer.encode("\U0001f642", add_special_tokens=False)
-    delta = TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], drafted_by=["suffix"])
+    delta = TokenDelta("r", 0, [*smile[:1], *tokenizer.encode("fox")], draft_sources=["suffix"])
     first = output_tokens(tokenizer, delta)
     assert first[0].text.startswith("bytes:\\xf0")
     assert (first[0].origin, first[0].source) == ("draft", "suffix")

@@ -219,7 +219,7 @@ def test_poisoned_request_shows_the_end_of_the_engine_s_log(tmp_path: Path) -> N
         response = server.post("/v1/completions", {**COMPLETION, "prompt": [300]})
         assert (response.status_code, response.json()["error"]["type"]) == (503, "service_unavailable_error")
         assert server.wait_end() == 1
-        assert "  | the mock engine met its poisoned token" in server.stderr
+        assert "  | the mock engine dies at this token" in server.stderr
 
 
 def test_logs_go_to_the_folder_as_json(tmp_path: Path) -> None:

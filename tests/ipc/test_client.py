@@ -182,7 +182,7 @@ def test_killed_engine_fails_current_and_later_requests_with_a_typed_error(tmp_p
             with pytest.raises(EngineDeadError):
                 await asyncio.wait_for(victim, 2.0)
             await asyncio.wait_for(client.wait_until_dead(), 2.0)
-            assert client.log_tail()[-1] == "the mock engine met its poisoned token"
+            assert client.log_tail()[-1] == "the mock engine dies at this token"
             with pytest.raises(EngineDeadError):
                 await collect(client, request("late"))
 

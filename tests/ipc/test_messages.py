@@ -24,7 +24,7 @@ def test_every_field_of_a_message_is_encoded() -> None:
 
 def test_unread_deltas_of_one_choice_are_merged() -> None:
     first = TokenDelta("r", 0, [1], logprobs=[TokenLogprobs(1, -1.0, 1)], prompt_logprobs=[None])
-    second = TokenDelta("r", 0, [2, 3], drafted_by=["mtp"], logprobs=[TokenLogprobs(2, -1.0, 1)] * 2)
+    second = TokenDelta("r", 0, [2, 3], draft_sources=["mtp"], logprobs=[TokenLogprobs(2, -1.0, 1)] * 2)
     last = TokenDelta("r", 0, [4], logprobs=[TokenLogprobs(4, -1.0, 1)], finish_reason="stop", stop_reason=4, seed=9)
     last.is_complete = True
     unread: list[TokenDelta] = []
@@ -32,7 +32,7 @@ def test_unread_deltas_of_one_choice_are_merged() -> None:
         merge_deltas(unread, delta)
     assert [delta.index for delta in unread] == [0, 1]
     merged = unread[0]
-    assert (merged.token_ids, merged.drafted_by, merged.finish_reason) == ([1, 2, 3, 4], ["mtp"], "stop")
+    assert (merged.token_ids, merged.draft_sources, merged.finish_reason) == ([1, 2, 3, 4], ["mtp"], "stop")
     assert (merged.stop_reason, merged.is_complete, merged.seed, merged.prompt_logprobs) == (4, True, 9, [None])
     assert merged.logprobs is not None and [entry.token_id for entry in merged.logprobs] == [1, 2, 2, 4]
     assert merged.sources() == [None, "mtp", None, None], "the first tokens of each step are its accepted drafts"
