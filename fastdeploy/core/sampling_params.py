@@ -67,6 +67,8 @@ RANGES: dict[str, Range] = {
 
 MAX_ITEMS: dict[str, int] = {"stop": 16, "bad_words": 4096, "bad_words_token_ids": 4096, "stop_token_ids": 4096}
 """Parameter -> the maximum length of its list; every step of the batch checks these lists."""
+MAX_STOP_LENGTH = 1024
+"""Maximum length of a stop string in characters, all of which a stream may have to hold back."""
 
 TOKEN_IDS = Range(0, _INT32_MAX)
 LOGIT_BIASES = Range(-100.0, 100.0)
@@ -107,7 +109,8 @@ class SamplingParams:
         seed: seed of the random numbers, modulo 2**64; None draws one.
         max_tokens: maximum number of output tokens; None is limited by the context only.
         min_tokens: minimum number of output tokens before an end token or a stop.
-        stop: strings at which the text ends; they are left out unless include_stop_str_in_output.
+        stop: strings of at most `MAX_STOP_LENGTH` characters at which the text ends; they are left out unless
+            include_stop_str_in_output.
         stop_token_ids: token ids that end the output, in addition to the model's end tokens.
         bad_words: strings that are never emitted; the front end tokenizes them into bad_words_token_ids.
         bad_words_token_ids: token sequences that are never completed.
@@ -167,6 +170,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
         self._check_lists()
+        self._check_texts()
 
     def _convert_shorthands(self) -> None:
         if isinstance(self.stop, str):
@@ -184,9 +188,6 @@ class SamplingParams:
             if len(getattr(self, name)) > maximum:
                 kind = "strings" if name == "stop" else "entries"
                 raise InvalidRequestError(name, f"at most {maximum} {kind}, got {len(getattr(self, name))}")
-        for name in ("stop", "bad_words"):
-            if any(not isinstance(text, str) or not text for text in getattr(self, name)):
-                raise InvalidRequestError(name, "expected non-empty strings")
         for name in ("stop_token_ids", "visible_token_ids"):
             for token_id in getattr(self, name):
                 TOKEN_IDS.check(name, token_id)
@@ -198,6 +199,14 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             TOKEN_IDS.check("logit_bias", token_id)
             LOGIT_BIASES.check("logit_bias", bias)
+
+    def _check_texts(self) -> None:
+        for name in ("stop", "bad_words"):
+            if any(not isinstance(text, str) or not text for text in getattr(self, name)):
+                raise InvalidRequestError(name, "expected non-empty strings")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_LENGTH:
+            raise InvalidRequestError("stop", f"expected strings of 1 to {MAX_STOP_LENGTH} characters, got {longest}")
 
     @property
     def is_greedy(self) -> bool:

@@ -52,11 +52,11 @@ class TextAssembler:
             return ""
         self._num_tokens += 1
         text = self._detokenizer.push([token_id])
-        match = self._matcher.find(text)
+        match = self._matcher.push(text)
         if match is not None and self._num_tokens > self._min_tokens:
             return self._truncate_at_stop(text, match[1], match[2])
         text = self._held + text
-        num_held = self._matcher.num_held(text)
+        num_held = self._matcher.num_held
         self._held = text[len(text) - num_held :] if num_held else ""
         return text[: len(text) - num_held]
 

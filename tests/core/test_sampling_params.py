@@ -30,6 +30,8 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
         ("max_tokens", 0),
         ("min_tokens", -1),
         ("stop", [""]),
+        ("stop", ["a"] * 17),
+        ("stop", "a" * 1025),
         ("stop_token_ids", [-1]),
         ("bad_words_token_ids", [[]]),
         ("logit_bias", {3: 101.0}),
@@ -46,6 +48,10 @@ def test_value_outside_its_range_is_refused_by_name(field: str, value: Any) -> N
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="above max_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_sixteen_stop_strings_of_1024_characters_are_accepted() -> None:
+    assert SamplingParams(stop=["a" * 1024] * 16).stop == ["a" * 1024] * 16
 
 
 def test_shorthands_are_converted() -> None:

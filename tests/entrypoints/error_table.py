@@ -92,6 +92,8 @@ BOTH: list[tuple[Any, ...]] = [
     ("min_tokens", 9, "9 is above max_tokens 3"),
     ("stop", ["a"] * 17, "at most 16 strings, got 17"),
     ("stop", [""], "expected non-empty strings"),
+    ("stop", "a" * 1025, "expected strings of 1 to 1024 characters, got 1025"),
+    ("stop", ["a", "b" * 100000], "expected strings of 1 to 1024 characters, got 100000"),
     ("stop_token_ids", [99999], "expected token ids in [0, 382], got 99999"),
     ("stop_token_ids", [-1], "expected an integer in [0, "),
     ("logit_bias", {"x": 1}, "expected token ids as keys, got 'x'"),

@@ -70,6 +70,10 @@ class StreamInThread:
         assert self.lines and self.lines[-1] == "data: [DONE]", self.lines[-2:]
         return [json.loads(line.removeprefix("data: ")) for line in self.lines[:-1]]
 
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def _read(self) -> None:
         with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
             for line in response.iter_lines():

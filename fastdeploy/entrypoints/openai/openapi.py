@@ -19,7 +19,14 @@ import msgspec
 from msgspec.inspect import DataclassType, DictType, ListType, Metadata, StructType, Type, UnionType
 from starlette.requests import Request
 
-from fastdeploy.core.sampling_params import LOGIT_BIASES, MAX_ITEMS, NUM_SPECULATIVE_TOKENS, TOKEN_IDS, Range
+from fastdeploy.core.sampling_params import (
+    LOGIT_BIASES,
+    MAX_ITEMS,
+    MAX_STOP_LENGTH,
+    NUM_SPECULATIVE_TOKENS,
+    TOKEN_IDS,
+    Range,
+)
 from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
 from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
@@ -45,6 +52,7 @@ def _printable(max_length: int) -> Schema:
 
 _TOKEN_ID: Schema = {"type": "integer", **_bounds(TOKEN_IDS)}
 _NON_EMPTY: Schema = {"type": "string", "minLength": 1}
+_STOP_LENGTHS: Schema = {"minLength": 1, "maxLength": MAX_STOP_LENGTH}
 _LOGIT_BIAS: Schema = {
     "propertyNames": {"pattern": "^[0-9]{1,18}$"},
     "additionalProperties": {"type": "number", **_bounds(LOGIT_BIASES)},
@@ -84,7 +92,7 @@ _TOOL: Schema = {
 FIELD_SCHEMAS: dict[str, Schema] = {
     "messages": {"minItems": 1, "items": _MESSAGE},
     "tools": {"items": _TOOL},
-    "stop": {"items": _NON_EMPTY, "minLength": 1},
+    "stop": {"items": {"type": "string", **_STOP_LENGTHS}, **_STOP_LENGTHS},
     "bad_words": {"items": _NON_EMPTY},
     "stop_token_ids": {"items": _TOKEN_ID},
     "bad_words_token_ids": {"items": {"anyOf": [_TOKEN_ID, {"type": "array", "items": _TOKEN_ID, "minItems": 1}]}},
