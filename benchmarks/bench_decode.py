@@ -5,13 +5,12 @@
         [--kv-cache-dtype int8] [--parts]
 
 A step of M rows is either M requests (`requests`) or one request that verifies M - 1 drafts (`drafts`). The baselines
-are three lower bounds of its time, measured beside it:
+are two lower bounds of its time, measured beside it:
 
-    floor    max(bytes of weights, keys and values / read bandwidth, operations / peak of the format), as if the whole
-             step could read and multiply at once
-    in_turn  the same bound for each linear layer, the head and attention by itself, added up
-    loops    plain loops in the operators' place (benchmarks/launches.py); `by_kernel` names the operators whose kernel
-             is faster than its loop, where the kernel's time is taken instead
+    floor  max(bytes of weights, keys and values / read bandwidth, operations / peak of the format), as if the whole
+           step could read and multiply at once
+    loops  plain loops in the operators' place (benchmarks/launches.py); `by_kernel` names the operators whose kernel is
+           faster than its loop, where the kernel's time is taken instead
 
 `over_*` are medians of the step's time over the bound, over groups of steps; cases alternate. What `over_loops` leaves
 are rows, scales of outputs, softmax, outputs, sampling, engine and Python. `times_one` is tokens per second over those
@@ -47,7 +46,6 @@ class Case:
     launches: LaunchFloors
     step_s: list[float] = field(default_factory=list)
     floor_s: list[float] = field(default_factory=list)
-    in_turn_s: list[float] = field(default_factory=list)
     parts_s: list[Profile] = field(default_factory=list)  # with --parts
 
     @property
@@ -83,7 +81,6 @@ def time_group(loaded: ShapeEngine, case: Case, roofline: Roofline, parts: bool)
         case.parts_s.append(time_parts(loaded.engine.step, loaded.work.config, roofline.clock))
     loaded.stop(ids)
     case.floor_s.append(statistics.mean(loaded.work.floor_s(case.step, reading) for reading in readings))
-    case.in_turn_s.append(statistics.mean(case.launches.in_turn_s(reading) for reading in readings))
 
 
 def describe_parts(case: Case, loaded: ShapeEngine) -> list[Row]:
@@ -115,16 +112,14 @@ def measure(args: argparse.Namespace, quantization: str, roofline: Roofline) -> 
         for case in cases:
             time_group(loaded, case, roofline, args.parts)
     parts = [describe_parts(case, loaded) if args.parts else [] for case in cases]
-    return [{**describe(case, cases, loaded, roofline), "parts": of_case} for case, of_case in zip(cases, parts)]
+    return [{**describe(case, cases, loaded), "parts": of_case} for case, of_case in zip(cases, parts)]
 
 
-def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofline) -> Row:
+def describe(case: Case, cases: list[Case], loaded: ShapeEngine) -> Row:
     """Return a case's medians."""
     step, work, step_s = case.step, loaded.work, statistics.median(case.step_s)
-    bf16, int8 = work.operations(step, step.rows)
-    bytes_s = work.num_bytes(step) / roofline.median.bytes_per_s
     one = next((c for c in cases if c.step == StepShape(1, 1, step.context)), None)
-    floors = {"floor": case.floor_s, "in_turn": case.in_turn_s, "loops": case.launches.attainable_s()}
+    floors = {"floor": case.floor_s, "loops": case.launches.attainable_s()}
     over = {name: [a / b for a, b in zip(case.step_s, values, strict=True)] for name, values in floors.items()}
     return {
         "format": work.quantization,
@@ -132,12 +127,9 @@ def describe(case: Case, cases: list[Case], loaded: ShapeEngine, roofline: Roofl
         "rows": step.rows,
         "as": case.kind,
         "read_gb": work.num_bytes(step) / 1e9,
-        "gop": (bf16 + int8) / 1e9,
-        "limit": "bytes" if bytes_s >= roofline.median.floor_s(0, bf16, int8) else "operations",
         "step_ms": 1e3 * step_s,
         **{f"{name}_ms": 1e3 * statistics.median(values) for name, values in floors.items()},
         **{f"over_{name}": statistics.median(ratios) for name, ratios in over.items()},
-        "best_over_floor": min(over["floor"]),
         "times_one": times_one(step.rows, one.step_s, case.step_s) if one else None,
         "loops_times_one": times_one(step.rows, one.launches.attainable_s(), floors["loops"]) if one else None,
         "rows_per_s": step.rows / step_s,

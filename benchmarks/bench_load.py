@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long does loading take beside reading the checkpoint's files, and how much memory beyond the weights?
 
-    python -m benchmarks.bench_load [--shape benchmarks/shapes/qwen3-0.6b] [--rounds 5] [--cold] [--quantization wint8]
+    python -m benchmarks.bench_load [--shape benchmarks/shapes/qwen3-0.6b] [--rounds 5] [--quantization wint8]
 
 Writes a checkpoint of random bf16 weights, in torch and in Paddle layout, to a temporary folder. Each measurement is a
 process of its own, which loads the model and, as the baseline, reads the files into new memory as fast as it can (all
 threads, blocks of 8 MiB, huge pages), in alternating order. Both write memory that no process has touched yet, so the
 operating system's clearing of it counts in both. `ratio` is the median over rounds of the two times; `cpu_ratio` the
 same of processor time, which a busy machine disturbs less. Threads that wait for one another count in it, so set
-FD_NUM_THREADS=1. --cold evicts the files from the page cache first. `peak_ratio` is the largest memory that loading
-added to the process, over the bytes of the weights.
+FD_NUM_THREADS=1. The files are in the page cache. `peak_ratio` is the largest memory that loading added to the process,
+over the bytes of the weights.
 """
 
 from __future__ import annotations
@@ -62,13 +62,7 @@ class Job:
 
     folder: str
     quantization: str
-    is_cold: bool
     reads_first: bool
-
-    @property
-    def files(self) -> list[Path]:
-        """The checkpoint's weight files."""
-        return sorted(Path(self.folder).glob("*.safetensors"))
 
 
 def write_checkpoint(shape: Path, folder: Path, layout: str) -> None:
@@ -105,20 +99,11 @@ def read_files(files: list[Path]) -> None:
             list(pool.map(lambda fd, block, begin: os.preadv(fd, [block], begin), descriptors, targets, begins))
 
 
-def evict(files: list[Path]) -> None:
-    """Ask the system to drop the files' pages."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 def run_job(job: Job) -> Sample:
     """Measure reading and loading in this process."""
     paddle.set_device("cpu")
     select_backend("cpu")
-    config = ModelConfig.from_pretrained(job.folder)
+    config, files = ModelConfig.from_pretrained(job.folder), sorted(Path(job.folder).glob("*.safetensors"))
     quantization = QuantizationConfig.from_value(job.quantization)
     before_bytes = peak_bytes = weight_bytes = 0
 
@@ -130,26 +115,18 @@ def run_job(job: Job) -> Sample:
         peak_bytes, weight_bytes = resident_bytes("VmHWM"), model.num_weight_bytes
 
     def timed(action: Callable[[], None]) -> tuple[float, float]:
-        if job.is_cold:
-            evict(job.files)
         # A virtual machine fetches a page from its host only the first time: touch as much memory as is needed.
-        size = 2 * sum(path.stat().st_size for path in job.files)
+        size = 2 * sum(path.stat().st_size for path in files)
         np.frombuffer(new_memory(size), np.uint8)[:: mmap.PAGESIZE] = 1
         begin, cpu = time.perf_counter(), time.process_time()
         action()
         return time.perf_counter() - begin, time.process_time() - cpu
 
     if job.reads_first:
-        read, loaded = timed(lambda: read_files(job.files)), timed(load)
+        read, loaded = timed(lambda: read_files(files)), timed(load)
     else:
-        loaded, read = timed(load), timed(lambda: read_files(job.files))
+        loaded, read = timed(load), timed(lambda: read_files(files))
     return Sample(*read, *loaded, peak_bytes - before_bytes, weight_bytes)
-
-
-def run_in_process(job: Job) -> Sample:
-    """Run a job in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(run_job, job).result()
 
 
 def summarize(samples: list[Sample]) -> Row:
@@ -169,7 +146,6 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--shape", type=Path, default=SHAPE, help=f"folder with a config.json (default: {SHAPE})")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cold", action="store_true", help="read from the disk, not from the page cache")
     parser.add_argument("--quantization", nargs="+", default=["none"], help="as the flag of fastdeploy serve")
     parser.add_argument("--layout", nargs="+", choices=["torch", "paddle"], default=["torch", "paddle"])
     args = parser.parse_args()
@@ -179,11 +155,11 @@ def main() -> None:
             write_checkpoint(Path(args.shape), Path(scratch) / layout, layout)
         for index in range(args.rounds):
             for (layout, kind), samples in cases.items():
-                job = Job(f"{scratch}/{layout}", kind, args.cold, reads_first=index % 2 == 0)
-                samples.append(run_in_process(job))
+                job = Job(f"{scratch}/{layout}", kind, reads_first=index % 2 == 0)
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # a process of its own
+                    samples.append(pool.submit(run_job, job).result())
     rows = [{"layout": lay, "quantization": kind, **summarize(s)} for (lay, kind), s in cases.items()]
-    state = "cold" if args.cold else "warm"
-    print_report("load", f"page cache {state}, {num_threads()} threads", rows, cache=state)
+    print_report("load", f"loading, {num_threads()} threads", rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near is prefill to the machine's bf16 peak, in each weight format?
+"""How near is prefill to the peak of the arithmetic, in each weight format?
 
     python -m benchmarks.bench_prefill [--quantization none w8a8] [--tokens 512 2048] [--rounds 3] [--parts]
 
 Operations are two per parameter and token (the head's for the last token only, no embedding), and the causal half of
-attention. `share` is operations / seconds / bf16 peak. `share_of_own_peak` takes the int8 peak for products of
-integers, of which a weight and an input of wint8 and wint4 need two. The peaks are measured before and after each
-prompt. Formats alternate, so `over_bf16` is a median of ratios within rounds. The real engine prefills each prompt in
-one step. --parts prints a second table with the share of the step's time that each part of the model takes.
+attention. `share` is operations / seconds / peak, where products of integers have the int8 peak, and wint8 and wint4
+need two of them per weight and input. The peaks are measured before and after each prompt. Formats alternate, so
+`over_bf16` is a median of ratios within rounds. The real engine prefills each prompt in one step. --parts prints a
+second table with the share of the step's time that each part of the model takes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Case:
     tokens: int
     seconds: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
-    own_shares: list[float] = field(default_factory=list)
 
 
 def time_prompt(case: Case, roofline: Roofline) -> None:
@@ -42,19 +41,17 @@ def time_prompt(case: Case, roofline: Roofline) -> None:
     seconds = roofline.clock() - begin
     readings = (before, roofline.measure())
     assert emitted and not engine.has_unfinished(), "expected one step to prefill the prompt"
-    step = StepShape(1, case.tokens, case.tokens)
-    computed = sum(work.model_operations(step, logits_rows=1))
+    operations = work.operations(StepShape(1, case.tokens, case.tokens), logits_rows=1)
     case.seconds.append(seconds)
-    for shares, operations in ((case.shares, (computed, 0.0)), (case.own_shares, work.operations(step, logits_rows=1))):
-        shares.append(statistics.mean(reading.floor_s(0, *operations) for reading in readings) / seconds)
+    case.shares.append(statistics.mean(reading.floor_s(0, *operations) for reading in readings) / seconds)
 
 
 def measure(cases: list[Case], roofline: Roofline, rounds: int) -> None:
     """Warm up, then time the cases in alternation."""
     for case in cases:
         time_prompt(case, roofline)
-        for values in (case.seconds, case.shares, case.own_shares):
-            values.clear()
+        case.seconds.clear()
+        case.shares.clear()
     for _ in range(rounds):
         for case in cases:
             time_prompt(case, roofline)
@@ -71,7 +68,6 @@ def describe(case: Case, cases: list[Case]) -> Row:
         "ms": 1e3 * seconds,
         "tokens_per_s": case.tokens / seconds,
         "share": statistics.median(case.shares),
-        "share_of_own_peak": statistics.median(case.own_shares),
         "over_bf16": statistics.median(a / b for a, b in zip(bf16.seconds, case.seconds)) if bf16 else None,
     }
 

@@ -127,7 +127,6 @@ def main() -> None:
         "shared_tokens": usage.num_tokens,
         "insert_us_per_token": insert_us,
         "bytes_per_shared_token": usage.shared_bytes / usage.num_tokens,
-        "nodes_per_shared_token": usage.num_nodes / usage.num_tokens,
     }
     print_table("cached outputs", [shared])
     print_report("proposing", f"per request and step, K = {k}", rows, k=k, shared=shared)

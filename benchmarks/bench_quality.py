@@ -40,13 +40,7 @@ class Numerics(NamedTuple):
     kv_cache_dtype: str = "auto"
 
 
-# Four bits everywhere, and in single parts, in addition to the formats of --quantization.
-MIXES: dict[str, dict[str, str]] = {
-    "wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"},
-    "attention wint4": {"attention": "wint4"},
-    "mlp wint4": {"mlp": "wint4"},
-    "head wint4": {"head": "wint4"},
-}
+MIXES = {"wint4, head too": {"attention": "wint4", "mlp": "wint4", "head": "wint4"}}
 
 
 class Scorer:
@@ -106,7 +100,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="directory, or demo (default: demo)")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens to score, about (default: 32768)")
     parser.add_argument("--formats", nargs="+", choices=FORMATS[1:], default=FORMATS[1:], help="(default: all)")
-    parser.add_argument("--mixes", action="store_true", help="also four bits in single parts")
+    parser.add_argument("--mixes", action="store_true", help="also four bits in the head")
     args = parser.parse_args()
     paddle.set_device("cpu")
     select_backend("cpu")

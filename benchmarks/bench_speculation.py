@@ -184,18 +184,18 @@ def compare(
     temperature = 1.0 if workload == "random" else 0.0
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens, ignore_eos=True)
     comparison = Comparison(contenders, params, args.stretch_ms / 1000)
-    first_turn = args.first_turn if num_turns > 1 else 0
     for round_ in count():
         for group in range(args.groups):
             salt, in_group = f"{workload}-{round_}-{group}", texts[group * batch : (group + 1) * batch]
-            for number, turns in enumerate(zip(*in_group)):
-                comparison.run(turns, salt, is_timed=number >= first_turn)
+            for turns in zip(*in_group):
+                comparison.run(turns, salt)
         if not naive.total.num_steps:
             raise SystemExit(
                 f"--max-tokens: an answer of {args.max_tokens} tokens ends in the first stretch; expected more"
             )
         if naive.total.total_s >= args.seconds:
-            return [_row(workload, batch, naive, contender) for contender in contenders]
+            break
+    return [_row(workload, batch, naive, contender) for contender in contenders]
 
 
 def _row(workload: str, batch: int, naive: Contender, contender: Contender) -> Row:
@@ -222,16 +222,15 @@ def _row(workload: str, batch: int, naive: Contender, contender: Contender) -> R
 def print_slower(rows: Sequence[Row]) -> None:
     """Name the methods slower than naive by more than MAX_SLOWDOWN beyond what naive over naive shows."""
     noise = {(row["workload"], row["batch"]): abs(1 - row["speed_up"]) for row in rows if row["method"] == NAIVE_AGAIN}
+    sure, unsure = list[str](), list[str]()
     compared = [row for row in rows if row["method"] not in (NAIVE, NAIVE_AGAIN)]
-    missing = [1 - MAX_SLOWDOWN - noise[row["workload"], row["batch"]] - row["speed_up"] for row in compared]
-    sure = [miss > 2 * row["error"] for row, miss in zip(compared, missing)]
-    unsure = [0 < miss <= 2 * row["error"] for row, miss in zip(compared, missing)]
-    for title, chosen in (
-        (f"more than {MAX_SLOWDOWN:.0%} slower than naive, beyond naive over naive, of {len(compared)}", sure),
-        ("perhaps, within two errors", unsure),
-    ):
-        found = [f"{row['workload']} {row['batch']} {row['method']}" for row, is_so in zip(compared, chosen) if is_so]
-        print(f"{title}: {', '.join(found) or 'none'}")
+    for row in compared:
+        slowdown = 1 - MAX_SLOWDOWN - noise[row["workload"], row["batch"]] - row["speed_up"]
+        if slowdown > 0:
+            names = sure if slowdown > 2 * row["error"] else unsure
+            names.append(f"{row['workload']} {row['batch']} {row['method']}")
+    title = f"more than {MAX_SLOWDOWN:.0%} slower than naive, beyond naive over naive, of {len(compared)}"
+    print(f"{title}: {', '.join(sure) or 'none'}\nperhaps, within two errors: {', '.join(unsure) or 'none'}")
 
 
 def main() -> None:
@@ -256,7 +255,6 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--groups", type=int, default=2, help="different texts per slot of the batch")
     parser.add_argument("--turns", type=int, default=16, help="of a loop (default: 16)")
-    parser.add_argument("--first-turn", type=int, default=0, help="of a loop: the first turn that is timed")
     parser.add_argument("--seconds", type=float, default=3.0, help="of decoding by naive, in whole rounds (default: 3)")
     parser.add_argument(
         "--stretch-ms", type=float, default=20.0, help="of naive before the next engine runs (default: 20)"

@@ -51,7 +51,7 @@ def _draw_speed_up(rows: Sequence[dict[str, Any]], title: str, file: Path) -> No
             found = {row["batch"]: row for row in rows if (row["workload"], row["method"]) == (workload, method)}
             positions = [n + (i + 0.5) * width - 0.4 for n in range(len(batches))]
             heights = [found[batch]["speed_up"] for batch in batches]
-            bars = plot.bar(positions, heights, width * 0.92, color=_colour(method), label=method)
+            bars = plot.bar(positions, heights, width * 0.92, color=COLOURS.get(method, OTHER_COLOUR), label=method)
             plot.bar_label(bars, [f"{height:.1f}" for height in heights], fontsize=7)
         plot.axhline(1, color="#999999", linewidth=1)
         plot.set_title(workload, fontsize=9)
@@ -91,10 +91,6 @@ def _legend(figure: Any, plot: Any) -> None:
 
 def _values(rows: Sequence[dict[str, Any]], key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
-
-
-def _colour(method: str) -> str:
-    return COLOURS.get(method, OTHER_COLOUR)
 
 
 def _save(figure: Any, file: Path) -> None:

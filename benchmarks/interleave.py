@@ -181,7 +181,7 @@ class Comparison:
         self._params, self._stretch_s = params, stretch_s
         self._random = random.Random(0)
 
-    def run(self, turns: Sequence[Turn], salt: str, is_timed: bool = True) -> None:
+    def run(self, turns: Sequence[Turn], salt: str) -> None:
         """Let every contender answer the prompts as one batch.
 
         Raises:
@@ -189,7 +189,7 @@ class Comparison:
         """
         for contender in self.contenders:
             contender.timed.prefill(turns, self._params, salt)
-        end = len(turns)  # the first tokens
+        end, is_timed = len(turns), True  # the first tokens
         while any(contender.timed.engine.has_unfinished() for contender in self.contenders):
             end += len(turns) * self._steps_per_stretch()
             in_random_order = self._random.sample(self.contenders, len(self.contenders))

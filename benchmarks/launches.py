@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
-from benchmarks.roofline import Reading
 from benchmarks.roofline_library import load_loops
 from fastdeploy.ops.backends.cpu.graph import OpGraph
 
@@ -55,10 +54,6 @@ class LaunchWork:
             self.bf16_operations + other.bf16_operations,
             self.int8_operations + other.int8_operations,
         )
-
-    def floor_s(self, reading: Reading) -> float:
-        """Return the lower bound of its seconds."""
-        return reading.floor_s(self.num_bytes, self.bf16_operations, self.int8_operations)
 
 
 @dataclass(frozen=True)
@@ -137,10 +132,6 @@ class LaunchFloors:
         times = [(self._time_loops(replays, self.forms), self._time_kernels(replays)) for _ in range(2)]
         for kept, (first, second) in zip((self.loops_s, self.kernels_s), zip(*times)):
             kept.append({kind: (first[kind] + second[kind]) / 2 for kind in self.work})
-
-    def in_turn_s(self, reading: Reading) -> float:
-        """Return the sum of the operators' lower bounds."""
-        return sum(work.floor_s(reading) for work in self.work.values())
 
     def by_kernel(self) -> list[str]:
         """Return the kinds whose kernel was faster than its loop in the median of groups."""

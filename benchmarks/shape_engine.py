@@ -67,17 +67,12 @@ class Work:
         token_bytes = selected_backend().kv_bytes_per_token(c.num_kv_heads, c.head_dim, c.kv_cache_dtype)
         return self.streamed_bytes + c.num_layers * token_bytes * step.num_requests * step.context
 
-    def model_operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
-        """Return the operations of attention and of the linear layers, two per weight and row."""
+    def operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
+        """Return the operations of a step at the bf16 peak and at the int8 peak, two per weight and row."""
         c = self.config
         seen = step.rows * (step.context - (step.rows_each - 1) / 2)
         attention = 4.0 * c.num_layers * c.num_heads * c.head_dim * seen
         weights = 2.0 * (step.rows * self.layer_parameters + logits_rows * c.vocab_size * c.hidden_size)
-        return attention, weights
-
-    def operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
-        """Return the operations of a step at the bf16 peak, and those at the int8 peak."""
-        attention, weights = self.model_operations(step, logits_rows)
         products = integer_products(self.quantization)
         return (attention, products * weights) if products else (attention + weights, 0.0)
 

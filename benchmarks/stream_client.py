@@ -27,7 +27,7 @@ class Stream:
 
 
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Send all requests at once and read all answers; return the text, times and error of each."""
+    """Send all requests at once and read all answers; return the text and times of each."""
     requests = [_http(job["host"], body) for body in job["bodies"]]
     streams = [Stream(socket.create_connection((job["host"], job["port"]))) for _ in requests]
     begin = time.perf_counter()
@@ -59,24 +59,16 @@ def _http(host: str, body: dict[str, Any]) -> bytes:
 
 
 def _result(stream: Stream) -> dict[str, Any]:
-    """Return the text, its arrival times, and the error if there is one.
-
-    The arrival time of an event is that of the part in which it ends.
-    """
+    """Return the text and its arrival times; an event arrives with the part in which it ends."""
     texts, times = list[str](), list[float]()
-    error, has_usage, pending = None, False, b""
+    pending = b""
     for seconds, part in stream.parts:
         *events, pending = (pending + part).split(b"\n\n")
         answers = [json.loads(event.rsplit(b"data: ", 1)[-1]) for event in events if b"data: {" in event]
-        error = next((answer["error"] for answer in answers if "error" in answer), error)
-        has_usage = has_usage or any(answer.get("usage") for answer in answers)
         if any(answer.get("choices") for answer in answers):
             texts += [choice["text"] for answer in answers for choice in answer.get("choices", ())]
             times.append(seconds)
-    head = stream.parts[0][1][:200]
-    if error is None and (b" 200 " not in head.split(b"\r\n", 1)[0] or not has_usage):
-        error = {"message": head.decode(errors="replace")}
-    return {"text": "".join(texts), "times": times, "end": stream.parts[-1][0], "error": error}
+    return {"text": "".join(texts), "times": times, "end": stream.parts[-1][0]}
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ tokens per second. If `over` names a peer, the baseline, they are medians over r
 
 After the prefill a job decodes for at most --limit-s seconds. A job that is cut counts as if its other tokens had come
 at the same pace, which favours it, because contexts would have grown longer; `cut` names these jobs. No job starts
-later than --total-s seconds after the first engine of that number of bits; an engine that then takes more than another
-minute is killed and named. `rounds` is the number of rounds behind each median.
+later than --total-s seconds after the first engine of that number of bits. `rounds` is the number of rounds behind each
+median.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,6 @@ from typing import Any
 from benchmarks.report import ROOT, Row, make_parser, print_report
 
 HERE = Path(__file__).resolve().parent
-GRACE_S = 60  # after --total-s, until an engine that has not answered is killed
 OURS = {16: ["none"], 8: ["w8a8", "wint8"], 4: ["w4a8", "wint4"]}
 PEERS = ["llama_cpp", "openvino"]
 GGUF = {16: "bf16", 8: "q8_0", 4: "q4_0"}
@@ -73,23 +71,16 @@ JOBS = {
 
 @dataclass
 class Worker:
-    """An engine in a process of its own, and its rates by job, one per round.
-
-    Attributes:
-        deadline: seconds of time.monotonic at which it is killed.
-        is_killed: it had not answered by then.
-    """
+    """An engine in a process of its own, and its rates by job, one per round."""
 
     process: subprocess.Popen[str]
     name: str
     is_ours: bool
-    deadline: float
-    is_killed: bool = False
     rates: dict[str, list[float]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)  # jobs that reached the limit
 
     @classmethod
-    def start(cls, command: list[str], environment: dict[str, str], deadline: float) -> Worker:
+    def start(cls, command: list[str], environment: dict[str, str]) -> Worker:
         """Start a worker and wait until its engine is loaded."""
         process = subprocess.Popen(
             command,
@@ -99,19 +90,17 @@ class Worker:
             text=True,
             env={**os.environ, **environment},
         )
-        worker = cls(process, Path(command[-1]).name, "fastdeploy_worker" in command[1], deadline)
-        worker.name = worker._answer().get("ready", worker.name)
+        worker = cls(process, Path(command[-1]).name, "fastdeploy_worker" in command[1])
+        worker.name = worker._answer()["ready"]
         return worker
 
-    def run(self, name: str, job: Job, limit_s: float) -> float | None:
-        """Run a job that decodes for at most `limit_s` seconds; return its rate, or None if the worker was killed."""
+    def run(self, name: str, job: Job, limit_s: float) -> float:
+        """Run a job that decodes for at most `limit_s` seconds; return its rate."""
         assert self.process.stdin is not None
         parts = {"requests": job.requests, "prompt_tokens": job.prompt_tokens, "new_tokens": job.new_tokens}
         self.process.stdin.write(json.dumps({**parts, "limit_s": limit_s}) + "\n")
         self.process.stdin.flush()
         answer = self._answer()
-        if self.is_killed:
-            return None
         if job.is_cut(answer["num_steps"]):
             self.cut.add(name)
         return job.rate(**answer)
@@ -123,12 +112,8 @@ class Worker:
         self.process.wait(60)
 
     def _answer(self) -> dict[str, Any]:
-        """Return the worker's answer, or {} if it did not answer by the deadline and was killed."""
+        """Return the worker's next answer."""
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], max(self.deadline - time.monotonic(), 0))[0]:
-            self.process.kill()
-            self.is_killed = True
-            return {}
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"compare: the worker {self.name} ended with status {self.process.wait()}")
@@ -159,12 +144,12 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
         "PEERS_THREADS": str(args.threads),
         "PEERS_CLOCK": args.clock,
     }
-    workers = [Worker.start(command, environment, end + GRACE_S) for command in commands(args, bits)]
+    workers = [Worker.start(command, environment) for command in commands(args, bits)]
     for worker in workers:
         worker.run("first", Job(1, 32, 4, "decode"), args.limit_s)  # the first call is slower and not counted
     for name in args.only * args.rounds:
         for worker in workers:
-            if not worker.is_killed and time.monotonic() < end:
+            if time.monotonic() < end:
                 measure(worker, name, args.limit_s)
     for worker in workers:
         worker.stop()
@@ -174,9 +159,6 @@ def compare(args: argparse.Namespace, bits: int) -> list[Worker]:
 def measure(worker: Worker, name: str, limit_s: float) -> None:
     """Run a job on a worker and print its rate to stderr."""
     rate = worker.run(name, JOBS[name], limit_s)
-    if rate is None:
-        print(f"{worker.name}, {name}: killed, no answer in time", file=sys.stderr, flush=True)
-        return
     worker.rates.setdefault(name, []).append(rate)
     print(f"{worker.name}, {name}: {rate:.1f} tokens/s", file=sys.stderr, flush=True)
 
@@ -219,8 +201,7 @@ def main() -> None:
     if args.clock == "cpu" and args.threads != 1:
         parser.error("--clock: cpu: expected --threads 1")
     rows = [row for bits in args.bits for row in make_rows(compare(args, bits), bits, args.only)]
-    title = f"{args.threads} threads, {args.clock} time"
-    print_report("peers", title, rows, threads=args.threads, clock=args.clock)
+    print_report("peers", f"{args.threads} threads, {args.clock} time", rows, threads=args.threads, clock=args.clock)
 
 
 if __name__ == "__main__":

@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from itertools import product
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import bench_decode, bench_overhead, bench_prefill, bench_proposing, step_parts
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from benchmarks import bench_decode, bench_memory, bench_overhead, bench_prefill, bench_proposing, step_parts
 
 
 @pytest.fixture
@@ -40,10 +36,7 @@ def test_decode_measures_every_format_context_and_number_of_rows(last_line: Any)
     cases = [(format, context, *kind) for format in ("none", "w4a8") for context in (32, 80) for kind in kinds]
     assert [(r["format"], r["context"], r["rows"], r["as"]) for r in results] == cases
     for row in results:
-        assert row["over_floor"] >= row["best_over_floor"] > 0
-        assert row["in_turn_ms"] >= 0.999 * row["floor_ms"] > 0, (
-            "operators in turn take what they take at once, or more"
-        )
+        assert row["over_floor"] > 0 and row["floor_ms"] > 0
         assert row["over_loops"] > 0 and row["loops_ms"] > 0
         assert row["rows_per_s"] == pytest.approx(1000 * row["rows"] / row["step_ms"])
         assert row["times_one"] == 1 or row["rows"] > 1
@@ -74,10 +67,8 @@ def test_prefill_compares_formats_with_bf16(last_line: Any) -> None:
     results = last_line(bench_prefill, *flags)["results"]
     assert [(r["format"], r["tokens"]) for r in results] == [("none", 16), ("w8a8", 16), ("none", 48), ("w8a8", 48)]
     for row in results:
-        assert row["share"] > 0 and row["share_of_own_peak"] > 0
+        assert row["share"] > 0
         assert row["over_bf16"] == 1 or row["format"] == "w8a8"
-        if row["format"] == "none":
-            assert row["share"] == row["share_of_own_peak"]
 
 
 def test_the_parts_of_prefill_account_for_the_whole_step(last_line: Any) -> None:
@@ -100,17 +91,11 @@ def test_overhead_is_split_for_each_method_and_grammars_need_a_tokenizer(last_li
     assert measured("--shape", "demo")[:3] == [("naive", 1), ("ngram", 1), ("grammar", 1)]
 
 
-def test_memory_is_measured_in_a_process_per_format(tiny: str) -> None:
-    flags = ["--shape", tiny, "--quantization", "none", "wint8", "--requests", "4", "--context", "16"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.bench_memory", *flags], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    none, wint8 = json.loads(done.stdout.splitlines()[-1])["results"]
-    assert none["weights_gib"] != wint8["weights_gib"] and none["cache_gib"] == wint8["cache_gib"] > 0
-    for row in (none, wint8):
-        assert row["beside_gib"] == pytest.approx(row["resident_gib"] - row["weights_gib"] - row["cache_gib"])
-        assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
+def test_memory_is_that_of_the_process_beside_weights_and_cache(last_line: Any) -> None:
+    (row,) = last_line(bench_memory, "--quantization", "wint8", "--requests", "4", "--context", "16")["results"]
+    assert row["weights_gib"] > 0 and row["cache_gib"] > 0
+    assert row["beside_gib"] == pytest.approx(row["resident_gib"] - row["weights_gib"] - row["cache_gib"])
+    assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
 
 
 def test_proposing_is_measured_for_each_method_on_new_and_on_known_text(

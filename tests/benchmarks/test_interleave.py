@@ -56,12 +56,6 @@ def test_no_block_of_the_shared_cache_belongs_to_two_engines() -> None:
     assert not set.intersection(*blocks)
 
 
-def test_untimed_turns_leave_no_figures() -> None:
-    contenders = make_contenders()
-    Comparison(contenders, params(), stretch_s=0.1).run(PROMPTS, "salt", is_timed=False)
-    assert [(contender.total, contender.stretches) for contender in contenders] == [(Timings(), [])] * 2
-
-
 def test_a_contender_that_emits_another_text_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     contenders, number = make_contenders(), itertools.count()
     contenders[1].timed.answers = {}

@@ -9,7 +9,6 @@ import paddle
 import pytest
 
 from benchmarks.launches import FORMS, LaunchFloors, LaunchWork, LoopForm, Replay, capture_replays
-from benchmarks.roofline import Reading
 from benchmarks.shape_engine import ShapeEngine, StepShape
 from fastdeploy.ops.backends.cpu import library
 from fastdeploy.ops.backends.cpu.graph import OpGraph
@@ -97,15 +96,13 @@ def test_capturing_a_step_changes_nothing_and_is_over_with_it(tiny: str) -> None
     assert len(deltas) == 2 and len(replays) == 2
 
 
-def test_floors_in_turn_add_up_and_the_better_of_loop_and_kernel_counts() -> None:
-    reading = Reading(bytes_per_s=10.0, bf16_per_s=100.0, int8_per_s=400.0)
+def test_the_better_of_loop_and_kernel_counts() -> None:
     floors = LaunchFloors(
         forms={"a": FORMS[0], "b": FORMS[0]},
         work={"a": LaunchWork(50, 100, 0), "b": LaunchWork(10, 100, 800)},
         loops_s=[{"a": 5.0, "b": 7.0}, {"a": 6.0, "b": 3.0}, {"a": 5.0, "b": 7.5}],
         kernels_s=[{"a": 8.0, "b": 4.0}, {"a": 5.5, "b": 5.0}, {"a": 9.0, "b": 4.5}],
     )
-    assert floors.in_turn_s(reading) == 5.0 + 3.0
     assert floors.by_kernel() == ["b"]
     assert floors.attainable_s() == [9.0, 11.0, 9.5]
 

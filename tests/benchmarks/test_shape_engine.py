@@ -64,7 +64,6 @@ def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) ->
     assert Work(config, "w8a8", 0, 0).operations(StepShape(1, 8, 100), 8) == (attention, weights)
     products = 2 if library.isa().startswith("avx512") else 1  # of bytes by the two bytes of an input, or of words
     assert Work(config, "wint4", 0, 0).operations(StepShape(1, 8, 100), 8) == (attention, products * weights)
-    assert Work(config, "wint4", 0, 0).model_operations(StepShape(1, 8, 100), 8) == (attention, weights)
     prompt = StepShape(1, 100, 100)
     assert Work(config, "none", 0, 0).operations(prompt, 1)[0] == (
         2.0 * (100 * 98_304 + 4096 * 64) + 4.0 * 2 * 4 * 16 * 100 * 101 / 2
