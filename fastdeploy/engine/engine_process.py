@@ -235,7 +235,7 @@ class EngineServer:
 
 
 def _is_in(request_id: str, wanted: frozenset[str]) -> bool:
-    """Return whether `wanted` has this id, or the id of the HTTP request that it is the prompt number n of: ID-n."""
+    """Return whether `wanted` contains this id, or ID if this id is ID-n: prompt n of an HTTP request."""
     return request_id in wanted or re.sub(r"-\d+$", "", request_id) in wanted
 
 
