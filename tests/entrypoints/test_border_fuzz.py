@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,16 +40,10 @@ def check_nothing_is_left(server: ServerProcess) -> None:
     assert "Traceback" not in server.stderr
 
 
-@pytest.fixture(scope="module")
-def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with mock_server(tmp_path_factory.mktemp("fuzz"), "--max-model-len", "200", tokens_per_step=2) as running:
-        yield running
-
-
-def test_all_requests_get_responses_and_leave_nothing_behind(mock: ServerProcess) -> None:
-    outcome = fuzz(mock, 20, 600)
+def test_all_requests_get_responses_and_leave_nothing_behind(server: ServerProcess) -> None:
+    outcome = fuzz(server, 20, 600)
     assert {200, 400, 404} <= set(outcome.statuses) and outcome.num_left > 10
-    check_nothing_is_left(mock)
+    check_nothing_is_left(server)
 
 
 def test_the_real_engine_leaves_nothing_behind() -> None:

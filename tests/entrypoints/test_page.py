@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import fastdeploy
-from tests.entrypoints.server_process import ServerProcess, mock_server, real_server
+from tests.entrypoints.server_process import ServerProcess, mock_server
 
 PAGE = Path(fastdeploy.__file__).parent / "assets" / "page.html"
 
@@ -87,17 +87,9 @@ def token_bytes(text: str) -> bytes:
     return bytes(int(part, 16) for part in text.removeprefix("bytes:\\x").split("\\x"))
 
 
-@pytest.fixture(scope="module")
-def drafting() -> Iterator[ServerProcess]:
-    """The demonstration model with n-gram drafts."""
-    speculation = '{"method": "ngram", "num_speculative_tokens": 4, "adaptive": false}'
-    with real_server("demo", "--speculative-config", speculation) as running:
-        yield running
-
-
 @pytest.mark.parametrize("min_tokens_per_chunk", [1, 16])
 def test_origins_add_up_to_the_accepted_drafts_for_any_size_of_chunks(
-    drafting: ServerProcess, min_tokens_per_chunk: int
+    drafting_server: ServerProcess, min_tokens_per_chunk: int
 ) -> None:
     body = {
         "prompt": "def fibonacci(n):",
@@ -108,7 +100,7 @@ def test_origins_add_up_to_the_accepted_drafts_for_any_size_of_chunks(
         "collect_metrics": True,
         "max_streaming_response_tokens": min_tokens_per_chunk,
     }
-    chunks = list(stream_choices(drafting, body))
+    chunks = list(stream_choices(drafting_server, body))
     origins = [token["origin"] for chunk in chunks for token in chunk["tokens"]]
     metrics = chunks[-1]["speculate_metrics"]
     assert len(origins) == 60 and origins[0] == "target"

@@ -37,8 +37,11 @@ SPECULATION = json.dumps({"method": "ngram", "num_speculative_tokens": 4})
 
 @pytest.fixture(scope="module", params=["hermes", ""])
 def real(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    parser = ["--tool-call-parser", request.param] if request.param else []
-    with real_server("demo", "--speculative-config", SPECULATION, *parser) as running:
+    """A server with a parser of tool calls, and one without."""
+    if request.param:
+        yield request.getfixturevalue("drafting_server")
+        return
+    with real_server("demo", "--speculative-config", SPECULATION) as running:
         yield running
 
 

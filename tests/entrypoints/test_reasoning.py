@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.message import Message
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
-from tests.entrypoints.chat_server import SPECIAL_TOKENS, chat_server, rendered, says
+from tests.entrypoints.chat_server import SPECIAL_TOKENS, rendered, says
 from tests.entrypoints.message_texts import read
-from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess
 
 OPEN, CLOSED, UNDECIDED = ReasoningState.OPEN, ReasoningState.CLOSED, ReasoningState.UNDECIDED
@@ -86,22 +84,6 @@ def test_tokens_of_the_reasoning_are_counted_whatever_the_deltas(
     assert count(CLOSED) == 0
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("reasoning") / "model"
-
-
-@pytest.fixture(scope="module")
-def thinking_server(folder: Path) -> Iterator[ServerProcess]:
-    with chat_server(folder, "--reasoning-parser", "qwen3") as running:
-        yield running
-
-
-@pytest.fixture
-def thinking_client(thinking_server: ServerProcess) -> openai.OpenAI:
-    return checked_client(thinking_server.url)
-
-
 def chat(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:
     extra = {"return_token_ids": True, **(extra or {})}
     return client.chat.completions.create(model="default", messages=says(text), extra_body=extra, **kwargs)
@@ -119,17 +101,17 @@ def chat(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> 
     ],
 )
 def test_reasoning_is_a_separate_field(
-    thinking_client: openai.OpenAI, extra: Any, text: str, expected: tuple[str | None, str]
+    parsing_client: openai.OpenAI, extra: Any, text: str, expected: tuple[str | None, str]
 ) -> None:
-    message = chat(thinking_client, text, extra).choices[0].message
+    message = chat(parsing_client, text, extra).choices[0].message
     assert (message.reasoning_content, message.content) == expected
-    deltas = [chunk.choices[0].delta for chunk in chat(thinking_client, text, extra, stream=True)]
+    deltas = [chunk.choices[0].delta for chunk in chat(parsing_client, text, extra, stream=True)]
     reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
     assert (reasoning or None, "".join(delta.content or "" for delta in deltas)) == expected
 
 
-def test_reasoning_comes_before_the_answer(thinking_client: openai.OpenAI) -> None:
-    chunks = chat(thinking_client, "<think>the quick brown fox</think>the lazy dog", stream=True)
+def test_reasoning_comes_before_the_answer(parsing_client: openai.OpenAI) -> None:
+    chunks = chat(parsing_client, "<think>the quick brown fox</think>the lazy dog", stream=True)
     kinds = [
         "reasoning" if getattr(chunk.choices[0].delta, "reasoning_content", None) else "content"
         for chunk in chunks
@@ -138,19 +120,21 @@ def test_reasoning_comes_before_the_answer(thinking_client: openai.OpenAI) -> No
     assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"reasoning", "content"}
 
 
-def test_effort_reaches_the_template(thinking_client: openai.OpenAI, folder: Path) -> None:
+def test_effort_reaches_the_template(parsing_client: openai.OpenAI, parsing_model: Path) -> None:
     prompts = {
-        effort: rendered(folder, chat(thinking_client, "x", {"reasoning_effort": effort}).choices[0].prompt_token_ids)
+        effort: rendered(
+            parsing_model, chat(parsing_client, "x", {"reasoning_effort": effort}).choices[0].prompt_token_ids
+        )
         for effort in ("none", "high")
     }
     assert prompts["high"].endswith("assistant: effort high")
     assert prompts["none"].endswith("assistant: effort none<think>\n\n</think>\n\n")
 
 
-def test_prompt_of_token_ids_is_checked_for_markers(thinking_client: openai.OpenAI) -> None:
-    opened = chat(thinking_client, "hm</think>yes", {"chat_template_kwargs": {"enable_thinking": True}})
+def test_prompt_of_token_ids_is_checked_for_markers(parsing_client: openai.OpenAI) -> None:
+    opened = chat(parsing_client, "hm</think>yes", {"chat_template_kwargs": {"enable_thinking": True}})
     extra = {"prompt_token_ids": opened.choices[0].prompt_token_ids}
-    assert chat(thinking_client, "", extra).choices[0].message.reasoning_content == "hm"
+    assert chat(parsing_client, "", extra).choices[0].message.reasoning_content == "hm"
 
 
 @pytest.mark.parametrize(
@@ -167,8 +151,8 @@ def test_prompt_of_token_ids_is_checked_for_markers(thinking_client: openai.Open
     ],
 )
 def test_wrong_reasoning_fields_are_400(
-    thinking_server: ServerProcess, change: dict[str, Any], param: str, message: str
+    parsing_server: ServerProcess, change: dict[str, Any], param: str, message: str
 ) -> None:
-    response = thinking_server.post("/v1/chat/completions", {"messages": says("x"), **change})
+    response = parsing_server.post("/v1/chat/completions", {"messages": says("x"), **change})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param) and message in error["message"]

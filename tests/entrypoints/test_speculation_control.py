@@ -8,7 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,14 +65,6 @@ def test_offline_results_have_speculate_metrics(llm: LLM) -> None:
     assert (plain.num_steps, plain.average_accept_length, plain.source) == (59, 1.0, {})
 
 
-@pytest.fixture(scope="module")
-def drafting() -> Iterator[ServerProcess]:
-    """The demonstration model with n-gram drafts."""
-    config = '{"method": "ngram", "num_speculative_tokens": 4, "adaptive": false}'
-    with real_server("demo", "--max-model-len", "256", "--speculative-config", config) as server:
-        yield server
-
-
 def complete_command(server: ServerProcess, *flags: str) -> list[str]:
     complete = ["complete", "--url", server.url + "/v1", "-q", PROMPT, "--temperature", "0", "--max-tokens", "40"]
     return [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *complete, *flags]
@@ -99,9 +90,9 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_verbose_view_colours_accepted_drafts_by_proposer(drafting: ServerProcess) -> None:
-    plain = subprocess.run(complete_command(drafting), capture_output=True, text=True, check=True).stdout
-    shown = on_terminal(complete_command(drafting, "--verbose"))
+def test_verbose_view_colours_accepted_drafts_by_proposer(drafting_server: ServerProcess) -> None:
+    plain = subprocess.run(complete_command(drafting_server), capture_output=True, text=True, check=True).stdout
+    shown = on_terminal(complete_command(drafting_server, "--verbose"))
     *response, figures = shown.rstrip("\n").split("\n")
     painted = re.findall(r"\033\[30;42m(.*?)\033\[0m", "\n".join(response))
     assert re.sub(r"\033\[[0-9;]*m", "", "\n".join(response)) + "\n" == plain
@@ -117,16 +108,16 @@ def test_verbose_view_colours_accepted_drafts_by_proposer(drafting: ServerProces
     assert len("".join(painted)) > 20
 
 
-def test_verbose_view_has_no_colour_with_no_color(drafting: ServerProcess) -> None:
-    command = complete_command(drafting, "--verbose")
+def test_verbose_view_has_no_colour_with_no_color(drafting_server: ServerProcess) -> None:
+    command = complete_command(drafting_server, "--verbose")
     piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for text in (piped, on_terminal(command, NO_COLOR="1")):
         assert "\033" not in text
         assert re.search(r"^\(40 tokens: ngram \d+, target \d+; ", text, re.MULTILINE)
 
 
-def test_verbose_chat_shows_the_answer_once(drafting: ServerProcess) -> None:
-    flags = ["chat", "--url", drafting.url + "/v1", "-q", "hello", "--temperature", "0", "--max-tokens", "20"]
+def test_verbose_chat_shows_the_answer_once(drafting_server: ServerProcess) -> None:
+    flags = ["chat", "--url", drafting_server.url + "/v1", "-q", "hello", "--temperature", "0", "--max-tokens", "20"]
     command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *flags]
     plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     verbose = subprocess.run([*command, "--verbose"], capture_output=True, text=True, check=True).stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,8 @@ X = r'\{\s*"x"\s*:\s*\d\s*\}'
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    with real_server("demo", *FLAGS, "--speculative-config", NGRAM) as running:
-        yield running
+def server(drafting_server: ServerProcess) -> ServerProcess:
+    return drafting_server
 
 
 @pytest.fixture(scope="module")

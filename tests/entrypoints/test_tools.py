@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.entrypoints.chat_server import chat_server, rendered, says
-from tests.entrypoints.response_check import checked_client
+from tests.entrypoints.chat_server import rendered, says
 from tests.entrypoints.server_process import ServerProcess
 
 WEATHER = {
@@ -42,22 +40,6 @@ TEXTS = {
     "reasoning, text and calls": f"<think>hm</think>So:{CALL}{CALL_NOW}",
     "reasoning without end": f"<think>hm {CALL}",
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tools") / "model"
-
-
-@pytest.fixture(scope="module")
-def tool_server(folder: Path) -> Iterator[ServerProcess]:
-    with chat_server(folder, "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3") as running:
-        yield running
-
-
-@pytest.fixture
-def tool_client(tool_server: ServerProcess) -> openai.OpenAI:
-    return checked_client(tool_server.url)
 
 
 def chat(client: openai.OpenAI, text: str, **kwargs: Any) -> Any:
@@ -93,8 +75,8 @@ def whole_message(choice: Any) -> dict[str, Any]:
     }
 
 
-def test_calls_are_separated_from_text_and_end_the_choice(tool_client: openai.OpenAI) -> None:
-    response = chat(tool_client, TEXTS["text, two calls, text"])
+def test_calls_are_separated_from_text_and_end_the_choice(parsing_client: openai.OpenAI) -> None:
+    response = chat(parsing_client, TEXTS["text, two calls, text"])
     choice = response.choices[0]
     assert choice.message.content == "Let me look.\nDone."
     assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
@@ -103,45 +85,45 @@ def test_calls_are_separated_from_text_and_end_the_choice(tool_client: openai.Op
     ]
     assert choice.finish_reason == "tool_calls"
     assert len({call.id for call in choice.message.tool_calls}) == 2
-    assert chat(tool_client, CALL).choices[0].message.content is None
+    assert chat(parsing_client, CALL).choices[0].message.content is None
 
 
-def test_markers_in_the_reasoning_are_reasoning(tool_client: openai.OpenAI) -> None:
-    choice = chat(tool_client, TEXTS["reasoning, then a call"]).choices[0]
+def test_markers_in_the_reasoning_are_reasoning(parsing_client: openai.OpenAI) -> None:
+    choice = chat(parsing_client, TEXTS["reasoning, then a call"]).choices[0]
     assert choice.message.reasoning_content == f"Should I {CALL}?\nYes."
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
-    cut = chat(tool_client, TEXTS["reasoning without end"]).choices[0]
+    cut = chat(parsing_client, TEXTS["reasoning without end"]).choices[0]
     assert (cut.message.tool_calls, cut.message.content, cut.finish_reason) == (None, "", "stop")
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_streamed_message_equals_the_complete_one(tool_client: openai.OpenAI, name: str) -> None:
-    whole = chat(tool_client, TEXTS[name])
-    chunks = list(chat(tool_client, TEXTS[name], stream=True, stream_options={"include_usage": True}))
+def test_streamed_message_equals_the_complete_one(parsing_client: openai.OpenAI, name: str) -> None:
+    whole = chat(parsing_client, TEXTS[name])
+    chunks = list(chat(parsing_client, TEXTS[name], stream=True, stream_options={"include_usage": True}))
     assert message_of(chunks) == whole_message(whole.choices[0])
     assert chunks[-1].usage == whole.usage
 
 
-def test_other_special_tokens_stay_hidden(tool_client: openai.OpenAI) -> None:
+def test_other_special_tokens_stay_hidden(parsing_client: openai.OpenAI) -> None:
     text = TEXTS["no call, although it begins like one"]
-    assert chat(tool_client, text).choices[0].message.content == '<tool_call>{"city": "x"}</tool_call> !'
-    shown = chat(tool_client, text, extra_body={"skip_special_tokens": False})
+    assert chat(parsing_client, text).choices[0].message.content == '<tool_call>{"city": "x"}</tool_call> !'
+    shown = chat(parsing_client, text, extra_body={"skip_special_tokens": False})
     assert shown.choices[0].message.content == text
 
 
-def test_choices_are_parsed_separately(tool_client: openai.OpenAI) -> None:
+def test_choices_are_parsed_separately(parsing_client: openai.OpenAI) -> None:
     text = TEXTS["reasoning, text and calls"]
-    whole = chat(tool_client, text, n=3)
+    whole = chat(parsing_client, text, n=3)
     assert [len(choice.message.tool_calls) for choice in whole.choices] == [2, 2, 2]
-    chunks = list(chat(tool_client, text, n=3, stream=True))
+    chunks = list(chat(parsing_client, text, n=3, stream=True))
     expected = whole_message(whole.choices[0])
     assert [message_of(chunks, index) for index in range(3)] == [expected] * 3
 
 
-def test_tokens_and_logprobs_are_those_of_the_text(tool_client: openai.OpenAI) -> None:
+def test_tokens_and_logprobs_are_those_of_the_text(parsing_client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}}
-    whole = chat(tool_client, TEXTS["text, two calls, text"], **options).choices[0]
-    chunks = list(chat(tool_client, TEXTS["text, two calls, text"], stream=True, **options))
+    whole = chat(parsing_client, TEXTS["text, two calls, text"], **options).choices[0]
+    chunks = list(chat(parsing_client, TEXTS["text, two calls, text"], stream=True, **options))
     choices = [chunk.choices[0] for chunk in chunks]
     token_ids = [token for choice in choices for token in getattr(choice, "completion_token_ids", None) or []]
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
@@ -150,42 +132,46 @@ def test_tokens_and_logprobs_are_those_of_the_text(tool_client: openai.OpenAI) -
     assert len(entries) == len(token_ids)
 
 
-def test_usage_counts_the_tokens_of_the_reasoning(tool_client: openai.OpenAI, folder: Path) -> None:
-    usage = chat(tool_client, "<think>one two</think>three", extra_body={"return_token_ids": True})
+def test_usage_counts_the_tokens_of_the_reasoning(parsing_client: openai.OpenAI, parsing_model: Path) -> None:
+    usage = chat(parsing_client, "<think>one two</think>three", extra_body={"return_token_ids": True})
     ids = usage.choices[0].completion_token_ids
-    num_reasoning = 1 + next(at for at in range(len(ids)) if rendered(folder, ids[: at + 1]).endswith("</think>"))
+    num_reasoning = 1 + next(
+        at for at in range(len(ids)) if rendered(parsing_model, ids[: at + 1]).endswith("</think>")
+    )
     assert usage.usage.completion_tokens_details.reasoning_tokens == num_reasoning
-    assert chat(tool_client, "three").usage.completion_tokens_details.reasoning_tokens == 0
+    assert chat(parsing_client, "three").usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_parallel_tool_calls_false_keeps_one_call(tool_client: openai.OpenAI) -> None:
+def test_parallel_tool_calls_false_keeps_one_call(parsing_client: openai.OpenAI) -> None:
     text = TEXTS["text, two calls, text"]
-    assert len(chat(tool_client, text, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
-    chunks = list(chat(tool_client, text, parallel_tool_calls=False, stream=True))
+    assert len(chat(parsing_client, text, parallel_tool_calls=False).choices[0].message.tool_calls) == 1
+    chunks = list(chat(parsing_client, text, parallel_tool_calls=False, stream=True))
     assert len(message_of(chunks)["calls"]) == 1
 
 
 @pytest.mark.parametrize("tools", [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}])
-def test_without_tools_markers_are_text(tool_client: openai.OpenAI, folder: Path, tools: Any) -> None:
+def test_without_tools_markers_are_text(parsing_client: openai.OpenAI, parsing_model: Path, tools: Any) -> None:
     extra = {"skip_special_tokens": False, "return_token_ids": True}
-    response = chat(tool_client, f"a {CALL}", extra_body=extra, **tools)
+    response = chat(parsing_client, f"a {CALL}", extra_body=extra, **tools)
     choice = response.choices[0]
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (f"a {CALL}", None, "stop")
-    assert "TOOLS" not in rendered(folder, choice.prompt_token_ids), "the prompt has no tools that must not be called"
+    assert "TOOLS" not in rendered(parsing_model, choice.prompt_token_ids), (
+        "the prompt has no tools that must not be called"
+    )
 
 
-def test_template_shows_tools_calls_and_results(tool_client: openai.OpenAI, folder: Path) -> None:
-    call = chat(tool_client, CALL).choices[0].message.tool_calls[0]
+def test_template_shows_tools_calls_and_results(parsing_client: openai.OpenAI, parsing_model: Path) -> None:
+    call = chat(parsing_client, CALL).choices[0].message.tool_calls[0]
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call.model_dump()]},
         {"role": "tool", "tool_call_id": call.id, "content": "rain"},
         *says("ok"),
     ]
-    response: Any = tool_client.chat.completions.create(
+    response: Any = parsing_client.chat.completions.create(
         model="default", messages=messages, tools=TOOLS, extra_body={"return_token_ids": True}
     )
-    prompt = rendered(folder, response.choices[0].prompt_token_ids)
+    prompt = rendered(parsing_model, response.choices[0].prompt_token_ids)
     assert prompt.startswith(f"<s>TOOLS {json.dumps(TOOLS)}\nuser: hi</s>\n")
     assert f"assistant: (hm)CALL weather Łódź</s>\ntool: rainFOR {call.id}</s>\n" in prompt
 
@@ -197,22 +183,22 @@ class Weather(pydantic.BaseModel):
     unit: Literal["C", "F"] = "C"
 
 
-def test_client_s_parse_helper_gives_models_and_arguments(tool_client: openai.OpenAI) -> None:
+def test_client_s_parse_helper_gives_models_and_arguments(parsing_client: openai.OpenAI) -> None:
     tool = openai.pydantic_function_tool(Weather, name="weather")
     text = '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "unit": "F"}}</tool_call>'
-    parsed = tool_client.chat.completions.parse(model="default", messages=says(text), tools=[tool])
+    parsed = parsing_client.chat.completions.parse(model="default", messages=says(text), tools=[tool])
     calls = parsed.choices[0].message.tool_calls
     assert calls is not None and calls[0].function.parsed_arguments == Weather(city="Rome", unit="F")
-    response = tool_client.chat.completions.parse(
+    response = parsing_client.chat.completions.parse(
         model="default", messages=says('{"city": "Oslo", "unit": "C"}'), response_format=Weather, tools=[tool]
     )
     assert response.choices[0].message.parsed == Weather(city="Oslo")
 
 
-def test_client_s_streaming_helper_follows_arguments(tool_client: openai.OpenAI) -> None:
+def test_client_s_streaming_helper_follows_arguments(parsing_client: openai.OpenAI) -> None:
     tool = openai.pydantic_function_tool(Weather, name="weather")
     text = 'So <tool_call>{"name": "weather", "arguments": {"city": "Rome", "unit": "F"}}</tool_call>'
-    with tool_client.chat.completions.stream(model="default", messages=says(text), tools=[tool]) as stream:
+    with parsing_client.chat.completions.stream(model="default", messages=says(text), tools=[tool]) as stream:
         events = list(stream)
         final = stream.get_final_completion().choices[0]
     deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
@@ -222,7 +208,7 @@ def test_client_s_streaming_helper_follows_arguments(tool_client: openai.OpenAI)
     assert calls is not None and calls[0].function.parsed_arguments == Weather(city="Rome", unit="F")
 
 
-def test_async_client_streams_calls_of_many_requests_at_once(tool_server: ServerProcess) -> None:
+def test_async_client_streams_calls_of_many_requests_at_once(parsing_server: ServerProcess) -> None:
     async def one(client: openai.AsyncOpenAI, city: str) -> dict[str, Any]:
         text = CALL.replace("Łódź", city)
         stream = await client.chat.completions.create(
@@ -231,7 +217,7 @@ def test_async_client_streams_calls_of_many_requests_at_once(tool_server: Server
         return message_of([chunk async for chunk in stream])
 
     async def all_of_them() -> list[dict[str, Any]]:
-        async with openai.AsyncOpenAI(base_url=tool_server.url + "/v1", api_key="none") as client:
+        async with openai.AsyncOpenAI(base_url=parsing_server.url + "/v1", api_key="none") as client:
             return await asyncio.gather(*(one(client, f"city {number}") for number in range(16)))
 
     calls = [message["calls"] for message in asyncio.run(all_of_them())]
@@ -276,10 +262,10 @@ def test_async_client_streams_calls_of_many_requests_at_once(tool_server: Server
     ],
 )
 def test_wrong_tools_are_400_and_name_the_field(
-    tool_server: ServerProcess, change: dict[str, Any], param: str, message: str
+    parsing_server: ServerProcess, change: dict[str, Any], param: str, message: str
 ) -> None:
     body = {"model": "default", "messages": says("hi"), "tools": TOOLS, **change}
-    response = tool_server.post("/v1/chat/completions", body)
+    response = parsing_server.post("/v1/chat/completions", body)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert message in error["message"]
