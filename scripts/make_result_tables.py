@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of measured figures from docs/results/data: python scripts/make_result_tables.py
+"""Writes the tables of measured figures from docs/results/data.
 
-A file of that folder is the JSON document that a benchmark prints as its last line. A page shows the file NAME.json
-between the marks `<!-- table: NAME -->` and `<!-- end of table -->`.
+    python scripts/make_result_tables.py [NAME OUTPUT ...]
+
+A page shows the file NAME.json of that folder between the marks `<!-- table: NAME -->` and `<!-- end of table -->`.
+With arguments, NAME.json is first written from the outputs of a benchmark, whose last lines are JSON documents. Several
+outputs are runs of one commit and machine that differ in their option --quantization.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,7 @@ def decode_table(rows: Sequence[Row]) -> str:
 
 def speculation_table(rows: Sequence[Row]) -> str:
     """Return the speed-up over naive and the conversion; a row per workload and batch, a column per method."""
-    rows = [row for row in rows if row["method"] != "naive"]
+    rows = [row for row in rows if row["method"] not in ("naive", "naive again")]
     methods = list(dict.fromkeys(row["method"] for row in rows))
     keys = [key for key in ("quantization", "workload", "batch") if key in rows[0]]
     lines = []
@@ -67,9 +71,38 @@ TABLES = {"decode": decode_table, "speculation": speculation_table, "peers": pee
 
 def section(run: Row) -> str:
     """Return the table of one run, and a line that says where and how it was measured."""
-    made = run["environment"]
-    source = f"Measured on {made['processor']} (path `{made['isa']}`), commit {made['commit']}: `{made['command']}`"
+    where = run["environment"]
+    source = f"Measured on {where['processor']} (path `{where['isa']}`), commit {where['commit']}: `{where['command']}`"
     return f"{TABLES[run['benchmark']](run['results'])}\n\n{source}\n"
+
+
+def merge_runs(outputs: Sequence[str]) -> Row:
+    """Return the JSON document of a benchmark's output; that of several with the quantization of each in its rows.
+
+    Raises:
+        ValueError: the outputs come from different machines, commits or benchmarks.
+    """
+    runs = [json.loads(output.splitlines()[-1]) for output in outputs]
+    first = runs[0]
+    for run in runs[1:]:
+        if any(_origin(run)[key] != value for key, value in _origin(first).items()):
+            raise ValueError(f"expected runs of {_origin(first)}, got {_origin(run)}")
+    if len(runs) == 1:
+        return dict(first)
+    rows = [{"quantization": run["options"]["quantization"], **row} for run in runs for row in run["results"]]
+    command = re.sub(r"(--quantization) \S+", r"\1 FORMAT", first["environment"]["command"])
+    return {**first, "environment": {**first["environment"], "command": command}, "results": rows}
+
+
+def _origin(run: Row) -> Row:
+    return {"benchmark": run["benchmark"], **{key: run["environment"][key] for key in ("processor", "isa", "commit")}}
+
+
+def write_data(name: str, run: Row, data: Path = DATA) -> None:
+    """Write a data file with a line per row, so that changes of a figure can be read."""
+    head = {key: value for key, value in run.items() if key != "results"}
+    lines = ",\n  ".join(json.dumps(row) for row in run["results"])
+    (data / f"{name}.json").write_text(f'{json.dumps(head)[:-1]}, "results": [\n  {lines}\n]}}\n')
 
 
 def fresh_pages(pages: Iterable[Path] = PAGES, data: Path = DATA) -> dict[Path, str]:
@@ -92,5 +125,7 @@ def _table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        write_data(sys.argv[1], merge_runs([Path(output).read_text() for output in sys.argv[2:]]))
     for path, text in fresh_pages().items():
         path.write_text(text)

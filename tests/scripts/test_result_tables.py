@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from scripts.make_result_tables import DATA, PAGES, decode_table, fresh_pages, peers_table, speculation_table
+from scripts.make_result_tables import (
+    DATA,
+    PAGES,
+    decode_table,
+    fresh_pages,
+    merge_runs,
+    peers_table,
+    speculation_table,
+    write_data,
+)
 
-MADE = {"processor": "X", "isa": "avx2", "commit": "abc", "command": "python -m benchmarks.bench_decode"}
+ENVIRONMENT = {"processor": "X", "isa": "avx2", "commit": "abc", "command": "python -m benchmarks.bench_decode"}
 
 
 def test_pages_show_their_data() -> None:
@@ -27,7 +36,7 @@ def test_every_data_file_is_shown_by_a_page() -> None:
 
 def test_section_is_replaced_and_names_machine_commit_and_command(tmp_path: Path) -> None:
     row = {"format": "none", "context": 128, "rows": 1, "as": "requests", "over_floor": 1.1, "over_loops": 1.04}
-    run = {"environment": MADE, "benchmark": "decode", "results": [row]}
+    run = {"environment": ENVIRONMENT, "benchmark": "decode", "results": [row]}
     (tmp_path / "steps.json").write_text(json.dumps(run))
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table: steps -->\nold\n<!-- end of table -->\nafter\n")
@@ -56,7 +65,7 @@ def test_decode_table_has_a_column_per_format() -> None:
 def test_speculation_table_leaves_naive_out() -> None:
     rows = [
         {"workload": "editing", "batch": 1, "method": name, "speed_up": ratio, "conversion": ratio}
-        for name, ratio in (("naive", 1.0), ("ngram", 2.5))
+        for name, ratio in (("naive", 1.0), ("ngram", 2.5), ("naive again", 1.01))
     ]
     assert speculation_table(rows).splitlines()[2:] == ["| editing | 1 | 2.50 (2.50) |"]
 
@@ -67,3 +76,36 @@ def test_peers_table_shows_ratios_only() -> None:
         {"bits": 8, "engine": "w8a8", "over": "llama.cpp q8_0", "decode-128": 2.19},
     ]
     assert peers_table(rows).splitlines()[2:] == ["| 8 | w8a8 | llama.cpp q8_0 | 2.19 |"]
+
+
+def output(quantization: str, speed_up: float, **environment: str) -> str:
+    """Return what a run of bench_speculation prints."""
+    row = {"workload": "editing", "batch": 1, "method": "ngram", "speed_up": speed_up, "conversion": 0.5}
+    command = f"python -m benchmarks.bench_speculation --replay --quantization {quantization} --batch 1"
+    where = {**ENVIRONMENT, "command": command, **environment}
+    run = {
+        "environment": where,
+        "benchmark": "speculation",
+        "options": {"quantization": quantization},
+        "results": [row],
+    }
+    return f"a table\n{json.dumps(run)}\n"
+
+
+def test_runs_with_different_formats_become_one_table(tmp_path: Path) -> None:
+    write_data("speed", merge_runs([output("none", 2.0), output("w8a8", 1.5)]), tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: speed -->\n<!-- end of table -->\n")
+    lines = fresh_pages([page], tmp_path)[page].splitlines()
+    assert "| none | editing | 1 | 2.00 (0.50) |" in lines and "| w8a8 | editing | 1 | 1.50 (0.50) |" in lines
+    assert any("--replay --quantization FORMAT --batch 1" in line for line in lines)
+
+
+def test_one_run_is_shown_as_it_is(tmp_path: Path) -> None:
+    write_data("speed", merge_runs([output("none", 2.0)]), tmp_path)
+    assert json.loads((tmp_path / "speed.json").read_text()) == json.loads(output("none", 2.0).splitlines()[-1])
+
+
+def test_runs_of_different_commits_are_not_merged() -> None:
+    with pytest.raises(ValueError, match=r"expected runs of .*'abc'.*, got .*'def'"):
+        merge_runs([output("none", 2.0), output("w8a8", 1.5, commit="def")])
