@@ -29,6 +29,16 @@ def test_choices_are_aggregated_separately_and_lose_no_token() -> None:
     assert (last.text, last.is_first, last.delta.finish_reason) == ("e", False, "stop")
 
 
+def test_collected_tokens_are_returned_when_an_error_ends_the_stream() -> None:
+    aggregator = ChunkAggregator(3)
+    assert aggregator.push([update(0, [1], "a"), update(1, [1, 2], "b"), update(0, [2], "c")]) == []
+    assert [(rest.index, rest.text, rest.delta.token_ids) for rest in aggregator.flush()] == [
+        (0, "ac", [1, 2]),
+        (1, "b", [1, 2]),
+    ]
+    assert aggregator.flush() == []
+
+
 def test_a_minimum_of_one_token_delays_nothing() -> None:
     updates = [update(0, [1], "a"), update(0, [2], "b")]
     assert ChunkAggregator(1).push(updates) == updates

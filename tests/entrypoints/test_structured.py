@@ -177,9 +177,13 @@ def test_a_dead_end_fails_only_its_request(server: ServerProcess) -> None:
     assert server.post("/v1/completions", body).json()["choices"][0]["text"] in ("a", "b")
 
 
-def test_a_stream_has_the_same_text_before_its_error_with_and_without_drafts(server: ServerProcess) -> None:
+@pytest.mark.parametrize("tokens_per_chunk", [1, 7])
+def test_a_stream_has_the_same_text_before_its_error_with_and_without_drafts(
+    server: ServerProcess, tokens_per_chunk: int
+) -> None:
     tokens = server.post("/tokenize", {"prompt": "5", "add_special_tokens": False}).json()["tokens"]
     body = {"model": "demo", "prompt": "x", "max_tokens": 40, "stream": True, "bad_words_token_ids": [tokens[-1:]]}
+    body["max_streaming_response_tokens"] = tokens_per_chunk
     texts = []
     for how in SWITCH:
         form = {"guided_regex": "return value5 and more", "speculative": how}

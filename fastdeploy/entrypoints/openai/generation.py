@@ -218,6 +218,11 @@ class ChunkAggregator:
             return list(updates)
         return [joined for update in updates if self._is_ready(joined := self._join(update))]
 
+    def flush(self) -> list[ChoiceUpdate]:
+        """Return what is still collected, because no further update comes."""
+        pending, self._pending = list(self._pending.values()), {}
+        return pending
+
     def _join(self, update: ChoiceUpdate) -> ChoiceUpdate:
         pending = self._pending.setdefault(update.index, update)
         if pending is not update:

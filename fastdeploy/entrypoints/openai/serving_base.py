@@ -8,7 +8,7 @@ import contextlib
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,20 +81,29 @@ class ServingBase(ABC):
         return msgspec.json.encode(self.response_type(**head, choices=choices, usage=group.usage.report()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events, except for the final `[DONE]`."""
+        """Yield server-sent events, except for the final `[DONE]`; text before an error comes before it is raised."""
         group = self._group()
         options = self.body.stream_options or StreamOptions()
         aggregator = ChunkAggregator(self.body.max_streaming_response_tokens or 1)
         prefix = self._chunk_prefix()
+
+        def encode(updates: Iterable[ChoiceUpdate]) -> bytes:
+            events = []
+            for update in updates:
+                usage = _usage_suffix(group) if options.continuous_usage_stats else b""
+                for choice in self.chunk_choices(update):
+                    events.append(prefix + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
+            return b"".join(events)
+
         async with contextlib.aclosing(group.updates()) as stream:
-            async for updates in stream:
-                events = []
-                for update in aggregator.push(updates):
-                    usage = _usage_suffix(group) if options.continuous_usage_stats else b""
-                    for choice in self.chunk_choices(update):
-                        events.append(prefix + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
-                if events:
-                    yield b"".join(events)
+            try:
+                async for updates in stream:
+                    if chunks := encode(aggregator.push(updates)):
+                        yield chunks
+            except Exception:
+                if chunks := encode(aggregator.flush()):
+                    yield chunks
+                raise
         if options.include_usage:
             yield prefix + b"]" + _usage_suffix(group) + b"}\n\n"
 
