@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from fastdeploy.core.bad_words import ROOT, BadWordAutomaton
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
@@ -30,3 +32,14 @@ class GenerationRequest:
     priority: int = 0
     reasoning: ReasoningState = ReasoningState.CLOSED
     timeout_s: float | None = None
+
+    @cached_property
+    def bad_words(self) -> BadWordAutomaton | None:
+        """The automaton of the bad words, which the choices share; None without bad words."""
+        sequences = self.params.bad_words_token_ids
+        return BadWordAutomaton(sequences) if sequences else None
+
+    @cached_property
+    def prompt_bad_words_state(self) -> int:
+        """The state of `bad_words` after the prompt."""
+        return self.bad_words.advance(ROOT, self.prompt_token_ids) if self.bad_words else ROOT

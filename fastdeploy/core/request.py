@@ -152,10 +152,10 @@ class Request:
 
     Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
         cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint,
-        wants_logprobs.
+        bad_words, wants_logprobs.
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
-        num_first_tokens (emitted by the step that ends the prefill), speculation.
+        num_first_tokens (emitted by the step that ends the prefill), bad_words_state, speculation.
     Set by the proposer, and trimmed by the length policy before a step is planned: draft.
     Set by the KV cache manager: block_ids, block_hashes, num_published_blocks.
     Collected from the prefill chunks, if requested: prompt_logprobs, of prompt tokens 1, 2, ...
@@ -193,6 +193,8 @@ class Request:
         self.max_total_tokens = max_total_tokens
         self.max_drafts = max_drafts
         self.constraint = constraint
+        self.bad_words = source.bad_words
+        self.bad_words_state = source.prompt_bad_words_state
 
         self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
         self._memory: memoryview = self._buffer.data  # reads and writes of a step are faster here
@@ -272,6 +274,8 @@ class Request:
         for token_id in token_ids:
             self._memory[self.num_tokens] = token_id
             self.num_tokens += 1
+        if self.bad_words is not None:
+            self.bad_words_state = self.bad_words.advance(self.bad_words_state, token_ids)
         self.draft = NO_DRAFT
 
     def reset_computed(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -65,8 +66,15 @@ RANGES: dict[str, Range] = {
 }
 """Parameter -> its range; the HTTP API documents the same table."""
 
-MAX_ITEMS: dict[str, int] = {"stop": 16, "bad_words": 4096, "bad_words_token_ids": 4096, "stop_token_ids": 4096}
-"""Parameter -> the maximum length of its list; every step of the batch checks these lists."""
+MAX_BAD_WORD_IDS = 16384
+"""Maximum number of token ids in all bad words of a request, those of `bad_words` included."""
+MAX_ITEMS: dict[str, int] = {
+    "stop": 16,
+    "bad_words": 4096,
+    "bad_words_token_ids": MAX_BAD_WORD_IDS,
+    "stop_token_ids": 4096,
+}
+"""Parameter -> the maximum length of its list."""
 MAX_STOP_LENGTH = 1024
 """Maximum length of a stop string in characters, all of which a stream may have to hold back."""
 
@@ -113,7 +121,7 @@ class SamplingParams:
             include_stop_str_in_output.
         stop_token_ids: token ids that end the output, in addition to the model's end tokens.
         bad_words: strings that are never emitted; the front end tokenizes them into bad_words_token_ids.
-        bad_words_token_ids: token sequences that are never completed.
+        bad_words_token_ids: token sequences that are never completed, at most `MAX_BAD_WORD_IDS` ids in all.
         ignore_eos: do not end at the model's end tokens.
         logit_bias: token id -> value added to its logit.
         logprobs: number of alternatives reported per output token; None reports nothing.
@@ -191,6 +199,7 @@ class SamplingParams:
         for name in ("stop_token_ids", "visible_token_ids"):
             for token_id in getattr(self, name):
                 TOKEN_IDS.check(name, token_id)
+        check_bad_word_ids("bad_words_token_ids", self.bad_words_token_ids)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words_token_ids", "expected non-empty lists of token ids")
         for sequence in self.bad_words_token_ids:
@@ -217,6 +226,17 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """True if a penalty depends on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def check_bad_word_ids(name: str, sequences: Collection[Sequence[int]]) -> None:
+    """Check the number of ids in all bad words of a request.
+
+    Raises:
+        InvalidRequestError: there are more than MAX_BAD_WORD_IDS; names `name`.
+    """
+    num_ids = sum(map(len, sequences))
+    if num_ids > MAX_BAD_WORD_IDS:
+        raise InvalidRequestError(name, f"at most {MAX_BAD_WORD_IDS} token ids in all sequences, got {num_ids}")
 
 
 _DEFAULTS = {

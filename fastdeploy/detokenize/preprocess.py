@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
-from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.sampling_params import SamplingParams, check_bad_word_ids
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 LENGTH_SLACK = 4
@@ -40,7 +40,8 @@ def build_request(
         field: name of the prompt in errors.
 
     Raises:
-        InvalidRequestError: the prompt is empty or too long, or a token id is not in the vocabulary.
+        InvalidRequestError: the prompt is empty or too long, the bad words have too many ids, or a token id is not in
+            the vocabulary.
     """
     if isinstance(prompt, str):
         if params.truncate_prompt_tokens is None:
@@ -53,6 +54,7 @@ def build_request(
     check_prompt_length(field, token_ids, limits.max_model_len)
     check_min_tokens(len(token_ids), params.min_tokens, limits.max_model_len)
     bad_words = [*params.bad_words_token_ids, *tokenize_bad_words(tokenizer, params.bad_words)]
+    check_bad_word_ids("bad_words" if params.bad_words else "bad_words_token_ids", bad_words)
     check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
     for sequence in bad_words:
@@ -112,12 +114,12 @@ def tokenize_bad_words(tokenizer: Tokenizer, bad_words: Iterable[str]) -> list[l
 
     A sequence that ends with another one of the same word is omitted, because the shorter one already forbids it.
     """
-    sequences: list[list[int]] = []
+    sequences: dict[tuple[int, ...], None] = {}
     for word in bad_words:
         spellings: list[list[int]] = []
         for text in (word, " " + word.lstrip(" ")):
             token_ids = tokenizer.encode(text, add_special_tokens=False)
             if token_ids and not any(token_ids[-len(shorter) :] == shorter for shorter in spellings):
                 spellings.append(token_ids)
-        sequences += [token_ids for token_ids in spellings if token_ids not in sequences]
-    return sequences
+        sequences.update(dict.fromkeys(map(tuple, spellings)))
+    return [list(token_ids) for token_ids in sequences]

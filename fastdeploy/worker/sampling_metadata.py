@@ -7,15 +7,16 @@ min_tokens mask, its bad words and the mask of its constraint count them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
 
+from fastdeploy.core.bad_words import ROOT
 from fastdeploy.core.constraint import TokenConstraint
-from fastdeploy.core.request import Draft, Request, TokenArray
+from fastdeploy.core.request import Draft, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
 
@@ -136,9 +137,8 @@ class SamplingMetadata:
 
     def _write_lists(self, request: Request, draft: Draft, params: _RequestParams, ints: npt.NDArray[np.int64]) -> None:
         batch, num_rows, num_tokens = self.batch, len(ints), request.num_tokens
-        tokens = request.tokens_with_draft(draft)
         if request.params.needs_history:
-            begin = batch.append_history(tokens)
+            begin = batch.append_history(request.tokens_with_draft(draft))
             ints[:, IntColumn.HISTORY_BEGIN] = begin
             ints[:, IntColumn.OUTPUT_BEGIN] = begin + request.num_prompt_tokens
             ints[:, IntColumn.HISTORY_END] = begin + num_tokens + np.arange(num_rows)
@@ -146,12 +146,29 @@ class SamplingMetadata:
             begin = batch.append_bias(params.bias_ids, params.bias_values)
             ints[:, IntColumn.BIAS_BEGIN] = begin
             ints[:, IntColumn.BIAS_END] = begin + len(params.bias_ids)
-        if len(params.end_ids) or request.params.bad_words_token_ids:
-            for i in range(num_rows):
-                banned = self._banned_ids(request, params, tokens[: num_tokens + i], request.num_output_tokens + i)
-                begin = batch.append_banned(banned)
-                ints[i, IntColumn.BANNED_BEGIN] = begin
-                ints[i, IntColumn.BANNED_END] = begin + len(banned)
+        if len(params.end_ids) or request.bad_words is not None:
+            self._write_banned(request, draft, params, ints)
+
+    def _write_banned(
+        self, request: Request, draft: Draft, params: _RequestParams, ints: npt.NDArray[np.int64]
+    ) -> None:
+        """Write the ids that must not follow a row: end tokens before min_tokens, last ids of bad words."""
+        spans: dict[tuple[bool, int], tuple[int, int]] = {}  # rows with the same banned ids share them
+        num_output_tokens = request.num_output_tokens
+        for i, state in enumerate(_bad_words_states(request, draft)):
+            bans_end = num_output_tokens + i < request.params.min_tokens
+            span = spans.get((bans_end, state))
+            if span is None:
+                span = spans[bans_end, state] = self._append_banned(request, params, bans_end, state)
+            ints[i, IntColumn.BANNED_BEGIN], ints[i, IntColumn.BANNED_END] = span
+
+    def _append_banned(self, request: Request, params: _RequestParams, bans_end: bool, state: int) -> tuple[int, int]:
+        """Append the banned ids of rows in this state of the bad words; return where they begin and end."""
+        end_ids = params.end_ids if bans_end else params.end_ids[:0]
+        last_ids = request.bad_words.banned_ids(state) if request.bad_words is not None else ()
+        begin = self.batch.append_banned(end_ids)
+        self.batch.append_banned(last_ids)
+        return begin, begin + len(end_ids) + len(last_ids)
 
     def _write_masks(self, constraint: TokenConstraint, draft: Sequence[int], ints: npt.NDArray[np.int64]) -> None:
         masks = np.empty((len(ints), self._num_mask_words), np.int32)
@@ -159,18 +176,12 @@ class SamplingMetadata:
         begins = self.batch.append_mask(masks) + np.arange(len(ints)) * self._num_mask_words
         ints[:, IntColumn.MASK_BEGIN] = np.where(constrained, begins, NO_MASK)
 
-    def _banned_ids(
-        self, request: Request, params: _RequestParams, context: TokenArray, num_output_tokens: int
-    ) -> npt.NDArray[np.int32]:
-        """Return the ids that must not follow `context`: end tokens before min_tokens, last tokens of bad words."""
-        bad_words = request.params.bad_words_token_ids
-        last_ids = [token_ids[-1] for token_ids in bad_words if _ends_with(context, token_ids[:-1])]
-        end_ids = params.end_ids if num_output_tokens < request.params.min_tokens else params.end_ids[:0]
-        return np.concatenate([end_ids, np.array(last_ids, np.int32)])
 
-
-def _ends_with(context: TokenArray, token_ids: list[int]) -> bool:
-    return not token_ids or (len(context) >= len(token_ids) and context[-len(token_ids) :].tolist() == token_ids)
+def _bad_words_states(request: Request, draft: Draft) -> Iterable[int]:
+    """Return the state of the bad words in each row of a request."""
+    if request.bad_words is None:
+        return [ROOT] * (1 + len(draft))
+    return request.bad_words.states(request.bad_words_state, draft.token_ids)
 
 
 def _float_row(params: SamplingParams) -> npt.NDArray[np.float32]:

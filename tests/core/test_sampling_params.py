@@ -34,6 +34,8 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
         ("stop", "a" * 1025),
         ("stop_token_ids", [-1]),
         ("bad_words_token_ids", [[]]),
+        ("bad_words_token_ids", [[1]] * 16385),
+        ("bad_words_token_ids", [[1] * 16385]),
         ("logit_bias", {3: 101.0}),
         ("logprobs", 21),
         ("prompt_logprobs", -1),

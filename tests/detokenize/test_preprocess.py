@@ -87,6 +87,19 @@ def test_bad_words_are_tokenized_with_and_without_a_leading_space() -> None:
     assert params.bad_words_token_ids == [[9, 9]], "the caller's parameters are not changed"
 
 
+def test_bad_words_may_have_16384_token_ids_in_all() -> None:
+    assert len(build("a", bad_words_token_ids=[[7] * 4] * 4096).params.bad_words_token_ids) == 4096
+    num_ids = sum(map(len, build("a", bad_words=["fox"]).params.bad_words_token_ids))
+    with pytest.raises(InvalidRequestError, match="at most 16384 token ids in all sequences, got 16385") as caught:
+        build("a", bad_words=["fox"], bad_words_token_ids=[[7] * (16385 - num_ids)])
+    assert caught.value.field == "bad_words"
+
+
+def test_a_bad_word_that_is_repeated_counts_once() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    assert tokenize_bad_words(tokenizer, ["fox"] * 4096) == [tokenizer.encode("fox"), tokenizer.encode(" fox")]
+
+
 def test_token_sequence_of_a_bad_word_that_ends_with_a_shorter_one_is_omitted() -> None:
     tokenizer = make_tokenizer("byte_level")
     assert tokenizer.encode(" 龍")[-3:] == tokenizer.encode("龍")

@@ -6,11 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import FloatColumn, IntColumn, SamplingBatch
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
+from tests.core.bad_word_search import search_banned_ids
 
 EOS, VOCAB_LIMIT = 2, 90
 
@@ -81,6 +84,42 @@ def test_ignored_end_token_is_not_banned() -> None:
 def test_last_token_of_a_bad_word_is_banned_after_its_other_tokens_were_emitted_or_drafted() -> None:
     batch, _, ints = write([30, 31], bad_words_token_ids=[[21, 30, 40], [50], [13, 20, 21, 60]])
     assert [banned(batch, row) for row in ints] == [[50, 60], [40, 50], [50]]
+
+
+def test_rows_that_ban_the_same_ids_share_them() -> None:
+    batch, _, ints = write([30, 21, 31], min_tokens=4, bad_words_token_ids=[[50], [21, 60]])
+    assert [banned(batch, row) for row in ints] == [[EOS, 50, 60], [EOS, 50], [50, 60], [50]]
+    batch, _, ints = write([30, 31, 32], bad_words_token_ids=[[50], [21, 60]])
+    assert ints[1:, [IntColumn.BANNED_BEGIN, IntColumn.BANNED_END]].tolist() == [[2, 3]] * 3
+
+
+IDS = st.integers(0, 2)
+
+
+@settings(deadline=None)
+@given(
+    bad_words=st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=1, max_size=8),
+    prompt=st.lists(IDS, min_size=1, max_size=8),
+    steps=st.lists(st.tuples(st.lists(IDS, max_size=4), st.integers(0, 4), IDS, st.booleans()), max_size=8),
+)
+def test_rows_behind_accepted_and_rejected_drafts_ban_what_a_search_of_their_context_finds(
+    bad_words: list[list[int]], prompt: list[int], steps: list[tuple[list[int], int, int, bool]]
+) -> None:
+    source = GenerationRequest("a", prompt, SamplingParams(bad_words_token_ids=bad_words))
+    request = Request(source, 0, seed=0, max_total_tokens=60, max_drafts=8)
+    batch = SamplingBatch(8)
+    metadata = SamplingMetadata(batch, [EOS], VOCAB_LIMIT)
+    for draft, num_accepted, bonus, is_preempted in steps:
+        request.set_draft(Draft(draft, "test"))
+        metadata.begin_batch()
+        metadata.write(request, request.draft, 0)
+        context = request.token_ids.tolist()
+        for i, row in enumerate(batch.int_params.array[: 1 + len(draft)]):
+            assert set(banned(batch, row)) == search_banned_ids(bad_words, [*context, *draft[:i]])
+        if is_preempted:
+            request.reset_computed()
+        else:
+            request.append([*draft[:num_accepted], bonus])
 
 
 def test_bias_is_written_once_and_used_by_every_row() -> None:

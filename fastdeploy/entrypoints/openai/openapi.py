@@ -21,6 +21,7 @@ from starlette.requests import Request
 
 from fastdeploy.core.sampling_params import (
     LOGIT_BIASES,
+    MAX_BAD_WORD_IDS,
     MAX_ITEMS,
     MAX_STOP_LENGTH,
     NUM_SPECULATIVE_TOKENS,
@@ -89,13 +90,14 @@ _TOOL: Schema = {
     "properties": {"type": {"const": "function"}, "function": _FUNCTION},
     "required": ["type", "function"],
 }
+_BAD_WORD: Schema = {"type": "array", "items": _TOKEN_ID, "minItems": 1, "maxItems": MAX_BAD_WORD_IDS}
 FIELD_SCHEMAS: dict[str, Schema] = {
     "messages": {"minItems": 1, "items": _MESSAGE},
     "tools": {"items": _TOOL},
     "stop": {"items": {"type": "string", **_STOP_LENGTHS}, **_STOP_LENGTHS},
     "bad_words": {"items": _NON_EMPTY},
     "stop_token_ids": {"items": _TOKEN_ID},
-    "bad_words_token_ids": {"items": {"anyOf": [_TOKEN_ID, {"type": "array", "items": _TOKEN_ID, "minItems": 1}]}},
+    "bad_words_token_ids": {"items": {"anyOf": [_TOKEN_ID, _BAD_WORD]}},
     "tokens": {"items": _TOKEN_ID},
     "logit_bias": _LOGIT_BIAS,
     "logits_processors_args": {

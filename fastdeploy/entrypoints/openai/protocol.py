@@ -47,7 +47,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         stop: a string, or several, at which the text ends
         stop_token_ids: token ids at which the output ends
         bad_words: texts that are never written
-        bad_words_token_ids: token sequences that are never written
+        bad_words_token_ids: token sequences that are never written; at most 16384 ids in all, with those of `bad_words`
         ignore_eos: continue after the model's end tokens
         logit_bias: token id to a number that is added to its logit
         prompt_logprobs: number of alternatives per prompt token; in a stream they come with the first chunk
