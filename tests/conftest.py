@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from tests.quick import mark_quick
 
-settings.register_profile("same-examples", derandomize=True)
+settings.register_profile("same-examples", derandomize=True, deadline=None)  # no test asserts a time
 settings.load_profile("same-examples")
 
 

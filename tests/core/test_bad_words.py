@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy.core.bad_words import ROOT, BadWordAutomaton
@@ -21,7 +21,6 @@ BAD_WORDS = st.lists(st.lists(SMALL_IDS, min_size=1, max_size=6), min_size=1, ma
 CONTEXTS = st.lists(SMALL_IDS, max_size=40)
 
 
-@settings(deadline=None)
 @given(BAD_WORDS, CONTEXTS)
 def test_banned_ids_are_those_that_a_search_finds(bad_words: list[list[int]], context: list[int]) -> None:
     automaton = BadWordAutomaton(bad_words)
@@ -29,7 +28,6 @@ def test_banned_ids_are_those_that_a_search_finds(bad_words: list[list[int]], co
         assert set(automaton.banned_ids(state)) == search_banned_ids(bad_words, context[:position])
 
 
-@settings(deadline=None)
 @given(BAD_WORDS, CONTEXTS, CONTEXTS)
 def test_a_context_in_parts_ends_in_the_same_state(
     bad_words: list[list[int]], first: list[int], rest: list[int]
@@ -107,7 +105,6 @@ def test_rows_of_the_largest_requests_need_few_lookups(
     assert most_lookups_of_a_row(bad_words, context) == lookups
 
 
-@settings(deadline=None)
 @given(
     unit=st.lists(SMALL_IDS, min_size=1, max_size=8),
     ends=st.lists(st.tuples(st.integers(1, 200), SMALL_IDS, SMALL_IDS), min_size=1, max_size=12),

@@ -80,7 +80,7 @@ def propose(index: NgramIndex, slot: int, cap: int = CAP) -> tuple[list[int], in
     return propose_batch(index, [slot], [cap]).proposals()[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     alphabet=st.sampled_from([1, 2, 3, 50]),
     window=st.sampled_from([(1, 1), (1, 3), (2, 5), (3, 3), (1, 16)]),
@@ -101,7 +101,7 @@ def test_proposal_is_what_a_search_through_the_history_finds(
     index.check_integrity()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     edits=st.lists(st.tuples(st.integers(0, 100), st.integers(0, 6), st.integers(0, 6)), max_size=4),
@@ -149,7 +149,7 @@ def test_a_tail_counts_as_text_and_is_not_stored(tokens: list[int], tail: list[i
     index.check_integrity()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_sequences_do_not_affect_each_other(seed: int) -> None:
     rng = np.random.default_rng(seed)

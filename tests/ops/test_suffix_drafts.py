@@ -26,7 +26,7 @@ def folded(tokens: list[int], alphabet: int) -> list[int]:
     return [token % alphabet for token in tokens]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     config=CONFIGS,
     alphabet=st.sampled_from([1, 2, 3, 50]),
@@ -67,7 +67,7 @@ def with_edits(tokens: list[int], edits: list[tuple[str, int, int]], random: np.
     return tokens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32 - 1),
     edits=EDITS,
@@ -100,7 +100,7 @@ def test_copies_with_edits_are_drafted_as_a_search_through_all_texts_says(
         assert_drafts(found, [expected_text.expected(outputs, 8, ahead or None)])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @example(seed=7479126, keep=0, alphabet=2)  # three thirds against a one
 @given(seed=st.integers(0, 2**32 - 1), keep=st.integers(-1, 4), alphabet=st.sampled_from([1, 2, 4]))
 def test_any_history_of_requests_leaves_correct_counts(seed: int, keep: int, alphabet: int) -> None:
@@ -133,7 +133,7 @@ def test_any_history_of_requests_leaves_correct_counts(seed: int, keep: int, alp
     assert_drafts(drafts, [expected_text.expected(shared[salt], 3) for salt, expected_text, _ in live.values()])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     config=CONFIGS,
     alphabet=st.sampled_from([1, 2, 3]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
@@ -96,7 +96,6 @@ def test_rows_that_ban_the_same_ids_share_them() -> None:
 IDS = st.integers(0, 2)
 
 
-@settings(deadline=None)
 @given(
     bad_words=st.lists(st.lists(IDS, min_size=1, max_size=5), min_size=1, max_size=8),
     prompt=st.lists(IDS, min_size=1, max_size=8),
