@@ -70,8 +70,8 @@ class Work:
     def operations(self, step: StepShape, logits_rows: int) -> tuple[float, float]:
         """Return the operations of a step at the bf16 peak and at the int8 peak, two per weight and row."""
         c = self.config
-        seen = step.rows * (step.context - (step.rows_each - 1) / 2)
-        attention = 4.0 * c.num_layers * c.num_heads * c.head_dim * seen
+        visible = step.rows * (step.context - (step.rows_each - 1) / 2)
+        attention = 4.0 * c.num_layers * c.num_heads * c.head_dim * visible
         weights = 2.0 * (step.rows * self.layer_parameters + logits_rows * c.vocab_size * c.hidden_size)
         products = integer_products(self.quantization)
         return (attention, products * weights) if products else (attention + weights, 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shape small enough for a test, and readings of the machine that take no time."""
+"""A small model shape, and readings of the machine that take little time."""
 
 from __future__ import annotations
 

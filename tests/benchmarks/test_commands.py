@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks run from end to end, those of whole steps on a tiny shape; no time is asserted."""
+"""The benchmarks run from end to end, those of whole steps with a tiny model; no test asserts a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_decode_measures_every_format_context_and_number_of_rows(last_line: Any)
     assert reads["none", 4, "drafts"] == reads["none", 1, "requests"] < reads["none", 4, "requests"]
 
 
-def test_decode_says_of_every_part_what_it_and_its_loop_take(last_line: Any) -> None:
+def test_decode_prints_the_time_of_each_part_and_of_its_loop(last_line: Any) -> None:
     flags = ["--quantization", "w4a8", "--context", "40", "--rows", "1", "4", "--rounds", "2", "--parts"]
     results = last_line(bench_decode, *flags)["results"]
     assert len(results) == 3
@@ -59,7 +59,7 @@ def test_decode_says_of_every_part_what_it_and_its_loop_take(last_line: Any) -> 
         lost = [part["lost"] for part in row["parts"]]
         assert lost == sorted(lost, reverse=True)
         assert sum(lost) == pytest.approx((sum(part["ms"] for part in parts.values()) - loops_ms) / row["loops_ms"])
-        assert loops_ms == pytest.approx(row["loops_ms"]), "the loops of the parts are those of the step"
+        assert loops_ms == pytest.approx(row["loops_ms"]), "the loops of the parts add up to those of the step"
 
 
 def test_prefill_compares_formats_with_bf16(last_line: Any) -> None:
@@ -98,7 +98,7 @@ def test_memory_is_that_of_the_process_beside_weights_and_cache(last_line: Any) 
     assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
 
 
-def test_proposing_is_measured_for_each_method_on_new_and_on_known_text(
+def test_proposing_is_measured_for_each_method_with_new_and_known_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--shared-tokens", "40000", "--history", "1000", "--steps", "20", "--batch", "1", "2"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floors by operator: loops that leave nothing out, work counted as whole steps have it, and the better of two."""
+"""Bounds per operator: loops that read and multiply everything, and work that adds up to that of the step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
         for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 18, ROWS):
             _, found = Replay(graph, num_rows, 0).time_loops([form], on_thread_time=True)
             assert found == [halves * lines * num_rows], (num_rows, values_of(form))
-    assert (out == 7.0).all(), "a loop writes nothing"
+    assert (out == 7.0).all(), "a loop must not write"
 
 
 # A head of 16 has eight lines of keys and eight of values per sixteen positions; two heads of two queries, two layers.
@@ -56,7 +56,7 @@ def test_a_loop_multiplies_every_line_of_a_weight_by_every_row(
         (StepShape(3, 1, 200), "int8", 3 * (13 * 8) * 2 * 2 * 2),
     ],
 )
-def test_a_loop_multiplies_what_every_sequence_sees_by_the_rows_of_its_group(
+def test_a_loop_multiplies_the_context_of_each_sequence_by_the_rows_of_its_group(
     tiny: str, step: StepShape, dtype: str, lines: int
 ) -> None:
     _loaded, replays = captured(tiny, "none", step, dtype)
@@ -67,7 +67,7 @@ def test_a_loop_multiplies_what_every_sequence_sees_by_the_rows_of_its_group(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_loops_leave_nothing_out_on(path: str) -> None:
+def test_loops_multiply_everything_on(path: str) -> None:
     if path == library.isa():
         pytest.skip("this process runs the same tests on this path")
     if path not in supported():
@@ -87,7 +87,7 @@ def test_the_work_of_the_operators_is_that_of_the_step(tiny: str, quantization: 
     assert (total.bf16_operations, total.int8_operations) == loaded.work.operations(step, step.rows)
 
 
-def test_capturing_a_step_changes_nothing_and_is_over_with_it(tiny: str) -> None:
+def test_replays_are_captured_for_one_step_and_leave_it_unchanged(tiny: str) -> None:
     loaded, replays = captured(tiny, "none", StepShape(2, 1, 40))
     assert [(replay.num_rows, replay.num_seqs) for replay in replays] == [(2, 2), (2, 2)]
     head = "Linear with block maxima [4096, 64]"
@@ -96,7 +96,7 @@ def test_capturing_a_step_changes_nothing_and_is_over_with_it(tiny: str) -> None
     assert len(deltas) == 2 and len(replays) == 2
 
 
-def test_the_better_of_loop_and_kernel_counts() -> None:
+def test_the_faster_of_loop_and_kernel_counts() -> None:
     floors = LaunchFloors(
         forms={"a": FORMS[0], "b": FORMS[0]},
         work={"a": LaunchWork(50, 100, 0), "b": LaunchWork(10, 100, 800)},
@@ -137,7 +137,7 @@ def values_of(form: LoopForm) -> tuple[int, int, int]:
 def captured(
     tiny: str, quantization: str, step: StepShape, kv_cache_dtype: str = "auto"
 ) -> tuple[ShapeEngine, list[Replay]]:
-    """Return an engine that has done two steps, the second of this shape, and what that one replayed."""
+    """Return an engine after two steps, the second of this shape, and the replays of that one."""
     loaded = ShapeEngine.load(
         tiny, quantization, max_num_seqs=3, max_model_len=240, max_drafts=7, kv_cache_dtype=kv_cache_dtype
     )

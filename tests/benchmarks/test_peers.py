@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/peers needs of this repository works; the peers themselves are no dependency."""
+"""benchmarks/peers works without the peers, which are not dependencies of this repository."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checkpoint(tiny: str, tmp_path: Path) -> Path:
     return tmp_path / "made"
 
 
-def test_the_checkpoint_is_one_that_loads_and_runs(checkpoint: Path) -> None:
+def test_the_checkpoint_loads_and_runs(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), max_model_len=64)
     [output] = llm.generate([[17, 18, 19]], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 5
@@ -40,7 +40,7 @@ def compare(checkpoint: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_without_peers_the_engine_runs_alone_and_says_who_is_left_out(checkpoint: Path) -> None:
+def test_without_peers_the_engine_runs_alone_and_names_those_left_out(checkpoint: Path) -> None:
     done = compare(checkpoint, "--limit-s", "1e-9")
     assert "left out: llama_cpp_worker.py:" in done.stdout and "left out: openvino_worker.py:" in done.stdout
     [row] = json.loads(done.stdout.splitlines()[-1])["results"]
@@ -48,7 +48,7 @@ def test_without_peers_the_engine_runs_alone_and_says_who_is_left_out(checkpoint
     assert row["cut"] == "decode-128" and row["rounds"] == "1 1"
 
 
-def test_no_job_begins_once_the_time_is_over(checkpoint: Path) -> None:
+def test_no_job_starts_after_the_total_time(checkpoint: Path) -> None:
     done = compare(checkpoint, "--total-s", "0", "--against", "openvino")
     assert "left out: openvino_worker.py:" in done.stdout and "llama_cpp" not in done.stdout
     [row] = json.loads(done.stdout.splitlines()[-1])["results"]

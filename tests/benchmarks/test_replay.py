@@ -129,7 +129,7 @@ def test_requests_without_a_recorded_answer_emit_their_own_tokens_beside_replaye
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_workloads_are_the_same_every_time_and_of_the_size_asked_for(workload: str, tokenizer: Tokenizer) -> None:
+def test_workloads_are_the_same_every_time_and_of_the_requested_size(workload: str, tokenizer: Tokenizer) -> None:
     found = work(tokenizer, workload)
     assert found == work(tokenizer, workload)
     assert [len(session) for session in found] == [2 if workload == "loop" else 1] * 3

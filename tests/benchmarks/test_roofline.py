@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readings of the machine come from memory, not from a cache."""
+"""Readings of the machine read memory, not caches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_largest_cache_counts(tmp_path: Path) -> None:
 def test_the_floor_is_the_longer_of_reading_and_arithmetic() -> None:
     reading = Reading(bytes_per_s=10.0, bf16_per_s=100.0, int8_per_s=400.0)
     assert reading.floor_s(50, 100) == 5.0
-    assert reading.floor_s(10, 100, 800) == 3.0, "products of both kinds take turns"
+    assert reading.floor_s(10, 100, 800) == 3.0, "products of both kinds follow one another"
 
 
 def test_every_window_of_the_buffer_is_read_before_the_first_again(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that benchmarks time are the steps that they say."""
+"""The steps that benchmarks time have the shape that they report."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fastdeploy.ops.backends.cpu import library
 
 
 def spy(loaded: ShapeEngine) -> list[StepPlan]:
-    """Note every plan that the model computes."""
+    """Return a list to which every computed plan is added."""
     plans: list[StepPlan] = []
     run = loaded.engine.runner._runner.run  # type: ignore[attr-defined]
 
-    def noting(plan: StepPlan) -> Any:
+    def recording(plan: StepPlan) -> Any:
         plans.append(plan)
         return run(plan)
 
-    loaded.engine.runner._runner.run = noting  # type: ignore[attr-defined]
+    loaded.engine.runner._runner.run = recording  # type: ignore[attr-defined]
     return plans
 
 
 @pytest.mark.parametrize("step", [StepShape(4, 1, 300), StepShape(1, 8, 300), StepShape(1, 1, 9)])
-def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step: StepShape) -> None:
+def test_a_step_has_its_rows_and_context_and_emits_one_token_per_request(tiny: str, step: StepShape) -> None:
     loaded = ShapeEngine.load(tiny, "none", max_num_seqs=4, max_model_len=320, max_drafts=7)
     loaded.skip_prefill()
     plans = spy(loaded)
@@ -46,7 +46,7 @@ def test_a_step_has_its_rows_and_its_context_and_advances_by_one(tiny: str, step
 
 
 @pytest.mark.parametrize(("quantization", "least", "most"), [("none", 2, 2), ("wint8", 1, 1.2), ("w4a8", 0.5, 1.2)])
-def test_streamed_bytes_are_those_of_the_packed_layers_and_the_head(
+def test_a_step_reads_the_packed_layers_the_head_and_the_keys_and_values(
     tiny: str, quantization: str, least: float, most: float
 ) -> None:
     work = ShapeEngine.load(tiny, quantization, max_num_seqs=1, max_model_len=64).work
@@ -55,11 +55,11 @@ def test_streamed_bytes_are_those_of_the_packed_layers_and_the_head(
     assert work.num_bytes(StepShape(3, 1, 10)) == work.streamed_bytes + 3 * 10 * 256
 
 
-def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) -> None:
+def test_operations_are_those_of_weights_and_visible_positions(tiny: str) -> None:
     config = ModelConfig.from_pretrained(tiny)
     weights = 2.0 * (8 * 98_304 + 8 * 4096 * 64)
-    seen = 93 + 94 + 95 + 96 + 97 + 98 + 99 + 100
-    attention = 4.0 * 2 * 4 * 16 * seen
+    visible = 93 + 94 + 95 + 96 + 97 + 98 + 99 + 100
+    attention = 4.0 * 2 * 4 * 16 * visible
     assert Work(config, "none", 0, 0).operations(StepShape(1, 8, 100), 8) == (weights + attention, 0.0)
     assert Work(config, "w8a8", 0, 0).operations(StepShape(1, 8, 100), 8) == (attention, weights)
     products = 2 if library.isa().startswith("avx512") else 1  # of bytes by the two bytes of an input, or of words
@@ -70,7 +70,7 @@ def test_operations_are_products_of_weights_and_what_each_row_sees(tiny: str) ->
     ), "the causal half, and the head for one row"
 
 
-def test_a_fixed_draft_is_cut_to_the_room_that_there_is() -> None:
+def test_a_fixed_draft_is_limited_by_the_quota() -> None:
     proposer = FixedDraft()
     proposer.length = 5
     assert [len(draft) for draft in proposer.propose([], [DraftQuota(n, n) for n in (1, 5, 9)])] == [1, 5, 5]

@@ -59,9 +59,6 @@ MUTANTS = {
         "self.num_computed = 0\n        self.draft = NO_DRAFT\n        self.block",
         "self.draft = NO_DRAFT\n        self.block",
     ),
-    "a block is published before its last token is computed": Mutant(
-        CACHE, "num_full = request.num_computed // self", "num_full = (request.num_computed + 1) // self"
-    ),
     # positions
     "rows with drafts are computed one position later": Mutant(
         RUNNER,
@@ -72,10 +69,13 @@ MUTANTS = {
     "penalties of a draft's row leave out the drafts before it": Mutant(
         METADATA, "begin + num_tokens + np.arange(num_rows)", "begin + num_tokens"
     ),
-    # salts
+    # salts, and what else keys the prefix cache
     "prefixes are shared between salts": Mutant(CACHE, r' + b"\0" + request.cache_salt.encode()', ""),
     "cached outputs are shared between salts": Mutant(SUFFIX, "request.cache_salt", '""'),
     "prefixes are shared between fingerprints": Mutant(CACHE, "= fingerprint.encode()", '= b""'),
+    "the hash of a block leaves out the blocks before it": Mutant(
+        CACHE, "blake2b(previous + block.tobytes()", "blake2b(block.tobytes()"
+    ),
     # masks
     "all rows of a request have the grammar mask of the first": Mutant(
         METADATA, " + np.arange(len(ints)) * self._num_mask_words", " + np.zeros(len(ints), int)"
