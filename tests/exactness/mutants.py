@@ -59,6 +59,9 @@ MUTANTS = {
         "self.num_computed = 0\n        self.draft = NO_DRAFT\n        self.block",
         "self.draft = NO_DRAFT\n        self.block",
     ),
+    "a block is published before its last token is computed": Mutant(
+        CACHE, "num_full = request.num_computed // self", "num_full = (request.num_computed + 1) // self"
+    ),
     # positions
     "rows with drafts are computed one position later": Mutant(
         RUNNER,

@@ -30,6 +30,15 @@ def test_prefix_hit_consists_of_full_blocks_and_leaves_one_token_to_compute() ->
     assert kv.match_prefix(longer) == 8
 
 
+def test_a_block_is_published_once_its_last_token_is_computed() -> None:
+    kv = KVCacheManager(8, 4, True)
+    r = request([1, 2, 3, 4, 5])
+    compute(kv, r, 3)
+    assert kv.match_prefix(request([1, 2, 3, 4, 5])) == 0
+    compute(kv, r, 4)
+    assert kv.match_prefix(request([1, 2, 3, 4, 5])) == 4
+
+
 def test_slots_of_drafts_are_not_published() -> None:
     kv = KVCacheManager(8, 4, True)
     r = request([1, 2, 3])
