@@ -45,7 +45,7 @@ class Mutant:
 SCHEDULER, METADATA = "fastdeploy.engine.batch_scheduler", "fastdeploy.worker.sampling_metadata"
 CACHE, RUNNER = "fastdeploy.kv_cache.manager", "fastdeploy.worker.model_runner"
 REQUEST, OUTPUTS = "fastdeploy.core.request", "fastdeploy.engine.output_processor"
-SUFFIX = "fastdeploy.spec_decode.proposers.suffix"
+BAD_WORDS, SUFFIX = "fastdeploy.core.bad_words", "fastdeploy.spec_decode.proposers.suffix"
 
 MUTANTS = {
     # the ledger: num_computed
@@ -86,19 +86,19 @@ MUTANTS = {
     "unconstrained rows have a mask": Mutant(METADATA, "np.where(constrained, begins, NO_MASK)", "begins"),
     # min_tokens
     "end tokens are banned for one token too many": Mutant(
-        METADATA, "num_output_tokens < request.params.min_tokens", "num_output_tokens <= request.params.min_tokens"
+        METADATA, "num_output_tokens + i < request", "num_output_tokens + i <= request"
     ),
     "min_tokens does not count the drafts before a row": Mutant(
-        METADATA,
-        "tokens[: num_tokens + i], request.num_output_tokens + i)",
-        "tokens[: num_tokens + i], request.num_output_tokens)",
+        METADATA, "num_output_tokens + i < request", "num_output_tokens < request"
     ),
     # bad words
     "bad words do not see the drafts before a row": Mutant(
-        METADATA, "tokens[: num_tokens + i], request", "tokens[:num_tokens], request"
+        METADATA,
+        "request.bad_words.states(request.bad_words_state, draft.token_ids)",
+        "[request.bad_words_state] * (1 + len(draft))",
     ),
     "bad words of one token are not banned": Mutant(
-        METADATA, "return not token_ids or (", "return bool(token_ids) and ("
+        BAD_WORDS, "while state != _NONE:\n            banned", "while state > ROOT:\n            banned"
     ),
 }
 
