@@ -100,6 +100,10 @@ MUTANTS = {
     "bad words of one token are not banned": Mutant(
         BAD_WORDS, "while state != _NONE:\n            banned", "while state > ROOT:\n            banned"
     ),
+    "bad words do not see the emitted tokens": Mutant(
+        METADATA, "states(request.bad_words_state, draft", "states(ROOT, draft"
+    ),
+    "bad words are not banned": Mutant(METADATA, "begin + len(end_ids) + len(last_ids)", "begin + len(end_ids)"),
 }
 
 

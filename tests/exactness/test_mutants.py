@@ -47,6 +47,7 @@ def test_without_a_fault_the_tests_pass(name: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", MUTANTS)
 def test_every_fault_fails_a_test(fault: str) -> None:
+    compile(MUTANTS[fault].source(), fault, "exec")
     for name in SETS:
         done = run_tests(name, fault)
         assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-2000:]  # 1: tests failed
