@@ -23,6 +23,8 @@ class GenerationRequest:
         priority: requests of lower values start earlier; equal ones in order of arrival.
         reasoning: whether the output begins inside the reasoning, for reasoning models.
         timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
+        client_id: whose request this is: a digest of the API key, or of the address on a server without keys. Work is
+            shared between clients in proportion to `client_weight`.
     """
 
     request_id: str
@@ -32,6 +34,8 @@ class GenerationRequest:
     priority: int = 0
     reasoning: ReasoningState = ReasoningState.CLOSED
     timeout_s: float | None = None
+    client_id: str = ""
+    client_weight: float = 1.0
 
     @cached_property
     def bad_words(self) -> BadWordAutomaton | None:

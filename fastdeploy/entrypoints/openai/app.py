@@ -25,7 +25,7 @@ from fastdeploy.entrypoints.openai.errors import (
     route_not_found,
     to_api_error,
 )
-from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware, key_salt
+from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware, client_id, key_salt
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
@@ -123,6 +123,7 @@ async def _generate(
     for generation_request in serving.requests:  # cached prefixes are shared within one key only
         generation_request.cache_salt = f"{key_salt(request.scope)}{generation_request.cache_salt}"
         generation_request.priority = serving.body.priority
+        generation_request.client_id = client_id(request.scope)
     return GenerationResponse(serving, header_id)
 
 

@@ -25,6 +25,12 @@ def key_salt(scope: Scope) -> str:
     return salt
 
 
+def client_id(scope: Scope) -> str:
+    """Return who sent a request: the digest of the API key, or without keys a digest of the address."""
+    host = (scope.get("client") or ("",))[0]
+    return key_salt(scope) or hashlib.blake2b(host.encode(), digest_size=16).hexdigest()
+
+
 def path_of(scope: Scope) -> str:
     """Return the path of a request without the server's root path."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
