@@ -20,11 +20,13 @@ class GenerationRequest:
         prompt_token_ids: at least one token.
         params: sampling parameters; `params.seed` None lets the engine draw one.
         cache_salt: requests share cached prefixes only with requests of the same salt.
-        priority: requests of lower values start earlier; equal ones in order of arrival.
+        priority: requests of lower values start before others of the same client; equal ones in order of arrival.
         reasoning: whether the output begins inside the reasoning, for reasoning models.
         timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
         client_id: whose request this is: a digest of the API key, or of the address on a server without keys. Work is
             shared between clients in proportion to `client_weight`.
+        client_max_sequences: maximum number of sequences of the client in the engine, running and waiting; None is no
+            limit.
     """
 
     request_id: str
@@ -36,6 +38,7 @@ class GenerationRequest:
     timeout_s: float | None = None
     client_id: str = ""
     client_weight: float = 1.0
+    client_max_sequences: int | None = None
 
     @cached_property
     def bad_words(self) -> BadWordAutomaton | None:
