@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastdeploy.config.flag import check_fields, choice
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.faults import Fault, parse_faults
 
 API_KEY_VARIABLE = "FD_API_KEY"
 VARIABLES = {
@@ -15,6 +17,7 @@ VARIABLES = {
     "FD_BUILD_PATHS": "paths that setup.py compiles: all, or native for the best and the portable one (default: all)",
     "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the best one)",
     "FD_DEBUG": "1 shows tracebacks instead of one-line errors",
+    "FD_FAULT": "point:raise raises an exception at a fault point; for tests, with FD_DEBUG=1",
     "FD_FOR_TORCH_MODEL_FORMAT": "1 reads every checkpoint in torch layout",
     "FD_LOG_DIR": "folder for log files (default: logs go to stderr only)",
     "FD_LOG_FORMAT": "text or json (default: text)",
@@ -40,6 +43,7 @@ class Env:
     """
 
     debug: bool = False
+    faults: tuple[Fault, ...] = ()
     log_dir: str = ""
     log_format: Annotated[str, choice("text", "json", name="FD_LOG_FORMAT")] = "text"
     log_level: Annotated[str, choice("DEBUG", "INFO", "WARNING", "ERROR", name="FD_LOG_LEVEL")] = "INFO"
@@ -55,6 +59,8 @@ class Env:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.faults and not self.debug:
+            raise ConfigError("FD_FAULT", "is for tests and needs FD_DEBUG=1")
 
 
 def read_env() -> Env:
@@ -62,6 +68,7 @@ def read_env() -> Env:
     keys = tuple(key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key)
     return Env(
         debug=os.environ.get("FD_DEBUG", "") == "1",
+        faults=parse_faults(os.environ.get("FD_FAULT", "")),
         log_dir=os.environ.get("FD_LOG_DIR", ""),
         log_format=os.environ.get("FD_LOG_FORMAT", "text").lower(),
         log_level=os.environ.get("FD_LOG_LEVEL", "INFO").upper(),

@@ -55,7 +55,7 @@ class RequestResult:
         error: why no further token could be sampled ("" if none). The request ends with it after `token_ids`, unless
             they hold a stop; other requests are not affected.
         error_type: numerics, or no_token if the request's filters and masks allow none.
-        exception: raised while the request's rows were written; it ends the request with an internal error.
+        exception: raised while the request's rows were written or read; it ends the request with an internal error.
     """
 
     token_ids: list[int] = field(default_factory=list)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams, check_bad_word_ids
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ def build_request(
         InvalidRequestError: the prompt is empty or too long, the bad words have too many ids, or a token id is not in
             the vocabulary.
     """
+    fault_point("tokenise", request_id)
     if isinstance(prompt, str):
         if params.truncate_prompt_tokens is None:
             check_text_length(field, prompt, tokenizer, limits.max_model_len)
@@ -59,6 +61,7 @@ def build_request(
     check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
     for sequence in bad_words:
         check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
+    fault_point("build", request_id)
     return GenerationRequest(request_id, token_ids, replace(params, bad_words_token_ids=bad_words))
 
 

@@ -12,6 +12,7 @@ from bisect import insort
 from collections import deque
 
 from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import NO_DRAFT, Request, RequestStatus
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
@@ -86,6 +87,7 @@ class BatchScheduler:
         """
         request = scheduled.request
         request.append(emitted)
+        fault_point("commit", request.request_id)
         num_rejected = scheduled.num_verify_rows - len(result.token_ids)
         num_computed = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens - num_rejected
         request.num_computed = min(num_computed, request.num_tokens)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.errors import FastDeployError, QueueFullError, RequestFailedError
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
@@ -86,6 +87,7 @@ class Engine:
             RequestFailedError: an internal error.
         """
         with self._isolate_failure(request):
+            fault_point("prepare", request.request_id)
             return self.admission.prepare(request)
 
     def add_request(self, request: GenerationRequest) -> None:
@@ -100,6 +102,7 @@ class Engine:
         if limit is not None and len(self.scheduler.waiting) + request.params.n > limit:
             raise QueueFullError(f"{len(self.scheduler.waiting)} requests are waiting; the limit is {limit}")
         with self._isolate_failure(request):
+            fault_point("admit", request.request_id)
             choices = self.admission.admit(request, self._choices.keys(), self._clock())
             self._start(choices)
         self._choices[request.request_id] = choices
@@ -168,6 +171,7 @@ class Engine:
             for choice in choices:
                 self.outputs.start(choice)
                 undo.callback(self.outputs.finish, choice)
+                fault_point("proposer_start", choice.request_id)
                 self.proposer.start(choice)
                 undo.callback(self.proposer.finish, choice)
                 self.scheduler.add(choice)
@@ -204,20 +208,54 @@ class Engine:
         if draft is not NO_DRAFT and request.num_output_tokens:
             request.speculation.record_step(draft, min(result.num_accepted, num_emitted), num_emitted)
         self.scheduler.commit(scheduled, result, delta.token_ids)
+        fault_point("delta", request.request_id)
         self.outputs.complete(delta, request)
         return delta
 
     def _propose(self, plan: StepPlan) -> list[TokenDelta]:
         """Draft for the requests that decode in the next step, unless drafting is paused; return those that failed."""
         requests = [scheduled.request for scheduled in plan.requests if _may_draft(scheduled.request)]
+        failed: list[TokenDelta] = []
+        try:
+            self._set_drafts(plan, requests)
+        except Exception as exception:
+            failed += self._drop_drafts(requests, exception)
+        failed += self._constrain_drafts(requests)
+        if failed:
+            requests = [request for request in requests if request.status is not RequestStatus.FINISHED]
+        if requests:
+            self.length_policy.on_drafts_proposed(requests)
+        return failed
+
+    def _set_drafts(self, plan: StepPlan, requests: Sequence[Request]) -> None:
         quotas = self.length_policy.draft_quotas(plan, requests)
         if quotas:
+            fault_point("propose")
             for request, draft in zip(requests, self.proposer.propose(requests, quotas)):
                 if len(draft):
                     request.set_draft(draft)
+
+    def _drop_drafts(self, requests: Sequence[Request], exception: Exception) -> list[TokenDelta]:
+        """Continue without drafts after an exception of the proposer, whose state of these requests is made anew.
+
+        Returns:
+            The ends of requests for which that fails.
+        """
+        logger.error("the proposer failed; this step has no drafts", exc_info=exception)
         failed: list[TokenDelta] = []
         for request in requests:
-            if request.constraint is None:
+            request.draft = NO_DRAFT
+            try:
+                self.proposer.restart(request)
+            except Exception as another:
+                failed.append(self._fail(request, another))
+        return failed
+
+    def _constrain_drafts(self, requests: Sequence[Request]) -> list[TokenDelta]:
+        """Cut the drafts of constrained requests to what is allowed; return the ends of those that failed."""
+        failed: list[TokenDelta] = []
+        for request in requests:
+            if request.constraint is None or request.status is RequestStatus.FINISHED:
                 continue
             try:
                 draft = self._constrain_draft(request, request.constraint)
@@ -225,14 +263,11 @@ class Engine:
                 failed.append(self._fail(request, exception))
             else:
                 request.set_draft(draft if len(draft) else NO_DRAFT)
-        if failed:
-            requests = [request for request in requests if request.status is not RequestStatus.FINISHED]
-        if requests:
-            self.length_policy.on_drafts_proposed(requests)
         return failed
 
     def _constrain_draft(self, request: Request, constraint: TokenConstraint) -> Draft:
         """Return the allowed beginning of a request's draft; if it is empty, the tokens that the constraint forces."""
+        fault_point("constraint_draft", request.request_id)
         draft = request.draft
         allowed = draft.cut(constraint.num_valid_tokens(draft.token_ids))
         self._stats.count_forbidden(len(draft) - len(allowed))
@@ -275,6 +310,7 @@ class Engine:
         ):
             try:
                 finish(request)
+                fault_point("finish", request.request_id)
             except Exception as another:
                 exceptions.append(another)
         if request.deadline_s is not None:

@@ -24,6 +24,7 @@ import zmq
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
+from fastdeploy.core.faults import arm
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
@@ -249,7 +250,9 @@ def main() -> int:
     _die_with_parent(args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server finishes its requests, then sends `Shutdown`
-    set_up_engine_logging(read_env())
+    env = read_env()
+    set_up_engine_logging(env)
+    arm(env.faults)
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.set_hwm(0)  # no limit, since a ROUTER drops messages if a queue is full

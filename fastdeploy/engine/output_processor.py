@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from fastdeploy.core.constraint import TokenConstraint
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import Request, SpeculationStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest
@@ -45,10 +47,13 @@ class OutputProcessor:
     def start(self, request: Request) -> None:
         """Add a new request."""
         params = request.params
-        if params.stop:
-            self._scanners[request] = self._make_scanner(request)
+        scanner = self._make_scanner(request) if params.stop else None
         eos_token_ids = frozenset[int]() if params.ignore_eos else self._eos_token_ids
-        self._end_ids[request] = eos_token_ids.union(params.stop_token_ids)
+        end_ids = eos_token_ids.union(params.stop_token_ids)
+        fault_point("output_start", request.request_id)  # what is stored before an exception would never be removed
+        self._end_ids[request] = end_ids
+        if scanner is not None:
+            self._scanners[request] = scanner
 
     def finish(self, request: Request) -> None:
         """Remove a request."""
@@ -67,6 +72,7 @@ class OutputProcessor:
         Call this before the ledger takes the tokens, and `complete` after that.
         """
         request, token_ids = scheduled.request, result.token_ids
+        fault_point("stop_scan", request.request_id)
         delta = TokenDelta(request.request_id, request.index, token_ids, seed=request.seed)
         if not self._cannot_stop(request, token_ids):
             self._find_stop(delta, request)
@@ -92,7 +98,7 @@ class OutputProcessor:
         first = request.num_output_tokens + 1
         for num_output, token_id in enumerate(delta.token_ids, first):
             stop_string = scanner.push(token_id) if scanner else None
-            constraint_end = constraint.accept_token(token_id) if constraint else None
+            constraint_end = _advance(request, constraint, token_id) if constraint else None
             if stop_string is not None:
                 delta.finish_reason, delta.stop_reason = "stop", stop_string
             elif num_output > params.min_tokens and token_id in self._end_ids[request]:
@@ -127,6 +133,11 @@ class OutputProcessor:
         delta.metrics = RequestMetrics(**vars(request.metrics))
         delta.speculate_metrics = speculate_metrics(request.decoding_stats())
         return delta
+
+
+def _advance(request: Request, constraint: TokenConstraint, token_id: int) -> str | None:
+    fault_point("constraint_advance", request.request_id)
+    return constraint.accept_token(token_id)
 
 
 def speculate_metrics(stats: SpeculationStats) -> SpeculateMetrics:

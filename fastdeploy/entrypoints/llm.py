@@ -12,8 +12,10 @@ from typing import Any
 from tqdm import tqdm
 
 from fastdeploy.config.args import engine_config_from_kwargs
+from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.faults import arm
 from fastdeploy.core.outputs import CompletionOutput, RequestOutput, TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
@@ -53,6 +55,8 @@ class LLM:
 
     def __init__(self, model: str, chat_template: str | None = None, **kwargs: Any) -> None:
         config, notes = engine_config_from_kwargs({"model": model, **kwargs})
+        if faults := read_env().faults:
+            arm(faults)
         for note in notes:
             logger.warning("%s", note)
         folder = resolve_model_path(config.model, config.revision)

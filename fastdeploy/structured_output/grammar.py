@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import is_lark_syntax
 from fastdeploy.core.constraint import TokenArray
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.panics import convert_panics
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.structured_output.structural_tag import JSON_OPTIONS, structural_tag_to_lark
 
@@ -97,32 +98,38 @@ class GrammarState:
         self._matcher = matcher
 
     @property
+    @convert_panics
     def error(self) -> str:
         """Return why no token can follow; "" if one can."""
         return _one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     @property
+    @convert_panics
     def is_accepting(self) -> bool:
         """Return whether the output may end here."""
         return self._matcher.is_accepting()
 
     @property
+    @convert_panics
     def is_terminated(self) -> bool:
         """Return whether the output is complete, so that no token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    @convert_panics
     def advance(self, token_id: int) -> GrammarState:
         """Return the state after one more token; it has an error if the token is not allowed."""
         matcher = self._matcher.deep_copy()
         matcher.consume_token(token_id)
         return GrammarState(matcher)
 
+    @convert_panics
     def fill_bitmask(self, bitmask: TokenArray) -> None:
         """Write the bitmask of the allowed ids, [words] int32; all zero if the state has an error."""
         self._matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
         if self._matcher.is_error():
             bitmask[:] = 0
 
+    @convert_panics
     def forced_tokens(self) -> TokenArray:
         """Return the tokens of the text that the grammar forces to follow."""
         return np.array(self._matcher.deep_copy().compute_ff_tokens(), np.int32)
@@ -136,6 +143,7 @@ class GrammarCompiler:
         self._adapter = TokenizerAdapter(tokenizer, vocab_size)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self._adapter))
 
+    @convert_panics
     def compile(self, spec: GuidedDecodingParams) -> GrammarState:
         """Compile a grammar and return its initial state.
 

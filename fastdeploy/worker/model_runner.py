@@ -10,6 +10,7 @@ B requests, R rows, L rows with logits, K drafts of a request at most, V ids in 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
@@ -38,6 +40,8 @@ ROW_ERRORS = {
     RowStatus.NAN: "the logits of a row hold NaN or infinity",
     RowStatus.EMPTY: "no token survives the request's filters and masks",
 }
+
+logger = logging.getLogger("fastdeploy.engine")
 
 
 class CausalLM(Protocol):
@@ -61,6 +65,9 @@ class StepObserver(Protocol):
 
     def end_step(self) -> None:
         """Continue after the step."""
+
+    def reset(self) -> None:
+        """Forget what has been computed, because a call raised, and make no drafts before the next step."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,8 @@ class ModelRunner:
             One result per scheduled request, in the plan's order.
         """
         results = [RequestResult() for _ in plan.requests]
-        calls_end_step = self.observer is not None and self.observer.begin_step(plan)
+        fault_point("run")
+        calls_end_step = self.observer is not None and self._begin_step(self.observer, plan)
         num_rows = self._write_inputs(plan)
         num_sampled = 0
         for logits_batch in split_logits_batches(plan, self.logits_capacity):
@@ -170,7 +178,7 @@ class ModelRunner:
                 self._read_logprobs(plan, logits_batch, results)
             num_sampled += num_logits
         if self.observer is not None and calls_end_step:
-            self.observer.end_step()
+            self._end_step(self.observer)
         return results
 
     def verify_drafts(self, num_seqs: int) -> None:
@@ -220,6 +228,21 @@ class ModelRunner:
         if metadata.has_lists and self.sampling.has_moved():
             self._sample_and_verify.invalidate()
         return first_row, verified
+
+    def _begin_step(self, observer: StepObserver, plan: StepPlan) -> bool:
+        """Call the observer before a step; return whether it must be called after it."""
+        try:
+            fault_point("observe")
+            return observer.begin_step(plan)
+        except Exception as exception:
+            _reset(observer, exception)
+            return False
+
+    def _end_step(self, observer: StepObserver) -> None:
+        try:
+            observer.end_step()
+        except Exception as exception:
+            _reset(observer, exception)
 
     def _forward_rows(self, num_rows: int, num_seqs: int) -> None:
         virtual_padding(self.batch.buffers, num_seqs, self.batch.block_size)
@@ -273,18 +296,28 @@ class ModelRunner:
             result.token_ids = emitted[first:end]
 
     def _read_logprobs(self, plan: StepPlan, logits_batch: list[LogitsRange], results: list[RequestResult]) -> None:
-        """Compute log-probabilities of emitted tokens and of prompt tokens, where they are requested."""
+        """Compute log-probabilities of emitted tokens and of prompt tokens, where they are requested.
+
+        An exception becomes part of the result of its request.
+        """
         for rows in logits_batch:
             request, result = plan.requests[rows.request_index].request, results[rows.request_index]
-            if not request.wants_logprobs:
+            if not request.wants_logprobs or result.exception is not None:
                 continue
-            if rows.is_prompt:
-                next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
-                top_n = request.params.prompt_logprobs or 0
-                result.prompt_logprobs = [*result.prompt_logprobs, *self._logprobs(rows.first_row, next_tokens, top_n)]
-            elif request.params.logprobs is not None:
-                token_ids = np.array(result.token_ids, np.int32)
-                result.logprobs = self._logprobs(rows.first_row, token_ids, request.params.logprobs)
+            try:
+                self._read_logprobs_of(request, rows, result)
+            except Exception as exception:
+                result.exception = exception
+
+    def _read_logprobs_of(self, request: Request, rows: LogitsRange, result: RequestResult) -> None:
+        fault_point("logprobs", request.request_id)
+        if rows.is_prompt:
+            next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
+            top_n = request.params.prompt_logprobs or 0
+            result.prompt_logprobs = [*result.prompt_logprobs, *self._logprobs(rows.first_row, next_tokens, top_n)]
+        elif request.params.logprobs is not None:
+            token_ids = np.array(result.token_ids, np.int32)
+            result.logprobs = self._logprobs(rows.first_row, token_ids, request.params.logprobs)
 
     def _logprobs(self, first_row: int, token_ids: TokenArray, top_n: int) -> list[TokenLogprobs]:
         """Return the log-probability of token_ids[i] in row first_row + i, for each i."""
@@ -303,6 +336,11 @@ class ModelRunner:
                 top_values.tolist(),
             )
         ]
+
+
+def _reset(observer: StepObserver, exception: Exception) -> None:
+    logger.error("the drafting model failed; this step has no drafts", exc_info=exception)
+    observer.reset()
 
 
 def _set_error(result: RequestResult, request: Request, status: RowStatus) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fastdeploy.core.bad_words import ROOT
 from fastdeploy.core.constraint import TokenConstraint
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.request import Draft, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.sampling import NO_MASK, FloatColumn, IntColumn, SamplingBatch
@@ -86,6 +87,7 @@ class SamplingMetadata:
     def write(self, request: Request, draft: Draft, first_row: int) -> None:
         """Write the verification rows of a request: row first_row + i samples the token at position num_tokens + i."""
         num_rows = 1 + len(draft)
+        fault_point("sampling_metadata", request.request_id)
         if self._row_requests[first_row : first_row + num_rows].count(ref(request)) < num_rows:
             self._write_params(request, first_row, num_rows)
             self._write_lists_and_masks(request, draft, first_row)
@@ -114,6 +116,7 @@ class SamplingMetadata:
         if params.needs_lists:
             self._write_lists(request, draft, params, ints)
         if request.constraint is not None:
+            fault_point("constraint_mask", request.request_id)
             self._write_masks(request.constraint, draft.token_ids, ints)
 
     def _params_of(self, request: Request) -> _RequestParams:

@@ -18,6 +18,7 @@ from fastdeploy.config.env import Env, read_env
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError
+from fastdeploy.core.faults import arm
 from fastdeploy.entrypoints.openai.lifecycle import (
     FINAL_RESPONSES_S,
     drain,
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
         env = read_env()
         args = parse_serve_args(sys.argv[1:] if argv is None else argv, env)
         set_up_logging(env)
+        arm(env.faults)
         raise_file_limit()
         return uvloop.run(_serve(args, env, factory))
     except ConfigError as error:

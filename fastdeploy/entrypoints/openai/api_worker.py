@@ -18,6 +18,7 @@ import uvloop
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import read_env
+from fastdeploy.core.faults import arm
 from fastdeploy.entrypoints.openai.lifecycle import (
     FINAL_RESPONSES_S,
     drain,
@@ -64,6 +65,7 @@ async def _main() -> int:
     config = msgspec.json.decode(await lines.readline(), type=WorkerConfig)
     env = read_env()
     set_up_logging(env)
+    arm(env.faults)
     connection = EngineConnection(config.address, config.identity)
     server = make_server(config.args, env, connection, config.metrics_folder)
     with socket.socket(fileno=config.listener_fd) as listener:

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.faults import fault_point
 from fastdeploy.entrypoints.openai import pages, routes_info, routes_tokenize
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.errors import (
@@ -110,6 +111,7 @@ async def _generate(
 
     def parse() -> GenerationFields:
         body: GenerationFields = parse_body(raw_body, model)
+        fault_point("parse", body.request_id or "")
         server.check_model(body.model)
         check_request_fields(body)
         if body.request_id is None and header_id is not None:

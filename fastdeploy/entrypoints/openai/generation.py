@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.detokenize.text_output import TextAssembler
@@ -104,6 +105,7 @@ class Generation:
 
     def _update(self, delta: TokenDelta) -> ChoiceUpdate | None:
         index = delta.index
+        fault_point("detokenise", delta.request_id)
         text = self._assemblers[index].push(delta)
         self._num_tokens[index] += len(delta.token_ids)
         if delta.finish_reason is not None:

@@ -124,6 +124,7 @@ class Drafter:
         self._synced_tables: list[list[int] | None] = [None] * config.max_seqs  # by index in the batch
         self._num_synced_blocks = [0] * config.max_seqs
         self._backlogged: list[tuple[Request, int]] = []  # to be filled after this step, up to which position
+        self._knows_step = True  # False if it was reset in this step
 
     def begin_step(self, plan: StepPlan) -> bool:
         """Mark the blocks that the target's step starts to write as empty; return whether `end_step` has work to do.
@@ -144,11 +145,19 @@ class Drafter:
                 fill_end = min(end, request.num_tokens)
                 if fill_end - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
                     self._backlogged.append((request, fill_end))
+        self._knows_step = True
         return bool(self._backlogged)
 
     def end_step(self) -> None:
         """Fill the caches of requests whose backlog has become too large."""
         self._fill(self._backlogged)
+
+    def reset(self) -> None:
+        """Mark all blocks as empty, because a call raised: which tokens they hold is uncertain."""
+        for filled in self._num_filled:
+            filled[:] = [0] * len(filled)
+        self._fill_states.clear()
+        self._knows_step = False
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         """Return up to counts[i] tokens to follow the last one of requests[i].
@@ -157,7 +166,7 @@ class Drafter:
         """
         order = sorted((i for i, count in enumerate(counts) if count > 0), key=lambda i: -counts[i])
         drafts = [NO_DRAFT.token_ids] * len(requests)
-        if not order:
+        if not order or not self._knows_step:
             return drafts
         spans = self._spans_of_first_pass([requests[i] for i in order], [counts[i] for i in order])
         self._pack(spans)
@@ -207,8 +216,8 @@ class Drafter:
         """Write the block table of a request at an index of the batch; only blocks added since the last call."""
         blocks = request.block_ids
         if self._synced_tables[index] is not blocks:
-            self._synced_tables[index], self._num_synced_blocks[index] = blocks, 0
             self._sampling_metadata.write_draft(request, index)
+            self._synced_tables[index], self._num_synced_blocks[index] = blocks, 0
         num_synced, count = self._num_synced_blocks[index], len(blocks)
         if num_synced == count:
             return

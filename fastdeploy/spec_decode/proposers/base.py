@@ -42,6 +42,11 @@ class Proposer(ABC):
     def finish(self, request: Request) -> None:
         """Free the state of a request that finished or was aborted."""
 
+    def restart(self, request: Request) -> None:
+        """Make the state of a running request anew, because `propose` raised."""
+        self.finish(request)
+        self.start(request)
+
     def suffix_cache_stats(self) -> SuffixCacheStats | None:
         """Return the counters of suffix decoding; None for other methods."""
         return None
