@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.faults import fault_point
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
@@ -59,7 +60,9 @@ class StructuredOutputManager:
     def prepare(self, request: GenerationRequest) -> Future[GrammarState] | None:
         """Start to compile the request's grammar, if it has one; once it is done, `make_constraints` does not wait."""
         spec = request.params.guided_decoding
-        return None if spec is None or self._compiler is None else self._compile(spec, self._compiler)
+        if spec is None or self._compiler is None:
+            return None
+        return self._compile(request.request_id, spec, self._compiler)
 
     def make_constraints(self, request: GenerationRequest) -> list[OutputConstraint | None]:
         """Return one constraint per choice; None for requests without one.
@@ -83,12 +86,18 @@ class StructuredOutputManager:
         if self._compiler is None:
             reason = "has no tokenizer" if self._tokenizer is None else "runs with --guided-decoding-backend off"
             raise InvalidRequestError(spec.field, f"structured output is not available: this server {reason}")
-        return self._compile(spec, self._compiler).result()
+        return self._compile(request.request_id, spec, self._compiler).result()
 
-    def _compile(self, spec: GuidedDecodingParams, compiler: Future[GrammarCompiler]) -> Future[GrammarState]:
+    def _compile(
+        self, request_id: str, spec: GuidedDecodingParams, compiler: Future[GrammarCompiler]
+    ) -> Future[GrammarState]:
+        def compile_now() -> GrammarState:
+            fault_point("compile", request_id)
+            return compiler.result().compile(spec)
+
         key = (spec.field, spec.kind, json.dumps(getattr(spec, spec.kind)))
         if key not in self._grammars:
-            self._grammars[key] = self._thread.submit(lambda: compiler.result().compile(spec))
+            self._grammars[key] = self._thread.submit(compile_now)
             if len(self._grammars) > MAX_CACHED_GRAMMARS:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(key)
