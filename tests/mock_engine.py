@@ -3,6 +3,7 @@
 
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
 (the process kills itself when a request's prompt holds that id), `fail_at_token` (such a request fails at admission),
+`hang_at_token` (at such a request, the process stays in a native call that keeps Python's global lock),
 `config_error`, `load_s`, `script` (the output is what the prompt holds between the last `[[` and `]]`, then the end
 token), `hold` (while the file `hold` is in the folder, no output grows past its first tokens). While the file
 `compiling` is there, no grammar is compiled.
@@ -10,6 +11,7 @@ token), `hold` (while the file `hold` is in the folder, no output grows past its
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -69,6 +71,8 @@ class MockEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._options.get("fail_at_token") in request.prompt_token_ids:
             raise RequestFailedError("internal error")
+        if self._options.get("hang_at_token") in request.prompt_token_ids:
+            _hang(Path(self._model) / "hangs")
         seed = request.params.seed
         if seed is None:
             seed = request_seed(self._seed, self._num_arrivals)
@@ -197,6 +201,13 @@ class _Choice:
             elif self._num_emitted == self._budget:
                 delta.finish_reason = "length"
         return delta
+
+
+def _hang(marker: Path) -> None:
+    sleep_with_global_lock = ctypes.PyDLL(None).sleep
+    marker.touch()
+    while True:
+        sleep_with_global_lock(600)  # a signal ends it
 
 
 def _logprobs(token_id: int) -> TokenLogprobs:

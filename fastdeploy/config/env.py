@@ -28,6 +28,7 @@ VARIABLES = {
     "FD_PADDLENLP_PYTHON": "Python interpreter with PaddleNLP, for tokenizers that only PaddleNLP reads",
 }
 """What this module, the operators and setup.py read; other variables that begin with FD_ are named at start-up."""
+_SERVER_SECRETS = (API_KEY_VARIABLE, "OPENAI_API_KEY")
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
@@ -82,6 +83,11 @@ def read_env() -> Env:
         no_color=bool(os.environ.get("NO_COLOR")),
         unknown=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
     )
+
+
+def child_environment(**added: str) -> dict[str, str]:
+    """Return this process's environment without the API keys, for child processes, and with further variables."""
+    return {**{name: value for name, value in os.environ.items() if name not in _SERVER_SECRETS}, **added}
 
 
 def shown_variables() -> dict[str, str]:

@@ -33,7 +33,7 @@ class ServerConfig:
     ] = 0.0
     timeout_graceful_shutdown: Annotated[
         float, number(0, help="seconds that running requests may take after SIGTERM; 0: no limit")
-    ] = 0.0
+    ] = 30.0
     max_logprobs: Annotated[
         int, integer(0, MAX_LOGPROBS_LIMIT, help="maximum number of alternatives per token in a response")
     ] = MAX_LOGPROBS_LIMIT

@@ -57,6 +57,10 @@ class RequestFailedError(FastDeployError):
     """A request that failed because of an internal error; the traceback is in the log (HTTP 500)."""
 
 
+class ShuttingDownError(FastDeployError):
+    """The server shuts down and cannot wait for the request any longer (HTTP 503)."""
+
+
 class EngineDeadError(FastDeployError):
     """The engine process has ended (HTTP 503)."""
 

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib
 import logging
-import os
 import re
 import signal
 import sys
@@ -26,17 +24,18 @@ from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.faults import arm
 from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import OWNER
+from fastdeploy.ipc.heartbeat import start_heartbeat
 from fastdeploy.ipc.outbox import Outbox
 from fastdeploy.metrics.logs import set_up_engine_logging
 from fastdeploy.metrics.pause_log import PauseLog
 
 STATS_INTERVAL_S = 0.5
 COMPILING_POLL_MS = 2  # interval of checks whether grammars are compiled, while the engine is idle
-_PR_SET_PDEATHSIG = 1
 _READABLE, _MORE = int(zmq.POLLIN), int(zmq.SNDMORE)  # arithmetic with flags of an enumeration is slow
 
 logger = logging.getLogger("fastdeploy.engine")
@@ -247,7 +246,9 @@ def main() -> int:
     parser.add_argument("--factory", required=True)
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args()
-    _die_with_parent(args.parent)
+    die_with_parent(args.parent)
+    write_stacks_on_signal()
+    start_heartbeat(args.address)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the server finishes its requests, then sends `Shutdown`
     env = read_env()
@@ -296,13 +297,6 @@ def _import_factory(path: str) -> Callable[..., EngineLike]:
     module, _, name = path.partition(":")
     factory: Callable[..., EngineLike] = getattr(importlib.import_module(module), name)
     return factory
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Let the kernel kill this process when its parent process ends for any reason."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.env import child_environment
 from fastdeploy.core.child_command import child_command
+from fastdeploy.core.process import STACKS_SIGNAL
 from fastdeploy.metrics.logs import engine_line
 
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
@@ -49,6 +51,7 @@ class EngineChild:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            env=child_environment(),
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.msgpack.encode(self._config))
@@ -59,6 +62,11 @@ class EngineChild:
     def is_running(self) -> bool:
         """Return whether the process has started and not ended."""
         return self._process is not None and self._process.returncode is None
+
+    def write_stacks(self) -> None:
+        """Let the process write the stacks of all its threads to its log; a stopped process does when it continues."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(STACKS_SIGNAL)
 
     async def wait(self) -> int:
         """Wait until the process has ended and its log is read; return the exit status."""

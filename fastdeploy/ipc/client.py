@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
+import logging
 from pathlib import Path
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import DEFAULT_FACTORY, OWNER, EngineChild
 from fastdeploy.ipc.connection import EngineConnection, OnProgress
+from fastdeploy.ipc.heartbeat import INTERVAL_S, STALLED_S
+from fastdeploy.ipc.runtime_folder import SOCKET_NAME, RuntimeFolder
 
 SHUTDOWN_S = 5.0
 DRAIN_S = 0.1  # to receive what the process sent before it ended, such as a start-up error
+
+logger = logging.getLogger("fastdeploy.server")
 
 
 class EngineClient(EngineConnection):
@@ -27,24 +30,32 @@ class EngineClient(EngineConnection):
         factory: str = DEFAULT_FACTORY,
         json_log: bool = False,
     ) -> None:
-        """Create the client; the process starts with `start`.
+        """Create the client and the server's folder; the process starts with `start`.
 
         Args:
             config: configuration of the engine.
             log_file: file that receives the engine's log; None keeps only its last lines in memory.
             factory: `module:function` that makes the engine from its configuration.
             json_log: whether the engine writes its log as JSON documents (FD_LOG_FORMAT).
+
+        Raises:
+            ConfigError: the folder cannot be created.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="fastdeploy-"))
-        super().__init__(f"ipc://{self._folder}/engine", OWNER)
+        self._folder = RuntimeFolder()
+        super().__init__(f"ipc://{self._folder.path}/{SOCKET_NAME}", OWNER)
         self._child = EngineChild(config, self._address, factory, log_file, json_log)
         self._closing = False
-        self._watcher: asyncio.Task[None] | None = None
+        self._watchers: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
         """Return the address at which other processes can connect to the engine."""
         return self._address
+
+    @property
+    def folder(self) -> Path:
+        """Return the server's folder for files that live as long as it."""
+        return self._folder.path
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Start the process and wait until the model is loaded.
@@ -54,8 +65,9 @@ class EngineClient(EngineConnection):
             EngineDeadError: the process ended during start-up; the message has its exit status.
         """
         await self._child.start()
-        self._watcher = asyncio.create_task(self._watch())
+        self._watchers.append(asyncio.create_task(self._watch_end()))
         await super().start(on_progress)
+        self._watchers.append(asyncio.create_task(self._watch_heartbeat()))
 
     def log_tail(self) -> list[str]:
         """Return the last lines of the engine's log."""
@@ -71,13 +83,25 @@ class EngineClient(EngineConnection):
         if self._child.is_running:
             self._send(messages.Shutdown())
             await self._child.stop(SHUTDOWN_S if self.ready is not None else 0.0)
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
         await super().close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
-    async def _watch(self) -> None:
+    async def _watch_heartbeat(self) -> None:
+        """Report when the engine stalls, once with the stacks of its threads, and when it responds again."""
+        was_stalled = False
+        while True:
+            if (is_stalled := self.is_stalled) and not was_stalled:
+                logger.error("the engine has not responded for %d s; it writes the stacks of its threads", STALLED_S)
+                self._child.write_stacks()
+            elif was_stalled and not is_stalled:
+                logger.warning("the engine responds again")
+            was_stalled = is_stalled
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _watch_end(self) -> None:
         """Fail all requests when the process ends unexpectedly."""
         status = await self._child.wait()
         if self._closing:

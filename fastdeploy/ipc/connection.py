@@ -25,6 +25,7 @@ from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
+from fastdeploy.ipc.heartbeat import STALLED_S, heartbeat_file, silent_s
 from fastdeploy.ipc.merge import join_delta, join_tokens
 
 MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
@@ -107,8 +108,10 @@ class EngineConnection:
         self.ready: messages.Ready | None = None
         self.stats = EngineStats()
         self.dead_error: EngineDeadError | None = None
+        self._end_error: FastDeployError | None = None  # of all requests, once `end_requests` was called
         self._died = asyncio.Event()
         self._address = address
+        self._heartbeat_file = heartbeat_file(address)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -144,6 +147,11 @@ class EngineConnection:
         """Return the number of requests in flight."""
         return len(self._streams)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether the engine process runs no Python code, because it is stopped or hangs in a native call."""
+        return silent_s(self._heartbeat_file) > STALLED_S
+
     async def wait_until_dead(self) -> None:
         """Wait until the engine process has ended unexpectedly."""
         await self._died.wait()
@@ -160,9 +168,10 @@ class EngineConnection:
             QueueFullError: the engine's queue is full.
             RequestFailedError: the engine failed to start the request, through a fault of its own.
             EngineDeadError: the engine process has ended.
+            ShuttingDownError: the server cannot wait for the request any longer.
         """
-        if self.dead_error is not None:
-            raise self.dead_error
+        if (error := self.dead_error or self._end_error) is not None:
+            raise error
         if request.request_id in self._streams:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         stream = self._streams[request.request_id] = _Stream(request.request_id, request.params.n)
@@ -193,10 +202,13 @@ class EngineConnection:
         self._send(messages.AbortRequest(request_id))
         return True
 
-    def abort_all(self) -> None:
-        """Abort every request in flight."""
-        for request_id in list(self._streams):
-            self.abort(request_id)
+    def end_requests(self, error: FastDeployError) -> None:
+        """Fail all current and future requests of this connection with `error`, and abort them on the engine."""
+        self._end_error = error
+        for stream in self._streams.values():
+            if not stream.is_abandoned and stream.error is None:
+                stream.fail(error)
+                self._send(messages.AbortRequest(stream.request_id))
 
     async def abort_requests(self, request_ids: Sequence[str] | None, salt_prefix: str = "") -> list[tuple[str, int]]:
         """Abort requests of any connection; their streams end with finish_reason abort.

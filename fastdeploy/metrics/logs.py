@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ SERVER_LOG = "api_server.log"
 ENGINE_LOG = "engine.log"
 ENGINE_PREFIX = "[fastdeploy]"  # of the engine's own lines, as opposed to the output of libraries
 TERMINAL_LEVELS = ("WARNING", "ERROR", "CRITICAL")  # of the engine; other lines are in its log file only
+_STACKS = re.compile(r'((Current )?[Tt]hread 0x[0-9a-f]+ |  File ".*", line \d+ in )')  # as faulthandler writes them
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,13 +70,15 @@ def engine_line(text: str, is_json: bool) -> tuple[str, bool]:
     Returns:
         The line for the log file, and whether the terminal shows it.
     """
+    is_stack = _STACKS.match(text) is not None
     if not is_json:
-        return text, text.startswith(tuple(f"{ENGINE_PREFIX} {level}" for level in TERMINAL_LEVELS))
+        is_warning = text.startswith(tuple(f"{ENGINE_PREFIX} {level}" for level in TERMINAL_LEVELS))
+        return text, is_warning or is_stack
     fields = _as_mapping(text)
     if fields is not None:
         return text, fields.get("level") in TERMINAL_LEVELS
     now = logging.Formatter().formatTime(logging.makeLogRecord({}))
-    return json.dumps({"time": now, "level": "INFO", "logger": "engine.output", "message": text}), False
+    return json.dumps({"time": now, "level": "INFO", "logger": "engine.output", "message": text}), is_stack
 
 
 def _install(env: Env, handlers: list[logging.Handler], text_format: str) -> None:

@@ -11,16 +11,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from fastdeploy.ipc.heartbeat import heartbeat_file
 from tests.entrypoints.server_process import ServerProcess, mock_server
 from tests.mock_engine import save_mock_model
 
 COMPLETION = {"model": "default", "prompt": "the", "max_tokens": 100, "seed": 1}
+WAITING_FOR_4 = "Shutting down: waiting up to 30 s for 4 requests; press Ctrl-C again to end at once"
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
@@ -44,6 +47,13 @@ def run_to_end(*flags: str, env: dict[str, str] | None = None) -> ServerProcess:
     finally:
         server.close()
     return server
+
+
+def num_connections(server: ServerProcess) -> int:
+    """Return the number of connections to the server's port."""
+    port = f":{int(server.url.rsplit(':', 1)[1]):04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(port) and row[3] == "01" for row in rows)
 
 
 def is_gone(pid: int) -> bool:
@@ -179,9 +189,14 @@ def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path) -> Non
         [engine] = server.engine_pids()
         streams = [StreamInThread(server, request_id=f"r{i}") for i in range(4)]
         server.terminate()
-        until(lambda: "Shutting down: 4 requests are running" in server.stdout, "it reports that it drains")
+        until(lambda: WAITING_FOR_4 in server.stdout, "it says what it waits for")
         refused = server.post("/v1/completions", COMPLETION)
-        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the server is shutting down")
+        error = refused.json()["error"]
+        assert (refused.status_code, error["message"], error["code"]) == (
+            503,
+            "the server is shutting down",
+            "shutting_down",
+        )
         assert server.get("/health").json() == {"status": "draining"}
         for stream in streams:
             events = stream.events()
@@ -190,12 +205,102 @@ def test_sigterm_lets_running_requests_finish_and_exits_0(tmp_path: Path) -> Non
         assert is_gone(engine)
 
 
-def test_requests_that_outlast_the_graceful_time_are_aborted(tmp_path: Path) -> None:
-    with mock_server(tmp_path, "--timeout-graceful-shutdown", "0.5", step_s=0.05) as server:
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_requests_that_outlast_the_graceful_time_end_with_a_typed_error(tmp_path: Path, flags: list[str]) -> None:
+    """Also those that have no tokens yet, and those that wait until others have ended."""
+    flags = ["--timeout-graceful-shutdown", "0.5", "--max-concurrency", "4", "--max-waiting-time", "-1", *flags]
+    with mock_server(tmp_path, *flags, step_s=0.05) as server, ThreadPoolExecutor(8) as threads:
         stream = StreamInThread(server, max_tokens=2000)
+        wholes = [threads.submit(server.post, "/v1/completions", {**COMPLETION, "max_tokens": 2000}) for _ in range(8)]
+        until(lambda: num_connections(server) == 9, "all have arrived")
+        until(lambda: server.get("/load").json()["num_requests"] >= 2, "some are admitted")
         server.terminate()
-        assert stream.events()[-1]["choices"][0]["finish_reason"] == "abort"
+        expected = {
+            "message": "the server shut down before the request was finished (--timeout-graceful-shutdown 0.5)",
+            "type": "service_unavailable_error",
+            "param": None,
+            "code": "shutting_down",
+        }
+        assert stream.events()[-1] == {"error": expected}
+        for whole in wholes:
+            assert (whole.result(30).status_code, whole.result().json()["error"]["code"]) == (503, "shutting_down")
         assert server.wait_end() == 0
+        assert re.search(r"Shutting down: waiting up to 0\.5 s for [234] requests; press Ctrl-C again", server.stdout)
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_second_interrupt_ends_the_server_and_its_children_at_once(tmp_path: Path, flags: list[str]) -> None:
+    with mock_server(tmp_path, "--timeout-graceful-shutdown", "0", *flags, step_s=0.05, hold=True) as server:
+        (tmp_path / "hold").touch()
+        children = server.engine_pids()
+        assert len(children) == (1 if not flags else 3)
+        with httpx.stream("POST", server.url + "/v1/completions", json={**COMPLETION, "stream": True}) as response:
+            lines = response.iter_lines()  # kept: a generator that is dropped closes the connection
+            next(lines)
+            server.process.send_signal(signal.SIGINT)
+            waiting = "Shutting down: waiting for 1 request; press Ctrl-C again to end at once"
+            until(lambda: waiting in server.stdout, "it says what it waits for")
+            server.process.send_signal(signal.SIGINT)
+            assert server.wait_end() == -signal.SIGINT
+            until(lambda: all(is_gone(pid) for pid in children), "the children have ended")
+
+
+def test_a_server_without_requests_ends_without_waiting(tmp_path: Path) -> None:
+    with mock_server(tmp_path) as server:
+        server.terminate()
+        assert server.wait_end() == 0
+        assert server.stdout.splitlines()[-1] == "Shutting down"
+
+
+def test_api_keys_are_not_in_the_environment_of_child_processes(tmp_path: Path) -> None:
+    env = {"FD_API_KEY": "the-secret", "OPENAI_API_KEY": "another-secret", "FD_LOG_LEVEL": "WARNING"}
+    with mock_server(tmp_path, "--workers", "2", env=env) as server:
+        children = server.engine_pids()
+        assert len(children) == 3
+        for pid in children:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"secret" not in environment and b"FD_LOG_LEVEL=WARNING" in environment
+            assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert server.post("/v1/completions", COMPLETION).status_code == 401
+        headers = {"Authorization": "Bearer the-secret"}
+        assert server.post("/v1/completions", COMPLETION, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]])
+def test_while_the_engine_is_stopped_health_is_503_and_new_requests_are_refused(
+    tmp_path: Path, flags: list[str]
+) -> None:
+    with mock_server(tmp_path, *flags, step_s=0.02) as server:
+        [engine] = [p for p in server.engine_pids() if b"engine_process" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        stream = StreamInThread(server)
+        os.kill(engine, signal.SIGSTOP)
+        address = Path(f"/proc/{engine}/cmdline").read_text().split("\0--address\0")[1].split("\0")[0]
+        then_ns = time.monotonic_ns() - 11_000_000_000
+        os.utime(heartbeat_file(address), ns=(then_ns, then_ns))  # as if it had been stopped 11 s ago
+        until(lambda: server.get("/health").json() == {"status": "stalled"}, "it is noticed")
+        for path in ("/health", "/ping"):
+            assert (server.get(path).status_code, server.get(path).json()) == (503, {"status": "stalled"})
+        refused = server.post("/v1/completions", COMPLETION)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (503, "stalled", "1")
+        assert error["message"] == "the engine does not respond"
+        until(lambda: "it writes the stacks of its threads" in server.stderr, "it is logged")
+        os.kill(engine, signal.SIGCONT)
+        until(lambda: server.get("/health").status_code == 200, "it continues")
+        assert stream.events()[-1]["choices"][0]["finish_reason"] == "length"
+        until(lambda: "in _beat_forever" in server.stderr, "the engine's stacks are on stderr")
+
+
+def test_sigusr1_writes_the_stacks_of_all_threads_of_the_process_that_gets_it(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--workers", "2") as server:
+        pids = [server.process.pid, *server.engine_pids()]
+        for count, pid in enumerate(pids, 1):
+            os.kill(pid, signal.SIGUSR1)
+            until(lambda count=count: server.stderr.count("Current thread 0x") == count, f"stacks of {pid}")  # type: ignore[misc]
+        until(lambda: "in _beat_forever" in server.stderr, "those of the engine")
+        for module in ("api_server.py", "api_worker.py", "engine_process.py"):
+            assert re.search(rf'File ".*/{module}", line \d+ in ', server.stderr), module
+        assert server.get("/health").status_code == 200
 
 
 def test_killed_engine_ends_every_stream_with_a_typed_error_and_the_server_with_status_1(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdeploy.core.errors import EngineDeadError
+from fastdeploy.core.errors import EngineDeadError, ShuttingDownError
 from tests.ipc.engine_clients import collect, connected, request, running, tokens, until
 
 
@@ -41,8 +41,25 @@ def test_abort_requests_does_not_end_requests_with_another_salt(tmp_path: Path) 
             assert [name for name, _ in await client.abort_requests(["mine", "theirs"], "key1-")] == ["mine"]
             assert (await tasks[0])[0][-1].finish_reason == "abort"
             assert client.num_requests == 1
-            client.abort_all()
+            client.abort("theirs")
             await tasks[1]
+
+    asyncio.run(scenario())
+
+
+def test_ended_requests_fail_with_the_given_error_and_leave_the_engine_and_later_ones_fail_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, step_s=0.01) as client, connected(client, b"other") as other:
+            tasks = [asyncio.create_task(collect(client, request(name, max_tokens=300))) for name in "ab"]
+            kept = asyncio.create_task(collect(other, request("kept", max_tokens=30)))
+            await until(lambda: client.stats.num_running == 3, "all run")
+            client.end_requests(ShuttingDownError("the end"))
+            for task in (*tasks, asyncio.create_task(collect(client, request("late")))):
+                with pytest.raises(ShuttingDownError, match="the end"):
+                    await task
+            assert client.num_requests == 0
+            assert len(tokens((await kept)[0])) == 30
+            await until(lambda: client.stats.num_finished == {"abort": 2, "length": 1}, "the engine aborted two")
 
     asyncio.run(scenario())
 

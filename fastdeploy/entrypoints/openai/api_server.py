@@ -19,8 +19,10 @@ from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError
 from fastdeploy.core.faults import arm
+from fastdeploy.core.process import write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
     FINAL_RESPONSES_S,
+    announce_drain,
     drain,
     freeze_gc,
     make_server,
@@ -42,6 +44,7 @@ BACKLOG = 2048
 def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> int:
     """Serve until SIGTERM; return the exit status: 0 drained, 1 the engine died, 2 the configuration cannot be used."""
     env = Env()
+    write_stacks_on_signal()
     try:
         env = read_env()
         args = parse_serve_args(sys.argv[1:] if argv is None else argv, env)
@@ -83,7 +86,7 @@ async def _run(server: ApiServer, client: EngineClient, args: ServeArgs, address
     announce(server.description(), args, server.defaults, address)
     await asyncio.wait({stop, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
     if not engine_dead.done():
-        print(f"Shutting down: {server.limiter.num_inside} requests are running", flush=True)
+        announce_drain(server.limiter.num_inside, args.server.timeout_graceful_shutdown)
         await drain(server, engine_dead)
     if engine_dead.done():
         await wait_empty(server, FINAL_RESPONSES_S)
@@ -110,8 +113,7 @@ async def _run_with_workers(server: ApiServer, client: EngineClient, args: Serve
             announce(server.description(), args, server.defaults, url(args.server, listener))
         await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         if stop.done() and not engine_dead.done() and not worker_failed.done():
-            num_running = client.stats.num_running + client.stats.num_waiting
-            print(f"Shutting down: {num_running} requests are running", flush=True)
+            announce_drain(supervisor.num_inside(), args.server.timeout_graceful_shutdown)
             await supervisor.drain(engine_dead)
         if engine_dead.done():
             await supervisor.report_engine_death(str(client.dead_error))

@@ -2,8 +2,7 @@
 """One of the API processes of `--workers N`, which the supervisor starts.
 
 It reads a `WorkerConfig` from its first line of input. A further line is a JSON string with the reason for the engine's
-end. The end of the input means that the supervisor has ended, and ends this process too. The process writes
-`READY_LINE` once it is connected to the engine.
+end. The process writes `READY_LINE` once it is connected to the engine, and ends when the supervisor has ended.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import uvloop
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import read_env
 from fastdeploy.core.faults import arm
+from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
     FINAL_RESPONSES_S,
     drain,
@@ -45,6 +45,7 @@ class WorkerConfig:
         identity: name of this process for the engine.
         listener_fd: inherited socket on which to accept connections.
         metrics_folder: where all API processes store their metrics.
+        parent_pid: the supervisor's process id.
     """
 
     args: ServeArgs
@@ -52,10 +53,12 @@ class WorkerConfig:
     identity: bytes
     listener_fd: int
     metrics_folder: str
+    parent_pid: int
 
 
 def main() -> int:
     """Serve until SIGTERM or the supervisor's end; return the exit status: 0 drained, 1 the engine died."""
+    write_stacks_on_signal()
     return uvloop.run(_main())
 
 
@@ -63,6 +66,7 @@ async def _main() -> int:
     lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     config = msgspec.json.decode(await lines.readline(), type=WorkerConfig)
+    die_with_parent(config.parent_pid)
     env = read_env()
     set_up_logging(env)
     arm(env.faults)
@@ -75,16 +79,17 @@ async def _main() -> int:
 
 async def _run(server: ApiServer, connection: EngineConnection, lines: asyncio.StreamReader) -> int:
     stop, engine_dead = stop_signal(), asyncio.create_task(connection.wait_until_dead())
-    supervisor_ended = asyncio.create_task(_read_messages(connection, lines))
+    reading = asyncio.create_task(_read_messages(connection, lines))
     starting = asyncio.create_task(connection.start())
-    await asyncio.wait({starting, stop, supervisor_ended}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done() and starting.exception() is None:
         freeze_gc()
         sys.stdout.buffer.write(READY_LINE)
         sys.stdout.flush()
-        await asyncio.wait({stop, engine_dead, supervisor_ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stop, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
     if stop.done() and not engine_dead.done():
         await drain(server, engine_dead)
+    reading.cancel()
     if connection.dead_error is not None:
         await wait_empty(server, FINAL_RESPONSES_S)
         return 1

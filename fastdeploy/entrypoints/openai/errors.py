@@ -11,7 +11,13 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from fastdeploy.core.errors import ContextLengthError, EngineDeadError, InvalidRequestError, QueueFullError
+from fastdeploy.core.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    ShuttingDownError,
+)
 from fastdeploy.core.outputs import ErrorInfo
 from fastdeploy.entrypoints.openai.responses import ErrorDetail, ErrorResponse
 
@@ -114,9 +120,10 @@ def too_many_requests(message: str) -> ApiError:
     return ApiError(429, message, type="rate_limit_error", code="server_overloaded", headers=headers)
 
 
-def unavailable(message: str) -> ApiError:
-    """Return the 503 of a server that is starting or draining, or whose engine has died."""
-    return ApiError(503, message, type="service_unavailable_error", code="service_unavailable")
+def unavailable(message: str, code: str = "service_unavailable") -> ApiError:
+    """Return the 503 of a server that is starting or draining, or whose engine has died or stalled."""
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if code == "stalled" else {}
+    return ApiError(503, message, type="service_unavailable_error", code=code, headers=headers)
 
 
 def route_not_found(path: str, known: Iterable[str]) -> ApiError:
@@ -147,6 +154,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             return too_many_requests(str(error))
         case EngineDeadError():
             return unavailable(str(error))
+        case ShuttingDownError():
+            return unavailable(str(error), "shutting_down")
         case GenerationFailed(info=ErrorInfo(type="timeout", message=message)):
             return ApiError(504, message, type="timeout_error", code="timeout")
         case GenerationFailed(info=ErrorInfo(type="no_token", message=message)):

@@ -21,7 +21,7 @@ from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError, ShuttingDownError
 from fastdeploy.detokenize.chat_template import check_template
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
@@ -97,13 +97,18 @@ def freeze_gc() -> None:
 
 
 async def drain(server: ApiServer, engine_dead: asyncio.Task[None]) -> None:
-    """Accept no new requests; wait for the running ones up to the graceful timeout, then abort those that remain."""
+    """Accept no new requests; wait for the running ones up to the graceful timeout.
+
+    Those that remain then end with ShuttingDownError: an event of a stream, or status 503.
+    """
     server.is_draining = True
     emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
     await asyncio.wait({emptied, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
     emptied.cancel()
     if server.limiter.num_inside and not engine_dead.done():
-        server.client.abort_all()
+        timeout_s = server.config.timeout_graceful_shutdown
+        error = f"the server shut down before the request was finished (--timeout-graceful-shutdown {timeout_s:g})"
+        server.client.end_requests(ShuttingDownError(error))
         await wait_empty(server, FINAL_RESPONSES_S)
 
 
@@ -116,6 +121,16 @@ async def wait_empty(server: ApiServer, timeout_s: float | None) -> None:
 
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(poll(), timeout_s)
+
+
+def announce_drain(num_requests: int, timeout_s: float) -> None:
+    """Print what the server waits for after the first signal, and what the second does."""
+    text = "Shutting down"
+    if num_requests:
+        limit = f"up to {timeout_s:g} s " if timeout_s else ""
+        requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
+        text += f": waiting {limit}for {requests}; press Ctrl-C again to end at once"
+    print(text, flush=True)
 
 
 def stop_signal() -> asyncio.Task[bool]:

@@ -24,7 +24,14 @@ from fastdeploy.entrypoints.openai.responses import SpeculationNote
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.metrics.server_metrics import ServerMetrics
 
-ServerStatus = Literal["starting", "ready", "draining", "dead"]
+ServerStatus = Literal["starting", "ready", "stalled", "draining", "dead"]
+_UNAVAILABLE: dict[ServerStatus, tuple[str, str]] = {
+    "starting": ("the model is loading", "service_unavailable"),
+    "stalled": ("the engine does not respond", "stalled"),
+    "draining": ("the server is shutting down", "shutting_down"),
+    "dead": ("the engine is dead", "service_unavailable"),
+}
+"""Message and code of the error with which requests are refused."""
 
 
 class ConcurrencyLimiter:
@@ -110,22 +117,20 @@ class ApiServer:
 
     @property
     def status(self) -> ServerStatus:
-        """The state of the server."""
+        """The state of the server; `stalled` if the engine process is stopped or hangs."""
         if self.client.dead_error is not None:
             return "dead"
         if self.is_draining:
             return "draining"
-        return "ready" if self.client.ready is not None else "starting"
+        if self.client.ready is None:
+            return "starting"
+        return "stalled" if self.client.is_stalled else "ready"
 
     def check_available(self) -> None:
         """Raise ApiError 503 unless requests can be served."""
-        messages = {
-            "dead": "the engine is dead",
-            "draining": "the server is shutting down",
-            "starting": "the model is loading",
-        }
-        if self.status != "ready":
-            raise unavailable(messages[self.status])
+        status = self.status
+        if status != "ready":
+            raise unavailable(*_UNAVAILABLE[status])
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 unless `name` is the served name, the model's path or its last part, or `default`."""

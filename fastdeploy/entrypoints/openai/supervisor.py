@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from types import TracebackType
 
 import msgspec
 from prometheus_client.multiprocess import mark_process_dead
 
 from fastdeploy.config.args import ServeArgs
+from fastdeploy.config.env import child_environment
 from fastdeploy.core.child_command import child_command
 from fastdeploy.entrypoints.openai.api_worker import READY_LINE, WorkerConfig
 from fastdeploy.entrypoints.openai.lifecycle import FINAL_RESPONSES_S
@@ -50,6 +49,7 @@ class Supervisor:
 
     Attributes:
         registry: the metrics of all processes and of the engine.
+        num_inside: returns the number of requests in all API processes.
     """
 
     def __init__(self, args: ServeArgs, client: EngineClient, listener: socket.socket) -> None:
@@ -57,12 +57,15 @@ class Supervisor:
         self._args = args
         self._client = client
         self._listener = listener
-        self._folder = tempfile.mkdtemp(prefix="fastdeploy-metrics-")
+        folder = client.folder / "metrics"
+        folder.mkdir()
+        self._folder = str(folder)
         self._workers = [_Worker(number) for number in range(args.server.workers)]
         self._failed = asyncio.Event()
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        self.registry = ServerMetrics(lambda: client.stats, self._description, self._folder).registry
+        metrics = ServerMetrics(lambda: client.stats, self._description, self._folder)
+        self.registry, self.num_inside = metrics.registry, metrics.num_inside
 
     async def __aenter__(self) -> Supervisor:
         for worker in self._workers:
@@ -78,7 +81,6 @@ class Supervisor:
             if worker.process is not None and worker.process.returncode is None:
                 worker.process.kill()
         await asyncio.gather(*self._tasks)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def wait_ready(self) -> None:
         """Return when every API process is connected to the engine."""
@@ -149,10 +151,12 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._listener.fileno()],
             start_new_session=True,  # only the supervisor handles Ctrl-C
-            env={**os.environ, FOLDER_VARIABLE: self._folder},
+            env=child_environment(**{FOLDER_VARIABLE: self._folder}),
         )
         assert worker.process.stdin is not None
-        config = WorkerConfig(self._args, self._client.address, worker.identity, self._listener.fileno(), self._folder)
+        config = WorkerConfig(
+            self._args, self._client.address, worker.identity, self._listener.fileno(), self._folder, os.getpid()
+        )
         worker.process.stdin.write(msgspec.json.encode(config) + b"\n")
 
     def _description(self) -> dict[str, object]:
