@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import json_type, parse_json, write_json
 
 MAX_SPEC_BYTES = 1 << 17  # compiling a longer one could take more than a second
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -53,7 +53,7 @@ class GuidedDecodingParams:
         if self.choice is not None:
             _check_choice(self.field, self.choice)
         if self.json_object is not None and not isinstance(self.json_object, bool):
-            raise InvalidRequestError(self.field, f"expected true or false, got {self.json_object!r}")
+            raise InvalidRequestError(self.field, f"expected true or false, got {json_type(self.json_object)}")
 
     @property
     def kind(self) -> str:
@@ -76,17 +76,11 @@ def _json_text(field: str, value: Any) -> str | None:
         return None
     if isinstance(value, str):
         _check_text(field, value)
-        try:
-            json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
+        parse_json(field, value)
         return value
     if not isinstance(value, (dict, bool)):
-        raise InvalidRequestError(field, f"expected a JSON object or its text, got {type(value).__name__}")
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
+        raise InvalidRequestError(field, f"expected a JSON object or its text, got {json_type(value)}")
+    text = write_json(field, value)
     _check_text(field, text)
     return text
 

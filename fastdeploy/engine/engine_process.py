@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ import zmq
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import ConfigError, InvalidRequestError, QueueFullError, RequestFailedError
+from fastdeploy.core.errors import ConfigError, FastDeployError, InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.faults import arm
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
@@ -69,14 +69,13 @@ class _InFlight:
     num_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class _CompilingRequest:
-    """A request that is added when its grammar is compiled; if it is aborted before, it ends as soon as it is added."""
+    """A request that is added when its grammar is compiled, which it is as long as a request keeps its future."""
 
     client: bytes
     request: GenerationRequest
     grammar: Future[Any]
-    is_aborted: bool = False
 
 
 class EngineServer:
@@ -141,8 +140,8 @@ class EngineServer:
         """Add a request, now or when its grammar is compiled, so that steps do not wait for the compiler."""
         try:
             grammar = self._engine.prepare(request)
-        except RequestFailedError as error:
-            self._send(client, messages.Rejected(request.request_id, "internal", "", str(error)))
+        except FastDeployError as error:
+            self._reject(client, request, error)
             return
         if grammar is None or grammar.done():
             self._add(client, request)
@@ -150,31 +149,43 @@ class EngineServer:
             self._compiling.append(_CompilingRequest(client, request, grammar))
 
     def _add_compiled(self) -> None:
-        compiled = [entry for entry in self._compiling if entry.grammar.done()]
-        self._compiling = [entry for entry in self._compiling if entry not in compiled]
-        for entry in compiled:
-            self._add(entry.client, entry.request)
-            if entry.is_aborted and entry.request.request_id in self._in_flight:
-                self._abort(entry.request.request_id)
+        compiling, self._compiling = self._compiling, []
+        for entry in compiling:
+            if entry.grammar.done():
+                self._add(entry.client, entry.request)
+            else:
+                self._compiling.append(entry)
 
     def _abort(self, request_id: str) -> None:
-        for entry in self._compiling:
-            entry.is_aborted |= entry.request.request_id == request_id
+        """End a request; one whose grammar is not compiled is added without it, so that it ends like any other."""
+        aborted = [entry for entry in self._compiling if entry.request.request_id == request_id]
+        for entry in aborted:
+            self._compiling.remove(entry)
+            params = replace(entry.request.params, guided_decoding=None)
+            self._add(entry.client, replace(entry.request, params=params))
         self._emit(self._engine.abort(request_id))
 
     def _add(self, client: bytes, request: GenerationRequest) -> None:
         try:
             self._engine.add_request(request)
-        except InvalidRequestError as error:
-            self._send(client, messages.Rejected(request.request_id, "invalid", error.field, error.message))
-        except QueueFullError as error:
-            self._send(client, messages.Rejected(request.request_id, "full", "", str(error)))
-        except RequestFailedError as error:
-            self._send(client, messages.Rejected(request.request_id, "internal", "", str(error)))
+        except FastDeployError as error:
+            self._reject(client, request, error)
         else:
             self._in_flight[request.request_id] = _InFlight(client, request.params.n, request.cache_salt)
             self._stats_sent_s = 0.0  # send stats that include it after the next step
             self._outbox.send()  # the prefill may take long
+
+    def _reject(self, client: bytes, request: GenerationRequest, error: FastDeployError) -> None:
+        match error:
+            case InvalidRequestError():
+                rejected = messages.Rejected(request.request_id, "invalid", error.field, error.message)
+            case QueueFullError():
+                rejected = messages.Rejected(request.request_id, "full", "", str(error))
+            case RequestFailedError():
+                rejected = messages.Rejected(request.request_id, "internal", "", str(error))
+            case _:
+                raise error
+        self._send(client, rejected)
 
     def _abort_many(self, client: bytes, call_id: int, request_ids: list[str] | None, salt_prefix: str) -> None:
         wanted = None if request_ids is None else frozenset(request_ids)

@@ -1,34 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the grammars of requests in a separate thread and creates the constraint of each choice."""
+"""Creates the constraint of each choice of a request."""
 
 from __future__ import annotations
 
-import json
-import threading
-from collections import OrderedDict
+import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.faults import fault_point
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.structured_output.constraint import ConstraintParams, ConstraintState, OutputConstraint
+from fastdeploy.structured_output.form_compiler import FormCompiler
 from fastdeploy.structured_output.grammar import GrammarCompiler, GrammarState, num_bitmask_words
-
-MAX_CACHED_GRAMMARS = 64
-COMPILER_STACK_BYTES = 256 << 20  # a chain of references needs 3 kB per link, and the longest has about 10,000 links
+from fastdeploy.structured_output.trial_process import Verdict
 
 
 class StructuredOutputManager:
-    """Creates the constraints of requests that have a grammar or a token budget.
-
-    Grammars are compiled in a thread whose stack is large enough for the deepest grammar. The thread first reads the
-    vocabulary, which can take seconds, while the weights are loaded. The latest results, errors included, are cached.
-    """
+    """Creates the constraints of requests that have a form or a token budget."""
 
     def __init__(
         self,
@@ -38,37 +30,44 @@ class StructuredOutputManager:
         reasoning_format: ReasoningFormat | None,
         backend: str = "auto",
     ) -> None:
-        """Start the compiler's thread.
+        """Start the compiler of forms.
 
         Args:
-            tokenizer: None if the model has none; grammars are refused then.
+            tokenizer: None if the model has none; forms are refused then.
             vocab_size: number of token ids.
             eos_token_ids: the model's end tokens.
             reasoning_format: how the model marks its reasoning; None if it does not reason.
-            backend: `off` refuses grammars.
+            backend: `off` refuses forms.
         """
         self._tokenizer = tokenizer
         self._num_words = num_bitmask_words(vocab_size)
         self._eos_token_ids = tuple(eos_token_ids)
         self._format = reasoning_format
-        self._compiler: Future[GrammarCompiler] | None = None
+        self._compiler: FormCompiler | None = None
         if tokenizer is not None and backend != "off":
-            self._thread = _start_thread(COMPILER_STACK_BYTES)
-            self._compiler = self._thread.submit(GrammarCompiler, tokenizer, vocab_size)
-        self._grammars: OrderedDict[tuple[str, str, str], Future[GrammarState]] = OrderedDict()
+            self._compiler = FormCompiler(partial(GrammarCompiler, tokenizer, vocab_size))
+            weakref.finalize(self, self._compiler.close)
 
-    def prepare(self, request: GenerationRequest) -> Future[GrammarState] | None:
-        """Start to compile the request's grammar, if it has one; once it is done, `make_constraints` does not wait."""
-        spec = request.params.guided_decoding
-        if spec is None or self._compiler is None:
+    def prepare(self, request: GenerationRequest) -> Future[None] | None:
+        """Start to compile the request's form, if it has one.
+
+        Returns:
+            A future, or None without a form. While the caller keeps the future and once it is done, `make_constraints`
+            does not wait. When no request's future of a form is left, the form is not compiled.
+
+        Raises:
+            QueueFullError: too many forms of the client are waiting.
+        """
+        if request.params.guided_decoding is None or self._compiler is None:
             return None
-        return self._compile(request.request_id, spec, self._compiler)
+        return self._compiler.submit(request)[1]
 
     def make_constraints(self, request: GenerationRequest) -> list[OutputConstraint | None]:
         """Return one constraint per choice; None for requests without one.
 
         Raises:
-            InvalidRequestError: the grammar or budget cannot be used; names its field.
+            InvalidRequestError: the form or budget cannot be used; names its field.
+            QueueFullError: too many forms of the client are waiting, or the machine is too busy to compile the form.
         """
         params = request.params
         if params.reasoning_max_tokens is not None and self._format is None:
@@ -86,22 +85,13 @@ class StructuredOutputManager:
         if self._compiler is None:
             reason = "has no tokenizer" if self._tokenizer is None else "runs with --guided-decoding-backend off"
             raise InvalidRequestError(spec.field, f"structured output is not available: this server {reason}")
-        return self._compile(request.request_id, spec, self._compiler).result()
-
-    def _compile(
-        self, request_id: str, spec: GuidedDecodingParams, compiler: Future[GrammarCompiler]
-    ) -> Future[GrammarState]:
-        def compile_now() -> GrammarState:
-            fault_point("compile", request_id)
-            return compiler.result().compile(spec)
-
-        key = (spec.field, spec.kind, json.dumps(getattr(spec, spec.kind)))
-        if key not in self._grammars:
-            self._grammars[key] = self._thread.submit(compile_now)
-            if len(self._grammars) > MAX_CACHED_GRAMMARS:
-                self._grammars.popitem(last=False)
-        self._grammars.move_to_end(key)
-        return self._grammars[key]
+        form, done = self._compiler.submit(request)
+        done.result()
+        if isinstance(form.result, Verdict):
+            raise InvalidRequestError(spec.field + form.result.path, form.result.message)
+        if isinstance(form.result, Exception):
+            raise form.result
+        return form.result
 
     def _params(self, request: GenerationRequest, field: str) -> ConstraintParams:
         params, is_closed = request.params, request.reasoning is ReasoningState.CLOSED
@@ -137,14 +127,3 @@ def _single_token(tokenizer: Tokenizer, field: str, text: str) -> int:
     if len(ids) != 1:
         raise InvalidRequestError(field, f"with reasoning, {text!r} must be a single token of the tokenizer")
     return ids[0]
-
-
-def _start_thread(stack_bytes: int) -> ThreadPoolExecutor:
-    """Start a thread with a stack of this size, of which only the used part costs memory."""
-    before = threading.stack_size(stack_bytes)
-    try:
-        executor = ThreadPoolExecutor(1, "grammar")
-        executor.submit(int).result()  # starts it
-    finally:
-        threading.stack_size(before)
-    return executor

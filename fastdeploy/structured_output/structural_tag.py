@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import json_type, parse_json
+from fastdeploy.structured_output.schema_limits import check_schema
 
 JSON_OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})?"}
 """Whitespace between JSON tokens: a space, or a newline with bounded indentation, since a model may never stop it."""
@@ -32,7 +34,7 @@ def structural_tag_to_lark(field: str, text: str, special_ids: Mapping[str, int]
         InvalidRequestError: a part is missing, of the wrong type, or not supported; names its path in the tag.
     """
     writer = _LarkWriter(field, special_ids)
-    root = writer.mapping("", json.loads(text))
+    root = writer.mapping("", parse_json(field, text))
     if "format" in root:
         body = writer.format("format", root["format"])
     else:
@@ -80,7 +82,7 @@ class _LarkWriter:
         kind = self.mapping(path, node).get("type")
         write = self._writers.get(kind) if isinstance(kind, str) else None
         if write is None:
-            raise self.error(f"{path}.type", f"expected one of {', '.join(self._writers)}, got {kind!r}")
+            raise self.error(f"{path}.type", f"expected one of {', '.join(self._writers)}, got {_shown(kind)}")
         if node.get("excludes"):
             raise self.error(f"{path}.excludes", "is not supported")
         return write(path, node)
@@ -165,18 +167,16 @@ class _LarkWriter:
 
     def schema(self, path: str, schema: Any) -> str:
         if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except ValueError as error:
-                raise self.error(f"{path}.schema", f"is not valid JSON: {error}") from None
+            schema = parse_json(_join(self._field, f"{path}.schema"), schema)
         schema = {} if schema is True else self.mapping(f"{path}.schema", schema)
         own_options = self.mapping(f"{path}.schema.x-guidance", schema.get("x-guidance", {}))
+        check_schema(_join(self._field, f"{path}.schema"), schema)
         options = {**JSON_OPTIONS, **own_options, "lenient": False}
         return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
     def mapping(self, path: str, node: Any) -> Mapping[str, Any]:
         if not isinstance(node, Mapping):
-            raise self.error(path, f"expected an object, got {type(node).__name__}")
+            raise self.error(path, f"expected an object, got {json_type(node)}")
         return node
 
     def items(self, path: str, node: Mapping[str, Any], name: str) -> list[Any]:
@@ -188,7 +188,7 @@ class _LarkWriter:
     def text(self, path: str, node: Mapping[str, Any], name: str) -> str:
         value = node.get(name)
         if not isinstance(value, str):
-            raise self.error(_join(path, name), f"expected a string, got {type(value).__name__}")
+            raise self.error(_join(path, name), f"expected a string, got {json_type(value)}")
         return value
 
     def key(self, path: str, node: Mapping[str, Any], name: str) -> Any:
@@ -199,7 +199,7 @@ class _LarkWriter:
     def flag(self, path: str, node: Mapping[str, Any], name: str) -> bool:
         value = node.get(name, False)
         if not isinstance(value, bool):
-            raise self.error(_join(path, name), f"expected true or false, got {value!r}")
+            raise self.error(_join(path, name), f"expected true or false, got {json_type(value)}")
         return value
 
     def error(self, path: str, message: str) -> InvalidRequestError:
@@ -208,6 +208,10 @@ class _LarkWriter:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else json_type(value)
 
 
 def _quoted(text: str) -> str:

@@ -99,7 +99,7 @@ def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple
         for delta in engine.step():
             deltas.setdefault((delta.request_id, delta.index), []).append(delta)
     engine.check_integrity()
-    return {key: join(parts) for key, parts in deltas.items()}
+    return {key: _join(parts) for key, parts in deltas.items()}
 
 
 def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
@@ -110,8 +110,7 @@ def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tup
     return texts
 
 
-def join(deltas: Sequence[TokenDelta]) -> Text:
-    """Return the output of a choice from its deltas."""
+def _join(deltas: list[TokenDelta]) -> Text:
     last = deltas[-1]
     logprobs = [_flat(entry) for delta in deltas for entry in delta.logprobs or ()]
     prompts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]

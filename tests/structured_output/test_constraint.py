@@ -16,8 +16,9 @@ from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, Reason
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.structured_output.constraint import OutputConstraint
-from fastdeploy.structured_output.grammar import GrammarState, TokenizerAdapter
+from fastdeploy.structured_output.grammar import GrammarState
 from fastdeploy.structured_output.manager import StructuredOutputManager
+from fastdeploy.structured_output.vocabulary import TokenizerAdapter
 from tests.detokenize.tokenizers_for_tests import make_tokenizer
 
 DEEP = '{"format":' + '{"type":"sequence","elements":[' * 240 + '{"type":"regex","pattern":"a"}' + "]}" * 240 + "}"
@@ -196,7 +197,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(1001))},
         "at most 1000 rules",
     ),
-    ("structural_tag", {"structural_tag": DEEP}, "deeply nested"),
+    ("structural_tag", {"structural_tag": DEEP}, "at most 64 levels"),
     ("guided_grammar", {"grammar": "root ::= " + '"a" ' * 20000}, "65536 characters of GBNF"),
     ("guided_grammar", {"grammar": "start: a\na[temperature=0.5]: /b/"}, "temperature"),
 ]

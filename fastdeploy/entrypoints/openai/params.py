@@ -10,6 +10,7 @@ from typing import Any
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.json_types import json_type
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.entrypoints.openai.protocol import (
     FIELD_RANGES,
@@ -232,21 +233,22 @@ def _response_format(given: Mapping[str, Any] | None) -> GuidedDecodingParams | 
     if kind == "structural_tag":
         _check_keys(source, given, ("type", *TAG_KEYS))
         return GuidedDecodingParams(structural_tag=dict(given), source=source)
-    raise InvalidRequestError("response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {kind!r}")
+    found = repr(kind) if isinstance(kind, str) else json_type(kind)
+    raise InvalidRequestError("response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {found}")
 
 
 def _json_schema(field: str, given: Any) -> GuidedDecodingParams:
     """Read OpenAI's `json_schema`; the schema is followed exactly, whatever `strict` is."""
     if not isinstance(given, Mapping):
-        raise InvalidRequestError(field, f"expected an object with name and schema, got {type(given).__name__}")
+        raise InvalidRequestError(field, f"expected an object with name and schema, got {json_type(given)}")
     _check_keys(field, given, ("name", "schema", "strict", "description"))
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
-        value = given.get(name)
+        value, expected = given.get(name), "a string" if kind is str else "true or false"
         if value is not None and not isinstance(value, kind):
-            raise InvalidRequestError(f"{field}.{name}", f"expected a {kind.__name__}, got {type(value).__name__}")
+            raise InvalidRequestError(f"{field}.{name}", f"expected {expected}, got {json_type(value)}")
     schema = given.get("schema")
     if not isinstance(schema, Mapping):
-        raise InvalidRequestError(f"{field}.schema", f"expected an object, got {type(schema).__name__}")
+        raise InvalidRequestError(f"{field}.schema", f"expected an object, got {json_type(schema)}")
     return GuidedDecodingParams(json=dict(schema), source="response_format")
 
 

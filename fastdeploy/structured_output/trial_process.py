@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries forms in a child process with limits of time and memory, before the engine compiles them.
+
+The library that compiles grammars has limits of its own, but some short forms take it minutes or all memory. The
+process (`main`) reads the vocabulary once, then forks for each form: the fork starts with the vocabulary in its memory,
+and its end, whatever its cause, costs nothing but itself. Requests and answers are lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+
+from fastdeploy.core.child_command import child_command, child_environment
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.panics import RustPanicError, convert_panics
+from fastdeploy.core.process import die_with_parent
+from fastdeploy.structured_output.source import LIMITS, make_source, one_line
+from fastdeploy.structured_output.vocabulary import Vocabulary
+
+MAX_CPU_S = 2.0
+MAX_MEMORY_BYTES = 512 * 2**20
+MAX_WAIT_S = 30.0  # for one form: much more than MAX_CPU_S, because the process has a low priority
+MAX_START_S = 300.0  # until the vocabulary is read
+NICE = 19
+STACK_BYTES = 256 << 20  # a chain of references needs 3 kB per link, and the longest has about 10,000 links
+_TOO_LARGE = f"takes more than {MAX_CPU_S:g} s of processor time or {MAX_MEMORY_BYTES >> 20} MiB to compile"
+
+
+class TrialError(Exception):
+    """The process could not try a form; this says nothing about the form."""
+
+
+class TrialTimeoutError(TrialError):
+    """A trial has taken MAX_WAIT_S, because the machine is busy."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial has found.
+
+    Attributes:
+        source: the grammar in llguidance's notation; "" if the form was refused.
+        path: the part of the form that `message` speaks of, to be appended to the field's name.
+        message: why the form was refused.
+    """
+
+    source: str = ""
+    path: str = ""
+    message: str = ""
+
+
+class TrialProcess:
+    """The child process. It starts with the first form, and again if it has died. One thread at a time may use it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output = b""  # what has been read after the last complete line
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def run(self, vocabulary: Vocabulary, spec: GuidedDecodingParams) -> Verdict:
+        """Try a form.
+
+        Raises:
+            TrialTimeoutError: the trial has taken MAX_WAIT_S seconds.
+            TrialError: the process has failed.
+        """
+        try:
+            if self._process is None:
+                self._start(vocabulary)
+            return Verdict(**self._exchange(_line([spec.kind, getattr(spec, spec.kind)]), MAX_WAIT_S))
+        except (OSError, ValueError, TypeError, TrialError) as error:
+            self._kill()
+            raise error if isinstance(error, TrialError) else TrialError(str(error)) from error
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        with self._lock:
+            self._is_closed = True
+        self._kill()
+
+    def _start(self, vocabulary: Vocabulary) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise TrialError("closed")
+            self._output = b""
+            self._process = subprocess.Popen(
+                child_command("fastdeploy.structured_output.trial_process", str(os.getpid())),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=child_environment(),
+                start_new_session=True,  # so that Ctrl-C interrupts the server only
+            )
+        tokens = [token.decode("latin-1") for token in vocabulary.tokens[:-1]]
+        self._exchange(_line([tokens, vocabulary.special_token_ids[:-1]]), MAX_START_S)
+
+    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, str]:
+        """Write a line; return the answer."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        deadline_s = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        while b"\n" not in self._output:
+            if not poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+                raise TrialTimeoutError(f"the trial of the form has taken more than {timeout_s:g} s")
+            data = os.read(process.stdout.fileno(), 1 << 20)
+            if not data:
+                raise TrialError("the process has ended")
+            self._output += data
+        answer, _, self._output = self._output.partition(b"\n")
+        return dict(json.loads(answer))
+
+    def _kill(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Read the vocabulary, answer, then answer the forms of standard input until it is closed."""
+    die_with_parent(int(arguments[0]))
+    tokens, special_ids = json.loads(sys.stdin.buffer.readline())
+    vocabulary = Vocabulary([token.encode("latin-1") for token in tokens], special_ids)
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
+    _write({})
+    os.nice(NICE)
+    while line := sys.stdin.buffer.readline():
+        process_id = os.getpid()
+        child_id = os.fork()
+        if child_id == 0:
+            die_with_parent(process_id)
+            _run_with_limits(tokenizer, vocabulary, line)
+            os._exit(0)
+        _, status = os.waitpid(child_id, 0)
+        if status != 0:
+            _write({"message": _TOO_LARGE})
+
+
+def _run_with_limits(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> None:
+    """Answer one form in a thread whose stack is large enough for the deepest grammar."""
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=_limit_and_answer, args=(tokenizer, vocabulary, line))
+    thread.start()
+    thread.join()
+
+
+def _limit_and_answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> None:
+    """Answer one form. The timer kills the process even within a C function, and so does a failed allocation."""
+    limit = _num_bytes() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+    try:
+        answer = _answer(tokenizer, vocabulary, line)
+    except MemoryError:
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _write(answer)
+
+
+def _num_bytes() -> int:
+    """Return the size of the address space of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> dict[str, str]:
+    kind, value = json.loads(line)
+    spec = GuidedDecodingParams(**{kind: value})
+    try:
+        source = make_source(spec, vocabulary.special_ids)
+        _compile(tokenizer, source)
+    except InvalidRequestError as error:
+        return {"path": error.field.removeprefix(spec.field), "message": one_line(error.message)}
+    except (ValueError, RustPanicError) as error:
+        return {"message": one_line(str(error))}
+    return {"source": source}
+
+
+@convert_panics
+def _compile(tokenizer: llguidance.LLTokenizer, source: str) -> None:
+    """Compile a grammar and compute its first bitmask, because the lexer does its work there."""
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+
+
+def _write(answer: dict[str, str]) -> None:
+    sys.stdout.buffer.write(_line(answer))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
