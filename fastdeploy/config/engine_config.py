@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastdeploy.config.flag import check_fields, choice, integer, switch, text
+from fastdeploy.config.flag import check_fields, choice, integer, number, switch, text
 from fastdeploy.config.model_config import KV_CACHE_DTYPES
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
@@ -42,13 +42,19 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Limits of a step and of the queue; `max_waiting_requests` None is no limit."""
+    """Limits of a step, of the queue and of one client; None is no limit."""
 
     max_num_seqs: Annotated[int, integer(1, help="maximum number of requests in a step")] = 64
     max_num_batched_tokens: Annotated[int, integer(1, help="maximum number of tokens in a step")] = 2048
     long_prefill_token_threshold: Annotated[int, integer(0, help="maximum size of a prefill chunk; 0: no limit")] = 0
     enable_chunked_prefill: Annotated[bool, switch(help="prefill long prompts in chunks over several steps")] = True
-    max_waiting_requests: Annotated[int | None, integer(1)] = None
+    max_waiting_requests: Annotated[
+        int | None, integer(1, help="maximum number of waiting requests; more are refused with 429 (default: no limit)")
+    ] = None
+    max_client_share: Annotated[
+        float | None,
+        number(0.01, 1, help="largest share of running and waiting requests and KV blocks of one client (default: 1)"),
+    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -2,8 +2,8 @@
 """Named fault points: places in the handling of requests at which tests inject a fault.
 
 `FD_FAULT=commit:raise` with `FD_DEBUG=1` arms the point `commit`: the first request that reaches it gets an exception
-that no code expects. `FD_FAULT=commit:raise@r7` waits for a request whose id contains `r7`, and several faults are
-separated by commas. Every process arms its faults once, when it starts, and each of them fires once.
+that no code expects. `FD_FAULT=commit:raise@r7` waits for a request whose id ends with `r7`, and several faults
+are separated by commas. Every process arms its faults once, when it starts, and each of them fires once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fault:
 
     Attributes:
         point, action: keys of POINTS and ACTIONS.
-        request_id: part of the id of the request that it is for; "" takes the first request that reaches the point.
+        request_id: end of the id of the request that it is for; "" takes the first request that reaches the point.
         num_skipped: how often such a request passes the point before.
     """
 
@@ -101,7 +101,9 @@ def fault_point(point: str, request_id: str = "") -> None:
 
 def _reach(point: str, request_id: str) -> None:
     with _lock:
-        fault = next((f for f in _armed if f.point == point and not f.has_fired and f.request_id in request_id), None)
+        fault = next(
+            (f for f in _armed if f.point == point and not f.has_fired and request_id.endswith(f.request_id)), None
+        )
         if fault is None:
             return
         fault.num_skipped -= 1

@@ -151,8 +151,8 @@ class Request:
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
     Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
-        cache_salt, priority, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens, max_drafts, constraint,
-        bad_words, wants_logprobs.
+        cache_salt, priority, client_id, client_weight, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens,
+        max_drafts, constraint, bad_words, wants_logprobs.
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (emitted by the step that ends the prefill), bad_words_state, speculation.
@@ -186,6 +186,8 @@ class Request:
         self.seed = seed
         self.cache_salt = source.cache_salt
         self.priority = source.priority
+        self.client_id = source.client_id
+        self.client_weight = source.client_weight
         self.arrival_number = 0
         self.arrival_s = arrival_s
         self.deadline_s = None if source.timeout_s is None else arrival_s + source.timeout_s

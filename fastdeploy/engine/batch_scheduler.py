@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
 
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.length_policy import LengthPolicy
 from fastdeploy.core.request import NO_DRAFT, Request, RequestStatus
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
+from fastdeploy.engine.fair_share import Client, ClientShares, priority_key
 from fastdeploy.kv_cache.manager import KVCacheManager
 
 MIN_PREFILL_ROWS = 64  # beside decoding requests; with fewer rows, the matrix units would wait for the weights
@@ -23,12 +27,38 @@ MAX_DECODE_STALL_S = 0.05  # that more prefill rows than this may add to a step;
 RATE_WEIGHT = 0.5  # of a step in the running mean of rows per second
 
 
+@dataclass(slots=True)
+class _PartialPlan:
+    """The step that is being planned.
+
+    Attributes:
+        budget: number of rows that it may still get.
+        running: requests that were running before.
+        admitted: requests that waited until this step.
+        preempted: clients of preempted requests.
+    """
+
+    budget: int
+    running: list[ScheduledRequest] = field(default_factory=list)
+    admitted: list[ScheduledRequest] = field(default_factory=list)
+    preempted: set[str] = field(default_factory=set)
+
+    def preempt(self, request: Request) -> None:
+        """Remove the rows of a request, if it has any."""
+        self.preempted.add(request.client_id)
+        self.running = [s for s in self.running if s.request is not request]
+        self.admitted = [s for s in self.admitted if s.request is not request]
+
+
 class BatchScheduler:
     """Holds the waiting and the running requests and plans one step at a time.
 
-    `waiting` and `running` are sorted by priority, then by arrival. Requests get blocks in that order, decoding
-    requests before those that prefill. If there are no free blocks, the last running request that is not scheduled in
-    this step yet is preempted: its blocks are freed and it waits again.
+    The requests of one client are served by priority, then in order of arrival. Decoding requests get rows before those
+    that prefill. Between clients, `ClientShares` decides whose prompt is next and who gives up blocks.
+
+    If there are no free blocks, the last running request of the client that holds most blocks by weight is preempted:
+    its blocks are freed and it waits again. If that is the client that needs the blocks, those of its requests that
+    have rows in this step already are kept, as are requests of clients that hold less.
 
     In a step with decoding requests, the number of prefill rows is limited to the number of their rows, to
     MIN_PREFILL_ROWS, or to what takes MAX_DECODE_STALL_S, whichever is most. A new prompt therefore delays the next
@@ -41,43 +71,46 @@ class BatchScheduler:
         self.config = config
         self.kv_cache_manager = kv_cache_manager
         self.length_policy = length_policy or LengthPolicy()
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.shares = ClientShares(config, kv_cache_manager)
+        self.running: list[Request] = []  # sorted by priority, then by arrival
         self.num_preemptions = 0
         self._num_arrivals = 0
         self._rows_per_s = 0.0  # of steps with at least MIN_PREFILL_ROWS rows; 0 before the first
+
+    @property
+    def waiting(self) -> list[Request]:
+        """The waiting requests: each client's own in order, one client after the other."""
+        return self.shares.waiting
 
     def add(self, request: Request) -> None:
         """Add a new request to the waiting queue."""
         request.arrival_number = self._num_arrivals
         self._num_arrivals += 1
-        insort(self.waiting, request, key=_priority_key)
+        self.shares.add(request, self.running)
 
     def finish(self, request: Request) -> None:
         """Remove a waiting or running request and free its blocks."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-        elif request.status is RequestStatus.WAITING:
-            self.waiting.remove(request)
+        if request.status is not RequestStatus.FINISHED:
+            self.shares.remove(request)
         request.status = RequestStatus.FINISHED
         self.kv_cache_manager.free(request)
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute."""
-        scheduled: list[ScheduledRequest] = []
-        budget, num_preemptions, num_admitted = self.config.max_num_batched_tokens, self.num_preemptions, 0
+        plan = _PartialPlan(self.config.max_num_batched_tokens)
         decoding = [r for r in self.running if r.num_pending == 1]
         prefilling = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
         self.length_policy.trim_drafts(decoding, self._expected_prefill_rows(prefilling) if prefilling else 0)
-        budget = self._schedule_running(scheduled, decoding, budget)
-        if prefilling or self.waiting:
-            if scheduled and self.config.enable_chunked_prefill:
-                num_decode_rows = self.config.max_num_batched_tokens - budget
-                budget = min(budget, max(self._prefill_budget(), num_decode_rows))
-            budget = self._schedule_running(scheduled, prefilling, budget)
-            if self.num_preemptions == num_preemptions:
-                num_admitted = self._schedule_waiting(scheduled, budget)
-        return StepPlan(scheduled, num_admitted) if scheduled else None
+        self._schedule_decoding(decoding, plan, bool(prefilling))
+        if prefilling or self.shares.num_waiting:
+            if plan.running and self.config.enable_chunked_prefill:
+                num_decode_rows = self.config.max_num_batched_tokens - plan.budget
+                plan.budget = min(plan.budget, max(self._prefill_budget(), num_decode_rows))
+            self._schedule_prompts(prefilling, plan)
+        scheduled = plan.running + plan.admitted
+        return StepPlan(scheduled, len(plan.admitted)) if scheduled else None
 
     def commit(self, scheduled: ScheduledRequest, result: RequestResult, emitted: list[int]) -> None:
         """Update a request after a step; `emitted` is the result's tokens, truncated at the first stop.
@@ -103,48 +136,106 @@ class BatchScheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every allocated block belongs to exactly the requests that list it."""
         self.kv_cache_manager.check_integrity([*self.running, *self.waiting])
+        self.shares.check_integrity(self.running)
 
-    def _schedule_running(self, scheduled: list[ScheduledRequest], requests: list[Request], budget: int) -> int:
-        """Schedule running requests; return the rest of the budget."""
-        for request in requests:
-            if budget > 0 and request.status is RequestStatus.RUNNING:
-                planned = self._plan_rows(request, budget)
-                if planned is not None and self._reserve_blocks(planned, scheduled):
-                    scheduled.append(planned)
-                    budget -= planned.num_scheduled_tokens
-        return budget
+    def _schedule_decoding(self, decoding: list[Request], plan: _PartialPlan, has_begun_prompts: bool) -> None:
+        """Schedule decoding requests; if there are several clients, leave some rows for the prompts of others."""
+        num_reserved = 0
+        if self.shares.has_several:
+            can_admit = self.shares.num_waiting > 0 and len(self.running) < self.config.max_num_seqs
+            if has_begun_prompts or can_admit:
+                num_reserved = min(MIN_PREFILL_ROWS, plan.budget // 2)
+            if sum(1 + len(r.draft) for r in decoding) > plan.budget - num_reserved:
+                decoding = self.shares.sort(decoding)
+        plan.budget -= num_reserved
+        for request in decoding:
+            self._schedule_running(request, plan)
+        plan.budget += num_reserved
 
-    def _reserve_blocks(self, planned: ScheduledRequest, scheduled: list[ScheduledRequest]) -> bool:
+    def _schedule_prompts(self, prefilling: list[Request], plan: _PartialPlan) -> None:
+        """Schedule the prompts of one client after the other: those that are begun, then waiting requests, in order.
+
+        If a request waits until others end, other clients may be admitted before it until they have been served as many
+        rows more than its client as the request needs. A client of which a request was preempted in this step is not
+        admitted another one.
+        """
+        begun: dict[str, deque[Request]] = {}
+        for request in prefilling:
+            begun.setdefault(request.client_id, deque()).append(request)
+        clients = enumerate(self.shares.clients_with_prompts(begun))
+        heap = [(client.served, position, client) for position, client in clients]
+        heapify(heap)
+        max_served = inf
+        while heap and plan.budget > 0:
+            _, position, client = heappop(heap)
+            if own := begun.get(client.client_id):
+                self._schedule_running(own.popleft(), plan)
+            else:
+                can_admit = len(self.running) < self.config.max_num_seqs and client.client_id not in plan.preempted
+                if not (client.waiting and can_admit and client.served <= max_served):
+                    continue
+                if (limit := self._admit(client, plan)) is not None:
+                    max_served = min(max_served, limit)
+                    continue
+            heappush(heap, (client.served, position, client))
+
+    def _schedule_running(self, request: Request, plan: _PartialPlan) -> None:
+        """Schedule a running request if the budget allows, unless it has been preempted in this step."""
+        if plan.budget > 0 and request.status is RequestStatus.RUNNING:
+            planned = self._plan_rows(request, plan.budget)
+            if planned is not None and self._reserve_blocks(planned, plan):
+                plan.running.append(planned)
+                self._count_rows(planned, plan)
+
+    def _admit(self, client: Client, plan: _PartialPlan) -> float | None:
+        """Admit the first waiting request of a client if all its known tokens fit into the cache.
+
+        Returns:
+            None if it is admitted, else up to which counter other clients may be admitted before it: any if it waits
+            only for requests of its own client.
+        """
+        request, kv_cache = client.waiting[0], self.kv_cache_manager
+        if self._prefix_is_being_computed(request):
+            return inf
+        kv_cache.match_prefix(request)
+        planned, may_run = self._plan_rows(request, plan.budget), self.shares.may_run(request)
+        if planned is None or not may_run or not kv_cache.can_hold(request):
+            kv_cache.free(request)
+            return client.served + request.num_pending / client.weight if may_run else inf
+        kv_cache.reserve(request, request.num_computed + planned.num_scheduled_tokens)
+        self.shares.start(request)
+        kv_cache.count_lookup(request)
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=priority_key)
+        plan.admitted.append(planned)
+        self._count_rows(planned, plan)
+        return None
+
+    def _count_rows(self, planned: ScheduledRequest, plan: _PartialPlan) -> None:
+        plan.budget -= planned.num_scheduled_tokens
+        if self.shares.has_several:
+            self.shares.charge(planned.request, planned.num_scheduled_tokens)
+
+    def _reserve_blocks(self, planned: ScheduledRequest, plan: _PartialPlan) -> bool:
         """Reserve the blocks of a running request; preempt others, or itself and return False, if none are free."""
         request, num_tokens = planned.request, planned.num_computed_tokens + planned.num_scheduled_tokens
-        while not self.kv_cache_manager.reserve(request, num_tokens):
-            last = next(r for r in reversed(self.running) if all(s.request is not r for s in scheduled))
+        while True:
+            if not self.shares.may_grow(request, num_tokens):
+                client_id = request.client_id
+            elif self.kv_cache_manager.reserve(request, num_tokens):
+                return True
+            else:
+                client_id = self.shares.heaviest(request)
+            last = self._last_request(client_id, request, plan)
             self._preempt(last)
+            plan.preempt(last)
             if last is request:
                 return False
-        return True
 
-    def _schedule_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> int:
-        """Admit waiting requests, in order, while all their known tokens fit into the cache; return their number."""
-        num_admitted = 0
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            if self._prefix_is_being_computed(request):
-                break
-            self.kv_cache_manager.match_prefix(request)
-            planned = self._plan_rows(request, budget)
-            if planned is None or not self.kv_cache_manager.can_hold(request):
-                self.kv_cache_manager.free(request)
-                break
-            self.kv_cache_manager.reserve(request, request.num_computed + planned.num_scheduled_tokens)
-            self.waiting.popleft()
-            self.kv_cache_manager.count_lookup(request)
-            request.status = RequestStatus.RUNNING
-            insort(self.running, request, key=_priority_key)
-            scheduled.append(planned)
-            num_admitted += 1
-            budget -= planned.num_scheduled_tokens
-        return num_admitted
+    def _last_request(self, client_id: str, request: Request, plan: _PartialPlan) -> Request:
+        """Return the last running request of a client; if it is the client of `request`, the last without rows."""
+        kept = {s.request for s in plan.running + plan.admitted} if client_id == request.client_id else ()
+        return next(r for r in reversed(self.running) if r.client_id == client_id and r not in kept)
 
     def _expected_prefill_rows(self, prefilling: list[Request]) -> int:
         """Return how many prefill rows the next step will probably have beside the rows of decoding requests."""
@@ -192,13 +283,8 @@ class BatchScheduler:
         request.status = RequestStatus.WAITING
         request.metrics.num_preemptions += 1
         self.kv_cache_manager.free(request)
-        insort(self.waiting, request, key=_priority_key)
+        self.shares.preempt(request, self.running)
         self.num_preemptions += 1
-
-
-def _priority_key(request: Request) -> tuple[int, int]:
-    """Return the sort key of the queues: lower values are scheduled first."""
-    return request.priority, request.arrival_number
 
 
 def _num_prompt_logprob_rows(request: Request, num_rows: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.constraint import TokenConstraint
-from fastdeploy.core.errors import FastDeployError, QueueFullError, RequestFailedError
+from fastdeploy.core.errors import FastDeployError, RequestFailedError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
@@ -95,12 +95,10 @@ class Engine:
 
         Raises:
             InvalidRequestError: the request cannot be served.
-            QueueFullError: `max_waiting_requests` requests are waiting already.
+            QueueFullError: `max_waiting_requests` requests are waiting already, or a limit of the client is reached.
             RequestFailedError: an internal error.
         """
-        limit = self.scheduler.config.max_waiting_requests
-        if limit is not None and len(self.scheduler.waiting) + request.params.n > limit:
-            raise QueueFullError(f"{len(self.scheduler.waiting)} requests are waiting; the limit is {limit}")
+        self.scheduler.shares.check_room(request)
         with self._isolate_failure(request):
             fault_point("admit", request.request_id)
             choices = self.admission.admit(request, self._choices.keys(), self._clock())

@@ -47,7 +47,7 @@ class StatsCollector:
         return replace(
             self._stats,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.shares.num_waiting,
             num_blocks=kv_cache.pool.num_blocks,
             num_free_blocks=kv_cache.pool.num_free,
             num_generated_tokens=num_tokens,

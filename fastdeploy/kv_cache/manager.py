@@ -37,6 +37,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._fingerprint = fingerprint.encode()
+        self._held: dict[str, Counter[int]] = {}  # client -> block -> number of its requests with this block
         self.num_lookup_tokens = 0
         self.num_hit_tokens = 0
 
@@ -63,6 +64,8 @@ class KVCacheManager:
                 break
             self.pool.retain(block_id)
             request.block_ids.append(block_id)
+        if request.block_ids:
+            self._held.setdefault(request.client_id, Counter()).update(request.block_ids)
         num_hit = len(request.block_ids) * self.block_size
         request.num_computed = num_hit
         request.num_published_blocks = len(request.block_ids)
@@ -77,17 +80,26 @@ class KVCacheManager:
 
     def can_hold(self, request: Request) -> bool:
         """Return whether the free blocks suffice for all tokens of the request."""
-        return self.num_blocks_for(request.num_tokens) - len(request.block_ids) <= self.pool.num_free
+        return self.num_missing(request, request.num_tokens) <= self.pool.num_free
+
+    def num_missing(self, request: Request, num_tokens: int) -> int:
+        """Return how many more blocks the first `num_tokens` tokens of the request need; at most 0 if none."""
+        return self.num_blocks_for(num_tokens) - len(request.block_ids)
+
+    def num_held(self, client_id: str) -> int:
+        """Return how many blocks the requests of a client hold; shared ones count once."""
+        return len(self._held.get(client_id, ()))
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Allocate blocks for the first `num_tokens` tokens of the request; return False if too few are free."""
-        missing = self.num_blocks_for(num_tokens) - len(request.block_ids)
+        missing = self.num_missing(request, num_tokens)
         if missing <= 0:
             return True
         block_ids = self.pool.allocate(missing)
         if block_ids is None:
             return False
         request.block_ids.extend(block_ids)
+        self._held.setdefault(request.client_id, Counter()).update(block_ids)
         return True
 
     def commit(self, request: Request) -> None:
@@ -105,11 +117,28 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Release all blocks of a request; published ones can be found until they are allocated again."""
         self.pool.release(request.block_ids)
+        self._let_go(request)
         request.reset_computed()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless the held blocks are exactly those of `requests`."""
-        self.pool.check_integrity(Counter(block_id for request in requests for block_id in request.block_ids))
+        """Raise AssertionError unless the held blocks are exactly those of `requests`, of each client too."""
+        held: dict[str, Counter[int]] = {}
+        for request in requests:
+            if request.block_ids:
+                held.setdefault(request.client_id, Counter()).update(request.block_ids)
+        self.pool.check_integrity(sum(held.values(), Counter()))
+        assert self._held == held
+
+    def _let_go(self, request: Request) -> None:
+        if not request.block_ids:
+            return
+        held = self._held[request.client_id]
+        for block_id in request.block_ids:
+            held[block_id] -= 1
+            if held[block_id] == 0:
+                del held[block_id]
+        if not held:
+            del self._held[request.client_id]
 
     def _extend_hashes(self, request: Request, count: int) -> None:
         """Compute the hashes of the first `count` full blocks; a hash covers all tokens up to the end of its block."""

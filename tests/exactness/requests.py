@@ -99,7 +99,7 @@ def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple
         for delta in engine.step():
             deltas.setdefault((delta.request_id, delta.index), []).append(delta)
     engine.check_integrity()
-    return {key: _join(parts) for key, parts in deltas.items()}
+    return {key: join(parts) for key, parts in deltas.items()}
 
 
 def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
@@ -110,7 +110,8 @@ def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tup
     return texts
 
 
-def _join(deltas: list[TokenDelta]) -> Text:
+def join(deltas: Sequence[TokenDelta]) -> Text:
+    """Return the output of a choice from its deltas."""
     last = deltas[-1]
     logprobs = [_flat(entry) for delta in deltas for entry in delta.logprobs or ()]
     prompts = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]

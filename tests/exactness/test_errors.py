@@ -4,56 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.request import GenerationRequest
-from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
+from tests.exactness.dead_ends import DEAD_ENDS, make_dead_ends
 from tests.exactness.engines import Run, Texts, config, configured, proposer_of
-from tests.exactness.requests import HEADS, run_all, run_alone
+from tests.exactness.requests import run_all, run_alone
 
-FORCED = "return value5 and more"
-# Grammars that allow no token at some position once all digits are bad words; "stops" and "length" end before it.
-DEAD_ENDS: dict[str, tuple[dict[str, Any], str]] = {
-    "free": ({"temperature": 0.0}, r"[a-z ]{12}[0-9]"),
-    "sampled": ({"seed": 3, "n": 2, "top_p": 0.9}, r"[a-z ]{4,9}[0-9]"),
-    "forced": ({"seed": 4, "repetition_penalty": 1.2}, FORCED),
-    "logprobs": ({"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1}, FORCED),
-    "stops": ({"temperature": 0.0, "stop": ["val"], "logprobs": 0}, FORCED),
-    "repeats": ({"temperature": 0.0}, r"def mean\(data\):\n    total = 0"),
-    "at_once": ({"temperature": 0.0}, r"[0-9]"),
-    "length": ({"temperature": 0.0, "max_tokens": 2}, FORCED),
-}
 METHODS = ("ngram", "suffix", "mtp", "with_suffix", "draft_model", "oracle")
 
 
 @pytest.fixture(scope="module")
 def requests() -> list[GenerationRequest]:
-    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
-    texts = [tokenizer.decode([token_id]) for token_id in range(tokenizer.vocab_size)]
-    digits = [[token_id] for token_id, text in enumerate(texts) if any(char.isdigit() for char in text)]
-    return [
-        GenerationRequest(
-            name,
-            tokenizer.encode(HEADS[i % 4] if name != "repeats" else HEADS[0] * 2),
-            SamplingParams(
-                **{
-                    "max_tokens": 40,
-                    "bad_words_token_ids": digits,
-                    "guided_decoding": GuidedDecodingParams(regex=regex),
-                    **params,
-                }
-            ),
-        )
-        for i, (name, (params, regex)) in enumerate(DEAD_ENDS.items())
-    ]
+    return make_dead_ends(Tokenizer.from_pretrained(resolve_model_path("demo")))
 
 
 @pytest.fixture(scope="module")
