@@ -7,9 +7,10 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from fastdeploy.config.api_keys import add_plain_keys, file_notes, read_api_key_file
 from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
@@ -64,11 +65,18 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     with _errors_name_the_origin(provenance):
         engine = build_engine_config(values)
         server_values = {**values, "served_model_name": values.get("served_model_name") or engine.model}
-        server = ServerConfig(**_section(SERVER, server_values))
+        server = _with_keys(ServerConfig(**_section(SERVER, server_values)))
     unknown = [
         f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown
     ]
-    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *unknown))
+    key_notes = file_notes(server.api_key_file) if server.api_key_file else ()
+    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *key_notes, *unknown))
+
+
+def _with_keys(server: ServerConfig) -> ServerConfig:
+    """Return the configuration with all API keys."""
+    keys = read_api_key_file(server.api_key_file) if server.api_key_file else ()
+    return replace(server, keys=add_plain_keys(keys, server.api_keys))
 
 
 def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:

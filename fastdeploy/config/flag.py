@@ -86,9 +86,10 @@ def text(expected: str = "a string", **keys: Any) -> Flag:
     return Flag("str", expected, lambda value: isinstance(value, str), **keys)
 
 
-def strings(**keys: Any) -> Flag:
-    """Accept a tuple of strings that are not empty."""
-    return Flag("list", "strings that are not empty", lambda value: isinstance(value, tuple) and all(value), **keys)
+def strings(expected: str = "", is_valid: Callable[[str], bool] = bool, **keys: Any) -> Flag:
+    """Accept a tuple of strings that are not empty, and that `is_valid` accepts."""
+    text = "strings that are not empty" + (f", of {expected}" if expected else "")
+    return Flag("list", text, lambda value: isinstance(value, tuple) and all(map(is_valid, value)), **keys)
 
 
 @cache

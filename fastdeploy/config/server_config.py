@@ -6,18 +6,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from fastdeploy.config.api_keys import EXPECTED_KEY, ApiKey, is_key
 from fastdeploy.config.flag import check_fields, choice, integer, number, strings, switch, text
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 
 MAX_WORKERS = 256
+MAX_TIMEOUT_S = 1e9
+_API_KEY_HELP = "key that clients must send; may be repeated"
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where the server listens, whom it admits and how it answers. Without origins there are no CORS headers."""
+    """Where the server listens, whom it admits and how it answers. Without origins there are no CORS headers.
+
+    `keys` are all API keys: those of `api_key_file`, and `api_keys` with generated names.
+    """
 
     served_model_name: Annotated[str, text(help="name of the model in requests (default: the model as given)")] = ""
     host: Annotated[str, text(help="address to listen on")] = "0.0.0.0"
@@ -25,12 +31,23 @@ class ServerConfig:
     metrics_port: Annotated[int | None, integer(1, 65535, help="port for /metrics only (default: none)")] = None
     workers: Annotated[int, integer(1, MAX_WORKERS, help="number of API processes, which share max_concurrency")] = 1
     api_keys: Annotated[
-        tuple[str, ...], strings(name="api_key", is_secret=True, help="key that clients must send; may be repeated")
+        tuple[str, ...], strings(EXPECTED_KEY, is_key, name="api_key", is_secret=True, help=_API_KEY_HELP)
     ] = field(default=(), repr=False)
-    max_concurrency: Annotated[int, integer(1, 1_000_000, help="maximum number of requests in the server")] = 512
+    api_key_file: Annotated[str, text(help="YAML file of further keys, with names, weights and limits")] = ""
+    keys: tuple[ApiKey, ...] = field(default=(), repr=False)
+    max_concurrency: Annotated[
+        int, integer(1, 1_000_000, help="maximum number of sequences (prompts times n) in the server")
+    ] = 512
     max_waiting_time: Annotated[
         float, number(help="seconds that requests beyond max_concurrency wait before they get 429; -1: no limit")
     ] = 0.0
+    request_timeout: Annotated[
+        float | None,
+        number(0.001, MAX_TIMEOUT_S, help="seconds after which a request is ended, from its arrival (default: none)"),
+    ] = None
+    max_output_tokens: Annotated[
+        int | None, integer(1, help="maximum number of output tokens of a sequence (default: the context)")
+    ] = None
     timeout_graceful_shutdown: Annotated[
         float, number(0, help="seconds that running requests may take after SIGTERM; 0: no limit")
     ] = 30.0

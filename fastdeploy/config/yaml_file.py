@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of `--config`: YAML without repeated keys."""
+"""YAML without repeated keys, and the file of `--config`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from fastdeploy.core.errors import ConfigError
 
 
-class _Loader(yaml.SafeLoader):
+class StrictLoader(yaml.SafeLoader):
     """Refuses repeated keys, of which PyYAML would keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -30,7 +30,7 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
         ConfigError: the file does not exist, is not YAML or not a mapping, or repeats a key; names the file.
     """
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
     except ConfigError as error:
         raise ConfigError(error.field, f"{error.message} of {path}") from None
     except OSError as error:

@@ -61,6 +61,10 @@ class ShuttingDownError(FastDeployError):
     """The server shuts down and cannot wait for the request any longer (HTTP 503)."""
 
 
+class RequestTimeoutError(FastDeployError):
+    """A request that did not end in its time (HTTP 504)."""
+
+
 class EngineDeadError(FastDeployError):
     """The engine process has ended (HTTP 503)."""
 

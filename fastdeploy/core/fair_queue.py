@@ -36,6 +36,10 @@ class FairQueue(Generic[T]):
             self._items[client_id] = deque([(item, weight)])
             self._schedule(client_id)
 
+    def peek(self) -> T:
+        """Return the next item without removing it; raise IndexError if there is none."""
+        return self._items[self._due[0][2]][0][0]
+
     def pop(self) -> T:
         """Remove and return the next item; raise IndexError if there is none."""
         self._now, _, client_id = heappop(self._due)

@@ -10,13 +10,25 @@ from fastdeploy.core.bad_words import ROOT, BadWordAutomaton
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
+CLIENT_MARK = "§"  # not ASCII, so no id that a client chooses contains it
+
+
+def add_client_mark(request_id: str, client: str) -> str:
+    """Return an id that is different for each client; `client` must not contain the mark."""
+    return f"{client}{CLIENT_MARK}{request_id}"
+
+
+def without_client_mark(request_id: str) -> str:
+    """Return the id as its client knows it."""
+    return request_id.rpartition(CLIENT_MARK)[2]
+
 
 @dataclass
 class GenerationRequest:
     """One prompt with its sampling parameters and n choices, as a front end sends it to the engine.
 
     Attributes:
-        request_id: unique among the requests in flight.
+        request_id: unique among the requests in flight; with a mark, the rest is unique among those of its client.
         prompt_token_ids: at least one token.
         params: sampling parameters; `params.seed` None lets the engine draw one.
         cache_salt: requests share cached prefixes only with requests of the same salt.

@@ -23,6 +23,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, FastDeployError, InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.faults import arm
+from fastdeploy.core.generation_request import without_client_mark
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
 from fastdeploy.core.request import GenerationRequest
@@ -198,7 +199,8 @@ class EngineServer:
         ]
         for request_id, _ in aborted:
             self._abort(request_id)
-        self._send(client, messages.Aborted(call_id, aborted))
+        counts = [(without_client_mark(request_id), num_tokens) for request_id, num_tokens in aborted]
+        self._send(client, messages.Aborted(call_id, counts))
 
     def _disconnect_client(self, client: bytes) -> None:
         self._compiling = [entry for entry in self._compiling if entry.client != client]
@@ -247,6 +249,7 @@ class EngineServer:
 
 def _is_in(request_id: str, wanted: frozenset[str]) -> bool:
     """Return whether `wanted` contains this id, or ID if this id is ID-n: prompt n of an HTTP request."""
+    request_id = without_client_mark(request_id)
     return request_id in wanted or re.sub(r"-\d+$", "", request_id) in wanted
 
 

@@ -20,14 +20,16 @@ from fastdeploy.core.errors import (
     InvalidRequestError,
     QueueFullError,
     RequestFailedError,
+    RequestTimeoutError,
 )
-from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.generation_request import GenerationRequest, without_client_mark
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.heartbeat import STALLED_S, heartbeat_file, silent_s
 from fastdeploy.ipc.merge import join_delta, join_tokens
 
+TIMEOUT_GRACE_S = 1.0  # after which a request is ended here if the engine has not ended it in its time
 MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
 
 _POLLIN = int(zmq.POLLIN)  # arithmetic on the enumeration is slow
@@ -167,16 +169,20 @@ class EngineConnection:
             InvalidRequestError: the engine refused the request, or its client does not read.
             QueueFullError: the engine's queue is full.
             RequestFailedError: the engine failed to start the request, through a fault of its own.
+            RequestTimeoutError: the engine has not ended the request in its time.
             EngineDeadError: the engine process has ended.
             ShuttingDownError: the server cannot wait for the request any longer.
         """
         if (error := self.dead_error or self._end_error) is not None:
             raise error
         if request.request_id in self._streams:
-            raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
+            raise InvalidRequestError("request_id", f"{without_client_mark(request.request_id)!r} is in flight already")
         stream = self._streams[request.request_id] = _Stream(request.request_id, request.params.n)
         loop = asyncio.get_running_loop()
         finished = False
+        timer = None
+        if request.timeout_s is not None:
+            timer = loop.call_later(request.timeout_s + TIMEOUT_GRACE_S, self._expire, stream)
         try:
             self._send(messages.AddRequest(request))
             while True:
@@ -189,6 +195,8 @@ class EngineConnection:
                 if finished:
                     return
         finally:
+            if timer is not None:
+                timer.cancel()
             if finished or stream.num_open == 0 or stream.error is not None or self.dead_error is not None:
                 del self._streams[request.request_id]
             else:  # the id stays in use until the engine has aborted the request
@@ -215,11 +223,11 @@ class EngineConnection:
 
         Args:
             request_ids: an id also stands for `ID-0`, `ID-1`, ..., the requests of an HTTP request with several
-                prompts; None aborts all requests.
+                prompts, and ids of all clients are without their marks; None aborts all requests.
             salt_prefix: only requests whose `cache_salt` begins with it are aborted.
 
         Returns:
-            The id of each aborted request and the number of tokens that its choices had.
+            The id of each aborted request, without its mark, and the number of tokens that its choices had.
 
         Raises:
             EngineDeadError: the engine process has ended.
@@ -315,6 +323,12 @@ class EngineConnection:
         stream.wake()
         if stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
             stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
+            self._send(messages.AbortRequest(stream.request_id))
+
+    def _expire(self, stream: _Stream) -> None:
+        """Fail a request whose time is over, and abort it."""
+        if stream.error is None and stream.num_open:
+            stream.fail(RequestTimeoutError("the request's time is over"))
             self._send(messages.AbortRequest(stream.request_id))
 
     def _drop_abandoned(self, request_id: str) -> None:

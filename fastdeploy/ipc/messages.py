@@ -35,8 +35,8 @@ class AbortRequest(Message):
 class AbortMany(Message):
     """Client: abort these requests of any client, and answer `Aborted` with the same call_id.
 
-    An id also stands for the requests `ID-0`, `ID-1`, ...; None stands for all. Only requests whose `cache_salt` begins
-    with `salt_prefix` are aborted.
+    An id, without the mark of a client, stands for the requests ID, `ID-0`, `ID-1`, ... of all clients; None stands for
+    all requests. Only those whose `cache_salt` begins with `salt_prefix` are aborted.
     """
 
     call_id: int
@@ -87,7 +87,7 @@ class Rejected(Message):
 
 
 class Aborted(Message):
-    """Engine: the requests that an `AbortMany` aborted, and the number of tokens of each."""
+    """Engine: the requests that an `AbortMany` aborted, without marks, and the number of tokens of each."""
 
     call_id: int
     num_tokens: list[tuple[str, int]]

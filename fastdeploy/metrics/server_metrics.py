@@ -8,7 +8,7 @@ of a process that has ended remain, so that counters never decrease.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.metrics.engine_collector import EngineCollector
+from fastdeploy.metrics.refusals import RefusalRecorder
 from fastdeploy.metrics.request_record import PREFIX, RequestRecorder
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -31,7 +32,10 @@ class ServerMetrics:
         registry: the metrics that /metrics shows.
         requests: records requests.
         http: records HTTP responses.
+        clients: counts tokens by API key.
+        refusals: records refused requests.
         inside: number of requests in this process.
+        sequences_inside: number of their sequences.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class ServerMetrics:
         read_description: Callable[[], Mapping[str, Any]],
         folder: str = "",
         json_lines: bool = False,
+        client_names: Sequence[str] = (),
     ) -> None:
         """Register all metrics.
 
@@ -47,10 +52,19 @@ class ServerMetrics:
             read_stats, read_description: return the engine's latest counters, and its description.
             folder: shared by several API processes; empty for a single process.
             json_lines: whether log lines of requests are JSON documents.
+            client_names: names of the API keys.
         """
         own = CollectorRegistry()
         self.requests = RequestRecorder(own, json_lines)
         self.http = HttpMetrics(own)
+        self.clients = ClientMetrics(own, client_names)
+        self.refusals = RefusalRecorder(own)
+        self.sequences_inside = Gauge(
+            PREFIX + "num_sequences_inside",
+            "Sequences (prompts times n) of the requests in the API processes",
+            registry=own,
+            multiprocess_mode="livesum",
+        )
         self.inside = Gauge(
             PREFIX + "num_requests_inside", "Requests in the API processes", registry=own, multiprocess_mode="livesum"
         )
@@ -62,9 +76,35 @@ class ServerMetrics:
 
     def num_inside(self) -> int:
         """Return the number of requests in all API processes."""
-        name = PREFIX + "num_requests_inside"
-        source = self._merged.collect() if self._merged else self.inside.collect()
+        return self._sum(self.inside, "num_requests_inside")
+
+    def num_sequences_inside(self) -> int:
+        """Return the number of their sequences."""
+        return self._sum(self.sequences_inside, "num_sequences_inside")
+
+    def _sum(self, gauge: Gauge, name: str) -> int:
+        name = PREFIX + name
+        source = self._merged.collect() if self._merged else gauge.collect()
         return int(sum(sample.value for family in source if family.name == name for sample in family.samples))
+
+
+class ClientMetrics:
+    """Counts the tokens of each API key, by its name; addresses are not counted, of which there may be any number."""
+
+    def __init__(self, registry: CollectorRegistry, names: Sequence[str]) -> None:
+        prompt = Counter(
+            PREFIX + "client_prompt_tokens", "Prompt tokens, by name of the API key", ["client"], registry=registry
+        )
+        generation = Counter(
+            PREFIX + "client_generation_tokens", "Output tokens, by name of the API key", ["client"], registry=registry
+        )
+        self._counters = {name: (prompt.labels(name), generation.labels(name)) for name in names}
+
+    def count(self, name: str, num_prompt_tokens: int, num_generation_tokens: int) -> None:
+        """Count the tokens of a request that has ended; other names than those of keys are ignored."""
+        if (counters := self._counters.get(name)) is not None:
+            counters[0].inc(num_prompt_tokens)
+            counters[1].inc(num_generation_tokens)
 
 
 class HttpMetrics:

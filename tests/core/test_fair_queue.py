@@ -21,6 +21,19 @@ def test_one_client_is_served_in_order_of_arrival() -> None:
         queue.pop()
 
 
+def test_peek_returns_what_pop_will_remove() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for client in ("greedy", "greedy", "polite"):
+        queue.push(client, client)
+    assert [(queue.peek(), queue.pop()) for _ in range(3)] == [
+        ("greedy", "greedy"),
+        ("polite", "polite"),
+        ("greedy", "greedy"),
+    ]
+    with pytest.raises(IndexError):
+        queue.peek()
+
+
 def test_a_client_with_many_items_does_not_delay_another() -> None:
     queue: FairQueue[str] = FairQueue()
     for _ in range(6):

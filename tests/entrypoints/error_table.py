@@ -137,6 +137,8 @@ BOTH: list[tuple[Any, ...]] = [
     ("priority", 2**31, "expected an integer in [-2147483648, 2147483647]"),
     ("metadata", {"enable_thinking": False}, "expected a mapping to texts; settings are fields of their own"),
     ("metadata", "x", "expected a mapping to texts"),
+    ("timeout", 0, "expected a number in [0.001, 1e+09], got 0"),
+    ("timeout", -1.5, "expected a number in [0.001, 1e+09], got -1.5"),
     ("max_streaming_response_tokens", 0, "expected an integer of at least 1, got 0"),
 ]  # fmt: skip
 

@@ -106,7 +106,7 @@ def test_each_worker_admits_its_share_of_max_concurrency(tmp_path: Path) -> None
             responses.append(client.send(request, stream=True))
         assert 2 <= len(responses) - 1 <= 4, "two for each worker"
         assert (responses[-1].status_code, responses[-1].headers["retry-after"]) == (429, "1")
-        assert "2 requests are running" in responses[-1].read().decode()
+        assert "2 sequences are running, the maximum is 2 (--max-concurrency)" in responses[-1].read().decode()
 
 
 def test_killed_worker_is_replaced_and_its_requests_leave_the_engine(pair: ServerProcess) -> None:

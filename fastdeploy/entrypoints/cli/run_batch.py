@@ -40,7 +40,7 @@ from fastdeploy.entrypoints.cli.parser import (
 PATHS = {"/v1/chat/completions": "/chat/completions", "/v1/completions": "/completions"}
 KEYS = {"custom_id", "method", "url", "body"}
 TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503
-NETWORK_FLAGS = ("host", "port", "api_key", "metrics_port", "root_path", "ssl_keyfile", "ssl_certfile")
+NETWORK_FLAGS = ("host", "port", "api_key", "api_key_file", "metrics_port", "root_path", "ssl_keyfile", "ssl_certfile")
 READY_LINE = re.compile(r"Ready: (\S+) ")
 STOP_TIMEOUT_S = 30
 

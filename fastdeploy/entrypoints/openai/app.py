@@ -17,8 +17,10 @@ from starlette.responses import Response
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import fault_point
+from fastdeploy.core.generation_request import add_client_mark
 from fastdeploy.entrypoints.openai import pages, routes_info, routes_tokenize
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
+from fastdeploy.entrypoints.openai.clients import Client, client_of
 from fastdeploy.entrypoints.openai.errors import (
     ApiError,
     error_response,
@@ -26,7 +28,7 @@ from fastdeploy.entrypoints.openai.errors import (
     route_not_found,
     to_api_error,
 )
-from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware, client_id, key_salt
+from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
@@ -43,6 +45,7 @@ from fastdeploy.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy.version import __version__
 
+MARK_LENGTH = 12  # digits of the key's digest in the ids of its requests
 REQUEST_ID_HEADER = "X-Request-Id"
 NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 
@@ -73,11 +76,12 @@ def make_app(server: ApiServer) -> FastAPI:
         app.add_route(endpoint.path, endpoint.handler, methods=list(endpoint.methods))
     app.state.server = server
     app.openapi = cache(  # type: ignore[method-assign]
-        lambda: build_document(endpoints, config.root_path, bool(config.api_keys))
+        lambda: build_document(endpoints, config.root_path, server.keys is not None)
     )
-    if config.api_keys:
+    server.known_paths = frozenset(endpoint.path for endpoint in endpoints)
+    if server.keys is not None:
         open_paths = [endpoint.path for endpoint in endpoints if endpoint.is_open]
-        app.add_middleware(ApiKeyMiddleware, keys=config.api_keys, open_paths=open_paths)
+        app.add_middleware(ApiKeyMiddleware, keys=server.keys, open_paths=open_paths)
     if config.allowed_origins:  # outermost: the preflight request of a browser has no key
         app.add_middleware(
             CORSMiddleware,
@@ -104,6 +108,7 @@ async def _generate(
     request: Request, model: type[Any], make_serving: Callable[[ApiServer, Any], ServingBase]
 ) -> GenerationResponse:
     """Parse and check the body; return the response, which runs the request when it is sent."""
+    arrival_s = asyncio.get_running_loop().time()
     server = server_of(request)
     server.check_available()
     header_id = _header_id(request)
@@ -122,11 +127,24 @@ async def _generate(
     body = parse() if is_small else await asyncio.to_thread(parse)
     is_fast = is_small and getattr(body, "chat_template", None) is None  # a client's template may take seconds
     serving = make_serving(server, body) if is_fast else await asyncio.to_thread(make_serving, server, body)
-    for generation_request in serving.requests:  # cached prefixes are shared within one key only
-        generation_request.cache_salt = f"{key_salt(request.scope)}{generation_request.cache_salt}"
-        generation_request.priority = serving.body.priority
-        generation_request.client_id = client_id(request.scope)
-    return GenerationResponse(serving, header_id)
+    client = client_of(request.scope)
+    server.check_num_sequences(client, serving.requests)
+    _assign_client(serving, client)
+    timeouts_s = [limit for limit in (server.config.request_timeout, body.timeout) if limit is not None]
+    deadline_s = arrival_s + min(timeouts_s) if timeouts_s else None
+    return GenerationResponse(serving, client, deadline_s, header_id)
+
+
+def _assign_client(serving: ServingBase, client: Client) -> None:
+    """Mark the prompts as requests of this client; ids and cached prefixes are separate for each key."""
+    for request in serving.requests:
+        if client.salt:
+            request.request_id = add_client_mark(request.request_id, client.salt[:MARK_LENGTH])
+        request.cache_salt = f"{client.salt}{request.cache_salt}"
+        request.priority = serving.body.priority
+        request.client_id = client.id
+        request.client_weight = client.weight
+        request.client_max_sequences = client.max_sequences
 
 
 def _header_id(request: Request) -> str | None:

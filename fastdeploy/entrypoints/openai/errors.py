@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from fastdeploy.core.errors import (
     ContextLengthError,
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    RequestTimeoutError,
     ShuttingDownError,
 )
 from fastdeploy.core.outputs import ErrorInfo
 from fastdeploy.entrypoints.openai.responses import ErrorDetail, ErrorResponse
+from fastdeploy.metrics.refusals import Reason
 
 RETRY_AFTER_S = 1
 
@@ -70,6 +74,22 @@ ABSENT_ROUTES = {
 }
 """Routes of FastDeploy, vLLM and OpenAI that this server does not have, and the reason or the alternative."""
 
+REASONS: dict[int, Reason] = {
+    400: "invalid",
+    401: "auth",
+    403: "auth",
+    404: "not_found",
+    405: "not_found",
+    408: "slow_client",
+    413: "too_large",
+    414: "headers",
+    415: "invalid",
+    431: "headers",
+    503: "unavailable",
+    504: "timeout",
+}
+"""Status -> the reason under which refusals with this status are counted, unless the error has its own."""
+
 logger = logging.getLogger("fastdeploy.server")
 
 
@@ -80,6 +100,7 @@ class ApiError(Exception):
         status: HTTP status.
         message, type, param, code: the fields of OpenAI's error object; `param` is the request's field at fault.
         headers: further headers of the response.
+        reason: under which the refusal is counted; None for a fault of the server, which is no refusal.
     """
 
     def __init__(
@@ -91,6 +112,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        reason: Reason | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -99,6 +121,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.reason = reason or REASONS.get(status)
 
     def encode(self) -> bytes:
         """Return the error object as JSON."""
@@ -114,10 +137,17 @@ class GenerationFailed(Exception):
         self.info = info
 
 
-def too_many_requests(message: str) -> ApiError:
+def too_many_requests(
+    message: str, reason: Reason, code: str = "server_overloaded", retry_after_s: float = RETRY_AFTER_S
+) -> ApiError:
     """Return a 429 with the time after which to try again."""
-    headers = {"Retry-After": str(RETRY_AFTER_S)}
-    return ApiError(429, message, type="rate_limit_error", code="server_overloaded", headers=headers)
+    headers = {"Retry-After": str(math.ceil(retry_after_s))}
+    return ApiError(429, message, type="rate_limit_error", code=code, headers=headers, reason=reason)
+
+
+def deadline_exceeded() -> ApiError:
+    """Return the 504 of a request whose time is over."""
+    return ApiError(504, "the request's time is over", type="timeout_error", code="timeout")
 
 
 def unavailable(message: str, code: str = "service_unavailable") -> ApiError:
@@ -151,13 +181,13 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             code = "context_length_exceeded" if isinstance(error, ContextLengthError) else "invalid_value"
             return ApiError(400, f"{field}: {message}", param=field, code=code)
         case QueueFullError():
-            return too_many_requests(str(error))
+            return too_many_requests(str(error), "queue_full")
         case EngineDeadError():
             return unavailable(str(error))
         case ShuttingDownError():
             return unavailable(str(error), "shutting_down")
-        case GenerationFailed(info=ErrorInfo(type="timeout", message=message)):
-            return ApiError(504, message, type="timeout_error", code="timeout")
+        case RequestTimeoutError() | GenerationFailed(info=ErrorInfo(type="timeout")):
+            return deadline_exceeded()
         case GenerationFailed(info=ErrorInfo(type="no_token", message=message)):
             return ApiError(400, message, code="no_token")
         case GenerationFailed(info=info):
@@ -170,5 +200,21 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
 
 def error_response(error: ApiError, request_id: str = "") -> Response:
     """Return the HTTP response for `error`."""
-    headers = {**error.headers, **({"X-Request-Id": request_id} if request_id else {})}
-    return Response(error.encode(), error.status, headers, media_type="application/json")
+    return _ErrorResponse(error, request_id)
+
+
+def record_refusal(scope: Scope, error: ApiError) -> None:
+    """Count and log that a request is refused, where an error is sent to its client."""
+    if error.reason is not None:
+        scope["app"].state.server.record_refusal(scope, error)
+
+
+class _ErrorResponse(Response):
+    def __init__(self, error: ApiError, request_id: str) -> None:
+        headers = {**error.headers, **({"X-Request-Id": request_id} if request_id else {})}
+        super().__init__(error.encode(), error.status, headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record_refusal(scope, self._error)
+        await super().__call__(scope, receive, send)

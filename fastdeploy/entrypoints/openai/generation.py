@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from msgspec import UNSET
 
 from fastdeploy.core.faults import fault_point
-from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.generation_request import GenerationRequest, without_client_mark
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import GenerationFailed
+from fastdeploy.entrypoints.openai.limiter import TokenBucket
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from fastdeploy.entrypoints.openai.responses import CompletionTokensDetails, PromptTokensDetails, UsageInfo
 from fastdeploy.ipc.connection import EngineConnection
@@ -123,7 +124,7 @@ class Generation:
         if delta.metrics is not None:
             self._recorder.record(
                 make_record(
-                    delta.request_id,
+                    without_client_mark(delta.request_id),
                     delta.index,
                     len(self.request.prompt_token_ids),
                     self._num_tokens[delta.index],
@@ -140,10 +141,12 @@ class GenerationGroup:
 
     Attributes:
         usage: counts so far; complete when `updates` has ended.
+        bucket: from which output tokens are taken; None if the client has no limit of tokens per minute.
     """
 
     generations: Sequence[Generation]
     usage: Usage = field(default_factory=Usage)
+    bucket: TokenBucket | None = None
 
     def __post_init__(self) -> None:
         self.usage.prompt_tokens = sum(len(generation.request.prompt_token_ids) for generation in self.generations)
@@ -153,8 +156,11 @@ class GenerationGroup:
         source = self.generations[0].updates() if len(self.generations) == 1 else self._interleaved()
         async with contextlib.aclosing(source) as stream:
             async for updates in stream:
+                num_before = self.usage.completion_tokens
                 for update in updates:
                     self._count(update)
+                if self.bucket is not None:
+                    self.bucket.charge(self.usage.completion_tokens - num_before)
                 yield updates
 
     async def run_to_completion(self) -> list[ChoiceUpdate]:

@@ -3,32 +3,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fastdeploy.entrypoints.openai.clients import Client, ClientKeys, set_client
 from fastdeploy.entrypoints.openai.errors import ApiError, error_response
 from fastdeploy.metrics.server_metrics import HttpMetrics
 
 DISCONNECTED_STATUS = 499  # of a response that never began because its client had disconnected
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")
 OTHER = "other"  # label of unknown paths and methods, so that clients cannot create any number of series
-_SALT = "fastdeploy.key_salt"
-
-
-def key_salt(scope: Scope) -> str:
-    """Return a digest of the client's API key that separates its requests from others; empty without API keys."""
-    salt: str = scope.get(_SALT, "")
-    return salt
-
-
-def client_id(scope: Scope) -> str:
-    """Return who sent a request: the digest of the API key, or without keys a digest of the address."""
-    host = (scope.get("client") or ("",))[0]
-    return key_salt(scope) or hashlib.blake2b(host.encode(), digest_size=16).hexdigest()
 
 
 def path_of(scope: Scope) -> str:
@@ -40,10 +26,10 @@ def path_of(scope: Scope) -> str:
 class ApiKeyMiddleware:
     """Requires one of the API keys as `Authorization: Bearer KEY`, except for open paths."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: ClientKeys, open_paths: Collection[str]) -> None:
         """Protect `app`; requests for `open_paths` need no key."""
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,8 +37,8 @@ class ApiKeyMiddleware:
         if scope["type"] != "http" or path_of(scope) in self._open_paths:
             await self._app(scope, receive, send)
             return
-        key = self._valid_key(scope)
-        if key is None:
+        client = self._find_client(scope)
+        if client is None:
             error = ApiError(
                 401,
                 "a valid API key is needed: Authorization: Bearer KEY",
@@ -62,14 +48,13 @@ class ApiKeyMiddleware:
             )
             await error_response(error)(scope, receive, send)
             return
-        scope[_SALT] = hashlib.blake2b(key, digest_size=16).hexdigest()
+        set_client(scope, client)
         await self._app(scope, receive, send)
 
-    def _valid_key(self, scope: Scope) -> bytes | None:
+    def _find_client(self, scope: Scope) -> Client | None:
         header = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, key = header.partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]  # all of them: constant time
-        return key.strip() if scheme.lower() == b"bearer" and any(matches) else None
+        return self._keys.find(key.strip()) if scheme.lower() == b"bearer" else None
 
 
 class MetricsMiddleware:

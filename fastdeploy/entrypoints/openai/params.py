@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.config.model_config import GenerationDefaults
@@ -56,22 +57,31 @@ RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 TAG_KEYS = ("structures", "triggers", "format")
 
 
-def completion_params(body: CompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
+@dataclass(frozen=True)
+class ParamLimits:
+    """What the server's flags allow; `max_output_tokens` None is no limit."""
+
+    max_logprobs: int
+    max_output_tokens: int | None = None
+
+
+def completion_params(body: CompletionRequest, defaults: GenerationDefaults, limits: ParamLimits) -> SamplingParams:
     """Return the parameters of a completion.
 
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
     """
     values = _common_values(body, defaults)
+    _limit_output(values, {"max_tokens": body.max_tokens}, limits.max_output_tokens)
     values["logprobs"] = num_top = completion_logprobs(body)
     if body.echo and num_top is not None and body.prompt_logprobs is None:
         values["prompt_logprobs"] = num_top
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError("best_of", f"expected n, which is {body.n or 1}, or nothing; got {body.best_of}")
-    return _make_params(values, max_logprobs, {})
+    return _make_params(values, limits, {})
 
 
-def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_logprobs: int) -> SamplingParams:
+def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, limits: ParamLimits) -> SamplingParams:
     """Return the parameters of a chat completion.
 
     Raises:
@@ -84,6 +94,8 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_l
         values["reasoning_max_tokens"] = budget
     if body.max_completion_tokens is not None:
         values["max_tokens"] = body.max_completion_tokens
+    given = {"max_completion_tokens": body.max_completion_tokens, "max_tokens": body.max_tokens}
+    _limit_output(values, given, limits.max_output_tokens)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs", "needs logprobs: true")
     if body.logprobs:
@@ -91,7 +103,7 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, max_l
     names = {"logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    return _make_params(values, max_logprobs, names)
+    return _make_params(values, limits, names)
 
 
 def completion_logprobs(body: CompletionRequest) -> int | None:
@@ -107,7 +119,7 @@ def check_request_fields(body: GenerationFields) -> None:
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
     """
-    for name in ("priority", "max_streaming_response_tokens"):
+    for name in ("priority", "timeout", "max_streaming_response_tokens"):
         if (value := getattr(body, name)) is not None:
             FIELD_RANGES[name].check(name, value)
 
@@ -124,7 +136,21 @@ def _common_values(body: GenerationFields, defaults: GenerationDefaults) -> dict
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _make_params(values: dict[str, Any], max_logprobs: int, names: dict[str, str]) -> SamplingParams:
+def _limit_output(values: dict[str, Any], given: Mapping[str, int | None], limit: int | None) -> None:
+    """Refuse a request for more output tokens than the server's limit; without a request, the limit is the maximum.
+
+    Args:
+        given: the fields of the request that name a maximum.
+    """
+    if limit is None:
+        return
+    for name, value in {**given, "min_tokens": values.get("min_tokens")}.items():
+        if value is not None and value > limit:
+            raise InvalidRequestError(name, f"expected at most {limit} (--max-output-tokens), got {value}")
+    values["max_tokens"] = min(values.get("max_tokens", limit), limit)
+
+
+def _make_params(values: dict[str, Any], limits: ParamLimits, names: dict[str, str]) -> SamplingParams:
     """Return the parameters; errors name the client's field (`names`: parameter -> field, where they differ)."""
     try:
         params = SamplingParams(**values)
@@ -132,8 +158,9 @@ def _make_params(values: dict[str, Any], max_logprobs: int, names: dict[str, str
         raise InvalidRequestError(names.get(error.field, error.field), error.message) from None
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
-        if value is not None and value > max_logprobs:
-            raise InvalidRequestError(names.get(name, name), f"expected an integer in [0, {max_logprobs}], got {value}")
+        if value is not None and value > limits.max_logprobs:
+            expected = f"expected an integer in [0, {limits.max_logprobs}]"
+            raise InvalidRequestError(names.get(name, name), f"{expected}, got {value}")
     return params
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fastdeploy.config.server_config import MAX_TIMEOUT_S
 from fastdeploy.core.sampling_params import RANGES, Range
 
 
@@ -70,6 +71,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
             `prompt_tokens` and `completion_tokens`
         truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 leaves room for `max_tokens`
         priority: requests of lower values start earlier (default: 0)
+        timeout: seconds from its arrival after which the request is ended; the server may set a shorter time
         max_streaming_response_tokens: minimum number of tokens per chunk, unless its choice ends (default: 1)
     """
 
@@ -115,6 +117,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool = False
     truncate_prompt_tokens: int | None = None
     priority: int = 0
+    timeout: float | None = None
     max_streaming_response_tokens: int | None = None
 
 
@@ -185,6 +188,7 @@ FIELD_RANGES: dict[str, Range] = {
     "top_logprobs": RANGES["logprobs"],
     "best_of": RANGES["n"],
     "priority": Range(-(2**31), 2**31 - 1),
+    "timeout": Range(0.001, MAX_TIMEOUT_S),
     "max_streaming_response_tokens": Range(1, None),
 }
 """Field of a body -> its range."""

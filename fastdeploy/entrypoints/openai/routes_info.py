@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastdeploy.config.env import shown_variables
+from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.responses import ErrorResponse, ResponseBody
 from fastdeploy.entrypoints.openai.server import ApiServer, ServerStatus
@@ -82,11 +83,13 @@ class LoadResponse(ResponseBody, kw_only=True):
 
     Attributes:
         num_requests: requests inside the server
+        num_sequences: their sequences, prompts times n, of which there are at most max_concurrency
         num_running, num_waiting: requests inside the engine
         num_free_blocks, num_blocks: blocks of the KV cache
     """
 
     num_requests: int
+    num_sequences: int
     max_concurrency: int
     num_running: int
     num_waiting: int
@@ -169,6 +172,7 @@ async def load(request: Request) -> Response:
     return json_response(
         LoadResponse(
             num_requests=server.metrics.num_inside(),
+            num_sequences=server.metrics.num_sequences_inside(),
             max_concurrency=server.config.max_concurrency,
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
@@ -179,9 +183,15 @@ async def load(request: Request) -> Response:
 
 
 async def config_info(request: Request) -> Response:
-    """Return the configuration and where each value came from, with secrets masked."""
+    """Return the configuration and where each value came from, with secrets masked.
+
+    If there are administrators' keys, it needs one of them.
+    """
     server = server_of(request)
-    masked = {**asdict(server.config), "api_keys": ["***"] * len(server.config.api_keys)}
+    server.check_admin(client_of(request.scope))
+    config = asdict(server.config)
+    keys = [{**key, "key": "***"} for key in config["keys"]]
+    masked = {**config, "api_keys": ["***"] * len(server.config.api_keys), "keys": keys}
     return json_response(
         ConfigResponse(
             engine=dict(server.description()),
@@ -203,5 +213,5 @@ ENDPOINTS = (
     Endpoint("/metrics", metrics, media_type="text/plain", is_open=True),
     Endpoint("/version", version, response=VersionResponse, is_open=True),
     Endpoint("/load", load, response=LoadResponse),
-    Endpoint("/config-info", config_info, response=ConfigResponse),
+    Endpoint("/config-info", config_info, response=ConfigResponse, errors={403: ErrorResponse}),
 )

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.detokenize.preprocess import check_token_ids
 from fastdeploy.entrypoints.openai.bodies import parse_body, read_body
-from fastdeploy.entrypoints.openai.middleware import key_salt
+from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.openapi import BODY_ERRORS, Endpoint
 from fastdeploy.entrypoints.openai.prompt import render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
@@ -68,7 +68,7 @@ class AbortRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         req_ids: ids of requests or responses
-        abort_all: abort all requests of the client's API key
+        abort_all: abort all requests of the client's API key; an administrator's key aborts those of all keys
     """
 
     req_ids: list[str] | None = None
@@ -119,7 +119,10 @@ async def detokenize(request: Request) -> Response:
 
 
 async def abort_requests(request: Request) -> Response:
-    """Abort requests of the client's API key and return how many tokens each of them had generated."""
+    """Abort requests of the client's API key and return how many tokens each of them had generated.
+
+    An administrator's key aborts requests of all keys.
+    """
     server = server_of(request)
     server.check_available()
     body = parse_body(await read_body(request), AbortRequest)
@@ -129,7 +132,8 @@ async def abort_requests(request: Request) -> Response:
     if len(req_ids) > MAX_IDS:
         raise InvalidRequestError("req_ids", f"at most {MAX_IDS} ids, got {len(req_ids)}")
     engine_ids = None if body.abort_all else [prefix + req_id for req_id in req_ids for prefix in ID_PREFIXES]
-    aborted = await server.client.abort_requests(engine_ids, key_salt(request.scope))
+    client = client_of(request.scope)
+    aborted = await server.client.abort_requests(engine_ids, "" if client.is_admin else client.salt)
     found = {name for request_id, _ in aborted for name in (request_id, request_id.rpartition("-")[0])}
     return json_response(
         AbortResponse(

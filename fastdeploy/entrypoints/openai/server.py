@@ -1,25 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of an API process that all handlers share, and the limit on concurrent requests."""
+"""The state of an API process that all handlers share."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
-from prometheus_client import Gauge
+from starlette.types import Scope
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.detokenize.preprocess import RequestLimits
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.clients import Client, ClientKeys, shown_client
 from fastdeploy.entrypoints.openai.errors import ApiError, too_many_requests, unavailable
+from fastdeploy.entrypoints.openai.limiter import ConcurrencyLimiter, TokenBucket
+from fastdeploy.entrypoints.openai.params import ParamLimits
 from fastdeploy.entrypoints.openai.responses import SpeculationNote
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.metrics.server_metrics import ServerMetrics
@@ -34,42 +37,6 @@ _UNAVAILABLE: dict[ServerStatus, tuple[str, str]] = {
 """Message and code of the error with which requests are refused."""
 
 
-class ConcurrencyLimiter:
-    """Admits at most `limit` requests at a time; others wait up to `max_wait_s` seconds (-1: no limit) before a 429."""
-
-    def __init__(self, limit: int, max_wait_s: float, inside: Gauge) -> None:
-        self._limit = limit
-        self._inside = inside
-        self._max_wait_s = None if max_wait_s == -1 else max_wait_s
-        self._semaphore = asyncio.Semaphore(limit)
-        self.num_inside = 0
-
-    @contextlib.asynccontextmanager
-    async def enter(self) -> AsyncIterator[None]:
-        """Count as one of the running requests until the block ends.
-
-        Raises:
-            ApiError: 429, too many requests are running.
-        """
-        if self._semaphore.locked() and self._max_wait_s == 0:
-            raise self._too_many()
-        try:
-            await asyncio.wait_for(self._semaphore.acquire(), self._max_wait_s or None)
-        except TimeoutError:
-            raise self._too_many() from None
-        self.num_inside += 1
-        self._inside.inc()
-        try:
-            yield
-        finally:
-            self.num_inside -= 1
-            self._inside.dec()
-            self._semaphore.release()
-
-    def _too_many(self) -> ApiError:
-        return too_many_requests(f"{self._limit} requests are running, the maximum (--max-concurrency)")
-
-
 @dataclass
 class ApiServer:
     """The state of the API process.
@@ -81,6 +48,8 @@ class ApiServer:
         provenance: name of each value that is not a default -> where it came from.
         metrics_folder: where several API processes store their metrics; empty for one process.
         is_draining: the server is shutting down and accepts no new requests.
+        keys: the API keys; None on a server without keys.
+        known_paths: paths of the routes, which log lines may show.
     """
 
     config: ServerConfig
@@ -94,15 +63,34 @@ class ApiServer:
     provenance: Mapping[str, str] = field(default_factory=dict)
     metrics_folder: str = ""
     is_draining: bool = False
+    known_paths: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        self.metrics = ServerMetrics(lambda: self.client.stats, self.description, self.metrics_folder, self.json_log)
-        limit = -(-self.config.max_concurrency // self.config.workers)  # each API process admits its share
-        self.limiter = ConcurrencyLimiter(limit, self.config.max_waiting_time, self.metrics.inside)
+        config, metrics_folder = self.config, self.metrics_folder
+        names = [key.name for key in config.keys]
+        self.metrics = ServerMetrics(lambda: self.client.stats, self.description, metrics_folder, self.json_log, names)
+        self.keys = ClientKeys(config.keys) if config.keys else None
+        self.limiter = ConcurrencyLimiter(
+            -(-config.max_concurrency // config.workers),  # each API process admits its share
+            -(-self.max_client_sequences // config.workers),
+            config.max_waiting_time,
+            self.metrics.inside,
+            self.metrics.sequences_inside,
+        )
+        self._buckets = {
+            key.name: TokenBucket(key.tokens_per_minute / config.workers)
+            for key in config.keys
+            if key.tokens_per_minute is not None
+        }
         self.registry = self.metrics.registry
         self.recorder = self.metrics.requests
         path = self.engine_config.model
         self._names = {self.config.served_model_name, path, PurePath(path).name, "default"}
+
+    @property
+    def param_limits(self) -> ParamLimits:
+        """What the server's flags allow in the parameters of requests."""
+        return ParamLimits(self.config.max_logprobs, self.config.max_output_tokens)
 
     @property
     def model_name(self) -> str:
@@ -137,6 +125,58 @@ class ApiServer:
         if name is not None and name not in self._names:
             message = f"model: {name!r} is not served here; this server serves {self.model_name!r}"
             raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
+
+    def check_admin(self, client: Client) -> None:
+        """Raise ApiError 403 if some keys are administrators' and the client's is not."""
+        if self.keys is not None and self.keys.has_admin and not client.is_admin:
+            message = "needs the API key of an administrator (`admin: true` in --api-key-file)"
+            raise ApiError(403, message, type="permission_error", code="admin_required")
+
+    @property
+    def max_client_sequences(self) -> int:
+        """Maximum number of sequences that one client may have in all API processes."""
+        share = getattr(self.engine_config.scheduler, "max_client_share", 1.0)
+        return max(1, int(self.config.max_concurrency * share))
+
+    def check_num_sequences(self, client: Client, requests: Sequence[GenerationRequest]) -> None:
+        """Check that a request could be admitted if nothing else ran.
+
+        Raises:
+            InvalidRequestError: it has more sequences than its client may have in flight.
+        """
+        num_sequences = sum(request.params.n for request in requests)
+        limit, name = self.max_client_sequences, "--max-concurrency"
+        if limit < self.config.max_concurrency:
+            name += " and --max-client-share"
+        if client.max_sequences is not None and client.max_sequences < limit:
+            limit, name = client.max_sequences, "max_sequences of the API key"
+        if num_sequences > limit:
+            expected = f"expected at most {limit} sequences (prompts times n) in a request"
+            raise InvalidRequestError("n", f"{expected}, got {num_sequences}; the limit is {name}")
+
+    def take_prompt_tokens(self, client: Client, num_tokens: int) -> None:
+        """Charge the tokens of a request's prompts to its client.
+
+        Raises:
+            ApiError: 429, the client has used its tokens per minute.
+        """
+        bucket = self._buckets.get(client.name)
+        wait_s = bucket.take(num_tokens) if bucket is not None else 0.0
+        if wait_s:
+            message = f"this API key may use {client.tokens_per_minute} tokens per minute; try again in {wait_s:.1f} s"
+            raise too_many_requests(message, "rate_limit", "rate_limit_exceeded", wait_s)
+
+    def token_bucket(self, client: Client) -> TokenBucket | None:
+        """Return what counts the output tokens of a client with a limit; None if it has none."""
+        return self._buckets.get(client.name)
+
+    def record_refusal(self, scope: Scope, error: ApiError) -> None:
+        """Count and log that a request is refused."""
+        assert error.reason is not None
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        shown = path if path in self.known_paths else "another path"
+        what = f"{error.status} {error.code} for {shown} from {shown_client(scope)}"
+        self.metrics.refusals.record(error.reason, what)
 
     def description(self) -> Mapping[str, Any]:
         """Return what the engine reports about itself; empty until the model is loaded."""

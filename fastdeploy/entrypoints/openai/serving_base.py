@@ -18,8 +18,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
-from fastdeploy.entrypoints.openai.errors import error_response, to_api_error
-from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Generation, GenerationGroup
+from fastdeploy.entrypoints.openai.clients import Client
+from fastdeploy.entrypoints.openai.errors import deadline_exceeded, error_response, record_refusal, to_api_error
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Generation, GenerationGroup, Usage
+from fastdeploy.entrypoints.openai.limiter import TokenBucket
 from fastdeploy.entrypoints.openai.logprobs import output_tokens
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
 from fastdeploy.entrypoints.openai.responses import ChoiceFields, ResponseHead
@@ -51,6 +53,8 @@ class ServingBase(ABC):
         object_name, chunk_object_name: `object` of the whole response and of the chunks of a stream.
         response_id: the response's `id`.
         requests: the prompts for the engine.
+        bucket: counts the output tokens of a client with a limit of tokens per minute; None without one.
+        usage: token counts so far.
     """
 
     response_type: type[Any]
@@ -62,6 +66,8 @@ class ServingBase(ABC):
         self.body = body
         self.response_id = response_id
         self.requests: Sequence[GenerationRequest] = ()
+        self.bucket: TokenBucket | None = None
+        self.usage = Usage()
         self._created = int(time.time())
 
     @abstractmethod
@@ -128,12 +134,11 @@ class ServingBase(ABC):
 
     def _group(self) -> GenerationGroup:
         server = self.server
-        return GenerationGroup(
-            [
-                Generation(server.client, server.tokenizer, server.recorder, request, prompt_index)
-                for prompt_index, request in enumerate(self.requests)
-            ]
-        )
+        generations = [
+            Generation(server.client, server.tokenizer, server.recorder, request, prompt_index)
+            for prompt_index, request in enumerate(self.requests)
+        ]
+        return GenerationGroup(generations, self.usage, self.bucket)
 
     def _head(self, object_name: str) -> dict[str, Any]:
         """Return the fields of `ResponseHead`."""
@@ -156,9 +161,18 @@ class ServingBase(ABC):
 class GenerationResponse:
     """Runs a request as an ASGI response. If the client disconnects, the request is aborted on the engine."""
 
-    def __init__(self, serving: ServingBase, header_id: str | None = None) -> None:
-        """Respond with the client's `X-Request-Id`, or the response's id if there is none."""
+    def __init__(
+        self, serving: ServingBase, client: Client, deadline_s: float | None = None, header_id: str | None = None
+    ) -> None:
+        """Prepare to run a request of `client`.
+
+        Args:
+            deadline_s: time of the event loop at which the request is ended; None never.
+            header_id: the client's `X-Request-Id`; None responds with the response's id.
+        """
         self._serving = serving
+        self._client = client
+        self._deadline_s = deadline_s
         self._id = header_id or serving.response_id
         self._headers = [(b"x-request-id", self._id.encode())]
 
@@ -176,20 +190,42 @@ class GenerationResponse:
             raise error
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        serving, server = self._serving, self._serving.server
+        num_sequences = sum(request.params.n for request in serving.requests)
         try:
-            async with self._serving.server.limiter.enter():
-                if self._serving.body.stream:
-                    await self._stream(send)
-                else:
-                    body = await self._serving.run_to_completion()
-                    await send(self._start(200, b"application/json", len(body)))
-                    await send({"type": "http.response.body", "body": body})
+            async with server.limiter.enter(self._client, num_sequences, self._deadline_s):
+                server.take_prompt_tokens(self._client, sum(len(r.prompt_token_ids) for r in serving.requests))
+                serving.bucket = server.token_bucket(self._client)
+                self._set_timeouts()
+                try:
+                    await self._respond(scope, send)
+                finally:
+                    usage = serving.usage
+                    server.metrics.clients.count(self._client.name, usage.prompt_tokens, usage.completion_tokens)
         except Exception as error:
             if isinstance(error, OSError):  # the connection is closed
                 return
             await error_response(to_api_error(error, self._serving.response_id), self._id)(scope, receive, send)
 
-    async def _stream(self, send: Send) -> None:
+    def _set_timeouts(self) -> None:
+        """Give the engine the time that is left; raise ApiError 504 if there is none."""
+        if self._deadline_s is None:
+            return
+        left_s = self._deadline_s - asyncio.get_running_loop().time()
+        if left_s <= 0:
+            raise deadline_exceeded()
+        for request in self._serving.requests:
+            request.timeout_s = left_s
+
+    async def _respond(self, scope: Scope, send: Send) -> None:
+        if self._serving.body.stream:
+            await self._stream(scope, send)
+        else:
+            body = await self._serving.run_to_completion()
+            await send(self._start(200, b"application/json", len(body)))
+            await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, scope: Scope, send: Send) -> None:
         """Send events. An error before the first one is an ordinary error response; later it is an event."""
         has_started = False
         try:
@@ -202,7 +238,9 @@ class GenerationResponse:
         except Exception as error:
             if not has_started or isinstance(error, OSError):
                 raise
-            event = b"data: " + to_api_error(error, self._serving.response_id).encode() + b"\n\n"
+            api_error = to_api_error(error, self._serving.response_id)
+            record_refusal(scope, api_error)
+            event = b"data: " + api_error.encode() + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": DONE})
 

@@ -53,7 +53,7 @@ class ServingChat(ServingBase):
         super().__init__(server, body, f"chatcmpl-{request_id}")
         self._reasoning = reasoning_format(server)
         self._tools = tool_use(body, server.config.tool_call_parser)
-        params = chat_params(body, server.defaults, server.config.max_logprobs)
+        params = chat_params(body, server.defaults, server.param_limits)
         prompt = render_prompt(server, body)
         state = reasoning_state(server, body, prompt)
         self._add_constraint(params)

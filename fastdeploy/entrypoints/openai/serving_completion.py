@@ -41,7 +41,7 @@ class ServingCompletion(ServingBase):
         """
         request_id = make_request_id(body.request_id)
         super().__init__(server, body, f"cmpl-{request_id}")
-        params = completion_params(body, server.defaults, server.config.max_logprobs)
+        params = completion_params(body, server.defaults, server.param_limits)
         self._prompts = split_prompts(body)
         if len(self._prompts) * params.n > MAX_CHOICES:
             raise InvalidRequestError(
