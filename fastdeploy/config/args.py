@@ -23,6 +23,7 @@ from fastdeploy.config.yaml_file import read_yaml_mapping
 from fastdeploy.core.errors import ConfigError, did_you_mean
 
 COMMAND_LINE = "command line"
+CLIENT_SHARE_OF_KEYS = 0.875  # default of max_client_share with several keys; the rest is room for the others
 LLM_ARGUMENT = "LLM argument"
 
 
@@ -63,9 +64,11 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
         given["api_key"], provenance["api_key"] = env.api_keys, API_KEY_VARIABLE
     values, notes = _resolve_flags(given, provenance)
     with _errors_name_the_origin(provenance):
+        server = _with_keys(ServerConfig(**_section(SERVER, values)))
+        if len(server.keys) > 1:
+            values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
         engine = build_engine_config(values)
-        server_values = {**values, "served_model_name": values.get("served_model_name") or engine.model}
-        server = _with_keys(ServerConfig(**_section(SERVER, server_values)))
+        server = replace(server, served_model_name=server.served_model_name or engine.model)
     unknown = [
         f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown
     ]

@@ -53,7 +53,11 @@ class SchedulerConfig:
     ] = None
     max_client_share: Annotated[
         float | None,
-        number(0.01, 1, help="largest share of running and waiting requests and KV blocks of one client (default: 1)"),
+        number(
+            0.01,
+            1,
+            help="largest share of one client in requests and KV blocks (default: 0.875 with several API keys, else 1)",
+        ),
     ] = None
 
     def __post_init__(self) -> None:

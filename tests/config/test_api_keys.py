@@ -197,3 +197,10 @@ def test_a_thousand_random_files_are_read_or_refused(tmp_path: Path) -> None:
 
 def test_no_file_and_no_flag_is_no_key() -> None:
     assert add_plain_keys((), ()) == () == parse_serve_args(["demo"]).server.keys
+
+
+def test_several_keys_leave_room_for_each_other(tmp_path: Path) -> None:
+    assert parse(tmp_path, FULL).engine.scheduler.max_client_share == 0.875
+    assert parse(tmp_path, FULL, "--max-client-share", "0.5").engine.scheduler.max_client_share == 0.5
+    assert parse_serve_args(["demo", "--api-key", "a", "--api-key", "b"]).engine.scheduler.max_client_share == 0.875
+    assert parse_serve_args(["demo", "--api-key", "a"]).engine.scheduler.max_client_share is None

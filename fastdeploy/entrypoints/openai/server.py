@@ -135,8 +135,8 @@ class ApiServer:
     @property
     def max_client_sequences(self) -> int:
         """Maximum number of sequences that one client may have in all API processes."""
-        share = getattr(self.engine_config.scheduler, "max_client_share", 1.0)
-        return max(1, int(self.config.max_concurrency * share))
+        share = self.engine_config.scheduler.max_client_share
+        return self.config.max_concurrency if share is None else max(1, int(self.config.max_concurrency * share))
 
     def check_num_sequences(self, client: Client, requests: Sequence[GenerationRequest]) -> None:
         """Check that a request could be admitted if nothing else ran.
