@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON in error messages: the names of its types, and its depth."""
+"""Texts and JSON values of clients: their limits, and how errors show them.
+
+Python reads lone surrogates, which cannot be sent to anybody, and values so deep that they can be read but no longer
+written. What these functions accept can be converted, stored, printed and sent.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Any
 from fastdeploy.core.errors import InvalidRequestError
 
 MAX_DEPTH = 64  # of objects and arrays in one another; the readers of JSON recurse
+MAX_SHOWN = 64  # characters of a value in an error
+MAX_SHOWN_BITS = 200  # of an integer, which are at most 61 digits
 _NAMES = {str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
 
 
@@ -20,11 +26,19 @@ def json_type(value: Any) -> str:
     return "an array" if isinstance(value, (list, tuple)) else _NAMES.get(type(value), type(value).__name__)
 
 
+def shorten(value: Any) -> str:
+    """Return how an error shows a value: its beginning, or the name of its type if it is a container or very large."""
+    if isinstance(value, str):
+        return repr(value[:MAX_SHOWN])
+    is_large = isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS
+    return json_type(value) if is_large or isinstance(value, (Mapping, list, tuple)) else repr(value)[:MAX_SHOWN]
+
+
 def parse_json(field: str, text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        InvalidRequestError: the text is not valid JSON, or nested too deeply; names the field.
+        InvalidRequestError: the text is not valid JSON, is nested too deeply, or has a lone surrogate; names the field.
     """
     try:
         value = json.loads(text)
@@ -32,7 +46,7 @@ def parse_json(field: str, text: str) -> Any:
         raise _too_deep(field) from None
     except ValueError as error:
         raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
-    check_depth(field, value)
+    check_json(field, value)
     return value
 
 
@@ -40,30 +54,58 @@ def write_json(field: str, value: Any) -> str:
     """Return a value as JSON text.
 
     Raises:
-        InvalidRequestError: JSON cannot express the value, or it is nested too deeply; names the field.
+        InvalidRequestError: JSON cannot express the value, it is nested too deeply, or has a lone surrogate; names the
+            field.
     """
+    check_json(field, value)
     try:
-        text = json.dumps(value, ensure_ascii=False)
-    except RecursionError:
-        raise _too_deep(field) from None
-    except (TypeError, ValueError) as error:
+        return json.dumps(value, ensure_ascii=False)
+    except (RecursionError, TypeError, ValueError) as error:
         raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
-    check_depth(field, value)
-    return text
 
 
-def check_depth(field: str, value: Any) -> None:
-    """Raise InvalidRequestError if objects and arrays are nested more than MAX_DEPTH levels deep."""
-    level, depth = _containers([value]), 0
+def check_json(field: str, value: Any, max_length: int | None = None) -> None:
+    """Check the depth of a value, its texts and names, and its length.
+
+    Args:
+        max_length: limit of the characters of all texts and names, plus one for each value; None for no limit.
+
+    Raises:
+        InvalidRequestError: more than `MAX_DEPTH` objects and arrays are nested, the value is longer than `max_length`,
+            or has a lone surrogate; names the field.
+    """
+    length, depth, level = 0, 0, [value]
     while level:
-        depth += 1
+        containers = [item for item in level if isinstance(item, (Mapping, list, tuple))]
+        texts = [item for item in level if isinstance(item, str)]
+        texts += [name for item in containers if isinstance(item, Mapping) for name in item if isinstance(name, str)]
+        length += len(level) + sum(map(len, texts))
+        if max_length is not None and length > max_length:
+            raise InvalidRequestError(field, f"expected at most {max_length} characters of JSON")
+        for text in texts:
+            check_unicode(field, text)
+        depth += bool(containers)
         if depth > MAX_DEPTH:
             raise _too_deep(field)
-        level = [part for one in level for part in _containers(one.values() if isinstance(one, Mapping) else one)]
+        level = [part for item in containers for part in (item.values() if isinstance(item, Mapping) else item)]
 
 
-def _containers(values: Any) -> list[Any]:
-    return [value for value in values if isinstance(value, (Mapping, list, tuple))]
+def check_unicode(field: str, text: str) -> None:
+    """Raise InvalidRequestError if a text has a lone surrogate, and so cannot be encoded as UTF-8."""
+    if text.isascii():  # known without looking at the text
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = ascii(text[error.start])
+        raise InvalidRequestError(
+            field, f"expected valid Unicode, got the lone surrogate {surrogate} at character {error.start}"
+        ) from None
+
+
+def replace_surrogates(text: str) -> str:
+    """Return a text in which lone surrogates are written as escapes, such as `\\ud800`."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _too_deep(field: str) -> InvalidRequestError:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.json_types import check_unicode, shorten
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
 MAX_LOGPROBS_LIMIT = 20
@@ -37,7 +38,7 @@ class Range:
         is_number = isinstance(value, int if self.is_integer else (int, float)) and not isinstance(value, bool)
         if is_number and self.low <= value and (self.high is None or value <= self.high):  # refuses NaN as well
             return
-        raise InvalidRequestError(name, f"expected {self}, got {value if is_number else repr(value)}")
+        raise InvalidRequestError(name, f"expected {self}, got {shorten(value)}")
 
     def __str__(self) -> str:
         kind, spec = ("an integer", "d") if self.is_integer else ("a number", "g")
@@ -75,6 +76,8 @@ MAX_ITEMS: dict[str, int] = {
     "stop_token_ids": 4096,
 }
 """Parameter -> the maximum length of its list."""
+MAX_BAD_WORDS_LENGTH = 4 * MAX_BAD_WORD_IDS
+"""Maximum length of all `bad_words` of a request in characters, each of which is tokenized twice."""
 MAX_STOP_LENGTH = 1024
 """Maximum length of a stop string in characters, all of which a stream may have to hold back."""
 
@@ -97,7 +100,7 @@ class SpeculativeParams:
 
     def __post_init__(self) -> None:
         if self.method not in (None, "off"):
-            raise InvalidRequestError("speculative.method", f'expected "off" or nothing, got {self.method!r}')
+            raise InvalidRequestError("speculative.method", f'expected "off" or nothing, got {shorten(self.method)}')
         if self.num_speculative_tokens is not None:
             NUM_SPECULATIVE_TOKENS.check("speculative.num_speculative_tokens", self.num_speculative_tokens)
 
@@ -120,7 +123,8 @@ class SamplingParams:
         stop: strings of at most `MAX_STOP_LENGTH` characters at which the text ends; they are left out unless
             include_stop_str_in_output.
         stop_token_ids: token ids that end the output, in addition to the model's end tokens.
-        bad_words: strings that are never emitted; the front end tokenizes them into bad_words_token_ids.
+        bad_words: strings that are never emitted, at most `MAX_BAD_WORDS_LENGTH` characters in all; the front end
+            tokenizes them into bad_words_token_ids.
         bad_words_token_ids: token sequences that are never completed, at most `MAX_BAD_WORD_IDS` ids in all.
         ignore_eos: do not end at the model's end tokens.
         logit_bias: token id -> value added to its logit.
@@ -213,6 +217,13 @@ class SamplingParams:
         for name in ("stop", "bad_words"):
             if any(not isinstance(text, str) or not text for text in getattr(self, name)):
                 raise InvalidRequestError(name, "expected non-empty strings")
+            for text in getattr(self, name):
+                check_unicode(name, text)
+        length = sum(map(len, self.bad_words))
+        if length > MAX_BAD_WORDS_LENGTH:
+            raise InvalidRequestError(
+                "bad_words", f"at most {MAX_BAD_WORDS_LENGTH} characters in all strings, got {length}"
+            )
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_LENGTH:
             raise InvalidRequestError("stop", f"expected strings of 1 to {MAX_STOP_LENGTH} characters, got {longest}")

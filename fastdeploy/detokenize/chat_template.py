@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -18,6 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import check_unicode, parse_json, replace_surrogates
 
 Messages = Sequence[Mapping[str, Any]]
 DEFAULT, WITH_TOOLS = "default", "tool_use"
@@ -42,8 +44,13 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-Render = Callable[[str, Messages, Mapping[str, Any]], str]
-"""(template, messages, variables) -> text: `render_template`, or a function that runs it in another process."""
+Render = Callable[[str, Messages, Mapping[str, Any], int], str]
+"""`render_template`, or a function with these parameters that runs it in another process."""
+
+MAX_CPU_S = 2.0  # for rendering one conversation
+MAX_OUTPUT_LENGTH = 2**24  # characters, for callers without a limit of their own
+MAX_ERROR_LENGTH = 500  # characters
+PIECES_PER_CHECK = 1024  # of the processor time; a piece is what one expression of the template prints
 
 
 class ChatTemplates:
@@ -70,26 +77,40 @@ class ChatTemplates:
             )
         return template
 
-    def render(self, conversation: Conversation, template: str, render: Render | None = None) -> str:
+    def render(
+        self,
+        conversation: Conversation,
+        template: str,
+        render: Render | None = None,
+        max_length: int = MAX_OUTPUT_LENGTH,
+    ) -> str:
         """Return the text of the prompt.
 
         Args:
             render: function that renders the template; by default, `render_template`.
+            max_length: maximum length of the text, in characters.
 
         Raises:
-            InvalidRequestError: the template cannot be compiled, rejects the messages or fails.
+            InvalidRequestError: the template cannot be compiled, rejects the messages or fails, or the text is too long
+                or not valid Unicode.
         """
         variables = {**self._special_tokens, **conversation.variables, "tools": conversation.tools}
         variables["add_generation_prompt"] = conversation.add_generation_prompt
         render = render or render_template
         if not conversation.continue_final_message:
-            return render(template, conversation.messages, variables)
+            return _checked(render(template, conversation.messages, variables, max_length))
         marker = f"<continue {secrets.token_hex(8)}>"
         messages = _with_marker(conversation.messages, marker)
-        text, separator, _ = render(template, messages, variables).partition(marker)
+        text, separator, _ = render(template, messages, variables, max_length + len(marker)).partition(marker)
         if not separator:
             raise InvalidRequestError("continue_final_message", "the chat template omits the last message's content")
-        return text
+        return _checked(text)
+
+
+def _checked(text: str) -> str:
+    """Return the text of a prompt if it is valid Unicode; a template can write parts of characters."""
+    check_unicode("messages", text)
+    return text
 
 
 def _with_marker(messages: Messages, marker: str) -> Messages:
@@ -98,19 +119,51 @@ def _with_marker(messages: Messages, marker: str) -> Messages:
     return [*messages[:-1], {**last, "content": (last.get("content") or "") + marker}]
 
 
-def render_template(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+def render_template(
+    template: str, messages: Messages, variables: Mapping[str, Any], max_length: int = MAX_OUTPUT_LENGTH
+) -> str:
     """Compile a template, unless it is in the cache, and render it.
 
     Raises:
-        InvalidRequestError: as `ChatTemplates.render`.
+        InvalidRequestError: as `ChatTemplates.render`, or rendering takes more than `MAX_CPU_S` of processor time.
     """
     compiled = _compile(template)
+    values = {**variables, "messages": [_for_template(message) for message in messages]}
     try:
-        return compiled.render(**{**variables, "messages": [_for_template(message) for message in messages]})
+        return _join(compiled.generate(values), max_length)
+    except (InvalidRequestError, MemoryError):
+        raise
     except jinja2.TemplateError as error:
-        raise InvalidRequestError("messages", f"the chat template rejects them: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise InvalidRequestError("messages", f"the chat template fails on them: {error}") from error
+        raise InvalidRequestError("messages", f"the chat template rejects them: {_message(error)}") from error
+    except Exception as error:  # a template can raise any
+        raise InvalidRequestError("messages", f"the chat template fails on them: {_message(error)}") from error
+
+
+def _join(pieces: Iterable[str], max_length: int) -> str:
+    """Return the text of the pieces that a template prints; stop it when it exceeds a limit."""
+    length, begin_s = 0, _cpu_time_s()
+    text: list[str] = []
+    for piece in pieces:
+        text.append(piece)
+        length += len(piece)
+        if length > max_length:
+            raise InvalidRequestError("messages", f"the chat template renders more than {max_length} characters")
+        if len(text) % PIECES_PER_CHECK == 0 and _cpu_time_s() - begin_s > MAX_CPU_S:
+            raise InvalidRequestError("messages", f"rendering them takes more than {MAX_CPU_S:g} s of processor time")
+    return "".join(text)
+
+
+def _cpu_time_s() -> float:
+    """Return the processor time of this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_utime
+
+
+def _message(error: Exception) -> str:
+    """Return the message of an error in a template, which can have any length and any values in it."""
+    try:
+        return replace_surrogates(str(error)[:MAX_ERROR_LENGTH])
+    except RecursionError:
+        return type(error).__name__
 
 
 def check_template(template: str) -> None:
@@ -148,8 +201,8 @@ def _for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _arguments(text: str) -> Arguments | str:
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
+        values = parse_json("arguments", text)
+    except InvalidRequestError:
         return text  # an incomplete call
     return Arguments(text, values) if isinstance(values, dict) else text
 
@@ -169,7 +222,7 @@ def _compile(template: str) -> jinja2.Template:
     try:
         return _environment().from_string(template)
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-        raise InvalidRequestError("chat_template", f"cannot be compiled: {error}") from error
+        raise InvalidRequestError("chat_template", f"cannot be compiled: {_message(error)}") from error
 
 
 @lru_cache(maxsize=1)

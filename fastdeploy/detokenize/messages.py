@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import check_json, check_unicode, shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_KEYS = ("name", "tool_call_id", "reasoning_content")
@@ -16,6 +17,11 @@ REFUSED_KEYS = {
     "function_call": "is deprecated in OpenAI's API; use tool_calls",
     "audio": "this server supports text only",
 }
+MAX_MESSAGE_ITEMS = 16384
+"""Maximum number of messages, content parts and tool calls in a conversation; templates take time for each."""
+MAX_TOOLS = 1024
+MAX_JSON_LENGTH = 2**20
+"""Maximum length of tools, template variables and structured values in messages, in characters of JSON."""
 FUNCTION_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 
@@ -25,35 +31,61 @@ def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     Unknown keys are kept, because the template may use them.
 
     Raises:
-        InvalidRequestError: a message is invalid; the field is `messages[i].KEY`.
+        InvalidRequestError: a message is invalid; the field is `messages[i].KEY`, or `messages` if there are too many.
     """
     if not messages:
         raise InvalidRequestError("messages", "expected at least one message")
+    num_items = len(messages)
+    if num_items <= MAX_MESSAGE_ITEMS:
+        num_items += sum(map(_num_parts, messages))
+    if num_items > MAX_MESSAGE_ITEMS:
+        raise InvalidRequestError(
+            "messages", f"at most {MAX_MESSAGE_ITEMS} messages, parts and tool calls in all, got {num_items}"
+        )
     return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _num_parts(message: Any) -> int:
+    """Return the number of parts and tool calls of a message that need not be valid."""
+    if not isinstance(message, Mapping):
+        return 0
+    lists = (message.get("content"), message.get("tool_calls"))
+    return sum(len(value) for value in lists if isinstance(value, list))
 
 
 def _message(field: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InvalidRequestError(field, f"expected an object, got {message!r:.64}")
+        raise InvalidRequestError(field, f"expected an object, got {shorten(message)}")
     role = message.get("role")
     if role == "function":
         raise InvalidRequestError(f"{field}.role", "'function' is deprecated in OpenAI's API; use tool")
     if role not in ROLES:
-        raise InvalidRequestError(f"{field}.role", f"expected one of {', '.join(ROLES)}, got {role!r:.64}")
+        raise InvalidRequestError(f"{field}.role", f"expected one of {', '.join(ROLES)}, got {shorten(role)}")
     for key, reason in REFUSED_KEYS.items():
         if message.get(key) is not None:
             raise InvalidRequestError(f"{field}.{key}", reason)
     result = {str(key): value for key, value in message.items() if value is not None}
+    for key, value in result.items():
+        check_unicode(field, key)
+        _check_value(f"{field}.{key[:64]}", key, value)
     if "reasoning" in result:  # an alias
         result.setdefault("reasoning_content", result.pop("reasoning"))
     for key in TEXT_KEYS:
         if not isinstance(result.get(key, ""), str):
-            raise InvalidRequestError(f"{field}.{key}", f"expected text, got {result[key]!r:.64}")
+            raise InvalidRequestError(f"{field}.{key}", f"expected text, got {shorten(result[key])}")
     if (calls := result.pop("tool_calls", None)) not in (None, []):
         result["tool_calls"] = _calls(f"{field}.tool_calls", role, calls)
     result["content"] = _content(f"{field}.content", result)
     result["role"] = "system" if role == "developer" else role
     return result
+
+
+def _check_value(field: str, key: str, value: Any) -> None:
+    """Check a value of a message before any of it is converted; texts and parts are limited by the context."""
+    if isinstance(value, str):
+        check_unicode(field, value)
+    else:
+        check_json(field, value, None if key == "content" and isinstance(value, list) else MAX_JSON_LENGTH)
 
 
 def _content(field: str, message: Mapping[str, Any]) -> str | None:
@@ -72,13 +104,14 @@ def _text(field: str, content: Any, kinds: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequestError(field, f"expected text or a list of text parts, got {content!r:.64}")
+        raise InvalidRequestError(field, f"expected text or a list of text parts, got {shorten(content)}")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in kinds or not isinstance(part.get(kind), str):
             raise InvalidRequestError(
-                field, f"expected parts of type {' or '.join(kinds)}, got {kind!r:.64}: this server supports text only"
+                field,
+                f"expected parts of type {' or '.join(kinds)}, got {shorten(kind)}: this server supports text only",
             )
         texts.append(part[kind])
     return "\n".join(texts)
@@ -115,11 +148,16 @@ def check_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
     Raises:
         InvalidRequestError: a tool is invalid; the field is `tools[i].KEY`.
     """
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError("tools", f"at most {MAX_TOOLS} tools, got {len(tools)}")
+    check_json("tools", tools, MAX_JSON_LENGTH)
     checked = [_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
-    names = [tool["function"]["name"] for tool in checked]
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    names = set()
+    for i, tool in enumerate(checked):
+        name = tool["function"]["name"]
+        if name in names:
             raise InvalidRequestError(f"tools[{i}].function.name", f"{name!r} is not unique")
+        names.add(name)
     return checked
 
 
@@ -132,7 +170,7 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{field}.function.name", f"expected 1 to 64 of the characters a-z, A-Z, 0-9, _ and -, got {name!r:.80}"
+            f"{field}.function.name", f"expected 1 to 64 of the characters a-z, A-Z, 0-9, _ and -, got {shorten(name)}"
         )
     _check_type(f"{field}.function.description", function.get("description"), str, "text")
     _check_type(f"{field}.function.strict", function.get("strict"), bool, "true or false")
@@ -148,10 +186,12 @@ def _check_parameters(field: str, schema: Any) -> None:
     _check_type(f"{field}.properties", schema.get("properties"), Mapping, "an object")
     for name, value in (schema.get("properties") or {}).items():
         if not isinstance(value, (Mapping, bool)):
-            raise InvalidRequestError(f"{field}.properties", f"expected a schema for {name!r:.64}, got {value!r:.64}")
+            raise InvalidRequestError(
+                f"{field}.properties", f"expected a schema for {shorten(name)}, got {shorten(value)}"
+            )
     _check_type(f"{field}.required", schema.get("required"), list, "a list of names")
 
 
 def _check_type(field: str, value: Any, expected: type, name: str) -> None:
     if value is not None and not isinstance(value, expected):
-        raise InvalidRequestError(field, f"expected {name}, got {value!r:.64}")
+        raise InvalidRequestError(field, f"expected {name}, got {shorten(value)}")

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.json_types import check_unicode, shorten
 from fastdeploy.core.sampling_params import SamplingParams, check_bad_word_ids
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
-LENGTH_SLACK = 4
+TRUNCATED_FACTOR = 8  # a prompt that is truncated may have so many times the limit of others
+MAX_LONG_TEXT_LENGTH = 2**21  # characters of texts that need not fit the context, unless others may have more
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,35 @@ def build_request(
 ) -> GenerationRequest:
     """Encode a prompt, truncate it if `params` require it, and check the request.
 
-    The result has a copy of `params`, with `bad_words` tokenized into `bad_words_token_ids`.
+    The result has a copy of `params`, as `prepare_params` returns it.
 
     Args:
         prompt: text, or token ids.
         field: name of the prompt in errors.
 
     Raises:
-        InvalidRequestError: the prompt is empty or too long, the bad words have too many ids, or a token id is not in
-            the vocabulary.
+        InvalidRequestError: the prompt is empty, too long or not valid Unicode, the bad words have too many ids, or a
+            token id is not in the vocabulary.
     """
+    prepared = prepare_params(tokenizer, limits, params)
+    return build_prepared_request(tokenizer, limits, request_id, prompt, prepared, add_special_tokens, field)
+
+
+def build_prepared_request(
+    tokenizer: Tokenizer,
+    limits: RequestLimits,
+    request_id: str,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    add_special_tokens: bool,
+    field: str,
+) -> GenerationRequest:
+    """Build a request as `build_request` does, from the result of `prepare_params`, which several prompts may share."""
     fault_point("tokenise", request_id)
     if isinstance(prompt, str):
-        if params.truncate_prompt_tokens is None:
-            check_text_length(field, prompt, tokenizer, limits.max_model_len)
+        is_truncated = params.truncate_prompt_tokens is not None
+        limit = max_text_length(tokenizer, limits.max_model_len, is_truncated)
+        check_text(field, prompt, limit, None if is_truncated else limits.max_model_len)
         token_ids = tokenizer.encode(prompt, add_special_tokens)
     else:
         token_ids = list(prompt)
@@ -55,14 +72,23 @@ def build_request(
     token_ids = truncate_prompt(token_ids, params, limits.max_model_len)
     check_prompt_length(field, token_ids, limits.max_model_len)
     check_min_tokens(len(token_ids), params.min_tokens, limits.max_model_len)
+    fault_point("build", request_id)
+    return GenerationRequest(request_id, token_ids, params)
+
+
+def prepare_params(tokenizer: Tokenizer, limits: RequestLimits, params: SamplingParams) -> SamplingParams:
+    """Return a copy of `params` with `bad_words` tokenized into `bad_words_token_ids`.
+
+    Raises:
+        InvalidRequestError: the bad words have too many ids, or a token id is not in the vocabulary.
+    """
     bad_words = [*params.bad_words_token_ids, *tokenize_bad_words(tokenizer, params.bad_words)]
     check_bad_word_ids("bad_words" if params.bad_words else "bad_words_token_ids", bad_words)
     check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
     for sequence in bad_words:
         check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
-    fault_point("build", request_id)
-    return GenerationRequest(request_id, token_ids, replace(params, bad_words_token_ids=bad_words))
+    return replace(params, bad_words_token_ids=bad_words)
 
 
 def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:
@@ -73,16 +99,27 @@ def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len:
     return token_ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
 
 
-def check_text_length(field: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
-    """Raise ContextLengthError for a text that cannot fit into the context, without encoding it.
+def max_text_length(tokenizer: Tokenizer, max_model_len: int, is_truncated: bool = False) -> int:
+    """Return the maximum length of the text of a prompt in characters; one that is truncated may be longer."""
+    limit = tokenizer.max_text_length(max_model_len)
+    return max(limit, min(TRUNCATED_FACTOR * limit, MAX_LONG_TEXT_LENGTH)) if is_truncated else limit
 
-    Encoding megabytes would take seconds. The slack is for normalizers, and for tokens that absorb white space around
-    them. In vocabularies that are not byte-level, a token may stand for a text of any length.
+
+def check_text(field: str, text: str, limit: int, max_model_len: int | None = None) -> None:
+    """Check a text before it is tokenized, which would take seconds and gigabytes for many megabytes.
+
+    Args:
+        limit: maximum length in characters.
+        max_model_len: the context that the text must fit, if it must.
+
+    Raises:
+        ContextLengthError: it is longer than `limit`.
+        InvalidRequestError: it is not valid Unicode.
     """
-    if tokenizer.is_byte_level and len(text) > LENGTH_SLACK * tokenizer.max_token_length * max_model_len:
-        raise ContextLengthError(
-            field, f"expected 1 to {max_model_len - 1} tokens, got a text of {len(text)} characters"
-        )
+    if len(text) > limit:
+        tokens = "" if max_model_len is None else f"1 to {max_model_len - 1} tokens, which have "
+        raise ContextLengthError(field, f"expected {tokens}at most {limit} characters, got {len(text)}")
+    check_unicode(field, text)
 
 
 def check_prompt_length(field: str, token_ids: Sequence[int], max_model_len: int) -> None:
@@ -109,7 +146,7 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
     """Raise InvalidRequestError unless every id is an integer in [0, vocab_size)."""
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(field, f"expected token ids in [0, {vocab_size - 1}], got {token_id!r}")
+            raise InvalidRequestError(field, f"expected token ids in [0, {vocab_size - 1}], got {shorten(token_id)}")
 
 
 def tokenize_bad_words(tokenizer: Tokenizer, bad_words: Iterable[str]) -> list[list[int]]:
@@ -118,7 +155,7 @@ def tokenize_bad_words(tokenizer: Tokenizer, bad_words: Iterable[str]) -> list[l
     A sequence that ends with another one of the same word is omitted, because the shorter one already forbids it.
     """
     sequences: dict[tuple[int, ...], None] = {}
-    for word in bad_words:
+    for word in dict.fromkeys(bad_words):
         spellings: list[list[int]] = []
         for text in (word, " " + word.lstrip(" ")):
             token_ids = tokenizer.encode(text, add_special_tokens=False)

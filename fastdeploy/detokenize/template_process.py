@@ -13,45 +13,43 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy.core.child_command import child_command
-from fastdeploy.core.errors import InvalidRequestError, QueueFullError
-from fastdeploy.detokenize.chat_template import Messages, render_template
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import check_json, check_unicode
+from fastdeploy.detokenize.chat_template import MAX_CPU_S, MAX_OUTPUT_LENGTH, Messages, render_template
 
-MAX_CPU_S = 2.0
 MAX_MEMORY_BYTES = 512 * 2**20
-MAX_TEXT_LENGTH = 16 * 2**20
+MAX_INPUT_LENGTH = 2**22  # characters of JSON
 MAX_TEMPLATE_LENGTH = 2**20
-MAX_WAIT_S = 10.0
+SURROGATES = "surrogatepass"  # the caller checks the text
 PASSED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")  # no keys or passwords
 
 
 class TemplateProcess:
-    """The child process. It starts with the first template, and again after a template exceeded its limits."""
+    """The child process. It starts with the first template, and again after a template exceeded its limits.
+
+    Not thread-safe.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+    def render(
+        self, template: str, messages: Messages, variables: Mapping[str, Any], max_length: int = MAX_OUTPUT_LENGTH
+    ) -> str:
         """Render a template as `render_template` does, within the limits.
 
         Raises:
             InvalidRequestError: as `render_template`, or a limit was exceeded.
-            QueueFullError: the process was busy with other templates for `MAX_WAIT_S` seconds.
         """
         if len(template) > MAX_TEMPLATE_LENGTH:
             raise InvalidRequestError("chat_template", f"expected at most {MAX_TEMPLATE_LENGTH} characters")
-        line = json.dumps([template, messages, variables]).encode() + b"\n"
-        if not self._lock.acquire(timeout=MAX_WAIT_S):
-            raise QueueFullError("too many templates are being rendered")
-        try:
-            answer = self._exchange(line)
-        finally:
-            self._lock.release()
+        check_unicode("chat_template", template)
+        check_json("messages", [messages, variables], MAX_INPUT_LENGTH)
+        answer = self._exchange(json.dumps([template, messages, variables, max_length]).encode() + b"\n")
         if "text" in answer:
             return str(answer["text"])
         raise InvalidRequestError(answer["field"], answer["message"])
@@ -74,7 +72,7 @@ class TemplateProcess:
         except BrokenPipeError:
             answer = b""
         if answer:
-            return dict(json.loads(answer))
+            return dict(json.loads(answer.decode(errors=SURROGATES)))
         self.close()
         return {
             "field": "chat_template",
@@ -102,7 +100,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-        answer = json.dumps(_answer(line)).encode()
+        answer = json.dumps(_answer(line), ensure_ascii=False).encode(errors=SURROGATES)
         signal.setitimer(signal.ITIMER_PROF, 0)  # waiting for the next line does not count
         sys.stdout.buffer.write(answer + b"\n")
         sys.stdout.buffer.flush()
@@ -113,8 +111,6 @@ def _answer(line: bytes) -> dict[str, str]:
         text = render_template(*json.loads(line))
     except InvalidRequestError as error:
         return {"field": error.field, "message": error.message}
-    if len(text) > MAX_TEXT_LENGTH:
-        return {"field": "chat_template", "message": f"renders more than {MAX_TEXT_LENGTH} characters"}
     return {"text": text}
 
 

@@ -18,6 +18,10 @@ from fastdeploy.detokenize.tokenizer_files import load_backend, read_tokenizer_c
 
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 CHAT_TEMPLATE_FOLDER = "additional_chat_templates"
+MANY_TOKENS = 4096  # are decoded without the interpreter's lock
+LENGTH_SLACK = 4
+MAX_TEXT_LENGTH = 2**20  # tokenizing takes up to 400 bytes and a microsecond per character
+MAX_CHARACTERS_PER_TOKEN = 16
 _BYTE_FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -74,17 +78,35 @@ class Tokenizer:
         return cls(backend, special_tokens, _chat_templates(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`."""
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Return the token ids of `text`, which must be valid Unicode; other threads run meanwhile.
+
+        `Tokenizer.encode` of the library gives the same ids, but takes longer, because it also computes the position of
+        each token, and holds the interpreter's lock.
+        """
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     @cached_property
     def max_token_length(self) -> int:
         """Length of the longest token, in bytes if `is_byte_level`, otherwise in characters."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
+    def max_text_length(self, max_tokens: int) -> int:
+        """Return the maximum length, in characters, of a text that should have at most `max_tokens` tokens.
+
+        It is `LENGTH_SLACK` of the longest tokens for each token: the slack is for normalizers, and for tokens that
+        absorb white space around them. Memory limits it to the larger of `MAX_TEXT_LENGTH` and
+        `MAX_CHARACTERS_PER_TOKEN` for each token.
+        """
+        longest = LENGTH_SLACK * self.max_token_length * max_tokens
+        return min(longest, max(MAX_TEXT_LENGTH, MAX_CHARACTERS_PER_TOKEN * max_tokens))
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`, ignoring unknown ids."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        if len(token_ids) < MANY_TOKENS:
+            return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token, special or not; incomplete characters become U+FFFD."""

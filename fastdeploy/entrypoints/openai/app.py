@@ -31,6 +31,7 @@ from fastdeploy.entrypoints.openai.errors import (
 from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
+from fastdeploy.entrypoints.openai.prompt import has_client_template
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 from fastdeploy.entrypoints.openai.responses import (
     ChatCompletionResponse,
@@ -43,6 +44,7 @@ from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import MAX_HEADER_ID_LENGTH, GenerationResponse, ServingBase
 from fastdeploy.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
+from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 from fastdeploy.version import __version__
 
 MARK_LENGTH = 12  # digits of the key's digest in the ids of its requests
@@ -124,10 +126,14 @@ async def _generate(
         return body
 
     is_small = len(raw_body) < LARGE_BODY_BYTES
-    body = parse() if is_small else await asyncio.to_thread(parse)
-    is_fast = is_small and getattr(body, "chat_template", None) is None  # a client's template may take seconds
-    serving = make_serving(server, body) if is_fast else await asyncio.to_thread(make_serving, server, body)
     client = client_of(request.scope)
+    body = parse() if is_small else await run_in_thread(client.id, client.weight, parse)
+    if has_client_template(server, getattr(body, "chat_template", None)):
+        serving = await run_in_template_thread(client.id, client.weight, make_serving, server, body)
+    elif is_small:
+        serving = make_serving(server, body)
+    else:
+        serving = await run_in_thread(client.id, client.weight, make_serving, server, body)
     server.check_num_sequences(client, serving.requests)
     _assign_client(serving, client)
     timeouts_s = [limit for limit in (server.config.request_timeout, body.timeout) if limit is not None]

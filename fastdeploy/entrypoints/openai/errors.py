@@ -21,6 +21,7 @@ from fastdeploy.core.errors import (
     RequestTimeoutError,
     ShuttingDownError,
 )
+from fastdeploy.core.json_types import replace_surrogates
 from fastdeploy.core.outputs import ErrorInfo
 from fastdeploy.entrypoints.openai.responses import ErrorDetail, ErrorResponse
 from fastdeploy.metrics.refusals import Reason
@@ -124,8 +125,10 @@ class ApiError(Exception):
         self.reason = reason or REASONS.get(status)
 
     def encode(self) -> bytes:
-        """Return the error object as JSON."""
-        detail = ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
+        """Return the error object as JSON. What a client wrote may be in it, such as lone surrogates of a template."""
+        message, param = replace_surrogates(self.message), self.param
+        param = replace_surrogates(param) if param is not None else None
+        detail = ErrorDetail(message=message, type=self.type, param=param, code=self.code)
         return msgspec.json.encode(ErrorResponse(error=detail))
 
 

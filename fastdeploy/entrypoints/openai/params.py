@@ -11,7 +11,7 @@ from typing import Any
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
-from fastdeploy.core.json_types import json_type
+from fastdeploy.core.json_types import json_type, shorten
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.entrypoints.openai.protocol import (
     FIELD_RANGES,
@@ -173,7 +173,9 @@ def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:
     args = body.logits_processors_args or {}
     for key in args:
         if key not in PROCESSOR_KEYS:
-            raise InvalidRequestError(PROCESSORS, f"unknown key {key!r}; known keys: {', '.join(PROCESSOR_KEYS)}")
+            raise InvalidRequestError(
+                PROCESSORS, f"unknown key {shorten(key)}; known keys: {', '.join(PROCESSOR_KEYS)}"
+            )
     if "thinking_budget" in args and not isinstance(body, ChatCompletionRequest):
         raise InvalidRequestError(PROCESSORS, "'thinking_budget' belongs to /v1/chat/completions")
     biases = _logit_bias("logit_bias", body.logit_bias or {})
@@ -186,7 +188,7 @@ def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:
 def _thinking_budget(args: dict[str, Any], reasoning_max_tokens: int | None) -> int | None:
     budget = args.get("thinking_budget")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
-        raise InvalidRequestError(PROCESSORS, f"expected a thinking_budget of at least 0 tokens, got {budget!r}")
+        raise InvalidRequestError(PROCESSORS, f"expected a thinking_budget of at least 0 tokens, got {shorten(budget)}")
     if budget is not None and reasoning_max_tokens not in (None, budget):
         raise InvalidRequestError(
             PROCESSORS, f"thinking_budget differs from reasoning_max_tokens {reasoning_max_tokens}"
@@ -200,7 +202,7 @@ def _logit_bias(field: str, given: Any) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in given.items():
         if not key.isascii() or not key.isdigit() or len(key) > MAX_ID_DIGITS:
-            raise InvalidRequestError(field, f"expected token ids as keys, got {key[:64]!r}")
+            raise InvalidRequestError(field, f"expected token ids as keys, got {shorten(key)}")
         if int(key) in bias:
             raise InvalidRequestError(field, f"token id {int(key)} is given twice")
         bias[int(key)] = value
@@ -260,8 +262,9 @@ def _response_format(given: Mapping[str, Any] | None) -> GuidedDecodingParams | 
     if kind == "structural_tag":
         _check_keys(source, given, ("type", *TAG_KEYS))
         return GuidedDecodingParams(structural_tag=dict(given), source=source)
-    found = repr(kind) if isinstance(kind, str) else json_type(kind)
-    raise InvalidRequestError("response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {found}")
+    raise InvalidRequestError(
+        "response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {shorten(kind)}"
+    )
 
 
 def _json_schema(field: str, given: Any) -> GuidedDecodingParams:

@@ -7,9 +7,10 @@ from functools import cache
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import check_json, shorten
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
 from fastdeploy.detokenize.chat_template import Conversation
-from fastdeploy.detokenize.messages import check_messages, check_tools
+from fastdeploy.detokenize.messages import MAX_JSON_LENGTH, check_messages, check_tools
 from fastdeploy.detokenize.template_process import TemplateProcess
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
@@ -21,8 +22,11 @@ TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", 
 NUM_TAIL_TOKENS = 16  # of a prompt of token ids, which are decoded to find a reasoning marker at the end
 
 
-def render_prompt(server: ApiServer, body: ChatCompletionRequest) -> str | list[int]:
+def render_prompt(server: ApiServer, body: ChatCompletionRequest, max_length: int) -> str | list[int]:
     """Return the prompt: the given token ids, the content of the first message, or the rendered conversation.
+
+    Args:
+        max_length: maximum length of a rendered conversation, in characters.
 
     Raises:
         InvalidRequestError: naming the field.
@@ -40,10 +44,19 @@ def render_prompt(server: ApiServer, body: ChatCompletionRequest) -> str | list[
     add_prompt = body.add_generation_prompt if body.add_generation_prompt is not None else not continues
     conversation = Conversation(messages, add_prompt, continues, tools or None, _template_variables(body))
     templates = server.tokenizer.chat_templates
-    if body.chat_template is None or body.chat_template in templates.templates:
+    if not has_client_template(server, body.chat_template):
         given = body.chat_template if body.chat_template is not None else server.chat_template
-        return templates.render(conversation, templates.select(given, bool(tools)))
-    return templates.render(conversation, body.chat_template, _template_process().render)
+        return templates.render(conversation, templates.select(given, bool(tools)), max_length=max_length)
+    assert body.chat_template is not None
+    return templates.render(conversation, body.chat_template, _template_process().render, max_length)
+
+
+def has_client_template(server: ApiServer, chat_template: str | None) -> bool:
+    """Return whether this field of a request is a template of its own, not the name of one of the tokenizer's.
+
+    Such a request is handled in the thread that has the template process (`threads.run_in_template_thread`).
+    """
+    return chat_template is not None and chat_template not in server.tokenizer.chat_templates.templates
 
 
 def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
@@ -94,6 +107,7 @@ def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:
         InvalidRequestError: a name is a field of its own, or contradicts `reasoning_effort`.
     """
     names = dict(body.chat_template_kwargs or {})
+    check_json("chat_template_kwargs", names, MAX_JSON_LENGTH)
     for name in OWN_FIELDS:
         if name in names:
             raise InvalidRequestError("chat_template_kwargs", f"{name!r} is a field of its own")
@@ -102,7 +116,7 @@ def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:
         return names
     if effort not in REASONING_EFFORTS:
         raise InvalidRequestError(
-            "reasoning_effort", f"expected one of {', '.join(REASONING_EFFORTS)}, got {effort!r:.64}"
+            "reasoning_effort", f"expected one of {', '.join(REASONING_EFFORTS)}, got {shorten(effort)}"
         )
     for name, value in {"reasoning_effort": effort, **(NO_REASONING if effort == "none" else {})}.items():
         if names.setdefault(name, value) != value:

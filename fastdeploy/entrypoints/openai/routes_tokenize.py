@@ -3,28 +3,35 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.detokenize.preprocess import check_token_ids
-from fastdeploy.entrypoints.openai.bodies import parse_body, read_body
+from fastdeploy.detokenize.preprocess import (
+    MAX_LONG_TEXT_LENGTH,
+    TRUNCATED_FACTOR,
+    check_text,
+    check_token_ids,
+    max_text_length,
+)
+from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.openapi import BODY_ERRORS, Endpoint
-from fastdeploy.entrypoints.openai.prompt import render_prompt
+from fastdeploy.entrypoints.openai.prompt import has_client_template, render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.responses import ResponseBody
 from fastdeploy.entrypoints.openai.routes_info import json_response, server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 
 ID_PREFIXES = ("", "cmpl-", "chatcmpl-")  # clients may send the request's id or the response's
 MAX_IDS = 4096
 TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -110,12 +117,18 @@ class AbortResponse(ResponseBody, kw_only=True):
 
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text or a conversation."""
-    return await _run_in_thread(request, _tokenize)
+    server, body = await _parse(request, TokenizeRequest)
+    is_client_template = has_client_template(server, body.chat_template)
+    run = run_in_template_thread if is_client_template else run_in_thread
+    client = client_of(request.scope)
+    return await run(client.id, client.weight, _tokenize, server, body)
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    return await _run_in_thread(request, _detokenize)
+    server, body = await _parse(request, DetokenizeRequest)
+    client = client_of(request.scope)
+    return await run_in_thread(client.id, client.weight, _detokenize, server, body)
 
 
 async def abort_requests(request: Request) -> Response:
@@ -123,9 +136,7 @@ async def abort_requests(request: Request) -> Response:
 
     An administrator's key aborts requests of all keys.
     """
-    server = server_of(request)
-    server.check_available()
-    body = parse_body(await read_body(request), AbortRequest)
+    server, body = await _parse(request, AbortRequest)
     if body.abort_all == (body.req_ids is not None):
         raise InvalidRequestError("req_ids", "expected a list of request ids, or abort_all: true")
     req_ids = body.req_ids or []
@@ -143,47 +154,57 @@ async def abort_requests(request: Request) -> Response:
     )
 
 
-async def _run_in_thread(request: Request, work: Callable[[ApiServer, bytes], ResponseBody]) -> Response:
+async def _parse(request: Request, model: type[T]) -> tuple[ApiServer, T]:
+    """Return the server and the body of a request, which is parsed in a thread if it is large."""
     server = server_of(request)
     server.check_available()
     raw_body = await read_body(request)
-    return json_response(await asyncio.to_thread(work, server, raw_body))  # a client's template may take seconds
+    if len(raw_body) < LARGE_BODY_BYTES:
+        return server, parse_body(raw_body, model)
+    client = client_of(request.scope)
+    return server, await run_in_thread(client.id, client.weight, parse_body, raw_body, model)
 
 
-def _tokenize(server: ApiServer, raw_body: bytes) -> TokenizeResponse:
-    body = parse_body(raw_body, TokenizeRequest)
+def _tokenize(server: ApiServer, body: TokenizeRequest) -> Response:
     server.check_model(body.model)
-    prompt = _prompt(server, body)
+    tokenizer, max_model_len = server.tokenizer, server.limits.max_model_len
+    max_length = max(MAX_LONG_TEXT_LENGTH, max_text_length(tokenizer, max_model_len))
+    prompt = _prompt(server, body, max_length)
     is_text = body.prompt is not None
+    check_text("prompt" if is_text else "messages", prompt, max_length)
     add_special = body.add_special_tokens if body.add_special_tokens is not None else is_text
-    tokens = server.tokenizer.encode(prompt, add_special) if isinstance(prompt, str) else prompt
-    return TokenizeResponse(
-        count=len(tokens),
-        max_model_len=server.limits.max_model_len,
-        tokens=tokens,
-        token_strs=[server.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+    tokens = tokenizer.encode(prompt, add_special)
+    return json_response(
+        TokenizeResponse(
+            count=len(tokens),
+            max_model_len=max_model_len,
+            tokens=tokens,
+            token_strs=[tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None,
+        )
     )
 
 
-def _prompt(server: ApiServer, body: TokenizeRequest) -> str | list[int]:
+def _prompt(server: ApiServer, body: TokenizeRequest, max_length: int) -> str:
     """Return the given text, or the conversation as it would be sent to the model."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("prompt", "expected a text, or messages; one of both")
     given: dict[str, Any] = {name: value for name in TEMPLATE_FIELDS if (value := getattr(body, name)) is not None}
     if body.prompt is None:
-        return render_prompt(server, ChatCompletionRequest(messages=body.messages, **given))
+        return str(render_prompt(server, ChatCompletionRequest(messages=body.messages, **given), max_length))
     if given:
         raise InvalidRequestError(next(iter(given)), "belongs to messages, not to a prompt")
     return body.prompt
 
 
-def _detokenize(server: ApiServer, raw_body: bytes) -> DetokenizeResponse:
-    body = parse_body(raw_body, DetokenizeRequest)
+def _detokenize(server: ApiServer, body: DetokenizeRequest) -> Response:
     server.check_model(body.model)
     if body.tokens is None:
         raise InvalidRequestError("tokens", "is missing")
+    max_tokens = TRUNCATED_FACTOR * server.limits.max_model_len
+    if len(body.tokens) > max_tokens:
+        raise InvalidRequestError("tokens", f"expected at most {max_tokens} token ids, got {len(body.tokens)}")
     check_token_ids("tokens", body.tokens, server.limits.vocab_size)
-    return DetokenizeResponse(prompt=server.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    return json_response(DetokenizeResponse(prompt=server.tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
 
 ENDPOINTS = (

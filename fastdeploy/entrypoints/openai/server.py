@@ -17,6 +17,7 @@ from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.json_types import shorten
 from fastdeploy.detokenize.preprocess import RequestLimits
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.clients import Client, ClientKeys, shown_client
@@ -123,7 +124,7 @@ class ApiServer:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 unless `name` is the served name, the model's path or its last part, or `default`."""
         if name is not None and name not in self._names:
-            message = f"model: {name!r} is not served here; this server serves {self.model_name!r}"
+            message = f"model: {shorten(name)} is not served here; this server serves {self.model_name!r}"
             raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
 
     def check_admin(self, client: Client) -> None:

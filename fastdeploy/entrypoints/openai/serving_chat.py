@@ -9,7 +9,7 @@ from typing import Any
 
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.detokenize.preprocess import build_request
+from fastdeploy.detokenize.preprocess import build_request, max_text_length
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params
@@ -54,7 +54,9 @@ class ServingChat(ServingBase):
         self._reasoning = reasoning_format(server)
         self._tools = tool_use(body, server.config.tool_call_parser)
         params = chat_params(body, server.defaults, server.param_limits)
-        prompt = render_prompt(server, body)
+        is_truncated = body.truncate_prompt_tokens is not None
+        max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
+        prompt = render_prompt(server, body, max_length)
         state = reasoning_state(server, body, prompt)
         self._add_constraint(params)
         add_special = body.add_special_tokens is True or (  # templates write the special tokens themselves

@@ -11,7 +11,13 @@ from msgspec import UNSET
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.detokenize.fill_in import fill_in_prompt
-from fastdeploy.detokenize.preprocess import build_request
+from fastdeploy.detokenize.preprocess import (
+    build_prepared_request,
+    check_prompt_length,
+    check_text,
+    max_text_length,
+    prepare_params,
+)
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
@@ -49,8 +55,10 @@ class ServingCompletion(ServingBase):
             )
         add_special = body.add_special_tokens is not False
         field = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
+        tokenizer, limits = server.tokenizer, server.limits
+        params = prepare_params(tokenizer, limits, params)
         self.requests = [
-            build_request(server.tokenizer, server.limits, self._id(index), prompt, params, add_special, field)
+            build_prepared_request(tokenizer, limits, self._id(index), prompt, params, add_special, field)
             for index, prompt in enumerate(self._with_suffix(add_special))
         ]
         for request in self.requests:
@@ -93,7 +101,16 @@ class ServingCompletion(ServingBase):
         texts = [prompt for prompt in self._prompts if isinstance(prompt, str)]
         if len(texts) < len(self._prompts):
             raise InvalidRequestError("suffix", "needs prompts of text, not of token ids")
-        return [fill_in_prompt(self.server.tokenizer, text, suffix, add_special) for text in texts]
+        tokenizer, max_model_len = self.server.tokenizer, self.server.limits.max_model_len
+        limit = max_text_length(tokenizer, max_model_len)
+        check_text("suffix", suffix, limit, max_model_len)
+        prompts: list[Prompt] = []
+        for text in texts:
+            check_text("prompt", text, limit, max_model_len)
+            token_ids = fill_in_prompt(tokenizer, text, suffix, add_special)
+            check_prompt_length("prompt", token_ids, max_model_len)
+            prompts.append(token_ids)
+        return prompts
 
     def _id(self, index: int) -> str:
         return self.response_id if len(self._prompts) == 1 else f"{self.response_id}-{index}"

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.json_types import shorten
 from fastdeploy.detokenize.messages import check_tools
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import NamedToolParser
@@ -108,7 +109,7 @@ def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
         _check_no_tools(body)
         return None
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-    mode, names = _choice(body.tool_choice if body.tool_choice is not None else "auto", list(functions))
+    mode, names = _choice(body.tool_choice if body.tool_choice is not None else "auto", functions)
     tool_format = get_tool_format(parser_name)
     if mode == "none":
         return None
@@ -131,7 +132,7 @@ def _check_no_tools(body: ChatCompletionRequest) -> None:
         raise InvalidRequestError("parallel_tool_calls", "needs tools")
 
 
-def _choice(choice: str | dict[str, Any], known: Sequence[str]) -> tuple[str, list[str]]:
+def _choice(choice: str | dict[str, Any], known: Collection[str]) -> tuple[str, list[str]]:
     """Return the mode (none, auto, required, named) and the functions that may be called."""
     match choice:
         case str() if choice in MODES:
@@ -147,7 +148,7 @@ def _choice(choice: str | dict[str, Any], known: Sequence[str]) -> tuple[str, li
     raise InvalidRequestError(
         "tool_choice",
         f'expected {", ".join(MODES)}, {{"type": "function", "function": {{"name": ...}}}} or '
-        f'{{"type": "allowed_tools", "allowed_tools": {{"mode": ..., "tools": [...]}}}}, got {choice!r:.80}',
+        f'{{"type": "allowed_tools", "allowed_tools": {{"mode": ..., "tools": [...]}}}}, got {shorten(choice)}',
     )
 
 
@@ -155,10 +156,10 @@ def _name(field: str, tool: Any) -> str:
     match tool:
         case {"type": "function", "function": {"name": str(name)}}:
             return name
-    raise InvalidRequestError(field, f"expected objects of type function with a name, got {tool!r:.64}")
+    raise InvalidRequestError(field, f"expected objects of type function with a name, got {shorten(tool)}")
 
 
-def _check_name(field: str, name: str, known: Sequence[str]) -> str:
+def _check_name(field: str, name: str, known: Collection[str]) -> str:
     if name not in known:
-        raise InvalidRequestError(field, f"{name[:64]!r} is not one of the tools: {', '.join(known)}"[:300])
+        raise InvalidRequestError(field, f"{shorten(name)} is not one of the tools: {', '.join(known)}"[:300])
     return name

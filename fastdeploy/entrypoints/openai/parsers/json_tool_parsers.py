@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import parse_json
 from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser, arguments_text
 
@@ -177,8 +178,8 @@ class DeepSeekToolParser(ToolParser):
 def _parse_call(text: str) -> tuple[str | None, str | None]:
     """Return name and arguments of a complete call; None for what is missing or wrong."""
     try:
-        call: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        call: Any = parse_json("call", text)
+    except InvalidRequestError:
         return None, None
     call = call["function"] if isinstance(call.get("function"), dict) else call
     name = call.get("name")

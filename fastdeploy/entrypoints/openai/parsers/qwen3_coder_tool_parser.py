@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import parse_json
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 
 MAX_TAG_LENGTH = 400  # characters; a longer tag is not a call
@@ -93,8 +95,8 @@ def convert(text: str, schema: Any) -> Any:
     if "string" in types and not ("null" in types and text == "null"):
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json("parameter", text)
+    except InvalidRequestError:
         return text
 
 

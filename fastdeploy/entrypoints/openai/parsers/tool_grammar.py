@@ -66,21 +66,22 @@ class ToolCallGrammar:
         lines = []
         if num_skipped and not tool_format.list_begin:
             first = "first_call"
-            lines.append(_alternatives(first, [self._call(name, num_skipped) for name in names]))
+            lines.append(
+                _alternatives(first, [self._call(index, name, num_skipped) for index, name in enumerate(names)])
+            )
         begin = self._literal(tool_format.list_begin[num_skipped:])
         next_call = f"({self._literal(tool_format.separator)} call)"
         count = "*" if self.max_calls is None else f"{{0,{self.max_calls - 1}}}"
         more = "" if self.max_calls == 1 else next_call + count
         lines.append(f"{rule}: {begin} {first} {more} {self._literal(tool_format.list_end)}")
         if first == "call" or more:
-            lines.append(_alternatives("call", [self._call(name, 0) for name in names]))
+            lines.append(_alternatives("call", [self._call(index, name, 0) for index, name in enumerate(names)]))
         write = _tagged_arguments if tool_format.is_tagged else _json_arguments
         return [*lines, *(line for index, name in enumerate(names) for line in write(index, self.schemas[name]))]
 
-    def _call(self, name: str, num_skipped: int) -> str:
+    def _call(self, index: int, name: str, num_skipped: int) -> str:
         begin = self.tool_format.begin.replace("{name}", name)[num_skipped:]
-        arguments = f"arguments_{list(self.schemas).index(name)}"
-        return f"{self._literal(begin)} {arguments} {self._literal(self.tool_format.end)}"
+        return f"{self._literal(begin)} arguments_{index} {self._literal(self.tool_format.end)}"
 
     def _literal(self, text: str) -> str:
         """Return `text` as terminals: special tokens by their ids, the rest quoted."""
@@ -109,6 +110,7 @@ def _json_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
 def _tagged_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
     """Return the rules of parameters as tags, in the order of the schema; strings are unrestricted."""
     lines, rules = [], []
+    required = {name for name in schema.get("required") or () if isinstance(name, str)}
     for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
         rule = f"parameter_{index}_{number}"
         begin = _quote(f"<parameter={key}>\n")
@@ -118,7 +120,7 @@ def _tagged_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
             definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
             value = value if isinstance(value, bool) else {**definitions, **value}
             lines.append(f"{rule}: {begin} {json_expression(value)} {_quote(TAG_END)}")
-        rules.append(rule if key in (schema.get("required") or ()) else f"{rule}?")
+        rules.append(rule if key in required else f"{rule}?")
     return [f"arguments_{index}: {' '.join(rules) or _quote('')}", *lines]
 
 

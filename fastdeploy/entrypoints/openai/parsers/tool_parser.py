@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import parse_json
 from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner, StreamParser, length_before
 
 
@@ -94,8 +96,8 @@ def arguments_text(value: Any) -> str | None:
     """Return the JSON text of arguments, which some models write as a quoted text; None if they are not an object."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = parse_json("arguments", value)
+        except InvalidRequestError:
             return None
     if value is None:
         return "{}"
