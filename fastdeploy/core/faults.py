@@ -90,7 +90,7 @@ def arm(faults: Iterable[Fault]) -> None:
     global _armed
     _armed = tuple(faults)
     for fault in _armed:
-        logger.warning("fault point %s is armed: %s %s", fault.point, fault.action, fault.request_id)
+        logger.warning("fault point %s is armed: %s for %s", fault.point, fault.action, fault.request_id or "the first")
 
 
 def fault_point(point: str, request_id: str = "") -> None:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,9 +16,10 @@ from fastdeploy.core.errors import RequestFailedError
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.core.step import ScheduledRequest
 from fastdeploy.engine.engine import Engine
+from fastdeploy.spec_decode.proposers.naive import NaiveProposer
 from tests.doubles import ManualClock, OracleProposer, make_engine, plain_text
+from tests.fault_points import armed
 
 PARAMS = SamplingParams(seed=1, max_tokens=12, ignore_eos=True)
 TEXT = plain_text([1, 2, 3], 1, PARAMS)
@@ -78,7 +79,7 @@ def check_bad_failed_alone(
     assert end.metrics is not None and end.speculate_metrics is not None
     assert [token for delta in deltas["good"] for token in delta.token_ids] == TEXT
     assert "request bad failed" in caplog.text
-    assert "TypeError: a fault" in caplog.text and "Traceback" in caplog.text
+    assert "InjectedFault: FD_FAULT" in caplog.text and "Traceback" in caplog.text
     assert engine.stats().num_finished == {"error": 1, "length": 1}
     engine.check_integrity()
     engine.add_request(generation("later"))
@@ -86,58 +87,20 @@ def check_bad_failed_alone(
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
-@pytest.mark.parametrize("method", ["num_valid_tokens", "forced_tokens", "accept_token"])
-def test_a_constraint_that_raises_fails_its_own_request(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = engine_with_drafts(corruption=1.0 if method == "forced_tokens" else 0.3)
+@pytest.mark.parametrize("num_skipped", [0, 2])
+@pytest.mark.parametrize("point", ["stop_scan", "constraint_advance", "commit", "delta", "constraint_draft", "finish"])
+def test_a_fault_fails_its_own_request(point: str, num_skipped: int, caplog: pytest.LogCaptureFixture) -> None:
+    engine = engine_with_drafts()
     for name in ("bad", "good"):
         engine.add_request(generation(name))
-        find(engine, name).constraint = constraint = FreeConstraint()
-        if method == "forced_tokens":
-            monkeypatch.setattr(constraint, "num_valid_tokens", lambda draft: 0)
-        if name == "bad":
-            monkeypatch.setattr(constraint, method, fail)
-    check_bad_failed_alone(engine, finish(engine), caplog)
+        find(engine, name).constraint = FreeConstraint()
+    with armed(point, "bad", num_skipped):
+        check_bad_failed_alone(engine, finish(engine), caplog)
 
 
-def fail_for_bad(call: Callable[..., Any]) -> Callable[..., Any]:
+def fail_for_bad(call: Callable[[Request], None]) -> Callable[[Request], None]:
     """Return a function that raises if it is called for the request `bad`, and else calls `call`."""
-
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        subject = args[1] if isinstance(args[0], TokenDelta) else args[0]
-        subject = subject.request if isinstance(subject, ScheduledRequest) else subject
-        return fail() if subject.request_id == "bad" else call(*args, **kwargs)
-
-    return guarded
-
-
-@pytest.mark.parametrize("method", ["truncate_at_stop", "complete", "end"])
-def test_an_exception_of_the_stop_scan_or_at_the_end_fails_its_own_request(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = engine_with_drafts()
-    monkeypatch.setattr(engine.outputs, method, fail_for_bad(getattr(engine.outputs, method)))
-    for name in ("bad", "good"):
-        engine.add_request(generation(name))
-    check_bad_failed_alone(engine, finish(engine), caplog)
-
-
-def test_a_component_that_raises_after_removing_a_request_fails_that_request_only(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = engine_with_drafts()
-    finish_request = engine.proposer.finish
-
-    def finish_and_fail(request: Request) -> None:
-        finish_request(request)
-        if request.request_id == "bad":
-            fail()
-
-    monkeypatch.setattr(engine.proposer, "finish", finish_and_fail)
-    for name in ("bad", "good"):
-        engine.add_request(generation(name))
-    check_bad_failed_alone(engine, finish(engine), caplog)
+    return lambda request: fail() if request.request_id == "bad" else call(request)
 
 
 def test_a_component_that_keeps_state_of_an_ended_request_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,42 +127,62 @@ def test_an_exception_at_abort_or_timeout_is_an_internal_error(monkeypatch: pyte
     engine.check_integrity()
 
 
-@pytest.mark.parametrize("method", ["admission.admit", "outputs.start", "proposer.start", "scheduler.add"])
-def test_an_exception_at_admission_refuses_the_request_and_leaves_no_state(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("point", "num_skipped"), [("prepare", 0), ("admit", 0), ("output_start", 1), ("proposer_start", 1)]
+)
+def test_a_fault_at_admission_refuses_the_request_and_leaves_no_state(
+    point: str, num_skipped: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_with_drafts()
     engine.add_request(generation("good"))
-    component, _, name = method.partition(".")
-    call, calls = getattr(getattr(engine, component), name), []
-
-    def fail_at_second_choice(*args: Any) -> Any:
-        calls.append(args)
-        return fail() if method == "admission.admit" or len(calls) == 2 else call(*args)
-
-    monkeypatch.setattr(getattr(engine, component), name, fail_at_second_choice)
-    with pytest.raises(RequestFailedError, match="internal error"):
+    with armed(point, "bad", num_skipped), pytest.raises(RequestFailedError, match="internal error"):
+        engine.prepare(generation("bad", n=3))
         engine.add_request(generation("bad", n=3))
-    monkeypatch.setattr(getattr(engine, component), name, call)
-    assert "request bad failed" in caplog.text and "TypeError: a fault" in caplog.text
+    assert "request bad failed" in caplog.text and "InjectedFault: FD_FAULT" in caplog.text
     engine.check_integrity()
     assert engine.abort("bad") == []
     assert [token for delta in finish(engine)["good"] for token in delta.token_ids] == TEXT
 
 
-def test_an_exception_before_the_grammar_is_compiled_refuses_the_request(
+def test_a_request_whose_buffer_cannot_be_allocated_fails_alone() -> None:
+    engine = make_engine(NaiveProposer())
+    engine.admission.max_model_len = 1 << 50  # tokens, which do not fit into the address space
+    engine.add_request(generation("good"))
+    with pytest.raises(RequestFailedError):
+        engine.add_request(GenerationRequest("bad", [1, 2, 3], SamplingParams()))
+    assert [token for delta in finish(engine)["good"] for token in delta.token_ids] == TEXT
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_process_is_no_error_of_a_request(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with_drafts()
+    for place in ("outputs.truncate_at_stop", "proposer.propose", "admission.admit"):
+        component, _, name = place.partition(".")
+        monkeypatch.setattr(getattr(engine, component), name, Mock(side_effect=error))
+        with pytest.raises(error):
+            engine.add_request(generation("good"))
+            finish(engine)
+        monkeypatch.undo()
+        engine.abort("good")
+
+
+def test_a_proposer_that_cannot_restart_a_request_fails_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_with_drafts()
-    monkeypatch.setattr(engine.admission, "prepare", fail)
-    with pytest.raises(RequestFailedError), caplog.at_level(logging.ERROR):
-        engine.prepare(generation("bad"))
-    assert "TypeError: a fault" in caplog.text
+    monkeypatch.setattr(engine.proposer, "restart", fail_for_bad(engine.proposer.restart))
+    for name in ("bad", "good"):
+        engine.add_request(generation(name))
+    with armed("propose"):
+        check_bad_failed_alone(engine, finish(engine), caplog)
 
 
 @pytest.mark.parametrize("accept_policy", ["normal", "reject_all"])
 def test_a_constraint_whose_masks_raise_fails_its_own_request(
-    accept_policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    accept_policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     speculative = NgramConfig(num_speculative_tokens=3, adaptive=False, accept_policy=accept_policy)
     engine = Engine.from_config(
@@ -214,18 +197,12 @@ def test_a_constraint_whose_masks_raise_fails_its_own_request(
     alone = [token for delta in finish(engine)["alone"] for token in delta.token_ids]
     for name in ("bad", "good"):
         start(name)
-    find(engine, "bad").constraint = constraint = FreeConstraint()
-    fill, steps = constraint.fill_bitmasks, []
-
-    def fail_in_the_fifth_step(draft: Sequence[int], bitmasks: TokenArray) -> list[bool]:
-        steps.append(len(draft))
-        return fail() if len(steps) == 5 else fill(draft, bitmasks)
-
-    monkeypatch.setattr(constraint, "fill_bitmasks", fail_in_the_fifth_step)
-    deltas = finish(engine)
+    find(engine, "bad").constraint = FreeConstraint()
+    with armed("constraint_mask", "bad", num_skipped=4):
+        deltas = finish(engine)
     texts = {name: [token for delta in of_name for token in delta.token_ids] for name, of_name in deltas.items()}
     assert texts["good"] == alone
     assert 4 <= len(texts["bad"]) < 20 and texts["bad"] == alone[: len(texts["bad"])]
     assert deltas["bad"][-1].error is not None and deltas["bad"][-1].error.type == "internal_error"
-    assert "TypeError: a fault" in caplog.text
+    assert "InjectedFault: FD_FAULT: constraint_mask" in caplog.text
     engine.check_integrity()

@@ -11,7 +11,8 @@ import pytest
 
 from fastdeploy import LLM, SamplingParams
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
-from fastdeploy.core.outputs import CompletionOutput, RequestOutput
+from fastdeploy.core.faults import InjectedFault, arm
+from fastdeploy.core.outputs import CompletionOutput, ErrorInfo, RequestOutput
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef "
 
@@ -212,3 +213,21 @@ def test_prompt_of_unknown_type_is_refused(llm: LLM, prompt: dict[str, Any]) -> 
 def test_error_of_an_unknown_argument_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(model="demo", max_model_length=10)
+
+
+def test_fault_points_are_armed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_DEBUG", "1")
+    monkeypatch.setenv("FD_FAULT", "commit:raise@offline-1,tokenise:raise@offline-3")
+    try:
+        llm = LLM(model="demo", max_model_len=64, seed=1)
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        outputs = llm.generate(["a = 1", "b = 2", "c = 3"], params, use_tqdm=False)
+        assert isinstance(outputs, list)
+        choices = [output.outputs[0] for output in outputs]
+        assert [choice.finish_reason for choice in choices] == ["length", "error", "length"]
+        assert choices[1].error == ErrorInfo("internal_error", "internal error")
+        with pytest.raises(InjectedFault):  # nothing has been started: this is the caller's own exception
+            llm.generate("d = 4", params, use_tqdm=False)
+        assert len(complete(llm, max_tokens=4).token_ids) == 4
+    finally:
+        arm(())

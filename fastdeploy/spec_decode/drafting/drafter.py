@@ -153,10 +153,12 @@ class Drafter:
         self._fill(self._backlogged)
 
     def reset(self) -> None:
-        """Mark all blocks as empty, because a call raised: which tokens they hold is uncertain."""
+        """Mark all blocks as empty and draft again from the next step on, because a call raised.
+
+        Blocks that a running request has found to be full stay so: nobody else has written to them.
+        """
         for filled in self._num_filled:
             filled[:] = [0] * len(filled)
-        self._fill_states.clear()
         self._knows_step = False
 
     def draft(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:

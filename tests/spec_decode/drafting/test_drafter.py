@@ -9,6 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from fastdeploy.core.faults import InjectedFault
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SpeculativeParams
 from fastdeploy.core.step import StepPlan
@@ -180,6 +181,29 @@ def test_tokens_of_a_pause_are_filled_when_drafting_resumes(
     assert filled + rows[0] == resumed
     assert max(rows[1:]) <= 5  # the emitted tokens, and the row before them at the start of a block
     assert len(rows) == sum(map(len, found.values()))
+
+
+@pytest.mark.parametrize("call", ["begin_step", "end_step"])
+def test_after_a_step_that_it_did_not_see_a_drafting_model_drafts_the_same(
+    requests: list[GenerationRequest], alone: tuple[str, Texts, Drafts], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafter, "MAX_BACKLOG", 20)
+    engine = engine_with(alone[0], 16, num_blocks=48)  # requests get blocks that others have filled
+    observer, calls = engine.runner.observer, count()  # type: ignore[attr-defined]
+    drafts, run_call = record_drafts(engine), getattr(observer, call)
+
+    def raise_sometimes(*args: StepPlan) -> bool:
+        if next(calls) % 2:
+            raise InjectedFault
+        return bool(run_call(*args))
+
+    monkeypatch.setattr(observer, call, raise_sometimes)
+    for _ in range(2):
+        assert run_all(engine, requests) == alone[1]
+        shown = {context: draft for context, draft in drafts.items() if draft}
+        check_equal(shown, alone[2], min_common=len(alone[2]) // 10)
+        assert len(shown) < len(drafts) or call == "end_step"  # which only some steps call
+        drafts.clear()
 
 
 @pytest.mark.parametrize("prefix_caching", [False, True])

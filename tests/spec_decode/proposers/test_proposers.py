@@ -12,7 +12,10 @@ from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixConfig
+from fastdeploy.ops.text_batch import TextBatch
 from fastdeploy.spec_decode.proposers.base import Proposer
+from fastdeploy.spec_decode.proposers.hybrid import HybridProposer
+from fastdeploy.spec_decode.proposers.match_proposer import MatchProposer
 from fastdeploy.spec_decode.proposers.ngram import NgramProposer
 from fastdeploy.spec_decode.proposers.registry import PROPOSERS, make_proposer
 from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
@@ -247,3 +250,38 @@ def test_a_method_with_a_drafting_model_requires_a_runner(method: str) -> None:
     config = parse_speculative_config({"method": method, "model": "demo/draft"})
     with pytest.raises(ValueError, match=f"method {method} requires a runner"):
         make_proposer(config)
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix", "with_ngram", "with_suffix"])
+def test_a_request_that_was_restarted_after_a_fault_gets_the_same_drafts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer, other = ALL[name](), ALL[name]()
+    requests, others = [request(0), request(1)], [request(0), request(1)]
+    for r, o in zip(requests, others):
+        proposer.start(r)
+        other.start(o)
+        r.append([5, 9, 5])
+        o.append([5, 9, 5])
+    matcher = proposer._matcher if isinstance(proposer, HybridProposer) else proposer
+    assert isinstance(matcher, MatchProposer)
+    draft_batch = matcher._match_index.draft_batch
+
+    def take_tokens_and_raise(batch: TextBatch) -> None:
+        draft_batch(batch)
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(matcher._match_index, "draft_batch", take_tokens_and_raise)
+        proposer.propose(requests, quotas(4, 4))
+    for r in requests:
+        proposer.restart(r)
+    for tokens in ([6], [7, 8]):
+        emit([*requests, *others], [tokens] * 4)
+        drafts = [draft.token_ids for draft in proposer.propose(requests, quotas(4, 4))]
+        assert drafts == [draft.token_ids for draft in other.propose(others, quotas(4, 4))]
+        assert all(drafts)
+    proposer.check_integrity(requests)
+    for r in requests:
+        proposer.finish(r)
+    proposer.check_integrity([])
