@@ -11,6 +11,7 @@ import numpy as np
 from fastdeploy.config.engine_config import SchedulerConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.length_policy import LengthPolicy
+from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
@@ -41,6 +42,7 @@ class SlotModelRunner:
         self.slots = np.full(num_blocks * block_size, -1, np.int32)
         self.block_size = block_size
         self.steps = 0
+        self.prompt_logprob_rows = 0
 
     def run(self, plan: StepPlan) -> list[RequestResult]:
         self.steps += 1
@@ -52,8 +54,9 @@ class SlotModelRunner:
 
     def _verify(self, scheduled: ScheduledRequest) -> RequestResult:
         request, num_rows = scheduled.request, scheduled.num_verify_rows
+        prompt_logprobs = self._prompt_logprobs(scheduled)
         if num_rows == 0:
-            return RequestResult()
+            return RequestResult(prompt_logprobs=prompt_logprobs)
         end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
         context = self.slots[self._slots(request, np.arange(end))]
         np.testing.assert_array_equal(context, request.tokens_with_draft(scheduled.draft)[:end])
@@ -63,7 +66,15 @@ class SlotModelRunner:
             tokens.append(next_token(context[: end - num_rows + 1 + i], request.seed))
             if i == len(drafts) or tokens[-1] != drafts[i]:
                 break
-        return RequestResult(tokens, num_accepted=len(tokens) - 1)
+        return RequestResult(tokens, num_accepted=len(tokens) - 1, prompt_logprobs=prompt_logprobs)
+
+    def _prompt_logprobs(self, scheduled: ScheduledRequest) -> list[TokenLogprobs]:
+        """Return the next token of each row, with minus the row's position as its log-probability."""
+        self.prompt_logprob_rows += scheduled.num_prompt_logprob_rows
+        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens - scheduled.num_verify_rows
+        tokens = scheduled.request.token_ids
+        positions = range(end - scheduled.num_prompt_logprob_rows, end)
+        return [TokenLogprobs(int(tokens[position + 1]), -float(position), 1) for position in positions]
 
     def _slots(self, request: Request, positions: np.ndarray) -> np.ndarray:
         blocks = np.array(request.block_ids, np.int64)[positions // self.block_size]

@@ -179,7 +179,7 @@ class _Choice:
         delta = TokenDelta(self.request.request_id, self.index, seed=self.seed)
         if params.logprobs is not None:
             delta.logprobs = []
-        if params.prompt_logprobs is not None and self._num_emitted == 0:
+        if params.prompt_logprobs is not None and self._num_emitted == 0 and self.index == 0:
             delta.prompt_logprobs = [None, *map(_logprobs, self.request.prompt_token_ids[1:])]
         while delta.finish_reason is None and len(delta.token_ids) < count:
             token_id = self._next_token()

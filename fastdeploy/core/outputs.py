@@ -82,7 +82,8 @@ class TokenDelta:
         token_ids: the emitted tokens in order, up to a stop.
         draft_sources: the source of each accepted draft; accepted drafts are the first tokens of their step.
         logprobs: one entry per token, if requested.
-        prompt_logprobs: one entry per prompt token (None for the first), in the first delta, if requested.
+        prompt_logprobs: one entry per prompt token (None for the first), in the first delta of the request, if
+            requested.
         finish_reason: None while running; stop, length, abort or error.
         stop_reason: the stop string or token id that ended it; None for the model's end token.
         is_complete: with `stop`: the output's grammar is complete, and the last token is part of the text.

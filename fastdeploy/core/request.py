@@ -12,7 +12,7 @@ import numpy as np
 from fastdeploy.core.constraint import TokenArray as TokenArray
 from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.generation_request import GenerationRequest as GenerationRequest
-from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
+from fastdeploy.core.outputs import RequestMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Request:
         num_first_tokens (emitted by the step that ends the prefill), bad_words_state, speculation.
     Set by the proposer, and trimmed by the length policy before a step is planned: draft.
     Set by the KV cache manager: block_ids, block_hashes, num_published_blocks.
-    Collected from the prefill chunks, if requested: prompt_logprobs, of prompt tokens 1, 2, ...
+    Shared with the other choices: prompt_logprobs.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
 
-        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs = source.prompt_logprobs
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
         self.speculation = SpeculationStats()

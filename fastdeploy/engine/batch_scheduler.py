@@ -195,7 +195,7 @@ class BatchScheduler:
             only for requests of its own client.
         """
         request, kv_cache = client.waiting[0], self.kv_cache_manager
-        if self._prefix_is_being_computed(request):
+        if self._waits_for_choice(request):
             return inf
         kv_cache.match_prefix(request)
         planned, may_run = self._plan_rows(request, plan.budget), self.shares.may_run(request)
@@ -248,12 +248,12 @@ class BatchScheduler:
         """Return how many prefill rows a step may have beside few rows of decoding requests."""
         return max(MIN_PREFILL_ROWS, int(self._rows_per_s * MAX_DECODE_STALL_S))
 
-    def _prefix_is_being_computed(self, request: Request) -> bool:
-        """Return whether another choice of the same request still computes the blocks that this one can share."""
-        if not self.kv_cache_manager.enable_prefix_caching:
-            return False
-        if request.num_prompt_tokens <= self.kv_cache_manager.block_size:
-            return False
+    def _waits_for_choice(self, request: Request) -> bool:
+        """Return whether another choice of the same request still computes something that this one can share."""
+        if not request.prompt_logprobs.num_missing:
+            kv_cache = self.kv_cache_manager
+            if not kv_cache.enable_prefix_caching or request.num_prompt_tokens <= kv_cache.block_size:
+                return False
         return any(r.request_id == request.request_id and r.num_output_tokens == 0 for r in self.running)
 
     def _plan_rows(self, request: Request, budget: int) -> ScheduledRequest | None:
@@ -289,7 +289,7 @@ class BatchScheduler:
 
 def _num_prompt_logprob_rows(request: Request, num_rows: int) -> int:
     """Return how many rows of a prefill chunk, its last ones, predict prompt tokens without a log-probability yet."""
-    if request.params.prompt_logprobs is None:
+    if not request.prompt_logprobs.num_missing:
         return 0
-    first = max(request.num_computed, len(request.prompt_logprobs))
+    first = max(request.num_computed, len(request.prompt_logprobs.entries))
     return max(0, min(request.num_computed + num_rows, request.num_prompt_tokens - 1) - first)

@@ -196,7 +196,7 @@ class Engine:
             raise result.exception
         request, draft = scheduled.request, scheduled.draft
         if result.prompt_logprobs:
-            request.prompt_logprobs += result.prompt_logprobs
+            request.prompt_logprobs.entries += result.prompt_logprobs
         if not result.token_ids:
             if not result.error:
                 self.scheduler.commit(scheduled, result, [])

@@ -118,7 +118,7 @@ class OutputProcessor:
             request.num_first_tokens = len(delta.token_ids)
             request.metrics.first_token_s = self._clock() - request.arrival_s
             if request.params.prompt_logprobs is not None:
-                delta.prompt_logprobs = [None, *request.prompt_logprobs]
+                delta.prompt_logprobs = request.prompt_logprobs.report()
         if delta.finish_reason is not None:
             self.end(delta, request, delta.finish_reason)
 

@@ -48,15 +48,18 @@ class KVCacheManager:
     def match_prefix(self, request: Request) -> int:
         """Add the published blocks of the request's longest cached prefix to its block table.
 
-        At least one token is left to compute, for its logits. A request for log-probabilities of its prompt has no
-        prefix hits, because it needs the logits of every row.
+        At least one token is left to compute, for its logits. A request for log-probabilities of its prompt also
+        computes every row whose log-probability none of its choices has computed yet.
 
         Returns:
             The number of tokens in these blocks.
         """
-        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
+        if not self.enable_prefix_caching:
             return 0
-        max_blocks = (request.num_tokens - 1) // self.block_size
+        logprobs, max_hit = request.prompt_logprobs, request.num_tokens - 1
+        if logprobs.num_missing:
+            max_hit = len(logprobs.entries)
+        max_blocks = max_hit // self.block_size
         self._extend_hashes(request, max_blocks)
         for content_hash in request.block_hashes[:max_blocks]:
             block_id = self.pool.find(content_hash)

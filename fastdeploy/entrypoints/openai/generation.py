@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import GenerationRequest, without_client_mark
-from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.errors import GenerationFailed
@@ -34,6 +34,7 @@ class ChoiceUpdate:
         text: new text; may be empty although there are new tokens.
         delta: the new tokens, and the end of the output.
         is_first: this is the first update of the choice.
+        prompt_logprobs: those of the prompt, in the first update of each choice, if requested.
     """
 
     prompt_index: int
@@ -41,6 +42,7 @@ class ChoiceUpdate:
     text: str
     delta: TokenDelta
     is_first: bool
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Generation:
         self._assemblers = [TextAssembler(tokenizer, prompt, request.params) for _ in range(n)]
         self._num_tokens = [0] * n
         self._started = [False] * n
+        self._prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
 
     async def updates(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
         """Yield new output until every choice has ended; text before an error is yielded before the error is raised.
@@ -117,8 +120,13 @@ class Generation:
             delta = replace(delta, finish_reason=None)  # the request ends with the error
         is_first = not self._started[index]
         self._started[index] = True
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
         choice_index = self._prompt_index * self.request.params.n + index
-        return ChoiceUpdate(self._prompt_index, choice_index, text, delta, is_first)
+        update = ChoiceUpdate(self._prompt_index, choice_index, text, delta, is_first)
+        if is_first:
+            update.prompt_logprobs = self._prompt_logprobs
+        return update
 
     def _record(self, delta: TokenDelta, finish_reason: str) -> None:
         if delta.metrics is not None:

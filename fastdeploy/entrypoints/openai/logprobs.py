@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.responses import (
@@ -19,6 +21,7 @@ from fastdeploy.entrypoints.openai.responses import (
 )
 
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot represent
+MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer; a million take about 4 s and 60 MB
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
@@ -70,6 +73,28 @@ class CompletionLogprobsBuilder:
         return {
             token_name(self._tokenizer, token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)
         }
+
+
+def check_num_prompt_logprobs(field: str, requests: Sequence[GenerationRequest], num_copies: int) -> None:
+    """Check how many log-probabilities of prompt tokens the answer has.
+
+    Args:
+        field: the field that requests them.
+        num_copies: number of choices of each prompt that carry them.
+
+    Raises:
+        InvalidRequestError: there are more than MAX_PROMPT_LOGPROBS.
+    """
+    count = sum(
+        len(request.prompt_token_ids) * (1 + request.params.prompt_logprobs) * num_copies
+        for request in requests
+        if request.params.prompt_logprobs is not None
+    )
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            field,
+            f"expected at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompt tokens in the answer, got {count}",
+        )
 
 
 def prompt_logprobs(

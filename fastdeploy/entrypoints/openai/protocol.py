@@ -51,7 +51,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         bad_words_token_ids: token sequences that are never written; at most 16384 ids in all, with those of `bad_words`
         ignore_eos: continue after the model's end tokens
         logit_bias: token id to a number that is added to its logit
-        prompt_logprobs: number of alternatives per prompt token; in a stream they come with the first chunk
+        prompt_logprobs: number of alternatives per prompt token; they come with the first choice of each prompt, in a
+            stream with its first chunk; at most 1048576 log-probabilities in one answer
         include_logprobs_decode_token: false leaves the texts of tokens out of `prompt_logprobs`
         skip_special_tokens: leave special tokens out of the text (default: true)
         include_stop_str_in_output: keep the stop string in the text
@@ -70,7 +71,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         return_token_ids: add `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,
             `prompt_tokens` and `completion_tokens`
         truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 leaves room for `max_tokens`
-        priority: requests of lower values start earlier (default: 0)
+        priority: requests of lower values start before others of the same client (default: 0)
         timeout: seconds from its arrival after which the request is ended; the server may set a shorter time
         max_streaming_response_tokens: minimum number of tokens per chunk, unless its choice ends (default: 1)
     """

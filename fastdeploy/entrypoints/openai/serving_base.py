@@ -8,7 +8,7 @@ import contextlib
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,9 +82,13 @@ class ServingBase(ABC):
         """Run until all choices have ended; return the response as JSON."""
         group = self._group()
         updates = await group.run_to_completion()
-        choices = [self.choice(update) for update in updates]
-        head = self._head(self.object_name)
-        return msgspec.json.encode(self.response_type(**head, choices=choices, usage=group.usage.report()))
+
+        def encode(updates: Iterable[ChoiceUpdate]) -> bytes:
+            choices = [self.choice(update) for update in updates]
+            head = self._head(self.object_name)
+            return msgspec.json.encode(self.response_type(**head, choices=choices, usage=group.usage.report()))
+
+        return await _encode(encode, updates)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events, except for the final `[DONE]`; text before an error comes before it is raised."""
@@ -104,7 +108,7 @@ class ServingBase(ABC):
         async with contextlib.aclosing(group.updates()) as stream:
             try:
                 async for updates in stream:
-                    if chunks := encode(aggregator.push(updates)):
+                    if chunks := await _encode(encode, aggregator.push(updates)):
                         yield chunks
             except Exception:
                 if chunks := encode(aggregator.flush()):
@@ -251,6 +255,13 @@ class GenerationResponse:
         else:
             headers.append((b"cache-control", b"no-cache"))
         return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _encode(encode: Callable[[list[ChoiceUpdate]], bytes], updates: list[ChoiceUpdate]) -> bytes:
+    """Call `encode`; in a thread if there are log-probabilities of a prompt, which may take seconds."""
+    if any(update.prompt_logprobs is not None for update in updates):
+        return await asyncio.to_thread(encode, updates)
+    return encode(updates)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -11,7 +11,7 @@ from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import build_request, max_text_length
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
-from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from fastdeploy.entrypoints.openai.logprobs import chat_logprobs, check_num_prompt_logprobs, prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
@@ -67,6 +67,7 @@ class ServingChat(ServingBase):
         request.cache_salt = body.cache_salt or ""
         request.reasoning = state
         self.requests = [request]
+        check_num_prompt_logprobs("prompt_logprobs", self.requests, 1)
         is_plain = self._reasoning is None and self._tools is None
         self._parsers = None if is_plain else [self._make_parser(state) for _ in range(params.n)]
 
@@ -89,7 +90,8 @@ class ServingChat(ServingBase):
         for delta in deltas[:-1]:
             yield _plain_choice(update, delta)
         common = self._common_fields(update)
-        if deltas or common["finish_reason"] or common["logprobs"] or self.body.return_token_ids:
+        is_new = deltas or common["finish_reason"] or common["logprobs"] or self.body.return_token_ids
+        if is_new or update.prompt_logprobs is not None:
             last = deltas[-1] if deltas else DeltaMessage()
             choice = ChatCompletionStreamChoice(index=update.index, delta=last, **common)
             self._add_optional_fields(choice, update)
@@ -150,9 +152,9 @@ class ServingChat(ServingBase):
 
     def _add_optional_fields(self, choice: ChoiceFields, update: ChoiceUpdate) -> None:
         self.add_optional_fields(choice, update)
-        if update.delta.prompt_logprobs is not None:
+        if update.prompt_logprobs is not None and update.delta.index == 0:
             has_texts = self.body.include_logprobs_decode_token
-            choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, update.delta.prompt_logprobs, has_texts)
+            choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, update.prompt_logprobs, has_texts)
 
 
 def _plain_choice(update: ChoiceUpdate, delta: DeltaMessage) -> ChatCompletionStreamChoice:

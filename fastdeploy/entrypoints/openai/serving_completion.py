@@ -19,7 +19,11 @@ from fastdeploy.detokenize.preprocess import (
     prepare_params,
 )
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
-from fastdeploy.entrypoints.openai.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from fastdeploy.entrypoints.openai.logprobs import (
+    CompletionLogprobsBuilder,
+    check_num_prompt_logprobs,
+    prompt_logprobs,
+)
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
 from fastdeploy.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
@@ -63,6 +67,11 @@ class ServingCompletion(ServingBase):
         ]
         for request in self.requests:
             request.cache_salt = body.cache_salt or ""
+        check_num_prompt_logprobs(
+            "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs",
+            self.requests,
+            params.n if body.echo else 1,
+        )
         num_choices = len(self._prompts) * params.n
         self._num_top = completion_logprobs(body)
         self._logprobs = [CompletionLogprobsBuilder(server.tokenizer, self._num_top or 0) for _ in range(num_choices)]
@@ -77,9 +86,9 @@ class ServingCompletion(ServingBase):
             finish_reason=delta.finish_reason,
         )
         self.add_optional_fields(choice, update)
-        if delta.prompt_logprobs is not None and self.body.prompt_logprobs is not None:
+        if update.prompt_logprobs is not None and delta.index == 0 and self.body.prompt_logprobs is not None:
             has_texts = self.body.include_logprobs_decode_token
-            choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, delta.prompt_logprobs, has_texts)
+            choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, update.prompt_logprobs, has_texts)
         return choice
 
     def chunk_choices(self, update: ChoiceUpdate) -> Iterator[CompletionChoice]:
@@ -126,9 +135,9 @@ class ServingCompletion(ServingBase):
             return None
         delta = update.delta
         token_ids, entries = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs or [])
-        if self.body.echo and delta.prompt_logprobs is not None:
+        if self.body.echo and update.prompt_logprobs is not None:
             token_ids = [*self.requests[update.prompt_index].prompt_token_ids, *token_ids]
-            entries = [*delta.prompt_logprobs, *entries]
+            entries = [*update.prompt_logprobs, *entries]
         return self._logprobs[update.index].build(token_ids, entries)
 
 
