@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -51,6 +52,31 @@ class ServerConfig:
     timeout_graceful_shutdown: Annotated[
         float, number(0, help="seconds that running requests may take after SIGTERM; 0: no limit")
     ] = 30.0
+    max_connections: Annotated[int, integer(0, help="maximum number of open connections; 0: no limit")] = 4096
+    max_connections_per_address: Annotated[
+        int, integer(0, help="maximum per client address, which loopback addresses are exempt from; 0: no limit")
+    ] = 256
+    forwarded_allow_ips: Annotated[
+        tuple[str, ...], strings(help="proxies whose X-Forwarded-For names the client: addresses, networks, or *")
+    ] = ("127.0.0.1",)
+    max_url_length: Annotated[int, integer(256, help="maximum number of bytes of a URL")] = 16 * 2**10
+    max_header_size: Annotated[
+        int, integer(1024, 2**24, help="maximum number of bytes of all headers of a request")
+    ] = 64 * 2**10
+    timeout_header: Annotated[
+        float, number(0, help="seconds until the headers of a request must be complete; 0: no limit")
+    ] = 10.0
+    timeout_body: Annotated[
+        float, number(0, help="seconds until the body of a request must be complete; 0: no limit")
+    ] = 60.0
+    max_body_size: Annotated[int, integer(1024, help="maximum number of bytes of a body")] = 32 * 2**20
+    max_total_body_size: Annotated[
+        int, integer(1024, help="maximum number of bytes of all bodies that are read at the same time")
+    ] = 256 * 2**20
+    max_json_elements: Annotated[int, integer(1, help="maximum number of values and keys in a body")] = 1_000_000
+    max_json_depth: Annotated[
+        int, integer(1, 256, help="maximum depth of arrays and objects in each other in a field of a body")
+    ] = 64
     max_logprobs: Annotated[
         int, integer(0, MAX_LOGPROBS_LIMIT, help="maximum number of alternatives per token in a response")
     ] = MAX_LOGPROBS_LIMIT
@@ -75,5 +101,16 @@ class ServerConfig:
             raise ConfigError("max_waiting_time", f"expected seconds, or -1 for no limit, got {self.max_waiting_time}")
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError("root_path", f"expected a path that begins with /, got {self.root_path!r}")
+        for name in self.forwarded_allow_ips:
+            if name != "*" and not _is_network(name):
+                raise ConfigError("forwarded_allow_ips", f"expected addresses, networks, or *, got {name!r}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_certfile", "ssl_keyfile and ssl_certfile must be given together")
+
+
+def _is_network(name: str) -> bool:
+    try:
+        ipaddress.ip_network(name)
+    except ValueError:
+        return False
+    return True

@@ -21,6 +21,7 @@ from fastdeploy.core.generation_request import add_client_mark
 from fastdeploy.entrypoints.openai import pages, routes_info, routes_tokenize
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import Client, client_of
+from fastdeploy.entrypoints.openai.connection_gate import release_body
 from fastdeploy.entrypoints.openai.errors import (
     ApiError,
     error_response,
@@ -28,7 +29,7 @@ from fastdeploy.entrypoints.openai.errors import (
     route_not_found,
     to_api_error,
 )
-from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware
+from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware, path_of
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.prompt import has_client_template
@@ -114,10 +115,10 @@ async def _generate(
     server = server_of(request)
     server.check_available()
     header_id = _header_id(request)
-    raw_body = await read_body(request)
+    raw_body = await read_body(request, server.config)
 
     def parse() -> GenerationFields:
-        body: GenerationFields = parse_body(raw_body, model)
+        body: GenerationFields = parse_body(raw_body, model, server.config)
         fault_point("parse", body.request_id or "")
         server.check_model(body.model)
         check_request_fields(body)
@@ -128,6 +129,7 @@ async def _generate(
     is_small = len(raw_body) < LARGE_BODY_BYTES
     client = client_of(request.scope)
     body = parse() if is_small else await run_in_thread(client.id, client.weight, parse)
+    release_body(request.scope)
     if has_client_template(server, getattr(body, "chat_template", None)):
         serving = await run_in_template_thread(client.id, client.weight, make_serving, server, body)
     elif is_small:
@@ -175,7 +177,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Return the response for a route or method that does not exist."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = path_of(request.scope)  # not from the URL, which a client's Host header can make invalid
     if error.status_code == 404:
         return error_response(
             route_not_found(path, [route.path for route in request.app.routes if "{" not in route.path])

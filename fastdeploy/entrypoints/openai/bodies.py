@@ -4,16 +4,25 @@
 from __future__ import annotations
 
 import difflib
-import json
 from email.message import Message
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
+from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.entrypoints.openai.clients import client_of
+from fastdeploy.entrypoints.openai.connection_gate import SMALL_BODY_BYTES, body_of
 from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.entrypoints.openai.json_fields import (
+    check_duplicates,
+    check_size,
+    decode_field,
+    decoder_of,
+    split_object,
+)
 from fastdeploy.entrypoints.openai.protocol import (
     REFUSED,
     WITHOUT_EFFECT,
@@ -22,52 +31,67 @@ from fastdeploy.entrypoints.openai.protocol import (
     GenerationFields,
 )
 
-MAX_BODY_BYTES = 32 * 2**20
 LARGE_BODY_BYTES = 8 * 2**10  # bodies of this size and above are parsed in a thread, not in the event loop
 
+_ANY = decoder_of(Any)
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the body.
+async def read_body(request: Request, config: ServerConfig) -> bytes:
+    """Return the body, whose memory counts as in flight until `release_body` or the end of the request.
 
     Raises:
-        ApiError: 413 if it is too large; 415 if it is compressed or, according to its header, not JSON in UTF-8.
+        ApiError: 413 if it is too large; 415 if it is compressed or, according to its header, not JSON in UTF-8; 400,
+            408 or 503 if the connection cannot deliver it.
+        ClientDisconnect: the client has closed the connection.
     """
     _check_headers(request)
+    max_size = config.max_body_size
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise _too_large()
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
-    return bytes(body)
+    if length.isdigit() and int(length) > max_size:
+        raise _too_large(max_size)
+    parts: list[bytes] = []
+    num_bytes, has_more = 0, True
+    while has_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        in_flight = body_of(request.scope)
+        if in_flight is not None and in_flight.error is not None:
+            raise in_flight.error
+        parts.append(message["body"])
+        num_bytes += len(message["body"])
+        if num_bytes > max_size:
+            raise _too_large(max_size)
+        has_more = message["more_body"]
+        if has_more and in_flight is not None and num_bytes > SMALL_BODY_BYTES and not in_flight.client:
+            in_flight.count_for(client_of(request.scope).id)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def parse_body(body: bytes, model: type[T]) -> T:
+def parse_body(body: bytes, model: type[T], config: ServerConfig) -> T:
     """Parse a JSON body into `model`.
 
     Raises:
         ApiError: 400, naming the field: no JSON object, a duplicate field, an unknown field (with the nearest known
-            one), a field of the wrong type, or a refused one.
+            one), a field of the wrong type, a refused one, or one with too many or too deeply nested values.
     """
-    given = _decode(body)
+    given = split_object(body)
     known = _known_fields(model)
     is_generation = issubclass(model, GenerationFields)
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in known:
-            if value is not None:
-                values[name] = _convert(name, value, known[name])
-        elif is_generation and name in REFUSED:
-            _check_refused(name, value)
-        elif is_generation and name == "metadata":
-            _check_metadata(value)
-        elif not is_generation or name not in WITHOUT_EFFECT:
+    for name in given:
+        if name not in known and not (is_generation and (name in REFUSED or name in WITHOUT_EFFECT)):
             raise _unknown_field(name, model)
-    request = model(**values)
+    check_size(body, given, config.max_json_depth, config.max_json_elements)
+    values = {name: decode_field(name, text, known.get(name, _ANY)) for name, text in given.items()}
+    check_duplicates(body, given, values)
+    used = {}
+    for name, value in values.items():
+        if name in known and value is not None:
+            used[name] = value
+        elif value is not None:
+            _check_without_effect(name, value)
+    request = model(**used)
     if isinstance(request, GenerationFields) and request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options", "needs stream: true")
     return request
@@ -92,52 +116,34 @@ def _unsupported(message: str) -> ApiError:
     return ApiError(415, message, code="unsupported_media_type")
 
 
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body may have at most {MAX_BODY_BYTES} bytes", code="request_too_large")
+def _too_large(max_size: int) -> ApiError:
+    return ApiError(413, f"the body may have at most {max_size} bytes", code="request_too_large")
 
 
 @cache
-def _known_fields(model: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(model)}  # resolving annotations takes 2 ms
+def _known_fields(model: type[msgspec.Struct]) -> dict[str, msgspec.json.Decoder[Any]]:
+    return {
+        field.name: decoder_of(field.type) for field in msgspec.structs.fields(model)
+    }  # resolving annotations takes 2 ms
 
 
-def _decode(body: bytes) -> dict[str, Any]:
-    try:
-        given = msgspec.json.decode(body)
-        json.loads(body, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(given, dict):
-        raise ApiError(400, f"the body must be a JSON object, got {_json_type(given)}", code="invalid_json")
-    return given
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse a duplicate key: parsers differ in which of its values they use."""
-    seen = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise ApiError(400, f"{name}: given twice in one object", param=name, code="invalid_json")
-        seen.add(name)
-
-
-def _convert(name: str, value: Any, kind: Any) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text = str(error).replace("`", "").replace(" | null", "").replace("$", name)
-        raise InvalidRequestError(name, text[:1].lower() + text[1:]) from None
+def _check_without_effect(name: str, value: Any) -> None:
+    """Check a field that the server does not use."""
+    if name in REFUSED:
+        _check_refused(name, value)
+    elif name == "metadata":
+        _check_metadata(value)
 
 
 def _check_refused(name: str, value: Any) -> None:
     reason, neutral = REFUSED[name]
-    if value is not None and value not in neutral:
+    if value not in neutral:
         raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
 
 
 def _check_metadata(value: Any) -> None:
     """Refuse values that are not texts: older clients of FastDeploy put settings here, which would have no effect."""
-    if value is not None and (not isinstance(value, dict) or not all(isinstance(tag, str) for tag in value.values())):
+    if not isinstance(value, dict) or not all(isinstance(tag, str) for tag in value.values()):
         raise InvalidRequestError("metadata", "expected a mapping to texts; settings are fields of their own")
 
 
@@ -152,8 +158,3 @@ def _unknown_field(name: str, model: type[msgspec.Struct]) -> ApiError:
         hint = f"did you mean {nearest[0]!r}?" if nearest else ""
     message = f"{name[:64]}: unknown field" + (f"; {hint}" if hint else "")
     return ApiError(400, message, param=name[:64], code="unknown_parameter")
-
-
-def _json_type(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -85,10 +85,10 @@ def _host(scope: Scope) -> str:
 
 @lru_cache(MAX_CACHED_ADDRESSES)
 def _client_of_address(host: str) -> Client:
-    return Client(_hexdigest(_network(host).encode()))
+    return Client(_hexdigest(network_of(host).encode()))
 
 
-def _network(host: str) -> str:
+def network_of(host: str) -> str:
     """Return the address of a client; of an IPv6 address only the network, and of a mapped one the IPv4 address."""
     try:
         address = ipaddress.IPv6Address(host)

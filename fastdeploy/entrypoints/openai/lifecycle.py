@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import uvicorn
@@ -25,21 +25,16 @@ from fastdeploy.core.errors import ConfigError, InvalidRequestError, ShuttingDow
 from fastdeploy.detokenize.chat_template import check_template
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
-from fastdeploy.entrypoints.openai.middleware import MetricsMiddleware
+from fastdeploy.entrypoints.openai.connection_gate import ConnectionGate, RequestGuard
+from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.entrypoints.openai.middleware import OTHER, MetricsMiddleware
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.web_server import make_web_server
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ipc.connection import EngineConnection
 
 DRAIN_POLL_S = 0.05
 FINAL_RESPONSES_S = 1.0  # time to send the errors of a dead engine to the clients
-
-
-class _Uvicorn(uvicorn.Server):
-    """Uvicorn without signal handlers: `stop_signal` handles the signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics_folder: str = "") -> ApiServer:
@@ -75,7 +70,7 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
 @contextlib.asynccontextmanager
 async def serving(server: ApiServer, listener: socket.socket) -> AsyncIterator[None]:
     """Serve requests on `listener` until the block ends."""
-    web_server = _make_web_server(server, server.config)
+    web_server = _web_server(server, server.config)
     task = asyncio.create_task(web_server.serve(sockets=[listener]))
     try:
         yield
@@ -146,22 +141,18 @@ def stop_signal() -> asyncio.Task[bool]:
     return asyncio.create_task(stop.wait())
 
 
-def _make_web_server(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
+def _web_server(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
     app = make_app(server)
     paths = [route.path for route in app.routes if isinstance(route, Route) and "{" not in route.path]
-    return _Uvicorn(
-        uvicorn.Config(
-            MetricsMiddleware(app, server.metrics.http, paths),
-            lifespan="off",
-            log_config=None,
-            log_level=config.uvicorn_log_level,
-            access_log=False,
-            root_path=config.root_path,
-            ssl_keyfile=config.ssl_keyfile or None,
-            ssl_certfile=config.ssl_certfile or None,
-            timeout_graceful_shutdown=2,
-        )
-    )
+    http_metrics = server.metrics.http
+
+    def on_refused(error: ApiError, address: str) -> None:
+        http_metrics.observe(OTHER, OTHER, error.status, 0.0)
+        assert error.reason is not None
+        server.metrics.refusals.record(error.reason, f"{error.status} {error.code} from {address or 'unknown address'}")
+
+    gate = ConnectionGate(config, on_refused)
+    return make_web_server(MetricsMiddleware(RequestGuard(app, gate), http_metrics, paths), gate)
 
 
 def _check_certificate(config: ServerConfig) -> None:
