@@ -13,7 +13,7 @@ CASES_PER_TEST = 2
 SLOW_MODULES = {  # start servers or other processes, train models, or search through many examples
     "benchmarks": "test_bench_speculation test_commands test_launches test_peers",
     "detokenize": "test_chat_template",
-    "engine": "test_engine_fuzz",
+    "engine": "test_engine_fuzz test_fair_share_fuzz",
     "entrypoints": """
         test_bench test_border_fuzz test_cli test_completion_fields test_docs_pages test_endpoints test_faults
         test_formats test_isolation test_lifecycle test_load test_openai_errors test_openapi_fuzz test_other_checkout

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from fastdeploy.core.bad_words import ROOT, BadWordAutomaton
-from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
@@ -22,32 +21,6 @@ def add_client_mark(request_id: str, client: str) -> str:
 def without_client_mark(request_id: str) -> str:
     """Return the id as its client knows it."""
     return request_id.rpartition(CLIENT_MARK)[2]
-
-
-@dataclass
-class PromptLogprobs:
-    """The log-probabilities of a prompt: its choices compute each once, and the first one with output reports them.
-
-    Attributes:
-        num_requested: number of prompt tokens after the first; 0 if no log-probabilities are requested.
-        entries: of prompt tokens 1, 2, ..., as far as a choice has computed them.
-    """
-
-    num_requested: int
-    entries: list[TokenLogprobs] = field(default_factory=list)
-    _is_reported: bool = False
-
-    @property
-    def num_missing(self) -> int:
-        """Number of log-probabilities that no choice has computed yet."""
-        return self.num_requested - len(self.entries)
-
-    def report(self) -> list[TokenLogprobs | None] | None:
-        """Return one entry per prompt token, None for the first; None if they have been reported."""
-        if self._is_reported:
-            return None
-        self._is_reported = True
-        return [None, *self.entries]
 
 
 @dataclass
@@ -89,8 +62,3 @@ class GenerationRequest:
     def prompt_bad_words_state(self) -> int:
         """The state of `bad_words` after the prompt."""
         return self.bad_words.advance(ROOT, self.prompt_token_ids) if self.bad_words else ROOT
-
-    @cached_property
-    def prompt_logprobs(self) -> PromptLogprobs:
-        """The log-probabilities of the prompt, which the choices share."""
-        return PromptLogprobs(0 if self.params.prompt_logprobs is None else len(self.prompt_token_ids) - 1)

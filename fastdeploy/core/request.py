@@ -12,7 +12,7 @@ import numpy as np
 from fastdeploy.core.constraint import TokenArray as TokenArray
 from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.generation_request import GenerationRequest as GenerationRequest
-from fastdeploy.core.outputs import RequestMetrics
+from fastdeploy.core.outputs import RequestMetrics, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,37 @@ def _per_position(num_steps: list[int]) -> list[int]:
     return [sum(num_steps[length:]) for length in range(1, len(num_steps))]
 
 
+@dataclass
+class PromptLogprobs:
+    """The log-probabilities of a prompt: its choices compute each once, and the first one with output reports them.
+
+    Attributes:
+        num_requested: number of prompt tokens after the first; 0 if no log-probabilities are requested.
+        entries: of prompt tokens 1, 2, ..., as far as a choice has computed them.
+    """
+
+    num_requested: int
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    _is_reported: bool = False
+
+    @classmethod
+    def of(cls, source: GenerationRequest) -> PromptLogprobs:
+        """Return the log-probabilities that a request asks for, none of which is computed yet."""
+        return cls(0 if source.params.prompt_logprobs is None else len(source.prompt_token_ids) - 1)
+
+    @property
+    def num_missing(self) -> int:
+        """Number of log-probabilities that no choice has computed yet."""
+        return self.num_requested - len(self.entries)
+
+    def report(self) -> list[TokenLogprobs | None] | None:
+        """Return one entry per prompt token, None for the first; None if they have been reported."""
+        if self._is_reported:
+            return None
+        self._is_reported = True
+        return [None, *self.entries]
+
+
 class Request:
     """The ledger of one choice: everything that the scheduler needs to plan its next step.
 
@@ -170,6 +201,7 @@ class Request:
         max_drafts: int,
         arrival_s: float = 0.0,
         constraint: TokenConstraint | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         """Create the ledger of choice `index`.
 
@@ -178,6 +210,7 @@ class Request:
             max_drafts: maximum number of drafts of a step; there is room for them after the last token.
             arrival_s: time of arrival on the engine's clock.
             constraint: constraint of this choice alone.
+            prompt_logprobs: log-probabilities of the prompt, which the choices share; None makes those of this choice.
         """
         self.request_id = source.request_id
         self.index = index
@@ -211,7 +244,7 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
 
-        self.prompt_logprobs = source.prompt_logprobs
+        self.prompt_logprobs = prompt_logprobs or PromptLogprobs.of(source)
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
         self.speculation = SpeculationStats()

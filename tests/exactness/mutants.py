@@ -46,6 +46,7 @@ SCHEDULER, METADATA = "fastdeploy.engine.batch_scheduler", "fastdeploy.worker.sa
 CACHE, RUNNER = "fastdeploy.kv_cache.manager", "fastdeploy.worker.model_runner"
 REQUEST, OUTPUTS = "fastdeploy.core.request", "fastdeploy.engine.output_processor"
 BAD_WORDS, SUFFIX = "fastdeploy.core.bad_words", "fastdeploy.spec_decode.proposers.suffix"
+FAIR_SHARE = "fastdeploy.engine.fair_share"
 
 MUTANTS = {
     # the ledger: num_computed
@@ -104,6 +105,25 @@ MUTANTS = {
         METADATA, "states(request.bad_words_state, draft", "states(ROOT, draft"
     ),
     "bad words are not banned": Mutant(METADATA, "begin + len(end_ids) + len(last_ids)", "begin + len(end_ids)"),
+    # log-probabilities of prompts
+    "prompt rows without a log-probability are found in the prefix cache": Mutant(
+        CACHE, "max_hit = len(logprobs.entries)", "pass"
+    ),
+    "two choices compute the log-probabilities of a prompt at once": Mutant(
+        SCHEDULER, "if not request.prompt_logprobs.num_missing:\n            kv_cache", "if True:\n            kv_cache"
+    ),
+    # clients
+    "rows are counted without the weight": Mutant(FAIR_SHARE, "num_rows / client.weight", "num_rows"),
+    "a client saves up the rows that it does not ask for": Mutant(
+        FAIR_SHARE, "client.served = max(client.served, smallest)", "pass"
+    ),
+    "the client that needs blocks gives them up": Mutant(FAIR_SHARE, "if not self.has_several:", "if True:"),
+    "shared blocks of a client count once per request": Mutant(
+        CACHE, "return len(self._held.get(client_id, ()))", "return self._held.get(client_id, Counter()).total()"
+    ),
+    "a request that waits for blocks is passed for ever": Mutant(
+        SCHEDULER, "request.num_pending / client.weight if may_run else inf", "inf"
+    ),
 }
 
 
