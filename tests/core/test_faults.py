@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+import fastdeploy
 from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.faults import POINTS, Fault, InjectedFault, fault_point, parse_faults
@@ -67,3 +72,8 @@ def test_faults_need_the_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
         read_env()
     monkeypatch.setenv("FD_DEBUG", "1")
     assert read_env().faults == (Fault("commit", "raise"),)
+
+
+def test_every_point_is_in_the_sources_once() -> None:
+    sources = "".join(path.read_text() for path in Path(fastdeploy.__file__).parent.rglob("*.py"))
+    assert Counter(re.findall(r'fault_point\(\s*"(\w+)"', sources)) == Counter(POINTS.keys())
