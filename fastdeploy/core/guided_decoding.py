@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import json_type, parse_json, write_json
+from fastdeploy.core.json_types import check_unicode, json_type, parse_json, write_json
 
 MAX_SPEC_BYTES = 1 << 17  # compiling a longer one could take more than a second
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -90,6 +90,7 @@ def _check_text(field: str, value: Any) -> None:
         return
     if not isinstance(value, str) or not value:
         raise InvalidRequestError(field, "expected a non-empty string")
+    check_unicode(field, value)
     if len(value.encode(errors="replace")) > MAX_SPEC_BYTES:
         raise InvalidRequestError(field, f"expected at most {MAX_SPEC_BYTES} bytes")
 

@@ -64,7 +64,7 @@ def build_prepared_request(
     if isinstance(prompt, str):
         is_truncated = params.truncate_prompt_tokens is not None
         limit = max_text_length(tokenizer, limits.max_model_len, is_truncated)
-        check_text(field, prompt, limit, None if is_truncated else limits.max_model_len)
+        check_text(field, prompt, tokenizer, limit, None if is_truncated else limits.max_model_len)
         token_ids = tokenizer.encode(prompt, add_special_tokens)
     else:
         token_ids = list(prompt)
@@ -105,20 +105,23 @@ def max_text_length(tokenizer: Tokenizer, max_model_len: int, is_truncated: bool
     return max(limit, min(TRUNCATED_FACTOR * limit, MAX_LONG_TEXT_LENGTH)) if is_truncated else limit
 
 
-def check_text(field: str, text: str, limit: int, max_model_len: int | None = None) -> None:
+def check_text(field: str, text: str, tokenizer: Tokenizer, limit: int, max_model_len: int | None = None) -> None:
     """Check a text before it is tokenized, which would take seconds and gigabytes for many megabytes.
 
     Args:
-        limit: maximum length in characters.
+        limit: maximum length in characters (`Tokenizer.text_length`).
         max_model_len: the context that the text must fit, if it must.
 
     Raises:
         ContextLengthError: it is longer than `limit`.
         InvalidRequestError: it is not valid Unicode.
     """
-    if len(text) > limit:
+    length = len(text)
+    if length <= limit:
+        length = tokenizer.text_length(text)
+    if length > limit:
         tokens = "" if max_model_len is None else f"1 to {max_model_len - 1} tokens, which have "
-        raise ContextLengthError(field, f"expected {tokens}at most {limit} characters, got {len(text)}")
+        raise ContextLengthError(field, f"expected {tokens}at most {limit} characters, got {length}")
     check_unicode(field, text)
 
 

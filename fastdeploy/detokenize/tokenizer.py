@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import tokenizers
 
+from fastdeploy.core.json_types import check_unicode
 from fastdeploy.detokenize.chat_template import DEFAULT, ChatTemplates, Conversation
 from fastdeploy.detokenize.json_file import read_json
 from fastdeploy.detokenize.tokenizer_files import load_backend, read_tokenizer_config
@@ -22,6 +24,9 @@ MANY_TOKENS = 4096  # are decoded without the interpreter's lock
 LENGTH_SLACK = 4
 MAX_TEXT_LENGTH = 2**20  # tokenizing takes up to 400 bytes and a microsecond per character
 MAX_CHARACTERS_PER_TOKEN = 16
+LONGEST_EXPANSION = "\ufdfa"  # one character for which compatible normalization (NFKC) writes 18
+MAX_EXPANSION = 4  # characters that other kinds of normalization write for one
+MIN_EXPANDED_LENGTH = 2**14  # characters; normalizing shorter texts costs little, however long they become
 _BYTE_FALLBACK = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -64,6 +69,8 @@ class Tokenizer:
         templates = {DEFAULT: chat_template} if isinstance(chat_template, str) else chat_template or {}
         self.chat_templates = ChatTemplates(templates, self.special_tokens)
         self._token_bytes: dict[int, bytes] = {}
+        normalizer = backend.normalizer
+        self._expands = normalizer is not None and len(normalizer.normalize_str(LONGEST_EXPANSION)) > MAX_EXPANSION
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Tokenizer:
@@ -78,11 +85,15 @@ class Tokenizer:
         return cls(backend, special_tokens, _chat_templates(folder, config))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`, which must be valid Unicode; other threads run meanwhile.
+        """Return the token ids of `text`; other threads run meanwhile.
 
         `Tokenizer.encode` of the library gives the same ids, but takes longer, because it also computes the position of
         each token, and holds the interpreter's lock.
+
+        Raises:
+            InvalidRequestError: the text has a lone surrogate; the field is `text`.
         """
+        check_unicode("text", text)
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
@@ -100,6 +111,13 @@ class Tokenizer:
         """
         longest = LENGTH_SLACK * self.max_token_length * max_tokens
         return min(longest, max(MAX_TEXT_LENGTH, MAX_CHARACTERS_PER_TOKEN * max_tokens))
+
+    def text_length(self, text: str) -> int:
+        """Return the number of characters of a text, after normalization if that can make it much longer."""
+        if not self._expands or len(text) < MIN_EXPANDED_LENGTH or text.isascii():
+            return len(text)
+        starts = range(0, len(text), MIN_EXPANDED_LENGTH)  # other threads run between two parts
+        return sum(len(unicodedata.normalize("NFKC", text[start : start + MIN_EXPANDED_LENGTH])) for start in starts)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`, ignoring unknown ids."""

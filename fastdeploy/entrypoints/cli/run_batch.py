@@ -27,7 +27,8 @@ from tqdm import tqdm
 from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.env import API_KEY_VARIABLE, read_env
 from fastdeploy.core.child_command import child_command
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.json_types import check_json
 from fastdeploy.entrypoints.cli.http_client import HttpClient, UnreachableError, error_message
 from fastdeploy.entrypoints.cli.parser import (
     SERVE_FLAGS,
@@ -114,7 +115,7 @@ def read_requests(path: str) -> list[BatchRequest]:
 def _parse_line(line: str, location: str) -> BatchRequest:
     try:
         content = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(location, f"not valid JSON: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("custom_id"), str):
         raise ConfigError(location, 'expected an object with a string "custom_id"')
@@ -127,6 +128,10 @@ def _parse_line(line: str, location: str) -> BatchRequest:
         return BatchRequest(custom_id, error=f"url: expected one of {', '.join(PATHS)}, got {content.get('url')!r}")
     if not isinstance(body, dict):
         return BatchRequest(custom_id, error="body: expected an object")
+    try:
+        check_json("body", body)
+    except InvalidRequestError as error:
+        return BatchRequest(custom_id, error=str(error))
     if body.get("stream"):
         return BatchRequest(custom_id, error="body.stream: streaming is not supported in batches")
     return BatchRequest(custom_id, PATHS[content["url"]], body)

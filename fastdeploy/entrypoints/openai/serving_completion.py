@@ -112,10 +112,10 @@ class ServingCompletion(ServingBase):
             raise InvalidRequestError("suffix", "needs prompts of text, not of token ids")
         tokenizer, max_model_len = self.server.tokenizer, self.server.limits.max_model_len
         limit = max_text_length(tokenizer, max_model_len)
-        check_text("suffix", suffix, limit, max_model_len)
+        check_text("suffix", suffix, tokenizer, limit, max_model_len)
         prompts: list[Prompt] = []
         for text in texts:
-            check_text("prompt", text, limit, max_model_len)
+            check_text("prompt", text, tokenizer, limit, max_model_len)
             token_ids = fill_in_prompt(tokenizer, text, suffix, add_special)
             check_prompt_length("prompt", token_ids, max_model_len)
             prompts.append(token_ids)
