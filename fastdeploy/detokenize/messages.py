@@ -66,8 +66,9 @@ def _message(field: str, message: Any) -> dict[str, Any]:
             raise InvalidRequestError(f"{field}.{key}", reason)
     result = {str(key): value for key, value in message.items() if value is not None}
     for key, value in result.items():
-        check_unicode(field, key)
-        _check_value(f"{field}.{key[:64]}", key, value)
+        if not key.isascii() or not isinstance(value, str) or not value.isascii():
+            check_unicode(field, key)
+            _check_value(f"{field}.{key[:64]}", key, value)
     if "reasoning" in result:  # an alias
         result.setdefault("reasoning_content", result.pop("reasoning"))
     for key in TEXT_KEYS:

@@ -129,13 +129,13 @@ async def _generate(
     is_small = len(raw_body) < LARGE_BODY_BYTES
     client = client_of(request.scope)
     body = parse() if is_small else await run_in_thread(client.id, client.weight, parse)
-    release_body(request.scope)
     if has_client_template(server, getattr(body, "chat_template", None)):
         serving = await run_in_template_thread(client.id, client.weight, make_serving, server, body)
     elif is_small:
         serving = make_serving(server, body)
     else:
         serving = await run_in_thread(client.id, client.weight, make_serving, server, body)
+    release_body(request.scope)  # not before: the fields wait for a thread as the body does
     server.check_num_sequences(client, serving.requests)
     _assign_client(serving, client)
     timeouts_s = [limit for limit in (server.config.request_timeout, body.timeout) if limit is not None]

@@ -19,7 +19,6 @@ from fastdeploy.detokenize.preprocess import (
 )
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import client_of
-from fastdeploy.entrypoints.openai.connection_gate import release_body
 from fastdeploy.entrypoints.openai.openapi import BODY_ERRORS, Endpoint
 from fastdeploy.entrypoints.openai.prompt import has_client_template, render_prompt
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
@@ -163,9 +162,7 @@ async def _parse(request: Request, model: type[T]) -> tuple[ApiServer, T]:
     if len(raw_body) < LARGE_BODY_BYTES:
         return server, parse_body(raw_body, model, server.config)
     client = client_of(request.scope)
-    body = await run_in_thread(client.id, client.weight, parse_body, raw_body, model, server.config)
-    release_body(request.scope)
-    return server, body
+    return server, await run_in_thread(client.id, client.weight, parse_body, raw_body, model, server.config)
 
 
 def _tokenize(server: ApiServer, body: TokenizeRequest) -> Response:
