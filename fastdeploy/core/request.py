@@ -158,11 +158,6 @@ class PromptLogprobs:
     entries: list[TokenLogprobs] = field(default_factory=list)
     _is_reported: bool = False
 
-    @classmethod
-    def of(cls, source: GenerationRequest) -> PromptLogprobs:
-        """Return the log-probabilities that a request asks for, none of which is computed yet."""
-        return cls(0 if source.params.prompt_logprobs is None else len(source.prompt_token_ids) - 1)
-
     @property
     def num_missing(self) -> int:
         """Number of log-probabilities that no choice has computed yet."""
@@ -174,6 +169,22 @@ class PromptLogprobs:
             return None
         self._is_reported = True
         return [None, *self.entries]
+
+
+class Prompt:
+    """What the choices of a request share of their prompt.
+
+    Attributes:
+        token_ids: [num_prompt_tokens] int32, read-only.
+        logprobs: its log-probabilities.
+    """
+
+    __slots__ = ("logprobs", "token_ids")
+
+    def __init__(self, source: GenerationRequest) -> None:
+        self.token_ids: TokenArray = np.array(source.prompt_token_ids, np.int32)
+        self.token_ids.flags.writeable = False
+        self.logprobs = PromptLogprobs(0 if source.params.prompt_logprobs is None else len(self.token_ids) - 1)
 
 
 class Request:
@@ -201,7 +212,7 @@ class Request:
         max_drafts: int,
         arrival_s: float = 0.0,
         constraint: TokenConstraint | None = None,
-        prompt_logprobs: PromptLogprobs | None = None,
+        prompt: Prompt | None = None,
     ) -> None:
         """Create the ledger of choice `index`.
 
@@ -210,7 +221,7 @@ class Request:
             max_drafts: maximum number of drafts of a step; there is room for them after the last token.
             arrival_s: time of arrival on the engine's clock.
             constraint: constraint of this choice alone.
-            prompt_logprobs: log-probabilities of the prompt, which the choices share; None makes those of this choice.
+            prompt: of `source`, which the choices share; None makes one for this choice.
         """
         self.request_id = source.request_id
         self.index = index
@@ -224,16 +235,17 @@ class Request:
         self.arrival_number = 0
         self.arrival_s = arrival_s
         self.deadline_s = None if source.timeout_s is None else arrival_s + source.timeout_s
-        self.num_prompt_tokens = len(source.prompt_token_ids)
+        prompt = prompt or Prompt(source)
+        self.num_prompt_tokens = len(prompt.token_ids)
         self.max_total_tokens = max_total_tokens
         self.max_drafts = max_drafts
         self.constraint = constraint
         self.bad_words = source.bad_words
         self.bad_words_state = source.prompt_bad_words_state
 
-        self._buffer: TokenArray = np.empty(max_total_tokens + max_drafts + 1, np.int32)
+        self._buffer = prompt.token_ids  # the prompt that all choices share, until the first token is written
         self._memory: memoryview = self._buffer.data  # reads and writes of a step are faster here
-        self._buffer[: self.num_prompt_tokens] = source.prompt_token_ids
+        self._owns_buffer = False
         self.num_tokens = self.num_prompt_tokens
         self.num_first_tokens = 0
         self.num_computed = 0
@@ -244,7 +256,7 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
 
-        self.prompt_logprobs = prompt_logprobs or PromptLogprobs.of(source)
+        self.prompt_logprobs = prompt.logprobs
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
         self.speculation = SpeculationStats()
@@ -270,12 +282,19 @@ class Request:
         return self._buffer[: self.num_tokens]
 
     @property
+    def prompt_token_ids(self) -> TokenArray:
+        """[num_prompt_tokens] int32 view of the prompt."""
+        return self._buffer[: self.num_prompt_tokens]
+
+    @property
     def output_token_ids(self) -> TokenArray:
         """[num_output_tokens] int32 view of the emitted tokens."""
         return self._buffer[self.num_prompt_tokens : self.num_tokens]
 
     def set_draft(self, draft: Draft) -> None:
         """Store `draft` after the last token, where the next step reads it."""
+        if not self._owns_buffer:
+            self._allocate_buffer()
         self.draft = draft
         for position, token_id in enumerate(draft.token_ids, self.num_tokens):
             self._memory[position] = token_id
@@ -306,6 +325,8 @@ class Request:
 
     def append(self, token_ids: list[int]) -> None:
         """Append emitted tokens and drop the draft."""
+        if not self._owns_buffer:
+            self._allocate_buffer()
         for token_id in token_ids:
             self._memory[self.num_tokens] = token_id
             self.num_tokens += 1
@@ -319,3 +340,9 @@ class Request:
         self.draft = NO_DRAFT
         self.block_ids = []
         self.num_published_blocks = 0
+
+    def _allocate_buffer(self) -> None:
+        """Copy the prompt into a buffer with room for all tokens, which a waiting request does not need."""
+        buffer: TokenArray = np.empty(self.max_total_tokens + self.max_drafts + 1, np.int32)
+        buffer[: self.num_tokens] = self._buffer
+        self._buffer, self._memory, self._owns_buffer = buffer, buffer.data, True

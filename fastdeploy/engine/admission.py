@@ -11,7 +11,7 @@ from typing import Any
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import without_client_mark
-from fastdeploy.core.request import GenerationRequest, PromptLogprobs, Request
+from fastdeploy.core.request import GenerationRequest, Prompt, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
 from fastdeploy.structured_output.constraint import OutputConstraint
@@ -76,9 +76,9 @@ class Admission:
             request = replace(request, params=replace(params, temperature=0.0))
         num_prompt = len(request.prompt_token_ids)
         max_total = min(self.max_model_len, num_prompt + (params.max_tokens or self.max_model_len))
-        max_drafts, logprobs = self._max_drafts(params), PromptLogprobs.of(request)
+        max_drafts, prompt = self._max_drafts(params), Prompt(request)
         return [
-            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s, constraint, logprobs)
+            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s, constraint, prompt)
             for index, constraint in enumerate(constraints)
         ]
 

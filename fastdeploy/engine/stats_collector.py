@@ -40,6 +40,8 @@ class StatsCollector:
         speculation, num_tokens = SpeculationStats(), self._stats.num_generated_tokens
         speculation.add(self._finished_speculation)
         for request in requests:
+            if request.num_tokens == request.num_prompt_tokens:
+                continue  # nothing to count, as for most waiting requests
             speculation.add(request.decoding_stats())
             num_tokens += request.num_output_tokens
         drafted, accepted = speculation.drafted_per_position(), speculation.accepted_per_position()

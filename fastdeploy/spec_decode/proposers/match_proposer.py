@@ -25,8 +25,8 @@ class MatchIndex(Protocol):
 class MatchProposer(Proposer):
     """Finds earlier occurrences of a request's last tokens.
 
-    In the index, a request has a sequence id; those of finished requests are used again. New tokens are indexed lazily,
-    by the next call that drafts for the request.
+    In the index, a request has a sequence id; those of finished requests are used again. Tokens are indexed lazily, by
+    the next call that drafts for the request: waiting requests need no memory in the index.
 
     Attributes:
         max_match_len: longest match length that the index reports, in tokens.
@@ -55,6 +55,9 @@ class MatchProposer(Proposer):
         """
         batch, num_indexed = self._batch, self._num_indexed
         ids = [self._sequence_ids[request.key] for request in requests]
+        for request, i in zip(requests, ids):
+            if num_indexed[i] == 0:
+                self._index_prompt(i, request)
         batch.fill(ids, max_drafts, [r.tokens_since(num_indexed[i]) for r, i in zip(requests, ids)], drafts)
         self._match_index.draft_batch(batch)
         for request, i in zip(requests, ids):
@@ -74,13 +77,12 @@ class MatchProposer(Proposer):
         """Remove the request's tokens from the index."""
 
     def start(self, request: Request) -> None:
-        """Index the prompt."""
+        """Give the request a sequence id."""
         if not self._free_ids:
             self._free_ids.append(len(self._num_indexed))
             self._num_indexed.append(0)
         sequence_id = self._sequence_ids[request.key] = self._free_ids.pop()
-        self._num_indexed[sequence_id] = request.num_tokens
-        self._add_sequence(sequence_id, request)
+        self._num_indexed[sequence_id] = 0
 
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
         """Draft for the requests whose match is at least `min_match_len` tokens long."""
@@ -91,10 +93,17 @@ class MatchProposer(Proposer):
         ]
 
     def finish(self, request: Request) -> None:
-        """Remove the request from the index."""
+        """Remove the request from the index, after adding it if it has an output that the index may keep."""
         sequence_id = self._sequence_ids.pop(request.key)
-        self._remove_sequence(sequence_id, request)
+        if self._num_indexed[sequence_id] == 0 and request.num_output_tokens:
+            self._index_prompt(sequence_id, request)
+        if self._num_indexed[sequence_id]:
+            self._remove_sequence(sequence_id, request)
         self._free_ids.append(sequence_id)
+
+    def _index_prompt(self, sequence_id: int, request: Request) -> None:
+        self._add_sequence(sequence_id, request)
+        self._num_indexed[sequence_id] = request.num_prompt_tokens
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
         """Check that the index holds exactly the unfinished requests and is consistent."""

@@ -21,7 +21,7 @@ class NgramProposer(MatchProposer):
         super().__init__(self._index, MAX_MATCH_LEN)
 
     def _add_sequence(self, sequence_id: int, request: Request) -> None:
-        self._index.start(sequence_id, request.token_ids)
+        self._index.start(sequence_id, request.prompt_token_ids)
 
     def _remove_sequence(self, sequence_id: int, request: Request) -> None:
         self._index.finish(sequence_id)

@@ -22,7 +22,7 @@ class SuffixProposer(MatchProposer):
         self._num_drafts = self._num_shared_drafts = 0
 
     def _add_sequence(self, sequence_id: int, request: Request) -> None:
-        self._cache.start(sequence_id, request.cache_salt, request.token_ids)
+        self._cache.start(sequence_id, request.cache_salt, request.prompt_token_ids)
 
     def _remove_sequence(self, sequence_id: int, request: Request) -> None:
         """Remove the request's tokens; its output, complete or aborted, becomes a cached output."""

@@ -43,3 +43,17 @@ def test_stats_count_drafts_from_the_context_and_from_cached_outputs_separately(
     stats = proposer.suffix_cache_stats()
     assert (stats.num_own_drafts, stats.num_shared_drafts, stats.num_evicted_outputs) == (1, 1, 0)
     assert (stats.num_outputs, stats.num_tokens, stats.live_bytes < stats.shared_bytes) == (1, 6, True)
+
+
+def test_a_request_that_waits_needs_no_memory_in_the_index() -> None:
+    proposer = SuffixProposer(SuffixConfig(max_cache_bytes=1 << 20))
+    before = proposer.suffix_cache_stats()
+    requests = [Request(GenerationRequest("a", [1, 2] * 500, SamplingParams()), i, 0, 2000, 8) for i in range(100)]
+    for request in requests:
+        proposer.start(request)
+    assert proposer.suffix_cache_stats() == before
+    proposer.check_integrity(requests)
+    for request in requests:
+        proposer.finish(request)
+    assert proposer.suffix_cache_stats() == before, "none had an output to keep"
+    proposer.check_integrity([])
