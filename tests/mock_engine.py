@@ -4,13 +4,14 @@
 Options come from `mock.json` in the model's folder: `step_s` seconds per step, `tokens_per_step`, `die_at_token`
 (the process kills itself when a request's prompt holds that id), `fail_at_token` (such a request fails at admission),
 `hang_at_token` (at such a request, the process stays in a native call that keeps Python's global lock),
-`config_error`, `load_s`, `script` (the output is what the prompt holds between the last `[[` and `]]`, then the end
-token), `hold` (while the file `hold` is in the folder, no output grows past its first tokens). While the file
-`compiling` is there, no grammar is compiled.
+`config_error`, `start_error` (name and message of an exception), `load_s`, `script` (the output is what the prompt
+holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
+output grows past its first tokens). While the file `compiling` is there, no grammar is compiled.
 """
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import json
 import os
@@ -224,6 +225,9 @@ def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] 
         time.sleep(options.get("load_s", 0.0) / 3)
     if "config_error" in options:
         raise ConfigError("model", options["config_error"])
+    if "start_error" in options:
+        name, message = options["start_error"]
+        raise getattr(builtins, name)(message)
     if options.get("die_at_start"):
         print("the mock engine cannot start", file=sys.stderr, flush=True)
         os._exit(3)

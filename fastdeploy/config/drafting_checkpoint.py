@@ -51,6 +51,6 @@ def _read_json(file: Path, has_length: bool = False) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
             value = json.loads(stream.read(int.from_bytes(stream.read(8), "little") if has_length else -1))
-    except (OSError, ValueError, OverflowError, MemoryError):
+    except (OSError, ValueError, OverflowError, MemoryError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

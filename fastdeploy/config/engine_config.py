@@ -14,20 +14,22 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.reasoning import REASONING_FORMATS
 
 BLOCK_SIZE_MULTIPLE = 16
+MAX_COUNT = 2**31 - 1
+_SEEDS = (-(2**63), 2**64 - 1)
 
 
 @dataclass(frozen=True)
 class CacheConfig:
     """The KV cache. Its size is `num_blocks`, else `kv_cache_memory`, else what the machine's memory allows."""
 
-    block_size: Annotated[int, integer(BLOCK_SIZE_MULTIPLE, help="tokens per KV block, a multiple of 16")] = 64
+    block_size: Annotated[int, integer(BLOCK_SIZE_MULTIPLE, 2**16, help="tokens per KV block, a multiple of 16")] = 64
     num_blocks: Annotated[
         int | None,
-        integer(1, name="num_gpu_blocks_override", help="number of KV blocks (default: by their memory)"),
+        integer(1, MAX_COUNT, name="num_gpu_blocks_override", help="number of KV blocks (default: by their memory)"),
     ] = None
     kv_cache_memory: Annotated[
         int | None,
-        integer(1, kind="bytes", help="memory for KV blocks, such as 512Mi (default: half of what is free)"),
+        integer(1, 2**60, kind="bytes", help="memory for KV blocks, such as 512Mi (default: half of what is free)"),
     ] = None
     dtype: Annotated[
         str, choice(*KV_CACHE_DTYPES, name="kv_cache_dtype", help="auto, or int8 with a scale per token and head")
@@ -44,12 +46,15 @@ class CacheConfig:
 class SchedulerConfig:
     """Limits of a step, of the queue and of one client; None is no limit."""
 
-    max_num_seqs: Annotated[int, integer(1, help="maximum number of requests in a step")] = 64
-    max_num_batched_tokens: Annotated[int, integer(1, help="maximum number of tokens in a step")] = 2048
-    long_prefill_token_threshold: Annotated[int, integer(0, help="maximum size of a prefill chunk; 0: no limit")] = 0
+    max_num_seqs: Annotated[int, integer(1, 2**16, help="maximum number of requests in a step")] = 64
+    max_num_batched_tokens: Annotated[int, integer(1, 2**20, help="maximum number of tokens in a step")] = 2048
+    long_prefill_token_threshold: Annotated[
+        int, integer(0, MAX_COUNT, help="maximum size of a prefill chunk; 0: no limit")
+    ] = 0
     enable_chunked_prefill: Annotated[bool, switch(help="prefill long prompts in chunks over several steps")] = True
     max_waiting_requests: Annotated[
-        int | None, integer(1, help="maximum number of waiting requests; more are refused with 429 (default: no limit)")
+        int | None,
+        integer(1, MAX_COUNT, help="maximum number of waiting requests; more are refused with 429 (default: no limit)"),
     ] = None
     max_client_share: Annotated[
         float | None,
@@ -74,8 +79,10 @@ class EngineConfig:
     dtype: Annotated[str, choice("auto", "bfloat16", "float32", help="auto, bfloat16 or float32")] = "auto"
     device: Annotated[str, text(help="cpu or auto")] = "cpu"
     load_choices: Annotated[str, choice("default_v1", "dummy", help="dummy loads random weights")] = "default_v1"
-    max_model_len: Annotated[int, integer(1, help="maximum tokens of prompt and output, capped by the model")] = 2048
-    seed: Annotated[int | None, integer(help="seed of requests that bring none (default: random)")] = None
+    max_model_len: Annotated[
+        int, integer(1, MAX_COUNT, help="maximum tokens of prompt and output, capped by the model")
+    ] = 2048
+    seed: Annotated[int | None, integer(*_SEEDS, help="seed of requests that bring none (default: random)")] = None
     logprobs_mode: Annotated[
         str, choice("raw_logprobs", "processed_logprobs", help="raw_logprobs or processed_logprobs")
     ] = "raw_logprobs"

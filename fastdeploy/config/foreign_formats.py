@@ -44,14 +44,14 @@ def refuse_quantization(raw: Mapping[str, Any], where: str) -> None:
         return
     found = quantization if isinstance(quantization, Mapping) else {}
     method = str(found.get("quant_method") or found.get("quantization") or "unknown")
-    raise ConfigError("quantization_config", f"{where}checkpoints quantized with {method!r} are not supported")
+    raise ConfigError("quantization_config", f"{where}checkpoints quantized with {method!r:.120} are not supported")
 
 
 def describe_foreign_architecture(raw: Mapping[str, Any], name: Any) -> str:
     """Return why an unknown architecture is not supported."""
     key = next((key for key in _OTHER_MODALITIES if raw.get(key)), None)
     if key is not None:
-        return f"{name!r} is multimodal ({key}), which is not supported"
+        return f"{name!r:.120} is multimodal ({key}), which is not supported"
     if isinstance(name, str) and name.endswith(("ForSequenceClassification", "ForTokenClassification", "RewardModel")):
-        return f"{name!r} does not generate text, which is not supported"
-    return f"{name!r} is not supported"
+        return f"{name!r:.120} does not generate text, which is not supported"
+    return f"{name!r:.120} is not supported"

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check_values, read_json_object
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.sampling_params import RANGES
 
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
@@ -156,10 +157,12 @@ class ModelConfig:
         """
         directory = Path(path)
         refuse_foreign_folder(directory)
-        raw = _read_json(directory / "config.json")
+        raw = read_json_object(directory / "config.json", "model")
         if raw is None:
             raise ConfigError("model", f"{directory} has no config.json")
-        generation = _read_json(directory / "generation_config.json") if generation_config == "auto" else None
+        generation = None
+        if generation_config == "auto":
+            generation = read_json_object(directory / "generation_config.json", "model")
         config = parse_model_config(raw, generation or {}, path=str(directory), dtype=dtype)
         if kv_cache_dtype == "int8" and config.dtype != "bfloat16":
             raise ConfigError("kv_cache_dtype", f"int8 needs dtype bfloat16, got {config.dtype}")
@@ -177,61 +180,55 @@ def parse_model_config(
     where = f"{path}/config.json: " if path else ""
     architecture = _architecture(raw, where)
     refuse_quantization(raw, where)
+    check_values(raw, MODEL_KEYS, where)
+    check_values(generation, GENERATION_KEYS, where.replace("config.json", "generation_config.json"))
     _refuse_unsupported(raw)
     defaults = ARCHITECTURE_DEFAULTS[architecture]
-    num_heads = _count(raw, "num_attention_heads")
-    hidden_size = _count(raw, "hidden_size")
-    head_dim = _count(raw, "head_dim", defaults.head_dim or hidden_size // num_heads)
+
+    def count(key: str, default: int | None = None) -> int:
+        return _count(raw, key, where, default)
+
+    num_heads, hidden_size, vocab_size = count("num_attention_heads"), count("hidden_size"), count("vocab_size")
+    head_dim = count("head_dim", defaults.head_dim or hidden_size // num_heads)
     if head_dim % 2 or head_dim > _MAX_HEAD_DIM:
         raise ConfigError("head_dim", f"expected an even number up to {_MAX_HEAD_DIM}, got {head_dim}")
-    num_kv_heads = _count(raw, "num_key_value_heads", num_heads)
+    num_kv_heads = count("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise ConfigError("num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}")
-    num_layers = _count(raw, "num_hidden_layers")
-    max_positions = _count(raw, "max_position_embeddings", defaults.max_position_embeddings)
+    num_layers = count("num_hidden_layers")
+    max_positions = count("max_position_embeddings", defaults.max_position_embeddings)
     checkpoint_dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
-    tied = raw.get("tie_word_embeddings")
+    tied, eps = raw.get("tie_word_embeddings"), raw.get("rms_norm_eps")
     return ModelConfig(
         path=path,
         architecture=architecture,
         hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size"),
+        intermediate_size=count("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_count(raw, "vocab_size"),
+        vocab_size=vocab_size,
         max_position_embeddings=max_positions,
-        rms_norm_eps=float(raw.get("rms_norm_eps") or defaults.rms_norm_eps),
+        rms_norm_eps=float(defaults.rms_norm_eps if eps is None else eps),
         tie_word_embeddings=defaults.tie_word_embeddings if tied is None else bool(tied),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         use_bias=bool(raw.get("use_bias", False)),
-        rope=parse_rope(raw, head_dim=head_dim, max_position_embeddings=max_positions, theta=defaults.rope_theta),
+        rope=parse_rope(
+            raw, head_dim=head_dim, max_position_embeddings=max_positions, theta=defaults.rope_theta, where=where
+        ),
         sliding_window=_sliding_window(raw, num_layers, defaults.may_slide),
         dtype=_run_dtype(dtype, checkpoint_dtype),
-        eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(raw.get("eos_token_id")),
-        generation=_generation_defaults(generation),
+        eos_token_ids=_eos_token_ids(raw, generation, vocab_size, where),
+        generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
     )
 
 
-def _read_json(path: Path) -> Mapping[str, Any] | None:
-    """Return the JSON object of a file, or None if there is no such file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ConfigError("model", f"cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError("model", f"{path} holds a JSON {type(value).__name__}, expected an object")
-    return value
-
-
 def _architecture(raw: Mapping[str, Any], where: str) -> str:
     names = raw.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     name = _ARCHITECTURE_ALIASES.get(str(name), name)
     if name not in ARCHITECTURE_DEFAULTS:
         supported = ", ".join(ARCHITECTURE_DEFAULTS)
@@ -257,14 +254,13 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r}")
 
 
-def _count(raw: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """Return a positive integer of config.json."""
+def _count(raw: Mapping[str, Any], key: str, where: str, default: int | None) -> int:
+    """Return a size of config.json, whose type and range are checked; 0 can only be a default."""
     value = raw.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(key, f"config.json needs a positive integer, got {value!r}")
-    return value
+    count: int | None = default if value is None else value
+    if not count:
+        raise ConfigError(key, f"{where}expected {MODEL_KEYS[key].expected}, got {count}")
+    return count
 
 
 def _run_dtype(requested: str, checkpoint: str) -> DType:
@@ -288,18 +284,32 @@ def _sliding_window(raw: Mapping[str, Any], num_layers: int, may_slide: bool) ->
     if kinds is not None:
         slides = "sliding_attention" in kinds
     else:
-        slides = int(raw.get("max_window_layers", 28 if may_slide else 0)) < num_layers
-    return int(window) if slides else None
+        last = raw.get("max_window_layers")
+        slides = (last if last is not None else 28 if may_slide else 0) < num_layers
+    return window if slides else None
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(token) for token in value) if isinstance(value, list) else (int(value),)
+def _eos_token_ids(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int, where: str
+) -> tuple[int, ...]:
+    value = generation.get("eos_token_id")
+    if value is None or value == []:
+        value = raw.get("eos_token_id")
+    token_ids = tuple(value) if isinstance(value, list) else () if value is None else (value,)
+    if beyond := [token_id for token_id in token_ids if token_id >= vocab_size]:
+        raise ConfigError("eos_token_id", f"{where}expected ids below vocab_size {vocab_size}, got {beyond[0]}")
+    return token_ids
 
 
-def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
+def _generation_defaults(raw: Mapping[str, Any], where: str) -> GenerationDefaults:
     values = {name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__}
+    for name, value in values.items():
+        limits = RANGES.get("max_tokens" if name == "max_new_tokens" else name)
+        if value is not None and limits is not None:
+            try:
+                limits.check(name, value)
+            except InvalidRequestError as error:
+                raise ConfigError(name, f"{where}{error.message:.300}") from None
     if values["do_sample"] is None:  # PaddleNLP names the strategy instead
         values["do_sample"] = {"greedy_search": False, "sampling": True}.get(str(raw.get("decode_strategy")))
     return GenerationDefaults(**values)

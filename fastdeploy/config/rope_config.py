@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, Literal, cast, get_args
 
+from fastdeploy.config.checkpoint_json import ROPE_KEYS, check_values
 from fastdeploy.core.errors import ConfigError
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -55,19 +56,23 @@ class RopeConfig:
         return self.max_position_embeddings
 
 
-def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, theta: float) -> RopeConfig:
+def parse_rope(
+    raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, theta: float, where: str = ""
+) -> RopeConfig:
     """Read the rotary settings of config.json as transformers 4, transformers 5 or PaddleNLP writes them.
 
     Args:
-        raw: the whole config.json.
+        raw: the whole config.json, whose values outside of the object for rotary embeddings have been checked.
         head_dim: size of an attention head.
         max_position_embeddings: context length of config.json.
         theta: default base of the architecture.
+        where: the file, as messages begin with it.
 
     Raises:
         ConfigError: a kind is not supported, or a value is missing or not valid.
     """
     params = _rope_parameters(raw)
+    check_values(params, ROPE_KEYS, where, "rope_scaling")
     kind = _rope_kind(params)
     partial = float(_first(params.get("partial_rotary_factor"), raw.get("partial_rotary_factor"), 1.0))
     rotary_dim = int(head_dim * partial)
@@ -78,7 +83,10 @@ def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings
     base = float(_first(params.get("rope_theta"), raw.get("rope_theta"), theta))
     if base <= 1.0:
         raise ConfigError("rope_theta", f"expected a base above 1, got {base}")
-    if kind == "default" and raw.get("rope_scaling_type") == "ntk":
+    is_ntk = kind == "default" and raw.get("rope_scaling_type") == "ntk"
+    if rotary_dim == 2 and (is_ntk or kind == "dynamic"):
+        raise ConfigError("rope_scaling", "a larger base needs more than two rotated dimensions")
+    if is_ntk:
         return _ntk_rope(base, rotary_dim, max_position_embeddings, _factor(params, "ntk", 1.0))
     if kind == "default":
         return RopeConfig(kind, base, rotary_dim, max_position_embeddings)
@@ -88,6 +96,8 @@ def parse_rope(raw: Mapping[str, Any], *, head_dim: int, max_position_embeddings
         max_position_embeddings,
     )
     factor = _factor(params, kind, max_position_embeddings / original)
+    if kind == "llama3" and _number(params, kind, "low_freq_factor") >= _number(params, kind, "high_freq_factor"):
+        raise ConfigError("rope_scaling", "expected a low_freq_factor below the high_freq_factor")
     return RopeConfig(
         kind,
         base,
@@ -141,8 +151,8 @@ def _rope_kind(params: Mapping[str, Any]) -> RopeKind:
 
 def _number(params: Mapping[str, Any], kind: str, key: str) -> float:
     value = params.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise ConfigError("rope_scaling", f"rope type '{kind}' needs a number '{key}', got {value!r}")
+    if value is None:
+        raise ConfigError("rope_scaling", f"rope type '{kind}' needs a number '{key}'")
     return float(value)
 
 
@@ -150,10 +160,7 @@ def _factor(params: Mapping[str, Any], kind: str, ratio: float) -> float:
     """Return the scaling factor; yarn's default is the ratio of the two context lengths."""
     if kind == "yarn" and params.get("factor") is None:
         return ratio
-    factor = _number(params, kind, "factor")
-    if factor < 1.0:
-        raise ConfigError("rope_scaling", f"rope type '{kind}' needs a factor of at least 1, got {factor}")
-    return factor
+    return _number(params, kind, "factor")
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:

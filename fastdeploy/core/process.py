@@ -9,6 +9,7 @@ import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread", "bad_alloc")
 STACKS_SIGNAL = signal.SIGUSR1
 
 
@@ -17,6 +18,13 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that this process may not have as much memory as it needs."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, (ImportError, OSError, RuntimeError)) and any(text in str(error) for text in _NO_MEMORY)
 
 
 def write_stacks_on_signal() -> None:

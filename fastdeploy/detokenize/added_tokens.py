@@ -10,11 +10,14 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
+from fastdeploy.config.checkpoint_json import check_values
+from fastdeploy.config.flag import integer
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.json_file import read_json
 
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _OTHER_KEYS = ("cls_token", "sep_token", "mask_token")  # special as well, but not used by chat templates
+ADDED_TOKENS_FILE = "added_tokens.json"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -60,10 +63,9 @@ def wrap_in_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str
 
 def _declared(folder: Path, config: Mapping[str, Any], special: list[str]) -> dict[int, AddedToken]:
     """Return id -> token; tokenizer_config.json overrides added_tokens.json, which has no flags."""
-    declared = {
-        int(token_id): AddedToken(text, special=text in special, normalized=False)
-        for text, token_id in read_json(folder / "added_tokens.json").items()
-    }
+    ids: Mapping[str, int] = read_json(folder / ADDED_TOKENS_FILE)
+    check_values(ids, dict.fromkeys(ids, integer(0, 2**31 - 1)), f"{folder / ADDED_TOKENS_FILE}: ", "tokenizer")
+    declared = {token_id: AddedToken(text, special=text in special, normalized=False) for text, token_id in ids.items()}
     for token_id, value in (config.get("added_tokens_decoder") or {}).items():
         flags = {name: bool(value[name]) for name in _FLAGS if name in value}
         declared[int(token_id)] = AddedToken(value["content"], **flags)

@@ -10,6 +10,7 @@ from typing import Any
 
 import tokenizers
 
+from fastdeploy.config.checkpoint_json import TOKENIZER_KEYS, check_values
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.added_tokens import add_tokens, named_special_tokens, wrap_in_tokens
 from fastdeploy.detokenize.byte_level_tokenizer import MERGES_FILE, VOCAB_FILE, build_byte_level, find_split
@@ -26,10 +27,16 @@ SpecialTokens = dict[str, str]
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, with missing keys from special_tokens_map.json."""
+    """Return tokenizer_config.json, with missing keys from special_tokens_map.json.
+
+    Raises:
+        ConfigError: a file cannot be read, or a value that is used has another type.
+    """
     config = read_json(folder / TOKENIZER_CONFIG_FILE)
     special_tokens = read_json(folder / "special_tokens_map.json")
-    return {**config, **{key: value for key, value in special_tokens.items() if config.get(key) is None}}
+    merged = {**config, **{key: value for key, value in special_tokens.items() if config.get(key) is None}}
+    check_values(merged, TOKENIZER_KEYS, f"{folder / TOKENIZER_CONFIG_FILE}: ")
+    return merged
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -74,8 +81,10 @@ def load_backend(folder: Path, config: Mapping[str, Any]) -> tuple[tokenizers.To
 def _read_tokenizer_json(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error}") from error
+    except BaseException as error:  # the library raises bare Exception, and BaseException for its own faults
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise ConfigError("tokenizer", f"cannot read {str(file)!r}: {error!s:.300}") from error
 
 
 def _from_byte_level(folder: Path, split: str, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, SpecialTokens]:

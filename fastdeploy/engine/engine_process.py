@@ -25,7 +25,7 @@ from fastdeploy.core.errors import ConfigError, FastDeployError, InvalidRequestE
 from fastdeploy.core.faults import arm
 from fastdeploy.core.generation_request import without_client_mark
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
+from fastdeploy.core.process import die_with_parent, is_out_of_memory, write_stacks_on_signal
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
@@ -284,6 +284,14 @@ def _serve(config: EngineConfig, factory: str, socket: zmq.Socket[bytes], client
         engine = _import_factory(factory)(config, on_progress)
     except ConfigError as error:
         socket.send_multipart([OWNER, messages.encode(messages.StartupFailed(error.field, error.message))])
+        return 2
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.info("the engine cannot start", exc_info=error)
+        reason = str(error).splitlines()[0][:300] if str(error) else "no reason is given"
+        message = f"not enough for the model and this configuration: {reason}"
+        socket.send_multipart([OWNER, messages.encode(messages.StartupFailed("memory", message))])
         return 2
     freeze_gc()
     EngineServer(engine, socket, clients).run()

@@ -46,7 +46,7 @@ def plan_memory(
     The default takes at most half of the free memory.
 
     Raises:
-        ConfigError: the memory does not hold one block.
+        ConfigError: the memory does not hold one block, or not as many as are configured; names the maximum.
     """
     block_size, max_num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
     backend = selected_backend()
@@ -66,7 +66,13 @@ def plan_memory(
         num_blocks = min(max_num_seqs * max_blocks_per_seq, backend.free_memory_bytes() // 2 // block_bytes)
     if num_blocks < 1:
         raise ConfigError("kv_cache_memory", f"too little for one block of {block_bytes} bytes")
-    return MemoryPlan(num_blocks, block_size, block_bytes, extra_bytes)
+    plan, free_bytes = MemoryPlan(num_blocks, block_size, block_bytes, extra_bytes), backend.free_memory_bytes()
+    if plan.num_bytes > free_bytes:
+        flag = "kv_cache_memory" if config.cache.num_blocks is None else "num_gpu_blocks_override"
+        most = max(0, (free_bytes - extra_bytes) // block_bytes)
+        message = f"{num_blocks} blocks of {block_bytes} bytes do not fit into the free memory, which holds {most}"
+        raise ConfigError(flag, message)
+    return plan
 
 
 def allocate_kv_caches(model_config: ModelConfig, memory: MemoryPlan) -> list[KVCache]:

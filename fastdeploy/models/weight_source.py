@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,11 +14,14 @@ import paddle
 from paddle import Tensor
 from safetensors import SafetensorError, safe_open
 
+from fastdeploy.config.checkpoint_json import read_json_object
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.models.finite import is_finite
 from fastdeploy.ops.linear import WeightPiece
 
 _READABLE_DTYPES = ("BF16", "F16", "F32", "U16")  # U16: PaddleNLP's spelling of bfloat16, read as such
 _NAMES_SHOWN = 24
+_NAME_LENGTH = 120  # characters of a name that are shown
 _INDEX_FILE = "model.safetensors.index.json"
 _FOREIGN_FORMATS = {
     "*.gguf": "GGUF",
@@ -67,6 +70,7 @@ class SafetensorsSource:
         self._tensors: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._file_names: dict[str, str] = {}
+        self._checked: set[str] = set()  # whose values are finite
         self.header_formats: set[str] = set()
         index = directory / _INDEX_FILE
         weight_map = _read_index(index) if index.exists() else None
@@ -81,8 +85,17 @@ class SafetensorsSource:
         return self._shapes
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor whose memory is the mapped file, in the stored dtype."""
-        return self._tensors[name]
+        """Return a tensor whose memory is the mapped file, in the stored dtype.
+
+        Raises:
+            ConfigError: it has a value that is not finite.
+        """
+        tensor = self._tensors[name]
+        if name not in self._checked:
+            if not is_finite(tensor):
+                raise ConfigError("model", f"{self._file_names[name]}: tensor {name} has values that are not finite")
+            self._checked.add(name)
+        return tensor
 
     def pieces(self, name: str, dtype: str) -> list[WeightPiece]:
         """Return the whole matrix, without a copy if the file holds this dtype."""
@@ -93,7 +106,7 @@ class SafetensorsSource:
             file = safe_open(path, framework="paddle")
             names = list(file.keys())
         except (OSError, SafetensorError) as error:
-            raise ConfigError("model", f"cannot read {path}: {error}") from None
+            raise ConfigError("model", f"cannot read {path}: {error!s:.300}") from None
         self.header_formats.update(filter(None, [(file.metadata() or {}).get("format")]))
         for name in names:
             header = file.get_slice(name)
@@ -161,16 +174,15 @@ def _weight_files(directory: Path) -> list[Path]:
 
 def _read_index(index: Path) -> dict[str, str]:
     """Return tensor name -> file name."""
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError("model", f"cannot read {index}: {error!r}") from None
+    weight_map = (read_json_object(index, "model") or {}).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ConfigError("model", f"cannot read {index}: expected a weight_map from tensor to file")
+    return weight_map
 
 
 def _shards(index: Path, weight_map: Mapping[str, str]) -> list[Path]:
     names = sorted(set(weight_map.values()))
-    missing = [name for name in names if not (index.parent / name).exists()]
+    missing = [name for name in names if "/" in name or not os.path.exists(index.parent / name)]
     if missing:
         raise ConfigError("model", f"{index} names files that do not exist: {listed(missing)}")
     return [index.parent / name for name in names]
@@ -193,5 +205,5 @@ def _check_index(index: Path, weight_map: Mapping[str, str], found: Mapping[str,
 
 def listed(names: list[str]) -> str:
     """Return the names for a message: the first ones and, if there are more, their number."""
-    shown = ", ".join(names[:_NAMES_SHOWN])
+    shown = ", ".join(name[:_NAME_LENGTH] for name in names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown}, and {len(names) - _NAMES_SHOWN} more"

@@ -251,3 +251,64 @@ def test_ntk_rope_of_paddlenlp_is_a_larger_base_and_a_longer_context() -> None:
     assert rope.theta == pytest.approx(10000.0 * 8.0 ** (16 / 14))
     assert "'ntk'" in refusal(rope_scaling={"rope_type": "ntk", "factor": 8.0}).message, "nobody else has it"
     assert "'yarn2'" in refusal(rope_scaling_type="yarn2", rope_scaling_factor=8.0).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_theta": "x"}, "rope_theta: {}: expected a number in [0.0, 1e+30], got 'x'"),
+        ({"rope_theta": 0.5}, "rope_theta: expected a base above 1, got 0.5"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: {}: expected an integer in [1, 4096], got 1000000000"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers: {}: expected an integer in [1, 4096], got 2.0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: {}: expected a number in [1e-12, 1.0], got nan"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps: {}: expected a number in [1e-12, 1.0], got -1e-06"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: {}: expected a number in [1e-12, 1.0], got 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings: {}: expected true or false, got 'no'"),
+        ({"eos_token_id": [2, "3"]}, "eos_token_id: {}: expected a token id or a list of them, got [2, '3']"),
+        ({"eos_token_id": 100}, "eos_token_id: {}: expected ids below vocab_size 100, got 100"),
+        ({"layer_types": [5]}, "layer_types: {}: expected a list of strings, got [5]"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": float("inf")}},
+            "rope_scaling: rope_scaling.factor: {}: expected a number in [1.0, 1000000.0], got inf",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling: expected a low_"),
+    ],
+)
+def test_values_of_other_types_and_ranges_are_refused_by_key_file_and_range(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MINIMAL, **changes}))
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_pretrained(tmp_path)
+    assert str(caught.value).startswith(message.format(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": "hot"}, "temperature: {}: expected a number in [0, 2e+09], got 'hot'"),
+        ({"top_k": 1.5}, "top_k: {}: expected an integer in [-1, 2147483647], got 1.5"),
+        ({"max_new_tokens": 0}, "max_new_tokens: {}: expected an integer in [1, 2147483647], got 0"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty: {}: expected a number in [1e-06, 1e+06], got nan"),
+        ({"do_sample": "yes"}, "do_sample: {}: expected true or false, got 'yes'"),
+        ({"eos_token_id": "2"}, "eos_token_id: {}: expected a token id or a list of them, got '2'"),
+    ],
+)
+def test_sampling_defaults_of_other_types_and_ranges_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MINIMAL))
+    (tmp_path / "generation_config.json").write_text(json.dumps(changes))
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_pretrained(tmp_path)
+    assert str(caught.value) == message.format(tmp_path / "generation_config.json")
+    assert ModelConfig.from_pretrained(tmp_path, generation_config="none").eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"hidden_size":' * 100_000, '{"x": ' + "[" * 5000 + "]" * 5000 + "}"]
+)
+def test_deep_brackets_are_refused_with_one_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"^model: cannot read .*config\.json: its brackets are nested too deeply$"):
+        ModelConfig.from_pretrained(tmp_path)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -21,12 +22,21 @@ from tests.entrypoints.server_process import ServerProcess, mock_server
 from tests.entrypoints.test_openai_client import CHAT_PROMPT, PROMPT, TOKENIZER, engine_text
 
 
-def run(*arguments: str, stdin: str = "", env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+def run(
+    *arguments: str, stdin: str = "", env: Mapping[str, str] | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; `stdout` is where its output goes."""
     command = [sys.executable, "-m", "fastdeploy.entrypoints.cli.main", *arguments]
     environment = {**os.environ, **(env or {})}
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=120, check=False, env=environment
+        command,
+        input=stdin,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
     )
 
 

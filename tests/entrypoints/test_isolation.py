@@ -14,20 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastdeploy.hub.model_path import resolve_model_path
 from tests.entrypoints.server_process import ServerProcess, real_server
 from tests.entrypoints.test_lifecycle import StreamInThread, metric, until
 
-BFLOAT16_NAN = b"\xc0\x7f"
-POISON = 77  # token id whose embedding is not a number
+BFLOAT16_MAX, BFLOAT16_100 = 0x7F7F, 0x42C8
+POISON = 77  # token id whose values are not finite
 FLAGS = ("--max-model-len", "256", "--num-gpu-blocks-override", "80")
 BODY: dict[str, Any] = {"prompt": list(range(100, 130)), "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
 
 def poison_embedding(source: Path, target: Path) -> None:
-    """Copy the demonstration model with one embedding row of NaN; the output head is an intact copy."""
+    """Copy the demonstration model with finite weights that overflow for one token; the head is an intact copy.
+
+    Only the embedding of that token has a first element. The first layer's values of all other tokens are therefore
+    their product with 0, and those of this token infinite.
+    """
     shutil.copytree(source, target)
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
@@ -35,10 +40,15 @@ def poison_embedding(source: Path, target: Path) -> None:
     name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
     kind, shape, rows = tensors[name]
     tensors["lm_head.weight"] = (kind, shape, rows)
-    row_bytes = 2 * shape[1]
-    poisoned = bytearray(rows)
-    poisoned[POISON * row_bytes : (POISON + 1) * row_bytes] = BFLOAT16_NAN * shape[1]
-    tensors[name] = (kind, shape, bytes(poisoned))
+    embedding = np.frombuffer(rows, np.uint16).reshape(shape).copy()
+    embedding[:, 0] = 0
+    embedding[POISON, 0] = BFLOAT16_100
+    tensors[name] = (kind, shape, embedding.tobytes())
+    name = next(name for name in tensors if name.endswith("layers.0.self_attn.v_proj.weight"))
+    kind, shape, rows = tensors[name]
+    projection = np.frombuffer(rows, np.uint16).reshape(shape).copy()
+    projection[:, 0] = BFLOAT16_MAX
+    tensors[name] = (kind, shape, projection.tobytes())
     write_safetensors(target / "model.safetensors", tensors)
 
 

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -105,7 +107,7 @@ def test_start_up_shows_progress_a_summary_notes_and_one_ready_line(tmp_path: Pa
     ("flags", "options", "message"),
     [
         (["--max-modle-len", "5"], {}, "--max-modle-len: unknown flag; did you mean '--max-model-len'?"),
-        (["--max-model-len", "0"], {}, "max_model_len: expected an integer of at least 1, got 0"),
+        (["--max-model-len", "0"], {}, "max_model_len: expected an integer in [1, 2147483647], got 0"),
         (["--splitwise-role", "decode"], {}, "--splitwise-role decode: prefill/decode separation is not available"),
         (["--workers", "0"], {}, "workers: expected an integer in [1, 256], got 0"),
         ([], {"config_error": "no weights in it"}, "model: no weights in it"),
@@ -119,6 +121,33 @@ def test_an_unusable_configuration_is_one_line_and_status_2(
     errors = [line for line in server.stderr.splitlines() if not line.startswith("weights")]
     assert len(errors) == 1
     assert errors[0].startswith(f"fastdeploy: error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [("MemoryError", "cannot allocate 5 bytes"), ("RuntimeError", "can't start new thread"), ("MemoryError", "")],
+)
+def test_too_little_memory_is_one_line_and_status_2(tmp_path: Path, error: str, reason: str) -> None:
+    server = run_to_end(str(save_mock_model(tmp_path, start_error=[error, reason and f"{reason}\nin a library"])))
+    assert server.process.returncode == 2
+    shown = reason or "no reason is given"
+    assert [line for line in server.stderr.splitlines() if not line.startswith("weights")] == [
+        f"fastdeploy: error: memory: not enough for the model and this configuration: {shown}"
+    ]
+
+
+def test_other_errors_of_the_start_are_not_called_a_lack_of_memory(tmp_path: Path) -> None:
+    server = run_to_end(str(save_mock_model(tmp_path, start_error=["RuntimeError", "something else"])))
+    assert server.process.returncode == 1
+    assert "  | RuntimeError: something else" in server.stderr
+
+
+def test_a_real_engine_under_a_limit_of_memory_is_one_line_and_status_2() -> None:
+    command = f"ulimit -v 700000; exec {sys.executable} -m fastdeploy.entrypoints.openai.api_server demo --port 0"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fastdeploy: error: memory: not enough for the model and this configuration: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_traceback_is_printed_only_with_fd_debug(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,66 @@ def test_interrupted_run_is_resumed(server: ServerProcess, tmp_path: Path) -> No
     (tmp_path / "out.jsonl.part").write_text(json.dumps({**first, "custom_id": "z"}) + "\n")
     other = run("run-batch", *flags, "--url", server.url + "/v1", "--resume")
     assert other.returncode == 2 and "has the answers to a different input" in other.stderr
+
+
+def test_outputs_that_are_no_regular_files_are_written_in_place(server: ServerProcess, tmp_path: Path) -> None:
+    """Renaming a file over them, as root may, would replace a device of the system."""
+    flags = write(tmp_path, line("a"), line("b"))[:2]
+    fifo, device, link = tmp_path / "fifo", tmp_path / "device", tmp_path / "link"
+    os.mkfifo(fifo)
+    if os.geteuid() == 0:
+        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))  # /dev/null
+    else:
+        device.symlink_to("/dev/null")
+    link.symlink_to(fifo)
+    for path in (fifo, link):
+        with ThreadPoolExecutor(1) as thread:
+            reading = thread.submit(fifo.read_text)
+            done = run("run-batch", *flags, "-o", str(path), "--url", server.url + "/v1")
+            assert done.returncode == 0, done.stderr
+            assert [json.loads(text)["custom_id"] for text in reading.result(30).splitlines()] == ["a", "b"]
+    assert run("run-batch", *flags, "-o", str(device), "--url", server.url + "/v1").returncode == 0
+    assert fifo.is_fifo() and link.is_symlink() and device.is_char_device()
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "link"])
+def test_standard_output_is_written_in_place_and_stays(server: ServerProcess, tmp_path: Path, name: str) -> None:
+    """Also if it is a regular file that already has a line, and if a link leads there."""
+    flags, path = write(tmp_path, line("a"))[:2], str(tmp_path / name)
+    before = os.readlink("/dev/stdout")
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    done = run("run-batch", *flags, "-o", path, "--url", server.url + "/v1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["custom_id"] == "a"
+    with (tmp_path / "kept").open("w") as file:
+        file.write("before\n")
+        file.flush()
+        assert run("run-batch", *flags, "-o", path, "--url", server.url + "/v1", stdout=file).returncode == 0
+    first, second = (tmp_path / "kept").read_text().splitlines()
+    assert (first, json.loads(second)["custom_id"]) == ("before", "a")
+    assert os.readlink("/dev/stdout") == before
+    refused = run("run-batch", *flags, "-o", path, "--url", server.url + "/v1", "--resume")
+    assert refused.stderr == f"fastdeploy: error: --resume: not possible for {path!r}, which is no regular file\n"
+
+
+def test_a_link_to_a_file_stays_and_the_file_is_replaced_when_the_run_is_complete(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    flags = write(tmp_path, line("a"))
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "out.jsonl").symlink_to("target")
+    assert run("run-batch", *flags, "--url", server.url + "/v1").returncode == 0
+    assert os.readlink(tmp_path / "out.jsonl") == "target"
+    assert [entry["custom_id"] for entry in answers(tmp_path)] == ["a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "target"]
+
+
+def test_a_folder_as_output_is_one_error(server: ServerProcess, tmp_path: Path) -> None:
+    flags = write(tmp_path, line("a"))[:2]
+    done = run("run-batch", *flags, "-o", str(tmp_path), "--url", server.url + "/v1")
+    expected = f"fastdeploy: error: --output-file: cannot write {str(tmp_path)!r}: Is a directory"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, expected)
 
 
 def test_request_is_sent_again_after_429(tmp_path: Path) -> None:

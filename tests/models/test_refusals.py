@@ -145,6 +145,14 @@ def test_a_missing_shard_is_named_in_both_layouts(tmp_path: Path, golden: str) -
     assert f"names files that do not exist: {shard.name}" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["../outside.safetensors", "/outside.safetensors", "x" * 5000])
+def test_an_index_cannot_name_files_outside_of_its_folder(tmp_path: Path, file: str) -> None:
+    (tmp_path / "outside.safetensors").touch()
+    shutil.copytree(GOLDEN / "paddlenlp_llama", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
+    assert f"names files that do not exist: {file[:120]}" in refusal(tmp_path / "model")
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": ["a"]}'])
 def test_a_damaged_index_is_refused(tmp_path: Path, content: str) -> None:
     shutil.copytree(GOLDEN / "paddlenlp_llama", tmp_path, dirs_exist_ok=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fastdeploy run-batch`: answers a file of requests in OpenAI's batch format, on a private or a running server.
 
-Answers are written in the order of the requests to `OUT.part`, which is renamed to `OUT` when it is complete.
+Answers are written in the order of the requests to `OUT.part`, which is renamed to `OUT` when it is complete. An `OUT`
+that exists and is no regular file, such as a pipe or /dev/stdout, is written directly.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503
 NETWORK_FLAGS = ("host", "port", "api_key", "api_key_file", "metrics_port", "root_path", "ssl_keyfile", "ssl_certfile")
 READY_LINE = re.compile(r"Ready: (\S+) ")
 STOP_TIMEOUT_S = 30
+MAX_LINKS = 40  # of a path, as in the kernel
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,19 @@ def main(arguments: list[str]) -> int:
     """Run the batch; return 0 if every request was answered with status 200, else 1."""
     args, flags = _make_parser().parse_with_engine_flags(arguments)
     requests = read_requests(args.input_file)
-    answers = _read_partial_answers(args, requests)
+    output = _find_output(args)
+    answers = _read_partial_answers(output.partial, requests) if args.resume else []
     try:
         if args.url:
             if flags:
                 raise ConfigError(flags[0], "not allowed with --url, which names a running server")
             client = HttpClient(args.url.rstrip("/"), get_api_key(args))
-            return asyncio.run(_run(client, requests, answers, args))
+            return asyncio.run(_run(client, requests, answers, args, output))
         parsed = parse_serve_args(flags, read_env())
         _refuse_network_flags([name for name, origin in parsed.provenance.items() if origin != API_KEY_VARIABLE])
         args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
         with private_server(flags) as client:
-            return asyncio.run(_run(client, requests, answers, args))
+            return asyncio.run(_run(client, requests, answers, args, output))
     except (UnreachableError, ServerEndedError) as error:
         print(f"fastdeploy: error: {error}; run again with --resume to continue", file=sys.stderr)
         return error.status if isinstance(error, ServerEndedError) else 1
@@ -154,18 +157,55 @@ def _make_parser() -> CommandParser:
     return parser
 
 
-def _partial_file(args: argparse.Namespace) -> Path:
-    return Path(args.output_file + ".part")
+@dataclass(frozen=True)
+class _Output:
+    """Where the answers are written.
+
+    Attributes:
+        path: the output without symbolic links, which are kept.
+        is_direct: answers are written to `path` as they arrive, because it cannot be replaced.
+    """
+
+    path: Path
+    is_direct: bool
+
+    @property
+    def partial(self) -> Path:
+        """Return the file that grows until all answers are there."""
+        return self.path if self.is_direct else self.path.with_name(self.path.name + ".part")
 
 
-def _read_partial_answers(args: argparse.Namespace, requests: Sequence[BatchRequest]) -> list[dict[str, Any]]:
-    """Return the answers of an interrupted run with --resume, else none; truncate the file after its last whole line.
+def _find_output(args: argparse.Namespace) -> _Output:
+    """Return where to write.
+
+    Raises:
+        ConfigError: --resume is given, but the output does not keep answers.
+    """
+    is_other_kind = os.path.exists(args.output_file) and not os.path.isfile(args.output_file)
+    is_direct = is_other_kind or _is_descriptor(args.output_file)
+    if is_direct and args.resume:
+        raise ConfigError("--resume", f"not possible for {args.output_file!r}, which is no regular file")
+    return _Output(Path(args.output_file if is_direct else os.path.realpath(args.output_file)), is_direct)
+
+
+def _is_descriptor(path: str) -> bool:
+    """Return whether a path leads to an open file of this process, such as /dev/stdout or /dev/fd/3."""
+    for _ in range(MAX_LINKS):
+        if os.path.realpath(os.path.dirname(path)).startswith("/proc/"):
+            return True
+        if not os.path.islink(path):
+            return False
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return False
+
+
+def _read_partial_answers(file: Path, requests: Sequence[BatchRequest]) -> list[dict[str, Any]]:
+    """Return the answers of an interrupted run, if there was one; truncate the file after its last whole line.
 
     Raises:
         ConfigError: they are not the answers to the first requests of this input.
     """
-    file = _partial_file(args)
-    if not args.resume or not file.exists():
+    if not file.exists():
         return []
     *lines, incomplete = file.read_bytes().split(b"\n")
     answers = [json.loads(line) for line in lines]
@@ -176,21 +216,26 @@ def _read_partial_answers(args: argparse.Namespace, requests: Sequence[BatchRequ
 
 
 async def _run(
-    client: HttpClient, requests: Sequence[BatchRequest], answers: list[dict[str, Any]], args: argparse.Namespace
+    client: HttpClient,
+    requests: Sequence[BatchRequest],
+    answers: list[dict[str, Any]],
+    args: argparse.Namespace,
+    output: _Output,
 ) -> int:
     """Send the requests that have no answer yet and write the file; return the exit status."""
-    file, num_done = _partial_file(args), len(answers)
+    num_done = len(answers)
     try:
         with (
-            file.open("a" if num_done else "w", encoding="utf-8") as output,
+            output.partial.open("a" if num_done or output.is_direct else "w", encoding="utf-8") as file,
             tqdm(total=len(requests), initial=num_done) as bar,
         ):
             async for answer in _send_all(client, requests[num_done:], args.concurrency):
-                output.write(json.dumps(answer) + "\n")
-                output.flush()
+                file.write(json.dumps(answer) + "\n")
+                file.flush()
                 answers.append(answer)
                 bar.update()
-        file.replace(args.output_file)
+        if not output.is_direct:
+            output.partial.replace(output.path)
     except OSError as error:
         raise ConfigError("--output-file", f"cannot write {args.output_file!r}: {error.strerror}") from None
     num_succeeded = sum(_has_succeeded(answer) for answer in answers)

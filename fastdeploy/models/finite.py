@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds weights that are not finite, with one pass over their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from paddle import Tensor
+
+_EXPONENT_BITS = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}
+_CHUNK_BYTES = 1 << 18  # both passes over a chunk stay within a core's cache
+_PARALLEL_BYTES = 1 << 23  # smaller tensors are not worth waking threads for
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether a contiguous host tensor of bfloat16, float16 or float32 has neither infinities nor NaN.
+
+    Their bits, read as an integer, are at least those of infinity: as a signed number if the sign is positive, as an
+    unsigned one if it is negative. So two maxima are enough, and no copy is made.
+    """
+    bits = _bits_of(tensor)
+    infinity = _EXPONENT_BITS[tensor.dtype.name.lower()]
+    size = _CHUNK_BYTES // bits.itemsize
+    chunks = [bits[begin : begin + size] for begin in range(0, bits.size, size)]
+    if bits.nbytes < _PARALLEL_BYTES:
+        return _are_finite(chunks, infinity)
+    with ThreadPoolExecutor(num_threads := len(os.sched_getaffinity(0))) as threads:  # NumPy releases the global lock
+        parts = [chunks[i::num_threads] for i in range(num_threads)]
+        return all(threads.map(_are_finite, parts, [infinity] * num_threads))
+
+
+def _are_finite(chunks: list[NDArray[Any]], infinity: int) -> bool:
+    for chunk in chunks:
+        sign_bit = 1 << (8 * chunk.itemsize - 1)
+        if chunk.view(f"i{chunk.itemsize}").max() >= infinity or chunk.max() >= sign_bit + infinity:
+            return False
+    return True
+
+
+def _bits_of(tensor: Tensor) -> NDArray[Any]:
+    """Return the tensor's memory as unsigned integers."""
+    item = int(tensor.element_size())
+    count = int(tensor.size)
+    memory = (ctypes.c_byte * (count * item)).from_address(tensor.data_ptr())
+    return np.frombuffer(memoryview(memory), dtype=np.dtype(f"u{item}"), count=count)
