@@ -138,7 +138,8 @@ class ConcurrencyLimiter:
             del self._waiting[waiter.client.id]
 
     def _has_room(self, client_id: str, count: int) -> bool:
-        return self._held.get(client_id, 0) + count <= self._client_limit
+        has_own_limit = self._client_limit < self._limit  # else it waits for its turn like all others
+        return not has_own_limit or self._held.get(client_id, 0) + count <= self._client_limit
 
     def _acquire(self, client_id: str, count: int) -> None:
         self._held[client_id] = self._held.get(client_id, 0) + count
