@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from weakref import WeakSet
 
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.structured_output.form_queue import Form, FormQueue
-from fastdeploy.structured_output.grammar import GrammarCompiler, GrammarState
+from fastdeploy.structured_output.grammar import GrammarCompiler, GrammarMemory, GrammarState
 from fastdeploy.structured_output.trial_process import STACK_BYTES, TrialProcess, TrialTimeoutError, Verdict
 
 MAX_CACHED_FORMS = 64
 NUM_THREADS = 2  # each with a process for its trials
+MAX_HELD_BYTES = 1 << 30  # of the grammars of one client
 MAX_CLOSE_S = 5.0  # for a compilation that has passed its trial
 
 
@@ -35,6 +37,7 @@ class FormCompiler:
         self._changed = threading.Condition()  # its lock guards all that follows, and all forms
         self._queue = FormQueue()
         self._forms: OrderedDict[tuple[str, str], Form] = OrderedDict()
+        self._memories: WeakSet[GrammarMemory] = WeakSet()  # of the grammars in the cache and of requests
         self._num_idle = 0
         self._is_closed = False
         self._threads: list[threading.Thread] = []
@@ -56,7 +59,7 @@ class FormCompiler:
         with self._changed:
             form = self._forms.get(key)
             if form is None or (isinstance(form.result, Exception) and not form.is_wanted):
-                form = Form(request.request_id, spec)
+                form = Form(request.request_id, request.client_id, spec)
             waiter = form.wait()
             if not form.is_started:
                 self._queue.push(request.client_id, form, request.client_weight)
@@ -78,7 +81,7 @@ class FormCompiler:
                 thread.join(MAX_CLOSE_S)
 
     def _wake_thread(self) -> None:
-        if self._num_idle == 0 and len(self._threads) < NUM_THREADS:
+        if self._num_idle < len(self._queue) and len(self._threads) < NUM_THREADS:
             trial = self._trials[len(self._threads)]
             self._start_thread(lambda: self._serve(trial))
         self._changed.notify()
@@ -130,14 +133,32 @@ class FormCompiler:
             raise QueueFullError(str(error)) from None
         if verdict.message:
             return verdict
+        memory = self._reserve(GrammarMemory(form.client_id, verdict.num_bytes))
         try:
-            return compiler.compile_source("", verdict.source)
+            return compiler.compile_source("", verdict.source, memory)
         except InvalidRequestError as error:
             return Verdict(message=error.message)
 
+    def _reserve(self, memory: GrammarMemory) -> GrammarMemory:
+        """Make room for a grammar among those of its client; raise QueueFullError if its requests hold too much."""
+        with self._changed:
+            while self._held_bytes(memory.client_id) + memory.num_bytes > MAX_HELD_BYTES:
+                keys = [key for key, form in self._forms.items() if form.client_id == memory.client_id]
+                key = next((key for key in keys if not self._forms[key].is_wanted), None)
+                if key is None:
+                    raise QueueFullError(f"the grammars of this client's requests hold {MAX_HELD_BYTES >> 20} MiB")
+                del self._forms[key]
+            self._memories.add(memory)
+        return memory
+
+    def _held_bytes(self, client_id: str) -> int:
+        return sum(memory.num_bytes for memory in self._memories if memory.client_id == client_id)
+
     def _evict(self) -> None:
-        """Remove the forms that were not used for longest, except those that anybody waits for."""
-        surplus = len(self._forms) - MAX_CACHED_FORMS
-        unwanted = [key for key, form in self._forms.items() if not form.is_wanted] if surplus > 0 else []
-        for key in unwanted[:surplus]:
-            del self._forms[key]
+        """Remove the form that was not used for longest, of the client with most forms, unless anybody waits for it."""
+        while len(self._forms) > MAX_CACHED_FORMS:
+            unwanted = {key: form.client_id for key, form in self._forms.items() if not form.is_wanted}
+            if not unwanted:
+                return
+            client_id = Counter(unwanted.values()).most_common(1)[0][0]
+            del self._forms[next(key for key, owner in unwanted.items() if owner == client_id)]

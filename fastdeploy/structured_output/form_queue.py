@@ -20,12 +20,13 @@ class Form:
     """A form of requests: waiting, being compiled, or done.
 
     Attributes:
-        request_id: the request that asked for it first.
+        request_id, client_id: the request that asked for it first, and whose it is.
         result: its grammar, why it was refused, or an exception that says nothing about the form; None before.
     """
 
-    def __init__(self, request_id: str, spec: GuidedDecodingParams) -> None:
+    def __init__(self, request_id: str, client_id: str, spec: GuidedDecodingParams) -> None:
         self.request_id = request_id
+        self.client_id = client_id
         self.spec = spec
         self.result: GrammarState | Verdict | Exception | None = None
         self.is_started = False
@@ -66,6 +67,10 @@ class FormQueue:
         self._forms: dict[str, list[Form]] = {}  # by client, in order of arrival
         self._turns: FairQueue[str] = FairQueue()  # clients; a turn whose form has gone is skipped
         self._num_turns: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Return the number of turns, which is at least that of the waiting forms."""
+        return len(self._turns)
 
     def push(self, client_id: str, form: Form, weight: float) -> None:
         """Add a form that is waiting to the queue of a client, unless it is there.

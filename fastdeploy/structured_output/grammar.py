@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import llguidance
@@ -17,7 +18,7 @@ from fastdeploy.structured_output.source import LIMITS, make_source, one_line
 from fastdeploy.structured_output.vocabulary import TokenizerAdapter
 
 _NO_TOKEN_ALLOWED = "NoExtensionBias"  # llguidance's error where no token can follow
-MAX_FORCED_BYTES = 16_384  # of text that must follow; encoding it takes about 6 ms for each row
+MAX_FORCED_BYTES = 4096  # of text that must follow; encoding it for each row takes up to 15 ms
 
 
 def num_bitmask_words(vocab_size: int) -> int:
@@ -25,11 +26,20 @@ def num_bitmask_words(vocab_size: int) -> int:
     return (vocab_size + 1 + 31) // 32
 
 
+@dataclass(frozen=True, eq=False)
+class GrammarMemory:
+    """The memory of a compiled grammar, which all its states share: it is held while this object exists."""
+
+    client_id: str = ""
+    num_bytes: int = 0
+
+
 class GrammarState:
     """The state of a grammar after some tokens. It is immutable: `advance` copies the matcher."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, memory: GrammarMemory) -> None:
         self._matcher = matcher
+        self._memory = memory
 
     @property
     @convert_panics
@@ -63,7 +73,7 @@ class GrammarState:
         """Return the state after one more token; it has an error if the token is not allowed."""
         matcher = self._matcher.deep_copy()
         matcher.consume_token(token_id)
-        return GrammarState(matcher)
+        return GrammarState(matcher, self._memory)
 
     @convert_panics
     def fill_bitmask(self, bitmask: TokenArray) -> None:
@@ -97,18 +107,19 @@ class GrammarCompiler:
         Raises:
             InvalidRequestError: the form is invalid, too large, or uses something unsupported; names the field.
         """
-        return self.compile_source(spec.field, make_source(spec, self.vocabulary.special_ids))
+        return self.compile_source(spec.field, make_source(spec, self.vocabulary.special_ids), GrammarMemory())
 
     @convert_panics
-    def compile_source(self, field: str, source: str) -> GrammarState:
+    def compile_source(self, field: str, source: str, memory: GrammarMemory) -> GrammarState:
         """Compile a grammar in llguidance's notation; raise InvalidRequestError as `compile` does.
 
         llguidance releases the GIL while it compiles and while it computes a bitmask, so other threads go on.
         """
         try:
-            state = GrammarState(llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS))
+            matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         except ValueError as error:
             raise InvalidRequestError(field, one_line(str(error))) from None
+        state = GrammarState(matcher, memory)
         bitmask = np.zeros(num_bitmask_words(self.vocabulary.eos_token_id), np.int32)
         if not state.error:
             state.fill_bitmask(bitmask)

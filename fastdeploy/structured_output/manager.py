@@ -87,11 +87,13 @@ class StructuredOutputManager:
             raise InvalidRequestError(spec.field, f"structured output is not available: this server {reason}")
         form, done = self._compiler.submit(request)
         done.result()
-        if isinstance(form.result, Verdict):
-            raise InvalidRequestError(spec.field + form.result.path, form.result.message)
-        if isinstance(form.result, Exception):
-            raise form.result
-        return form.result
+        result = form.result
+        del form, done  # the traceback of an error keeps this frame
+        if isinstance(result, Verdict):
+            raise InvalidRequestError(spec.field + result.path, result.message)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _params(self, request: GenerationRequest, field: str) -> ConstraintParams:
         params, is_closed = request.params, request.reasoning is ReasoningState.CLOSED

@@ -55,11 +55,13 @@ class Verdict:
 
     Attributes:
         source: the grammar in llguidance's notation; "" if the form was refused.
+        num_bytes: memory that the compiled grammar holds, about.
         path: the part of the form that `message` speaks of, to be appended to the field's name.
         message: why the form was refused.
     """
 
     source: str = ""
+    num_bytes: int = 0
     path: str = ""
     message: str = ""
 
@@ -109,7 +111,7 @@ class TrialProcess:
         tokens = [token.decode("latin-1") for token in vocabulary.tokens[:-1]]
         self._exchange(_line([tokens, vocabulary.special_token_ids[:-1]]), MAX_START_S)
 
-    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, str]:
+    def _exchange(self, line: bytes, timeout_s: float) -> dict[str, Any]:
         """Write a line; return the answer."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -170,7 +172,7 @@ def _run_with_limits(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, 
 
 def _limit_and_answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> None:
     """Answer one form. The timer kills the process even within a C function, and so does a failed allocation."""
-    limit = _num_bytes() + MAX_MEMORY_BYTES
+    limit = _memory_bytes()[0] + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
     try:
@@ -184,34 +186,37 @@ def _limit_and_answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary,
     _write(answer)
 
 
-def _num_bytes() -> int:
-    """Return the size of the address space of this process."""
+def _memory_bytes() -> tuple[int, int]:
+    """Return the size of the address space of this process and its resident part."""
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+        address_space, resident = map(int, file.read().split()[:2])
+    return address_space * resource.getpagesize(), resident * resource.getpagesize()
 
 
-def _answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> dict[str, str]:
+def _answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> dict[str, Any]:
     kind, value = json.loads(line)
     spec = GuidedDecodingParams(**{kind: value})
     try:
         source = make_source(spec, vocabulary.special_ids)
-        _compile(tokenizer, source)
+        num_bytes = _compile(tokenizer, source)
     except InvalidRequestError as error:
         return {"path": error.field.removeprefix(spec.field), "message": one_line(error.message)}
     except (ValueError, RustPanicError) as error:
         return {"message": one_line(str(error))}
-    return {"source": source}
+    return {"source": source, "num_bytes": num_bytes}
 
 
 @convert_panics
-def _compile(tokenizer: llguidance.LLTokenizer, source: str) -> None:
-    """Compile a grammar and compute its first bitmask, because the lexer does its work there."""
+def _compile(tokenizer: llguidance.LLTokenizer, source: str) -> int:
+    """Compile a grammar and compute a bitmask, because the lexer works there; return the memory that it holds."""
+    before = _memory_bytes()[1]
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
+    return max(_memory_bytes()[1] - before, 0)
 
 
-def _write(answer: dict[str, str]) -> None:
+def _write(answer: dict[str, Any]) -> None:
     sys.stdout.buffer.write(_line(answer))
     sys.stdout.buffer.flush()
 

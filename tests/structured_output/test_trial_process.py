@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that tries forms: its limits, its answers, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.structured_output import trial_process
+from fastdeploy.structured_output.trial_process import TrialError, TrialProcess, Verdict
+from fastdeploy.structured_output.vocabulary import TokenizerAdapter
+from tests.detokenize.tokenizers_for_tests import make_tokenizer
+
+ENDLESS = {"grammar": 'start: %json {"type": "number", "multipleOf": 2147483648}'}
+TOO_LARGE = "takes more than 2 s of processor time or 512 MiB to compile"
+OFFLINE = """
+from fastdeploy import LLM, GuidedDecodingParams, SamplingParams
+
+llm = LLM("demo", max_model_len=64)
+params = SamplingParams(max_tokens=3, guided_decoding=GuidedDecodingParams(choice=["yes", "no"]))
+print(llm.generate("x", params, use_tqdm=False)[0].outputs[0].text)
+compiler = llm.engine.admission._structured_output._compiler
+print(*(trial._process.pid for trial in compiler._trials if trial._process is not None), flush=True)
+"""
+
+
+@cache
+def vocabulary() -> TokenizerAdapter:
+    tokenizer = make_tokenizer("byte_level")
+    return TokenizerAdapter(tokenizer, tokenizer.vocab_size)
+
+
+@pytest.fixture
+def trial() -> Iterator[TrialProcess]:
+    process = TrialProcess()
+    yield process
+    process.close()
+
+
+def try_form(trial: TrialProcess, **form: Any) -> Verdict:
+    return trial.run(vocabulary(), GuidedDecodingParams(**form))
+
+
+def test_a_form_that_never_compiles_is_refused_and_the_next_one_is_tried(trial: TrialProcess) -> None:
+    assert try_form(trial, **ENDLESS) == Verdict(message=TOO_LARGE)
+    assert trial._process is not None
+    pid = trial._process.pid
+    assert "start: /a|b/" in try_form(trial, choice=["a", "b"]).source
+    assert trial._process.pid == pid  # the vocabulary was not read again
+
+
+def test_a_form_that_takes_too_much_memory_ends_its_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exit_status(num_bytes: int) -> int:
+        monkeypatch.setattr(trial_process, "_answer", lambda *args: {"message": str(len(bytearray(num_bytes)))})
+        monkeypatch.setattr(trial_process, "_write", lambda answer: None)
+        if (pid := os.fork()) == 0:
+            trial_process._run_with_limits(None, None, b"")  # type: ignore[arg-type]
+            os._exit(0)
+        return os.waitpid(pid, 0)[1]
+
+    assert exit_status(400 << 20) == 0
+    assert exit_status(600 << 20) != 0
+
+
+def test_a_refusal_says_which_part_of_the_form_is_wrong(trial: TrialProcess) -> None:
+    verdict = try_form(trial, structural_tag={"format": {"type": "tag", "begin": None}})
+    assert verdict == Verdict(path=".format.begin", message="expected a string, got null")
+
+
+def test_a_panic_of_the_library_refuses_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """Stands for the class of PyO3."""
+
+    def panic(*args: Any, **kwargs: Any) -> None:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(trial_process.llguidance, "LLMatcher", panic)
+    monkeypatch.setattr(trial_process, "make_source", lambda *args: "start: /a/")
+    assert trial_process._answer(None, vocabulary(), b'["regex", "a"]') == {  # type: ignore[arg-type]
+        "message": "_compile: index out of bounds"
+    }
+
+
+def test_a_process_that_was_killed_says_nothing_about_the_form_and_starts_again(trial: TrialProcess) -> None:
+    assert try_form(trial, regex="a").source
+    assert trial._process is not None
+    os.kill(trial._process.pid, signal.SIGKILL)
+    with pytest.raises(TrialError):
+        try_form(trial, regex="b")
+    assert try_form(trial, regex="b").source
+
+
+def test_a_closed_process_does_not_start_again(trial: TrialProcess) -> None:
+    trial.close()
+    with pytest.raises(TrialError, match="closed"):
+        try_form(trial, regex="a")
+
+
+def test_environment_of_the_process_has_no_key_of_the_server(
+    trial: TrialProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FD_API_KEY", "secret")
+    assert try_form(trial, regex="a").source
+    assert trial._process is not None
+    assert b"secret" not in Path(f"/proc/{trial._process.pid}/environ").read_bytes()
+
+
+def test_the_process_loads_neither_paddle_nor_numpy() -> None:
+    """It would take seconds and memory."""
+    script = (
+        "import fastdeploy.structured_output.trial_process, sys; "
+        "print(*sys.modules.keys() & {'paddle', 'numpy', 'fastdeploy.structured_output.grammar'})"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "\n"
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a process that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(pid: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while is_alive(pid):
+        assert time.monotonic() < deadline_s, "the process has not ended"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_process_ends_with_a_script_that_has_no_main_guard(tmp_path: Path, end: str) -> None:
+    (tmp_path / "script.py").write_text(OFFLINE + end)
+    result = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert result.returncode == (-signal.SIGKILL if end else 0), result.stderr
+    text, pid = result.stdout.splitlines()
+    assert text in ("yes", "no")
+    wait_for_end(int(pid))
