@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastdeploy.core.panics import RustPanicError
-from fastdeploy.structured_output.grammar import GrammarState
+from fastdeploy.structured_output.grammar import GrammarMemory, GrammarState
 
 CALLS: dict[str, Callable[[GrammarState], Any]] = {
     "error": lambda state: state.error,
@@ -38,6 +38,6 @@ class PanickingMatcher:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_panic_is_an_exception_of_the_call(name: str) -> None:
-    state = GrammarState(PanickingMatcher())  # type: ignore[arg-type]
+    state = GrammarState(PanickingMatcher(), GrammarMemory())  # type: ignore[arg-type]
     with pytest.raises(RustPanicError, match="Option::unwrap"):
         CALLS[name](state)
