@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from fastdeploy.config.env import read_env
+from fastdeploy.config.env import child_environment, read_env
 from fastdeploy.core.errors import ConfigError
 
 _CONVERTER = Path(__file__).with_name("paddlenlp_convert.py")
@@ -76,7 +76,9 @@ def _convert(python: str, folder: Path, tokenizer_class: str, file: Path) -> Non
         output = Path(scratch) / file.name
         command = [python, str(_CONVERTER), str(folder.resolve()), str(output)]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            result = subprocess.run(
+                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=child_environment()
+            )
         except OSError as error:
             raise ConfigError("FD_PADDLENLP_PYTHON", f"cannot run {python!r}: {error.strerror}") from None
         except subprocess.TimeoutExpired:

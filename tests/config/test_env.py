@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 import fastdeploy
 from fastdeploy.config.args import parse_serve_args
-from fastdeploy.config.env import VARIABLES, read_env
+from fastdeploy.config.env import VARIABLES, child_environment, read_env
+
+STARTS_A_PROCESS = {"Popen", "run", "check_output", "create_subprocess_exec", "create_subprocess_shell"}
 
 
 def test_unknown_variables_are_named_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +37,29 @@ def test_table_of_variables_holds_what_the_sources_read() -> None:
         "FD_API_KEY",
     }
     assert read == set(VARIABLES)
+
+
+def test_child_processes_get_the_environment_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_API_KEY", "a")
+    monkeypatch.setenv("OPENAI_API_KEY", "b")
+    monkeypatch.setenv("FD_LOG_LEVEL", "INFO")
+    environment = child_environment(ADDED="c")
+    assert environment.keys() & {"FD_API_KEY", "OPENAI_API_KEY", "FD_LOG_LEVEL", "ADDED"} == {"FD_LOG_LEVEL", "ADDED"}
+
+
+def test_every_child_process_of_a_server_is_given_its_environment() -> None:
+    """Without `env`, it would inherit the keys. Commands for users (cli) run with the user's own environment."""
+    root = Path(fastdeploy.__file__).parent
+    starts = [
+        (str(file.relative_to(root)), node)
+        for file in sorted(root.rglob("*.py"))
+        if "cli" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in STARTS_A_PROCESS
+        and ast.unparse(node.func.value) in ("subprocess", "asyncio")
+        and ast.unparse(node.func) != "asyncio.run"
+    ]
+    assert len(starts) >= 5
+    assert [file for file, call in starts if "env" not in {keyword.arg for keyword in call.keywords}] == []
