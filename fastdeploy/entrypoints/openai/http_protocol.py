@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from fastdeploy.entrypoints.openai.connection_gate import BodyInFlight, ConnectionGate, put_body, release_body
 from fastdeploy.entrypoints.openai.errors import ApiError
 
 HEADER_OVERHEAD_BYTES = 32  # memory per header beside its text, as HTTP/2 counts the size of headers
 LINGER_S = 2.0  # time for a client to read an error before what it still sends resets the connection
+READ_S = 0.01  # more than 0, so that the event loop looks for data before
 MAX_PIPELINED = 64  # requests that one connection may send ahead of their responses
 VERSIONS = ("1.0", "1.1")
 URL_ERRORS = (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError)  # what uvicorn raises for bad URLs
@@ -42,6 +43,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._gate = gate
         self._limits = gate.config
         self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
         self._error: ApiError | None = None  # of the headers
         self._num_undelivered = 0  # bytes since the parser last reported a begin, the end of headers, or a body
         self._headers_size = 0
@@ -69,6 +71,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._gate.disconnect(self._address)
         for cycle, _ in self.pipeline:  # these have not begun; `RequestGuard` releases the bodies of the others
             release_body(cycle.scope)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # uvicorn tells only the last of several pipelined requests
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -160,6 +165,10 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._in_body or self._has_begun:
             self._watch()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
     def shutdown(self) -> None:
         """End the connection after the response that is running."""
         self._keeps_alive = False
@@ -211,7 +220,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_timer(self, seconds: float, callback: Callable[[], None]) -> None:
         if seconds:
-            self._timer = self.loop.call_later(seconds, callback)
+            self._timer = self.loop.call_later(seconds, self._expire, callback)
+
+    def _expire(self, callback: Callable[[], None]) -> None:
+        """Read what has already arrived before time is up: the process may have been too busy to read it."""
+        self._timer = self.loop.call_later(READ_S, callback)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
