@@ -282,6 +282,8 @@ ROUTES: list[Row] = [
     Row("/v1/models/gpt-4", "an unknown model", 404, "'gpt-4' is not served here", "model", "model_not_found",
         method="GET"),
     Row("/v1/nothing", "an unknown route", 404, "/v1/nothing: no such route", None, "not_found"),
+    Row("/health/", "a trailing slash", 404, "/health/: no such route; did you mean /health?", None, "not_found",
+        method="GET"),
     Row("/v1/chat/completion", "a route misspelt", 404, "did you mean /v1/chat/completions?", None, "not_found"),
     Row(COMPLETIONS, "GET", 405, "expected POST, got GET", None, "method_not_allowed", method="GET"),
     Row(COMPLETIONS, "OPTIONS", 405, "expected POST, got OPTIONS", None, "method_not_allowed", method="OPTIONS"),

@@ -38,7 +38,7 @@ from fastdeploy.version import __version__
 
 Schema = dict[str, Any]
 OPENAPI_VERSION = "3.2.0"
-BODY_ERRORS: Mapping[int, type] = dict.fromkeys((400, 404, 413, 415, 500, 503), ErrorResponse)
+BODY_ERRORS: Mapping[int, type] = dict.fromkeys((400, 404, 408, 413, 415, 500, 503), ErrorResponse)
 GENERATION_ERRORS: Mapping[int, type] = {**BODY_ERRORS, **dict.fromkeys((429, 504), ErrorResponse)}
 REFERENCE = "#/components/schemas/{name}"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -133,7 +134,10 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Return the served model by its name."""
     server = server_of(request)
-    server.check_model(request.path_params["name"])
+    name = request.path_params["name"]
+    if not name:  # the list of models with a slash at the end, which is no route
+        raise HTTPException(404)
+    server.check_model(name)
     return json_response(_model_card(server))
 
 
