@@ -77,3 +77,9 @@ def test_faults_need_the_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_point_is_in_the_sources_once() -> None:
     sources = "".join(path.read_text() for path in Path(fastdeploy.__file__).parent.rglob("*.py"))
     assert Counter(re.findall(r'fault_point\(\s*"(\w+)"', sources)) == Counter(POINTS.keys())
+
+
+def test_the_documentation_lists_every_point() -> None:
+    text = (Path(fastdeploy.__file__).parents[1] / "docs" / "contributing" / "testing.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert [(point, f"{process}: {place}") for point, process, place in rows] == list(POINTS.items())

@@ -28,7 +28,7 @@ REFUSED = Text((), "error", None, None, None, INTERNAL_ERROR)
 def pool() -> tuple[list[GenerationRequest], Texts]:
     """Return requests with every parameter, grammars among them, and their plain decoding, one at a time."""
     tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
-    constrained = [
+    further = [
         GenerationRequest(
             name,
             tokenizer.encode(HEADS[-1]),
@@ -36,7 +36,9 @@ def pool() -> tuple[list[GenerationRequest], Texts]:
         )
         for i, (name, regex) in enumerate(GRAMMARS.items())
     ]
-    requests = [*make_requests(tokenizer, build(config())), *make_dead_ends(tokenizer), *constrained]
+    shared = SamplingParams(max_tokens=12, seed=5, n=3, prompt_logprobs=1, logprobs=1)
+    further.append(GenerationRequest("shared", tokenizer.encode(HEADS[1]), shared))
+    requests = [*make_requests(tokenizer, build(config())), *make_dead_ends(tokenizer), *further]
     return requests, run_alone(build(config()), requests)
 
 

@@ -32,7 +32,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def start(self, request: Request) -> None:
-        """Allocate the state of a new request, whose prompt is known."""
+        """Allocate the state of a request, whose tokens so far are known: usually the prompt."""
 
     @abstractmethod
     def propose(self, requests: Sequence[Request], quotas: Sequence[DraftQuota]) -> list[Draft]:
