@@ -11,6 +11,8 @@ from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
 from fastdeploy.ops.text_batch import TextBatch
 from fastdeploy.spec_decode.proposers.base import Proposer
 
+MAX_PROMPT_TOKENS = 8192  # of new prompts that a step indexes, beside the last one; suffix decoding takes 5 ms
+
 
 class MatchIndex(Protocol):
     """An index over the tokens of running requests: ops.host.NgramIndex or ops.suffix_cache.SuffixCache."""
@@ -48,6 +50,8 @@ class MatchProposer(Proposer):
     ) -> list[Draft]:
         """Return what follows a match of each request's tokens, in one native call.
 
+        Requests with new prompts get no draft while the step has indexed enough of other prompts.
+
         Args:
             requests: to draft for.
             max_drafts: maximum number of tokens to draft for each request.
@@ -55,9 +59,8 @@ class MatchProposer(Proposer):
         """
         batch, num_indexed = self._batch, self._num_indexed
         ids = [self._sequence_ids[request.key] for request in requests]
-        for request, i in zip(requests, ids):
-            if num_indexed[i] == 0:
-                self._index_prompt(i, request)
+        if not all([num_indexed[i] for i in ids]) and not self._index_prompts(requests, ids):
+            return self._extend_indexed(requests, max_drafts, drafts)
         batch.fill(ids, max_drafts, [r.tokens_since(num_indexed[i]) for r, i in zip(requests, ids)], drafts)
         self._match_index.draft_batch(batch)
         for request, i in zip(requests, ids):
@@ -100,6 +103,33 @@ class MatchProposer(Proposer):
         if self._num_indexed[sequence_id]:
             self._remove_sequence(sequence_id, request)
         self._free_ids.append(sequence_id)
+
+    def _index_prompts(self, requests: Sequence[Request], ids: Sequence[int]) -> bool:
+        """Index new prompts until they have MAX_PROMPT_TOKENS; return whether all are indexed now."""
+        num_tokens = 0
+        for request, i in zip(requests, ids):
+            if self._num_indexed[i] == 0:
+                if num_tokens >= MAX_PROMPT_TOKENS:
+                    return False
+                self._index_prompt(i, request)
+                num_tokens += request.num_prompt_tokens
+        return True
+
+    def _extend_indexed(
+        self, requests: Sequence[Request], max_drafts: Sequence[int], drafts: Sequence[Sequence[int]] | None
+    ) -> list[Draft]:
+        """Draft for the requests whose prompts are indexed, and return no draft for the others."""
+        found = [NO_DRAFT] * len(requests)
+        ready = [k for k, request in enumerate(requests) if self._num_indexed[self._sequence_ids[request.key]]]
+        some = MatchProposer.extend(
+            self,
+            [requests[k] for k in ready],
+            [max_drafts[k] for k in ready],
+            None if drafts is None else [drafts[k] for k in ready],
+        )
+        for k, draft in zip(ready, some):
+            found[k] = draft
+        return found
 
     def _index_prompt(self, sequence_id: int, request: Request) -> None:
         self._add_sequence(sequence_id, request)

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fastdeploy.core.request import DraftQuota, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.ops.suffix_cache import SuffixConfig
+from fastdeploy.spec_decode.proposers import match_proposer
 from fastdeploy.spec_decode.proposers.suffix import SuffixProposer
 
 
@@ -56,4 +59,19 @@ def test_a_request_that_waits_needs_no_memory_in_the_index() -> None:
     for request in requests:
         proposer.finish(request)
     assert proposer.suffix_cache_stats() == before, "none had an output to keep"
+    proposer.check_integrity([])
+
+
+def test_a_step_indexes_a_limited_number_of_prompt_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(match_proposer, "MAX_PROMPT_TOKENS", 8)
+    proposer = SuffixProposer(SuffixConfig(max_cache_bytes=1 << 20))
+    prompt = [1, 2, 3, 1, 2]
+    requests = [Request(GenerationRequest("a", prompt, SamplingParams()), i, 0, 100, 8) for i in range(5)]
+    for request in requests:
+        proposer.start(request)
+        request.append([3])
+    has_draft = [[len(d) > 0 for d in proposer.propose(requests, [DraftQuota(2, 2)] * 5)] for _ in range(3)]
+    assert has_draft == [[True, True, False, False, False], [True, True, True, True, False], [True] * 5]
+    for request in requests:
+        proposer.finish(request)
     proposer.check_integrity([])
