@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fastdeploy import LLM, SamplingParams
-from fastdeploy.core.errors import ConfigError, InvalidRequestError
+from fastdeploy.core.errors import ConfigError, ContextLengthError, InvalidRequestError
 from fastdeploy.core.faults import InjectedFault, arm
 from fastdeploy.core.outputs import CompletionOutput, ErrorInfo, RequestOutput
+from tests.core.test_json_types import nested
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef "
 
@@ -188,6 +189,25 @@ def test_errors_of_chat_name_invalid_messages_and_tools(llm: LLM) -> None:
         prompts_of(llm, [{"role": "robot", "content": "x"}])
     with pytest.raises(InvalidRequestError, match=r"tools\[0\].type: expected function"):
         prompts_of(llm, [{"role": "user", "content": "x"}], tools=[{"name": "f"}])
+
+
+def test_texts_that_are_not_valid_unicode_are_refused_by_field(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: expected valid Unicode, got the lone surrogate"):
+        llm.generate(["fine", "a\ud800"], SamplingParams(), use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content: expected valid Unicode"):
+        prompts_of(llm, [{"role": "user", "content": "a\ud800"}])
+    template = "{{ x | tojson }}"
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(InvalidRequestError, match="messages: expected valid Unicode"):
+        prompts_of(llm, messages, chat_template=template, chat_template_kwargs={"x": "\ud800"})
+    with pytest.raises(InvalidRequestError, match="the chat template fails on them"):
+        prompts_of(llm, messages, chat_template=template, chat_template_kwargs={"x": nested(2000)})
+    assert not llm.engine.has_unfinished()
+
+
+def test_text_that_is_far_too_long_is_refused(llm: LLM) -> None:
+    with pytest.raises(ContextLengthError, match=r"prompt: expected 1 to .* characters, got 8000000"):
+        llm.generate("x" * 8_000_000, SamplingParams(), use_tqdm=False)
 
 
 def test_speculation_is_reported(llm: LLM) -> None:

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from fastdeploy.entrypoints.cli.run_batch import read_requests
 from tests.entrypoints.server_process import ServerProcess, mock_server
 from tests.entrypoints.test_cli import run
 from tests.entrypoints.test_openai_client import CHAT_PROMPT, MESSAGES, PROMPT, engine_text
 
 GREEDY = {"model": "default", "max_tokens": 4, "temperature": 0}
+
+
+DEEP = "[" * 900 + "]" * 900
 
 
 def line(custom_id: str, **changes: Any) -> dict[str, Any]:
@@ -83,10 +87,28 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
 
 
 @pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (f'"method": {DEEP}', "method: expected 'POST', got an array"),
+        (f'"url": {DEEP}', "url: expected one of /v1/chat/completions, /v1/completions, got an array"),
+        (f'"body": {{"prompt": {DEEP}}}', "body: is nested too deeply: expected at most 64 levels"),
+        ('"body": {"prompt": "a\\ud800"}', r"body: expected valid Unicode, got the lone surrogate '\ud800'"),
+        ('"body": {"prompt": "a"}', ""),
+    ],
+)
+def test_line_that_cannot_be_sent_gets_an_error_of_its_own(tmp_path: Path, change: str, error: str) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(line("a"))[:-1] + f", {change}}}")  # the last of equal keys counts
+    [request] = read_requests(str(file))
+    assert request.custom_id == "a" and request.error.startswith(error) and bool(request.error) == bool(error)
+
+
+@pytest.mark.parametrize(
     ("lines", "message"),
     [
         ([line("a"), line("b"), line("a")], "custom_id: 'a' occurs in lines 1 and 3"),
         ([line("a"), "{"], "line 2: not valid JSON"),
+        ([line("a"), "[" * 100_000], "line 2: not valid JSON"),
         ([{"method": "POST"}], 'line 1: expected an object with a string "custom_id"'),
     ],
 )

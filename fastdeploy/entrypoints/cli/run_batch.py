@@ -29,7 +29,7 @@ from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.env import API_KEY_VARIABLE, read_env
 from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
-from fastdeploy.core.json_types import check_json
+from fastdeploy.core.json_types import check_json, shorten
 from fastdeploy.entrypoints.cli.http_client import HttpClient, UnreachableError, error_message
 from fastdeploy.entrypoints.cli.parser import (
     SERVE_FLAGS,
@@ -126,9 +126,11 @@ def _parse_line(line: str, location: str) -> BatchRequest:
     if unknown := sorted(set(content) - KEYS):
         return BatchRequest(custom_id, error=f"unknown key {unknown[0]!r}; expected {', '.join(sorted(KEYS))}")
     if content.get("method") != "POST":
-        return BatchRequest(custom_id, error=f"method: expected 'POST', got {content.get('method')!r}")
-    if content.get("url") not in PATHS:
-        return BatchRequest(custom_id, error=f"url: expected one of {', '.join(PATHS)}, got {content.get('url')!r}")
+        return BatchRequest(custom_id, error=f"method: expected 'POST', got {shorten(content.get('method'))}")
+    if not isinstance(content.get("url"), str) or content["url"] not in PATHS:
+        return BatchRequest(
+            custom_id, error=f"url: expected one of {', '.join(PATHS)}, got {shorten(content.get('url'))}"
+        )
     if not isinstance(body, dict):
         return BatchRequest(custom_id, error="body: expected an object")
     try:

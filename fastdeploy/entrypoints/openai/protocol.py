@@ -47,7 +47,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         min_tokens: minimum number of output tokens before the output may end
         stop: a string, or several, at which the text ends
         stop_token_ids: token ids at which the output ends
-        bad_words: texts that are never written
+        bad_words: texts that are never written; at most 65536 characters in all
         bad_words_token_ids: token sequences that are never written; at most 16384 ids in all, with those of `bad_words`
         ignore_eos: continue after the model's end tokens
         logit_bias: token id to a number that is added to its logit
@@ -146,7 +146,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     """Body of POST /v1/chat/completions.
 
     Attributes:
-        messages: the conversation; contents are text or lists of text parts
+        messages: the conversation; contents are text or lists of text parts; at most 16384 messages, parts and tool
+            calls
         prompt_token_ids: the prompt as token ids, instead of `messages`
         max_completion_tokens: takes precedence over `max_tokens`
         logprobs: report the probability of each token
@@ -160,7 +161,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         reasoning_max_tokens: maximum number of reasoning tokens; then the end of the reasoning is forced
         response_max_tokens: maximum number of tokens after the reasoning
         reasoning_effort: passed to the template; `none` also sets `enable_thinking` to false
-        tools: functions that the model may call
+        tools: functions that the model may call, at most 1024
         tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
         parallel_tool_calls: false allows at most one call
     """
