@@ -14,6 +14,7 @@ from typing import Any
 import tokenizers
 
 from fastdeploy.core.json_types import check_unicode
+from fastdeploy.core.panics import convert_panics
 from fastdeploy.detokenize.chat_template import DEFAULT, ChatTemplates, Conversation
 from fastdeploy.detokenize.json_file import read_json
 from fastdeploy.detokenize.tokenizer_files import load_backend, read_tokenizer_config
@@ -84,6 +85,7 @@ class Tokenizer:
         backend, special_tokens = load_backend(folder, config)
         return cls(backend, special_tokens, _chat_templates(folder, config))
 
+    @convert_panics
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; other threads run meanwhile.
 
@@ -119,6 +121,7 @@ class Tokenizer:
         starts = range(0, len(text), MIN_EXPANDED_LENGTH)  # other threads run between two parts
         return sum(len(unicodedata.normalize("NFKC", text[start : start + MIN_EXPANDED_LENGTH])) for start in starts)
 
+    @convert_panics
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`, ignoring unknown ids."""
         if len(token_ids) < MANY_TOKENS:

@@ -13,7 +13,7 @@ from fastdeploy.config.engine_config import CacheConfig, EngineConfig
 from fastdeploy.config.speculative_config import NgramConfig
 from fastdeploy.core.constraint import TokenArray, TokenConstraint
 from fastdeploy.core.errors import RequestFailedError
-from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.outputs import ErrorInfo, TokenDelta
 from fastdeploy.core.request import GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine import Engine
@@ -144,13 +144,15 @@ def test_a_fault_at_admission_refuses_the_request_and_leaves_no_state(
     assert [token for delta in finish(engine)["good"] for token in delta.token_ids] == TEXT
 
 
-def test_a_request_whose_buffer_cannot_be_allocated_fails_alone() -> None:
+def test_a_request_whose_buffer_cannot_be_allocated_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
     engine = make_engine(NaiveProposer())
     engine.admission.max_model_len = 1 << 50  # tokens, which do not fit into the address space
     engine.add_request(generation("good"))
-    with pytest.raises(RequestFailedError):
-        engine.add_request(GenerationRequest("bad", [1, 2, 3], SamplingParams()))
-    assert [token for delta in finish(engine)["good"] for token in delta.token_ids] == TEXT
+    engine.add_request(GenerationRequest("bad", [1, 2, 3], SamplingParams()))
+    deltas = finish(engine)
+    assert [delta.error for delta in deltas["bad"]] == [ErrorInfo("internal_error", "internal error")]
+    assert "MemoryError" in caplog.text
+    assert [token for delta in deltas["good"] for token in delta.token_ids] == TEXT
     engine.check_integrity()
 
 

@@ -16,11 +16,12 @@ from fastdeploy.engine.engine import INTERNAL_ERROR, Engine
 from fastdeploy.hub.model_path import resolve_model_path
 from tests.doubles import ManualClock
 from tests.exactness.dead_ends import make_dead_ends
-from tests.exactness.engines import METHODS, Texts, build, config, configured, proposer_of
+from tests.exactness.engines import METHODS, Texts, build, config, configured, proposer_of, use_adaptive_length
 from tests.exactness.requests import HEADS, Text, join, make_requests, run_alone
 
 WAYS = {method: (7, 2048, 16)[i % 3] for i, method in enumerate(("naive", *METHODS))}  # the size of prefill chunks
 GRAMMARS = {"words": r"[a-z ]{6,30}\.", "numbers": r"[0-9]{2,12}(, [0-9]+){3}"}
+ADAPTIVE = ("suffix", "with_suffix")
 REFUSED = Text((), "error", None, None, None, INTERNAL_ERROR)
 
 
@@ -54,7 +55,10 @@ def _build(method: str) -> tuple[Engine, ManualClock]:
     num_drafts = {"naive": 0, "mtp": 3}.get(method, 5)
     cfg = config(configured(method), num_drafts, WAYS[method], prefix_caching=method != "oracle")
     built, clock = build(cfg, proposer_of(method, pool()[1], num_drafts)), ManualClock()
-    return Engine(built.admission, built.scheduler, built.runner, built.proposer, built.outputs, clock), clock
+    engine = Engine(built.admission, built.scheduler, built.runner, built.proposer, built.outputs, clock)
+    if method in ADAPTIVE:
+        use_adaptive_length(engine, method, slope=0.05)
+    return engine, clock
 
 
 def run_disturbed(
