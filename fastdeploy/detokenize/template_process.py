@@ -8,7 +8,6 @@ take all memory. The process reads one JSON line per template and answers with o
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fastdeploy.core.child_command import child_command
+from fastdeploy.core.child_command import child_command, child_environment
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_json, check_unicode
 from fastdeploy.detokenize.chat_template import MAX_CPU_S, MAX_OUTPUT_LENGTH, Messages, render_template
@@ -25,7 +24,6 @@ MAX_MEMORY_BYTES = 512 * 2**20
 MAX_INPUT_LENGTH = 2**22  # characters of JSON
 MAX_TEMPLATE_LENGTH = 2**20
 SURROGATES = "surrogatepass"  # the caller checks the text
-PASSED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")  # no keys or passwords
 
 
 class TemplateProcess:
@@ -86,7 +84,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
+        env=child_environment(),
         start_new_session=True,  # so that Ctrl-C interrupts the server only
     )
 
