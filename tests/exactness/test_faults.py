@@ -107,6 +107,15 @@ def test_each_point_fails_one_request_of_sixteen(point: str, caplog: pytest.LogC
     assert check(Member.random(1, "with_ngram", point, 16), caplog)
 
 
+def test_a_grammar_that_failed_to_compile_is_compiled_again_for_the_next_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    member = Member.random(4, "with_ngram", "compile", 2)
+    assert check(member, caplog)
+    key = (member.victim.request_id, 0)
+    assert run_disturbed(engine_of(member.method)[0], [member.victim])[key] == pool()[1][key]
+
+
 @pytest.mark.parametrize("method", [method for method in WAYS if method != "naive"])
 def test_a_fault_of_the_proposer_drops_the_drafts_of_a_step(method: str, caplog: pytest.LogCaptureFixture) -> None:
     assert check(Member.random(2, method, "propose", 16), caplog)
