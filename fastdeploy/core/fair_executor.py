@@ -57,7 +57,7 @@ class FairExecutor:
             elif len(later) < self._max_waiting:
                 later.append(task)
             else:
-                raise QueueFullError(f"{self._max_waiting} large requests of this client are waiting to be read")
+                raise QueueFullError(f"{self._max_waiting} large requests of this client are waiting already")
         return task.future
 
     async def run(self, client_id: str, weight: float, function: Callable[..., T], *arguments: Any) -> T:

@@ -8,6 +8,7 @@ written. What these functions accept can be converted, stored, printed and sent.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,8 @@ def parse_json(field: str, text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        InvalidRequestError: the text is not valid JSON, is nested too deeply, or has a lone surrogate; names the field.
+        InvalidRequestError: the text is not valid JSON, is nested too deeply, or has a lone surrogate or a number
+            that is not finite; names the field.
     """
     try:
         value = json.loads(text)
@@ -65,14 +67,14 @@ def write_json(field: str, value: Any) -> str:
 
 
 def check_json(field: str, value: Any, max_length: int | None = None) -> None:
-    """Check the depth of a value, its texts and names, and its length.
+    """Check the depth of a value, its texts, names and numbers, and its length.
 
     Args:
         max_length: limit of the characters of all texts and names, plus one for each value; None for no limit.
 
     Raises:
         InvalidRequestError: more than `MAX_DEPTH` objects and arrays are nested, the value is longer than `max_length`,
-            or has a lone surrogate; names the field.
+            or has a lone surrogate or a number that is not finite; names the field.
     """
     length, depth, level = 0, 0, [value]
     while level:
@@ -84,6 +86,8 @@ def check_json(field: str, value: Any, max_length: int | None = None) -> None:
             raise InvalidRequestError(field, f"expected at most {max_length} characters of JSON")
         for text in texts:
             check_unicode(field, text)
+        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+            raise InvalidRequestError(field, "expected finite numbers, which JSON can express")
         depth += bool(containers)
         if depth > MAX_DEPTH:
             raise _too_deep(field)

@@ -50,6 +50,12 @@ def test_texts_with_pairs_of_surrogates_noncharacters_and_nul_pass() -> None:
     check_unicode("f", "\U0010ffff\ufdd0\0")
 
 
+@pytest.mark.parametrize("text", ["NaN", "[-Infinity]", '{"a": 1e999}'])
+def test_numbers_that_are_not_finite_are_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="f: expected finite numbers"):
+        parse_json("f", text)
+
+
 def test_length_counts_texts_names_and_values() -> None:
     check_json("f", {"ab": ["cde", 1]}, 9)  # four values, five characters
     with pytest.raises(InvalidRequestError, match="f: expected at most 8 characters of JSON"):

@@ -186,3 +186,30 @@ def test_scanner_finds_the_end_of_any_json_value(value: object, indent: int | No
     assert scanner.feed(text + "]}x") == len(text) and scanner.is_done
     by_character = JsonScanner()
     assert sum(by_character.feed(char) for char in text) == len(text) and by_character.is_done
+
+
+DEEP = '{"a": ' * 970 + "1" + "}" * 970
+
+
+def call_with_days(value: str) -> str:
+    """Return a call in Qwen3-Coder's format with a parameter that should be an integer."""
+    return f"<tool_call>\n<function=weather>\n<parameter=days>\n{value}\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "f"}</tool_call>',
+        '<tool_call>{"arguments": {}, "name": "\\ud800"}</tool_call>',
+        '<tool_call>{"arguments": {"a": 1e999}, "name": "f"}</tool_call>',
+        f'<tool_call>{{"arguments": {DEEP}, "name": "f"}}</tool_call>',
+    ],
+)
+def test_call_that_could_not_be_sent_again_is_content(text: str) -> None:
+    assert read([text], "hermes") == Message(content=text)
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', DEEP, "NaN", "1e999", "9" * 5000])
+def test_value_that_could_not_be_sent_again_is_a_text(value: str) -> None:
+    arguments = json.dumps({"days": value})
+    assert read([call_with_days(value)], "qwen3_coder") == Message(calls=[ToolCall("weather", arguments)])

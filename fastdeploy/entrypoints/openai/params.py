@@ -46,6 +46,7 @@ SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
 PROCESSORS = "logits_processors_args"
 PROCESSOR_KEYS = ("logit_bias", "thinking_budget")
 MAX_ID_DIGITS = 18
+MAX_SALT_LENGTH = 256  # characters; every prompt and every block of the prefix cache is marked with the salt
 KINDS_BY_FIELD = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -114,7 +115,7 @@ def completion_logprobs(body: CompletionRequest) -> int | None:
 
 
 def check_request_fields(body: GenerationFields) -> None:
-    """Check the ranges of the fields that are not sampling parameters.
+    """Check the ranges and lengths of the fields that are not sampling parameters.
 
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
@@ -122,6 +123,10 @@ def check_request_fields(body: GenerationFields) -> None:
     for name in ("priority", "timeout", "max_streaming_response_tokens"):
         if (value := getattr(body, name)) is not None:
             FIELD_RANGES[name].check(name, value)
+    if body.cache_salt is not None and len(body.cache_salt) > MAX_SALT_LENGTH:
+        raise InvalidRequestError(
+            "cache_salt", f"expected at most {MAX_SALT_LENGTH} characters, got {len(body.cache_salt)}"
+        )
 
 
 def _common_values(body: GenerationFields, defaults: GenerationDefaults) -> dict[str, Any]:

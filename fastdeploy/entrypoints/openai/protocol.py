@@ -65,7 +65,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         guided_grammar: grammar that the output must follow; only one constraint per request
         structural_tag: parts of the output whose content follows a schema
         add_special_tokens: encode text with the tokenizer's special tokens (default: true, for chats false)
-        cache_salt: requests share cached prefixes only with requests of the same salt
+        cache_salt: requests share cached prefixes only with requests of the same salt, of at most 256 characters
         collect_metrics: add `speculate_metrics` and `metrics` to finished choices
         request_id: name of the request, which the response's `id` contains
         return_token_ids: add `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,

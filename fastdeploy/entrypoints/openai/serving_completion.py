@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import TokenLogprobs
+from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.fill_in import fill_in_prompt
 from fastdeploy.detokenize.preprocess import (
     build_prepared_request,
@@ -31,6 +32,7 @@ from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import ServingBase, make_request_id
 
 MAX_CHOICES = 1024
+MAX_IDS = 2**20  # in the parameters of all prompts, each of which is sent with a copy
 
 Prompt = str | list[int]
 
@@ -61,6 +63,7 @@ class ServingCompletion(ServingBase):
         field = "prompt" if body.prompt_token_ids is None else "prompt_token_ids"
         tokenizer, limits = server.tokenizer, server.limits
         params = prepare_params(tokenizer, limits, params)
+        _check_num_ids(params, len(self._prompts))
         self.requests = [
             build_prepared_request(tokenizer, limits, self._id(index), prompt, params, add_special, field)
             for index, prompt in enumerate(self._with_suffix(add_special))
@@ -139,6 +142,16 @@ class ServingCompletion(ServingBase):
             token_ids = [*self.requests[update.prompt_index].prompt_token_ids, *token_ids]
             entries = [*update.prompt_logprobs, *entries]
         return self._logprobs[update.index].build(token_ids, entries)
+
+
+def _check_num_ids(params: SamplingParams, num_prompts: int) -> None:
+    num_ids = sum(map(len, params.bad_words_token_ids)) + len(params.logit_bias) + len(params.stop_token_ids)
+    if num_ids * num_prompts > MAX_IDS:
+        raise InvalidRequestError(
+            "prompt",
+            f"at most {MAX_IDS} token ids of bad words, logit_bias and stop_token_ids times prompts, "
+            f"got {num_ids} times {num_prompts}",
+        )
 
 
 def split_prompts(body: CompletionRequest) -> list[Prompt]:
