@@ -21,7 +21,7 @@ SLOW_MODULES = {  # start servers or other processes, train models, or search th
         test_real_server test_real_tools test_request_limits test_run_batch test_seeds test_server_flags
         test_speculation_control test_structured test_workers
     """,
-    "exactness": "test_paths",
+    "exactness": "test_cut_texts test_faults test_paths",
     "metrics": "test_logs test_observability",
     "models": "test_mtp_layers test_mtp_training test_paths",
     "ops": "test_paths test_sampling_paths test_suffix_drafts",
