@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,11 +96,26 @@ def test_a_stream_that_takes_too_long_ends_with_a_typed_error(held: ServerProces
     assert (events[-1]["error"]["type"], events[-1]["error"]["code"]) == ("timeout_error", "timeout")
 
 
-def test_waiting_for_admission_counts(held: ServerProcess) -> None:
-    running = StreamInThread(held, max_tokens=50, n=2)
-    response = held.post("/v1/completions", {**COMPLETION, "max_tokens": 50, "timeout": 0.3})
-    assert response.status_code == 504
-    assert running.events()[-1]["error"]["code"] == "timeout"
+def test_waiting_for_admission_counts(tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    flags = ("--max-concurrency", "2", "--max-waiting-time", "-1")
+    with mock_server(tmp_path, *flags, hold=True) as server:
+        running = StreamInThread(server, n=2)
+        response = server.post("/v1/completions", {**COMPLETION, "timeout": 0.3})
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+        (tmp_path / "hold").unlink()
+        assert running.events()[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_body_that_arrives_too_slowly_counts(limited: ServerProcess) -> None:
+    host, port = limited.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        connection.sendall(head.encode())
+        answer = b""
+        while b"}}" not in answer and (part := connection.recv(1 << 16)):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 504 ") and b'"code":"timeout"' in answer
 
 
 def test_a_request_that_ends_in_time_is_not_affected(limited: ServerProcess) -> None:

@@ -24,6 +24,7 @@ from fastdeploy.entrypoints.openai.clients import Client, client_of
 from fastdeploy.entrypoints.openai.connection_gate import release_body
 from fastdeploy.entrypoints.openai.errors import (
     ApiError,
+    deadline_exceeded,
     error_response,
     method_not_allowed,
     route_not_found,
@@ -110,8 +111,30 @@ async def chat_completions(request: Request) -> GenerationResponse:
 async def _generate(
     request: Request, model: type[Any], make_serving: Callable[[ApiServer, Any], ServingBase]
 ) -> GenerationResponse:
-    """Parse and check the body; return the response, which runs the request when it is sent."""
-    arrival_s = asyncio.get_running_loop().time()
+    """Parse and check the body; return the response, which runs the request when it is sent.
+
+    Raises:
+        ApiError: 504, the request's time is over before it could run.
+    """
+    server, arrival_s = server_of(request), asyncio.get_running_loop().time()
+    deadline_s = _deadline_s(arrival_s, server.config.request_timeout)
+    try:
+        async with asyncio.timeout_at(deadline_s) as limit:
+            return await _prepare(request, model, make_serving, arrival_s, limit)
+    except TimeoutError:
+        if limit.expired():
+            raise deadline_exceeded() from None
+        raise
+
+
+async def _prepare(
+    request: Request,
+    model: type[Any],
+    make_serving: Callable[[ApiServer, Any], ServingBase],
+    arrival_s: float,
+    limit: asyncio.Timeout,
+) -> GenerationResponse:
+    """Do the work of `_generate`, and set the deadline once the body is known."""
     server = server_of(request)
     server.check_available()
     header_id = _header_id(request)
@@ -129,6 +152,8 @@ async def _generate(
     is_small = len(raw_body) < LARGE_BODY_BYTES
     client = client_of(request.scope)
     body = parse() if is_small else await run_in_thread(client.id, client.weight, parse)
+    deadline_s = _deadline_s(arrival_s, server.config.request_timeout, body.timeout)
+    limit.reschedule(deadline_s)
     if has_client_template(server, getattr(body, "chat_template", None)):
         serving = await run_in_template_thread(client.id, client.weight, make_serving, server, body)
     elif is_small:
@@ -138,9 +163,13 @@ async def _generate(
     release_body(request.scope)  # not before: the fields wait for a thread as the body does
     server.check_num_sequences(client, serving.requests)
     _assign_client(serving, client)
-    timeouts_s = [limit for limit in (server.config.request_timeout, body.timeout) if limit is not None]
-    deadline_s = arrival_s + min(timeouts_s) if timeouts_s else None
     return GenerationResponse(serving, client, deadline_s, header_id)
+
+
+def _deadline_s(arrival_s: float, *timeouts_s: float | None) -> float | None:
+    """Return the time at which the first of the timeouts is over; None if there is none."""
+    given_s = [timeout_s for timeout_s in timeouts_s if timeout_s is not None]
+    return arrival_s + min(given_s) if given_s else None
 
 
 def _assign_client(serving: ServingBase, client: Client) -> None:
