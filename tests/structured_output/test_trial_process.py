@@ -30,7 +30,14 @@ llm = LLM("demo", max_model_len=64)
 params = SamplingParams(max_tokens=3, guided_decoding=GuidedDecodingParams(choice=["yes", "no"]))
 print(llm.generate("x", params, use_tqdm=False)[0].outputs[0].text)
 compiler = llm.engine.admission._structured_output._compiler
-print(*(trial._process.pid for trial in compiler._trials if trial._process is not None), flush=True)
+pids = [trial._process.pid for trial in compiler._trials if trial._process is not None]
+print(*pids, flush=True)
+"""
+KILLED = """
+import os, signal
+
+os.kill(pids[0], signal.SIGSTOP)  # so that it notices nothing itself
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -139,7 +146,7 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("end", ["", KILLED])
 def test_the_process_ends_with_a_script_that_has_no_main_guard(tmp_path: Path, end: str) -> None:
     (tmp_path / "script.py").write_text(OFFLINE + end)
     result = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
