@@ -90,6 +90,8 @@ class Admission:
             raise InvalidRequestError("prompt", f"expected 1 to {self.max_model_len - 1} tokens, got {num_prompt}")
         if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self.vocab_size:
             raise InvalidRequestError("prompt", f"expected token ids in [0, {self.vocab_size - 1}]")
+        if not request.client_weight > 0:
+            raise InvalidRequestError("client_weight", f"expected a positive number, got {request.client_weight}")
         params = request.params
         for name in ("stop_token_ids", "logit_bias"):
             self._check_ids(name, getattr(params, name))

@@ -33,12 +33,14 @@ class _PartialPlan:
 
     Attributes:
         budget: number of rows that it may still get.
+        is_shared: whether there are several clients.
         running: requests that were running before.
         admitted: requests that waited until this step.
         preempted: clients of preempted requests.
     """
 
     budget: int
+    is_shared: bool
     running: list[ScheduledRequest] = field(default_factory=list)
     admitted: list[ScheduledRequest] = field(default_factory=list)
     preempted: set[str] = field(default_factory=set)
@@ -99,7 +101,7 @@ class BatchScheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute."""
-        plan = _PartialPlan(self.config.max_num_batched_tokens)
+        plan = _PartialPlan(self.config.max_num_batched_tokens, self.shares.has_several)
         decoding = [r for r in self.running if r.num_pending == 1]
         prefilling = [r for r in self.running if r.num_pending > 1] if len(decoding) < len(self.running) else []
         self.length_policy.trim_drafts(decoding, self._expected_prefill_rows(prefilling) if prefilling else 0)
@@ -141,7 +143,7 @@ class BatchScheduler:
     def _schedule_decoding(self, decoding: list[Request], plan: _PartialPlan, has_begun_prompts: bool) -> None:
         """Schedule decoding requests; if there are several clients, leave some rows for the prompts of others."""
         num_reserved = 0
-        if self.shares.has_several:
+        if plan.is_shared:
             can_admit = self.shares.num_waiting > 0 and len(self.running) < self.config.max_num_seqs
             if has_begun_prompts or can_admit:
                 num_reserved = min(MIN_PREFILL_ROWS, plan.budget // 2)
@@ -185,7 +187,9 @@ class BatchScheduler:
             planned = self._plan_rows(request, plan.budget)
             if planned is not None and self._reserve_blocks(planned, plan):
                 plan.running.append(planned)
-                self._count_rows(planned, plan)
+                plan.budget -= planned.num_scheduled_tokens
+                if plan.is_shared:
+                    self.shares.charge(request, planned.num_scheduled_tokens)
 
     def _admit(self, client: Client, plan: _PartialPlan) -> float | None:
         """Admit the first waiting request of a client if all its known tokens fit into the cache.
@@ -208,17 +212,16 @@ class BatchScheduler:
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=priority_key)
         plan.admitted.append(planned)
-        self._count_rows(planned, plan)
-        return None
-
-    def _count_rows(self, planned: ScheduledRequest, plan: _PartialPlan) -> None:
         plan.budget -= planned.num_scheduled_tokens
-        if self.shares.has_several:
-            self.shares.charge(planned.request, planned.num_scheduled_tokens)
+        if plan.is_shared:
+            self.shares.charge(request, planned.num_scheduled_tokens)
+        return None
 
     def _reserve_blocks(self, planned: ScheduledRequest, plan: _PartialPlan) -> bool:
         """Reserve the blocks of a running request; preempt others, or itself and return False, if none are free."""
         request, num_tokens = planned.request, planned.num_computed_tokens + planned.num_scheduled_tokens
+        if self.kv_cache_manager.num_missing(request, num_tokens) <= 0:
+            return True
         while True:
             if not self.shares.may_grow(request, num_tokens):
                 client_id = request.client_id

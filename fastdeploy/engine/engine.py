@@ -98,8 +98,8 @@ class Engine:
             QueueFullError: `max_waiting_requests` requests are waiting already, or a limit of the client is reached.
             RequestFailedError: an internal error.
         """
-        self.scheduler.shares.check_room(request)
         with self._isolate_failure(request):
+            self.scheduler.shares.check_room(request)
             fault_point("admit", request.request_id)
             choices = self.admission.admit(request, self._choices.keys(), self._clock())
             self._start(choices)

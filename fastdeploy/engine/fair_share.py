@@ -141,12 +141,12 @@ class ClientShares:
         return num_held + kv_cache.num_missing(request, request.num_tokens) <= self._max_blocks
 
     def may_grow(self, request: Request, num_tokens: int) -> bool:
-        """Return whether a running sequence may have blocks for `num_tokens` tokens, by its client's share."""
+        """Return whether its client's share allows a running sequence to get blocks for `num_tokens` tokens in all."""
         if self._max_blocks is None:
             return True
-        num_missing = self._kv_cache_manager.num_missing(request, num_tokens)
-        if num_missing <= 0 or self._clients[request.client_id].num_running == 1:
+        if self._clients[request.client_id].num_running == 1:
             return True
+        num_missing = self._kv_cache_manager.num_missing(request, num_tokens)
         return self._kv_cache_manager.num_held(request.client_id) + num_missing <= self._max_blocks
 
     def heaviest(self, request: Request) -> str:

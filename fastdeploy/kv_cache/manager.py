@@ -87,7 +87,7 @@ class KVCacheManager:
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks the first `num_tokens` tokens of the request need; at most 0 if none."""
-        return self.num_blocks_for(num_tokens) - len(request.block_ids)
+        return -(-num_tokens // self.block_size) - len(request.block_ids)
 
     def num_held(self, client_id: str) -> int:
         """Return how many blocks the requests of a client hold; shared ones count once."""

@@ -253,3 +253,12 @@ def test_limits_of_the_queue_name_what_is_full() -> None:
     with pytest.raises(QueueFullError, match=r"^2 requests of this client are running or waiting; the limit is 3$"):
         engine.add_request(request("b-2", "b", 3))
     engine.check_integrity()
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_a_weight_is_positive(weight: float) -> None:
+    engine = make_engine(NaiveProposer())
+    request = GenerationRequest("a", [1, 2], SamplingParams(), client_weight=weight)
+    with pytest.raises(InvalidRequestError, match=rf"^client_weight: expected a positive number, got {weight}$"):
+        engine.add_request(request)
+    engine.check_integrity()

@@ -209,14 +209,14 @@ def test_a_polite_client_has_its_first_token_within_four_steps_plus_its_prompt()
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_thousand_mixes_of_random_clients_starve_nobody_and_change_no_text() -> None:
     for seed in range(1000):
         check_random_clients(seed)
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_polite_client_beside_a_thousand_greedy_ones() -> None:
     for seed in range(1000):
         check_polite_client(seed)

@@ -149,6 +149,7 @@ def test_random_mixes_compute_every_log_probability_once() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_thousands_of_random_mixes_compute_every_log_probability_once() -> None:
     for seed in range(5000):
         check_random_mix(seed)
