@@ -65,8 +65,10 @@ class ConnectionGate:
     def begin_request(self, address: str) -> ApiError | None:
         """Count a request of a client, which a proxy may have forwarded; return the error if there are too many."""
         unit = self._unit(address)
+        if not unit:
+            return None
         self._requests[unit] += 1
-        if unit and self._max_per_address and self._requests[unit] > self._max_per_address:
+        if self._max_per_address and self._requests[unit] > self._max_per_address:
             return too_many_requests(
                 f"your address has {self.config.max_connections_per_address} requests in flight, the maximum",
                 "connections",
@@ -75,7 +77,8 @@ class ConnectionGate:
 
     def end_request(self, address: str) -> None:
         """Count the end of a request."""
-        _decrease(self._requests, self._unit(address))
+        if unit := self._unit(address):
+            _decrease(self._requests, unit)
 
     def take_body_bytes(self, client: str, count: int) -> ApiError | None:
         """Count bytes of a large body; return the error if they have no room.
