@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +145,12 @@ def test_outputs_that_are_no_regular_files_are_written_in_place(server: ServerPr
     else:
         device.symlink_to("/dev/null")
     link.symlink_to(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     for path in (fifo, link):
-        with ThreadPoolExecutor(1) as thread:
-            reading = thread.submit(fifo.read_text)
-            done = run("run-batch", *flags, "-o", str(path), "--url", server.url + "/v1")
-            assert done.returncode == 0, done.stderr
-            assert [json.loads(text)["custom_id"] for text in reading.result(30).splitlines()] == ["a", "b"]
+        done = run("run-batch", *flags, "-o", str(path), "--url", server.url + "/v1")
+        assert done.returncode == 0, done.stderr
+        assert [json.loads(text)["custom_id"] for text in os.read(reader, 2**16).splitlines()] == ["a", "b"]
+    os.close(reader)
     assert run("run-batch", *flags, "-o", str(device), "--url", server.url + "/v1").returncode == 0
     assert fifo.is_fifo() and link.is_symlink() and device.is_char_device()
     assert not list(tmp_path.glob("*.part"))
