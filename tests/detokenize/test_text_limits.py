@@ -130,3 +130,46 @@ def test_length_counts_what_normalization_writes(tmp_path: Path) -> None:
     with pytest.raises(ContextLengthError, match="prompt: expected at most 359999 characters, got 360000"):
         check_text("prompt", text, tokenizer, 359_999)
     assert make_tokenizer("byte_level").text_length(text) == 20_000
+
+
+class LengthRecorder:
+    """Stands for `Tokenizer.encode` and records the lengths of the texts."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.lengths.append(len(text))
+        return [1]
+
+
+def check_random_lengths(seed: int, count: int) -> None:
+    """Use prompts and bad words of random lengths; none above its limit reaches the library."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        tokenizer, limits = make_tokenizer(rng.choice(list(BACKENDS))), RequestLimits(rng.randrange(2, 64), 401)
+        is_truncated = rng.random() < 0.5
+        limit = max_text_length(tokenizer, limits.max_model_len, is_truncated)
+        text = rng.choice(["a", "é", " ", "x the "]) * rng.randrange(1, 2 * limit)
+        bad_word = "b" * rng.choice([1, 100, 65_535, 65_536, 65_537])
+        options: dict[str, Any] = {"truncate_prompt_tokens": 1} if is_truncated else {}
+        recorder = LengthRecorder()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenizer, "encode", recorder.encode)
+            try:
+                build_request(tokenizer, limits, "r", text, SamplingParams(bad_words=[bad_word], **options))
+            except InvalidRequestError as error:
+                assert error.field == ("bad_words" if len(bad_word) > 65_536 else "prompt")
+                assert len(bad_word) > 65_536 or len(text) > limit
+            else:
+                assert len(text) <= limit and len(text) in recorder.lengths
+        assert max(recorder.lengths, default=0) <= max(limit, 65_537)  # a bad word is also tokenized after a space
+
+
+def test_text_of_any_length_is_limited_before_it_is_tokenized() -> None:
+    check_random_lengths(4, 200)
+
+
+@pytest.mark.nightly
+def test_a_thousand_texts_are_limited_before_they_are_tokenized() -> None:
+    check_random_lengths(5, 1000)

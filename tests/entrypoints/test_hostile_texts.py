@@ -123,7 +123,24 @@ def test_text_of_another_client_passes_large_ones(tmp_path: Path) -> None:
             answered.append(key)
 
         with ThreadPoolExecutor(7) as threads:
-            large = [threads.submit(send, "a", 600_000) for _ in range(6)]
+            large = [threads.submit(send, "a", 400_000) for _ in range(6)]
             for task in [*large, threads.submit(send, "b", 20_000)]:
                 task.result(120)
     assert answered.index("b") < 3
+
+
+def test_template_of_another_client_passes_slow_ones(tmp_path: Path) -> None:
+    slow = "{% for i in range(1000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}x"
+    with mock_server(tmp_path, "--max-model-len", "200", "--api-key", "a", "--api-key", "b") as running:
+        answered: list[str] = []
+
+        def send(key: str, template: str) -> None:
+            headers, body = {"Authorization": f"Bearer {key}"}, {"messages": [USER], "chat_template": template}
+            assert httpx.post(running.url + "/tokenize", json=body, headers=headers, timeout=120).status_code == 200
+            answered.append(key)
+
+        with ThreadPoolExecutor(9) as threads:
+            tasks = [threads.submit(send, "a", slow) for _ in range(8)]
+            for task in [*tasks, threads.submit(send, "b", "x")]:
+                task.result(120)
+    assert answered.index("b") < 4
