@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import ssl
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.openai.connection_gate import BodyInFlight, ConnectionGate
+from fastdeploy.entrypoints.openai.http_protocol import HttpProtocol
 from tests.entrypoints.raw_http import Answer, Connection, RawServer, ask, raw_server
 
 KIB, MIB = 2**10, 2**20
@@ -198,11 +204,46 @@ def test_bodies_of_closed_connections_are_released() -> None:
         pipelined = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
         for begin in (b"", pipelined):
             connection = Connection(server.address)
-            connection.send(begin + POST % (MIB, b""), b"x" * 200 * KIB)
+            connection.send(begin + POST % (MIB, b"") + b"x" * 200 * KIB)
             server.wait_until(lambda: server.gate.body_bytes > 0)
             connection.close()
             server.go_on.set()
             server.wait_until(lambda: server.gate.body_bytes == 0)
+            server.go_on.clear()
+
+
+def test_bodies_of_queued_requests_are_released_when_the_connection_is_lost() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it has no time to begin")
+
+    async def lose_connection() -> tuple[int, int]:
+        config = uvicorn.Config(app, lifespan="off", log_config=None)
+        gate = gate_of()
+        protocol = HttpProtocol(gate, config=config, server_state=ServerState(), app_state={})
+        protocol.connection_made(Mock(asyncio.Transport, get_extra_info=lambda name: None))
+        protocol.data_received(GET.replace(b"close", b"keep-alive") + POST % (MIB, b"") + b"x" * 100 * KIB)
+        held = gate.body_bytes
+        protocol.connection_lost(ConnectionError())
+        return held, gate.body_bytes
+
+    assert asyncio.run(lose_connection()) == (36 * KIB, 0)
+
+
+def test_bodies_of_one_client_leave_half_of_the_memory_to_others() -> None:
+    with raw_server(max_total_body_size=4 * MIB, max_body_size=MIB) as server:
+        connections = [Connection(server.address) for _ in range(3)]
+        for number, connection in enumerate(connections):
+            connection.send(POST % (MIB, b""), b"x" * (MIB - 1))
+            held = min(number + 1, 2) * (MIB - 1 - 64 * KIB)
+            server.wait_until(lambda held=held: held <= server.gate.body_bytes <= 2 * MIB)  # type: ignore[misc]
+        answer = connections[2].read()
+        assert answer is not None and (answer.status, answer.code) == (503, "bodies_in_flight")
+        for connection in connections[:2]:
+            connection.send(b"x")
+            answer = connection.read()
+            assert answer is not None and answer.status == 200
+        for connection in connections:
+            connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +270,10 @@ def tls_status(server: RawServer, *parts: bytes) -> int | None:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
 def test_tls_connections_have_the_same_limits(certificate: tuple[str, str]) -> None:
     key, file = certificate
-    with raw_server(ssl_keyfile=key, ssl_certfile=file, timeout_header=1, timeout_body=1) as server:
+    with raw_server(ssl_keyfile=key, ssl_certfile=file, timeout_body=1) as server:
         assert tls_status(server, GET) == 200
         assert tls_status(server, b"GET /" + b"a" * 20_000) == 414
         assert tls_status(server, b"GET /a HTTP/1.1\r\na: " + b"v" * 100_000) == 431
-        assert tls_status(server, b"GET /a HTTP/1.1\r\n") == 408
         assert tls_status(server, POST % (9, b"") + b"abc") == 408
         unread = b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
         assert tls_status(server, unread, b"x" * 1_000_000) == 401

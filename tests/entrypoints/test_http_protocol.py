@@ -111,6 +111,8 @@ def test_headers_have_a_limit_which_counts_32_bytes_per_header(server: RawServer
     request = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\na: %b\r\n\r\n"
     assert only(ask(server.address, request % (b"v" * size))).status == 200
     assert refusal(ask(server.address, request % (b"v" * (size + 1)))) == (431, "headers_too_large")
+    endless = b"GET /a HTTP/1.1\r\na: " + b"v" * 12_300
+    assert refusal(ask(server.address, endless)) == (431, "headers_too_large")
     many = b"GET /a HTTP/1.1\r\n" + b"a:\r\n" * 250
     assert refusal(ask(server.address, many)) == (431, "headers_too_large")
 
@@ -206,6 +208,28 @@ def test_a_response_before_the_end_of_the_body_ends_the_connection(server: RawSe
     assert [answer.status for answer in ask(server.address, unread % 3 + b"abc" + LAST_GET)] == [401, 200]
 
 
+def test_a_client_can_send_the_rest_of_a_body_after_an_early_response(server: RawServer) -> None:
+    with Connection(server.address) as connection:
+        connection.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n")
+        server.wait_until(lambda: server.seen[-1] == "/unread")
+        assert connection.send(b"x" * 20_000_000)
+        answer = connection.read()
+    assert answer is not None and answer.status == 401
+
+
+def test_a_body_that_arrives_after_its_headers_keeps_the_connection(server: RawServer) -> None:
+    server.seen.clear()
+    with Connection(server.address) as connection:
+        connection.send(POST % 3)
+        server.wait_until(lambda: server.seen == ["/a"])
+        connection.send(b"abc")
+        first = connection.read()
+        connection.send(LAST_GET)
+        second = connection.read()
+    assert first is not None and second is not None
+    assert (first.status, "connection" in first.headers, second.status) == (200, False, 200)
+
+
 def test_the_body_of_an_unread_request_is_not_kept(server: RawServer) -> None:
     before = resident_bytes()
     with Connection(server.address) as connection:
@@ -279,6 +303,8 @@ def test_trailers_are_no_headers_of_this_request_or_the_next(server: RawServer) 
         b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET http://x HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /a HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"GET /a HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"GET /a HTTP/0.9\r\nHost: x\r\n\r\n",
         b"GET /a\r\n\r\n",
         b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"FETCH /a HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -298,7 +324,8 @@ def test_http_1_0_is_answered_and_closed(server: RawServer) -> None:
 def test_upgrades_are_answered_as_plain_http(server: RawServer) -> None:
     for protocol in (b"websocket", b"h2c"):
         upgrade = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % protocol
-        assert only(ask(server.address, upgrade + GET)).status == 200
+        answer = only(ask(server.address, upgrade + GET))
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
 def test_refusals_without_a_handler_are_reported(server: RawServer) -> None:

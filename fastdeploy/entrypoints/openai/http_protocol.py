@@ -21,7 +21,6 @@ from fastdeploy.entrypoints.openai.errors import ApiError
 
 HEADER_OVERHEAD_BYTES = 32  # memory per header beside its text, as HTTP/2 counts the size of headers
 LINGER_S = 2.0  # time for a client to read an error before what it still sends resets the connection
-READ_S = 0.01  # more than 0, so that the event loop looks for data before
 MAX_PIPELINED = 64  # requests that one connection may send ahead of their responses
 VERSIONS = ("1.0", "1.1")
 URL_ERRORS = (httptools.HttpParserInvalidURLError, UnicodeError, AttributeError)  # what uvicorn raises for bad URLs
@@ -45,7 +44,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         self._error: ApiError | None = None  # of the headers
-        self._num_undelivered = 0  # bytes since the parser last reported a begin, the end of headers, or a body
+        self._num_undelivered = 0  # bytes since the parser last reported the end of headers, a body, or its end
         self._headers_size = 0
         self._has_begun = False  # a request's first byte has arrived and its headers are incomplete
         self._in_body = False
@@ -99,7 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
-        self._num_undelivered = self._headers_size = 0
+        self._headers_size = 0
         self._has_begun = True
         self._body = None
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -220,11 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_timer(self, seconds: float, callback: Callable[[], None]) -> None:
         if seconds:
-            self._timer = self.loop.call_later(seconds, self._expire, callback)
-
-    def _expire(self, callback: Callable[[], None]) -> None:
-        """Read what has already arrived before time is up: the process may have been too busy to read it."""
-        self._timer = self.loop.call_later(READ_S, callback)
+            self._timer = self.loop.call_later(seconds, callback)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
