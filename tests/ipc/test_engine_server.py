@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core.errors import InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine_process import EngineServer
@@ -48,3 +50,38 @@ def test_first_tokens_are_sent_at_once_and_later_steps_share_messages(tmp_path: 
     first, *others = sent_tokens(tmp_path, max_tokens=300)
     assert len(first) == 1, "first tokens do not wait for another step"
     assert len(others) < 299
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "field", "message"),
+    [
+        (InvalidRequestError("guided_regex", "is wrong"), "invalid", "guided_regex", "is wrong"),
+        (QueueFullError("64 forms wait"), "full", "", "64 forms wait"),
+        (RequestFailedError("internal error"), "internal", "", "internal error"),
+    ],
+)
+def test_an_error_before_the_grammar_is_compiled_refuses_the_request(
+    tmp_path: Path, error: Exception, kind: str, field: str, message: str
+) -> None:
+    engine = make_engine(EngineConfig(model=str(save_mock_model(tmp_path))))
+
+    def prepare(request: GenerationRequest) -> Any:
+        raise error
+
+    engine.prepare = prepare  # type: ignore[method-assign]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router, context.socket(zmq.DEALER) as client:
+        router.bind("inproc://engine")
+        client.setsockopt(zmq.IDENTITY, b"reader")
+        client.connect("inproc://engine")
+        for sent in (messages.Hello(), messages.AddRequest(GenerationRequest("r", [1], SamplingParams()))):
+            client.send(messages.encode(sent))
+        thread = threading.Thread(target=EngineServer(engine, router, set()).run)
+        thread.start()
+        rejected = None
+        while not isinstance(rejected, messages.Rejected):
+            if not client.poll(WAIT_MS):
+                pytest.fail("the engine sends nothing")
+            rejected = messages.decode_to_client(client.recv())
+        client.send(messages.encode(messages.Shutdown()))
+        thread.join()
+    assert rejected == messages.Rejected("r", kind, field, message)
