@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastdeploy.config.flag import Flag, integer, number, switch, text
+from fastdeploy.config.flag import Flag, integer, number, switch
 from fastdeploy.core.errors import ConfigError
 
 _INT32_MAX = 2**31 - 1
@@ -24,10 +24,14 @@ _TOKEN_IDS = Flag(
 _STRINGS = Flag(
     "json", "a list of strings", lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value)
 )
+_NAME = Flag("str", "a name of at most 100 characters", lambda value: isinstance(value, str) and len(value) <= 100)
 _TEXT_OR_OBJECT = Flag("json", "a string or an object", lambda value: isinstance(value, (str, Mapping)))
 _TEXT_OR_LIST = Flag("json", "a string or a list", lambda value: isinstance(value, (str, list)))
 
 MODEL_KEYS: Mapping[str, Flag] = {
+    "dtype": _NAME,
+    "torch_dtype": _NAME,
+    "hidden_act": _NAME,
     "hidden_size": integer(1, 2**20),
     "intermediate_size": integer(1, 2**22),
     "num_hidden_layers": integer(1, 2**12),
@@ -40,7 +44,7 @@ MODEL_KEYS: Mapping[str, Flag] = {
     "rms_norm_eps": number(1e-12, 1.0),
     "rope_theta": number(0.0, 1e30),
     "partial_rotary_factor": number(0.0, 1.0),
-    "rope_scaling_type": text(),
+    "rope_scaling_type": _NAME,
     "rope_scaling_factor": number(1.0, 1e6),
     "sliding_window": integer(0, _INT32_MAX),
     "max_window_layers": integer(0, _INT32_MAX),
@@ -55,8 +59,8 @@ MODEL_KEYS: Mapping[str, Flag] = {
 """Keys of config.json that are used, and their values; the largest sizes are far above those of any model."""
 
 ROPE_KEYS: Mapping[str, Flag] = {
-    "rope_type": text(),
-    "type": text(),
+    "rope_type": _NAME,
+    "type": _NAME,
     "rope_theta": MODEL_KEYS["rope_theta"],
     "partial_rotary_factor": MODEL_KEYS["partial_rotary_factor"],
     "original_max_position_embeddings": MODEL_KEYS["original_max_position_embeddings"],
@@ -83,7 +87,7 @@ TOKENIZER_KEYS: Mapping[str, Flag] = {
     "added_tokens_decoder": Flag("json", "an object of added tokens by id", lambda value: _is_added_tokens(value)),
     "add_bos_token": switch(),
     "add_eos_token": switch(),
-    "tokenizer_class": text(),
+    "tokenizer_class": _NAME,
     "chat_template": _TEXT_OR_LIST,
 }
 """The same for tokenizer_config.json."""

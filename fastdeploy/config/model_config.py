@@ -251,7 +251,7 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
         ("use_long_sequence_strategies", False),
     ):
         if raw.get(key, neutral) not in (neutral, None):
-            raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r}")
+            raise ConfigError(key, f"only {neutral} is supported, got {raw[key]!r:.100}")
 
 
 def _count(raw: Mapping[str, Any], key: str, where: str, default: int | None) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,6 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from fastdeploy.config.checkpoint_json import check_values
-from fastdeploy.config.flag import integer
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.detokenize.json_file import read_json
 
@@ -64,7 +63,10 @@ def wrap_in_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str
 def _declared(folder: Path, config: Mapping[str, Any], special: list[str]) -> dict[int, AddedToken]:
     """Return id -> token; tokenizer_config.json overrides added_tokens.json, which has no flags."""
     ids: Mapping[str, int] = read_json(folder / ADDED_TOKENS_FILE)
-    check_values(ids, dict.fromkeys(ids, integer(0, 2**31 - 1)), f"{folder / ADDED_TOKENS_FILE}: ", "tokenizer")
+    for text, token_id in ids.items():
+        if type(token_id) is not int or not 0 <= token_id < 2**31:
+            where = f"{folder / ADDED_TOKENS_FILE}: {text!r:.100}"
+            raise ConfigError("tokenizer", f"{where}: expected an id in [0, 2147483647], got {reprlib.repr(token_id)}")
     declared = {token_id: AddedToken(text, special=text in special, normalized=False) for text, token_id in ids.items()}
     for token_id, value in (config.get("added_tokens_decoder") or {}).items():
         flags = {name: bool(value[name]) for name in _FLAGS if name in value}
