@@ -47,10 +47,9 @@ class Answer:
 class RawServer:
     """A running server.
 
-    Its handlers: `/unread` answers 401 without reading the body; `/wait` answers when `go_on` is set; `/sleep` blocks
-    the event loop for a second; `/disconnect` waits for the client to close the connection; `/client` returns the
-    client's address; every other path reads the body and returns its length, or the error of reading it, and the names
-    of the request's headers.
+    Its handlers: `/unread` answers 401 without reading the body; `/wait` answers when `go_on` is set; `/disconnect`
+    waits for the client to close the connection; `/client` returns the client's address; every other path reads the
+    body and returns its length, or the error of reading it, and the names of the request's headers.
 
     Attributes:
         refused: statuses that were sent without a handler.
@@ -86,8 +85,6 @@ class RawServer:
         path = request.scope["path"]
         if path == "/unread":
             return _error_response(ApiError(401, "no key", code="invalid_api_key"))
-        if path == "/sleep":
-            time.sleep(1)  # blocks the event loop
         if path == "/disconnect":
             while not await request.is_disconnected():
                 await asyncio.sleep(0.01)
@@ -198,8 +195,8 @@ class _Unclosable:
         pass
 
 
-def ask(address: tuple[str, int], *parts: bytes, wait: bool = True) -> list[Answer]:
-    """Send parts on a connection of their own; return all responses, or none without waiting."""
+def ask(address: tuple[str, int], *parts: bytes) -> list[Answer]:
+    """Send parts on a connection of their own; return all responses."""
     with Connection(address) as connection:
         connection.send(*parts)
-        return connection.read_all() if wait else []
+        return connection.read_all()

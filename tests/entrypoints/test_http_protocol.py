@@ -165,22 +165,6 @@ def test_a_connection_that_sends_nothing_is_closed_without_a_response(hasty: Raw
         assert connection.is_closed()
 
 
-def test_a_busy_process_reads_what_has_arrived_before_time_is_up() -> None:
-    with raw_server(**LIMITS, timeout_header=0.2, timeout_body=0.2) as running:
-        running.go_on.set()
-        with Connection(running.address) as new, Connection(running.address) as begun:
-            begun.send(POST % 3)
-            running.wait_until(lambda: "/a" in running.seen and running.gate.num_connections == 2)
-            assert (
-                ask(running.address, b"GET /sleep HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", wait=False) == []
-            )
-            running.wait_until(lambda: "/sleep" in running.seen)
-            new.send(LAST_GET)
-            begun.send(b"abc")
-            answers = [new.read(), begun.read()]
-        assert [answer and answer.status for answer in answers] == [200, 200]
-
-
 def test_unfinished_bodies_end_with_408(hasty: RawServer) -> None:
     assert refusal(ask(hasty.address, POST % 10 + b"abc")) == (408, "request_timeout")
     assert refusal(ask(hasty.address, CHUNKED + b"3\r\nab")) == (408, "request_timeout")
