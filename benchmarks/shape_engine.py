@@ -153,7 +153,7 @@ class ShapeEngine:
     def skip_prefill(self) -> None:
         """Compute only decoding steps from now on; one step skips the prompts of all requests, of any length."""
         self.engine.runner = PrefillSkipper(self.engine.runner)
-        self.engine.scheduler.config = replace(self.engine.scheduler.config, max_num_batched_tokens=1 << 30)
+        self.engine.scheduler.config = replace(self.engine.scheduler.config, max_num_batched_tokens=1 << 20)
 
     def start(self, step: StepShape, num_steps: int) -> list[str]:
         """Add requests so that the next `num_steps` steps have this shape; return their ids. Skips the prefill."""

@@ -220,7 +220,7 @@ def parse_model_config(
         ),
         sliding_window=_sliding_window(raw, num_layers, defaults.may_slide),
         dtype=_run_dtype(dtype, checkpoint_dtype),
-        eos_token_ids=_eos_token_ids(raw, generation, vocab_size, where),
+        eos_token_ids=_eos_token_ids(raw, generation, vocab_size),
         generation=_generation_defaults(generation, where.replace("config.json", "generation_config.json")),
         layout_mark=next((key for key in _LAYOUT_MARKS if raw.get(key) is not None), None),
     )
@@ -289,16 +289,12 @@ def _sliding_window(raw: Mapping[str, Any], num_layers: int, may_slide: bool) ->
     return window if slides else None
 
 
-def _eos_token_ids(
-    raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int, where: str
-) -> tuple[int, ...]:
+def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     value = generation.get("eos_token_id")
     if value is None or value == []:
         value = raw.get("eos_token_id")
-    token_ids = tuple(value) if isinstance(value, list) else () if value is None else (value,)
-    if beyond := [token_id for token_id in token_ids if token_id >= vocab_size]:
-        raise ConfigError("eos_token_id", f"{where}expected ids below vocab_size {vocab_size}, got {beyond[0]}")
-    return token_ids
+    token_ids = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(token_id for token_id in token_ids if token_id < vocab_size)  # PaddleNLP writes defaults beyond it
 
 
 def _generation_defaults(raw: Mapping[str, Any], where: str) -> GenerationDefaults:

@@ -20,7 +20,7 @@ FULL = """
   weight: 2
   max_sequences: 16
   tokens_per_minute: 60000
-- {name: ops, key: open, admin: true, weight: 0.5}
+- {name: ops, key: ajar, admin: true, weight: 0.5}
 """
 
 
@@ -34,7 +34,7 @@ def parse(tmp_path: Path, content: str, *flags: str, env: Env | None = None) -> 
 def test_every_field_is_read(tmp_path: Path) -> None:
     assert parse(tmp_path, FULL).server.keys == (
         ApiKey("research", "sesame/+=~!", 2, 16, 60000),
-        ApiKey("ops", "open", 0.5, admin=True),
+        ApiKey("ops", "ajar", 0.5, admin=True),
     )
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_others_may_access_gets_a_note_at_start(tmp_path: Path) -> N
 
 def test_no_representation_shows_a_key(tmp_path: Path) -> None:
     args = parse(tmp_path, FULL, "--api-key", "plainly")
-    assert not any(key in repr(args) for key in ("sesame", "open", "plainly"))
+    assert not any(key in repr(args) for key in ("sesame", "ajar", "plainly"))
 
 
 VALUES = {

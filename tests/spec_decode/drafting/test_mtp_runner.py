@@ -98,7 +98,7 @@ def test_layers_are_loaded_before_memory_is_planned(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine_factory, "load_drafting_model", load)
     monkeypatch.setattr(selected_backend(), "free_memory_bytes", measure)
     engine_with("mtp")
-    assert order == ["layers", "free memory"]
+    assert order[0] == "layers" and set(order[1:]) == {"free memory"}
 
 
 def test_checkpoint_without_the_layer_is_refused() -> None:
