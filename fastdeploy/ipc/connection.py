@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import zmq
@@ -30,6 +32,7 @@ from fastdeploy.ipc.heartbeat import STALLED_S, heartbeat_file, silent_s
 from fastdeploy.ipc.merge import join_delta, join_tokens
 
 TIMEOUT_GRACE_S = 1.0  # after which a request is ended here if the engine has not ended it in its time
+FRESH_S = 1.0  # age of a heartbeat up to which no newer one is looked for: every request asks
 MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
 
 _POLLIN = int(zmq.POLLIN)  # arithmetic on the enumeration is slow
@@ -114,6 +117,7 @@ class EngineConnection:
         self._died = asyncio.Event()
         self._address = address
         self._heartbeat_file = heartbeat_file(address)
+        self._last_beat_s = -math.inf
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -152,7 +156,10 @@ class EngineConnection:
     @property
     def is_stalled(self) -> bool:
         """Return whether the engine process runs no Python code, because it is stopped or hangs in a native call."""
-        return silent_s(self._heartbeat_file) > STALLED_S
+        now_s = time.monotonic()
+        if now_s - self._last_beat_s > FRESH_S:
+            self._last_beat_s = now_s - silent_s(self._heartbeat_file)
+        return now_s - self._last_beat_s > STALLED_S
 
     async def wait_until_dead(self) -> None:
         """Wait until the engine process has ended unexpectedly."""
