@@ -61,6 +61,7 @@ WITHOUT_PADDLE = (
     "detokenize",
     "ipc",
     "metrics",
+    "scheduler",
     "spec_decode/adaptive",
     "entrypoints/openai",
     "entrypoints/cli",
