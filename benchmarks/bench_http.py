@@ -52,13 +52,18 @@ class Server:
 
     def __init__(self, process: subprocess.Popen[str], client: subprocess.Popen[str], host: str, port: int) -> None:
         self.process, self._client = process, client
-        self._host, self._port = host, port
+        self.host, self.port = host, port
 
     def stream(self, prompts: list[list[int]], max_tokens: int) -> list[Row]:
         """Stream the answers to all prompts at once; return what the client measured."""
-        common = {"model": "default", "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        common = {"model": "default", "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+        return self.stream_bodies([{**common, "prompt": prompt} for prompt in prompts])
+
+    def stream_bodies(self, bodies: list[Row], key: str = "") -> list[Row]:
+        """Stream the answers to several requests at once, with an API key; return what the client measured."""
         assert self._client.stdin is not None and self._client.stdout is not None
-        job = {"host": self._host, "port": self._port, "bodies": [{**common, "prompt": p} for p in prompts]}
+        streamed = [{**body, "stream": True} for body in bodies]
+        job = {"host": self.host, "port": self.port, "bodies": streamed, "key": key}
         self._client.stdin.write(json.dumps(job) + "\n")
         self._client.stdin.flush()
         results: list[Row] = json.loads(self._client.stdout.readline())
@@ -76,7 +81,7 @@ class Server:
 
     def _api(self) -> list[int]:
         """Return the API processes: the server's own process and its workers."""
-        workers = [pid for pid in self._children() if "openai.worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        workers = [pid for pid in self._children() if "openai.api_worker" in Path(f"/proc/{pid}/cmdline").read_text()]
         return [self.process.pid, *workers]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a client receive from a server, and when? The client of bench_http: many streams in one thread.
+"""What does a client receive from a server, and when? A client with many streams in one thread, for other benchmarks.
 
 It shares the cores with the server that it measures. While streams run it therefore only waits, reads and records the
 time; events are parsed when all have ended. Jobs come as JSON lines on stdin, results go as JSON lines to stdout.
@@ -28,7 +28,7 @@ class Stream:
 
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Send all requests at once and read all answers; return the text and times of each."""
-    requests = [_http(job["host"], body) for body in job["bodies"]]
+    requests = [_http(job["host"], body, job.get("key", "")) for body in job["bodies"]]
     streams = [Stream(socket.create_connection((job["host"], job["port"]))) for _ in requests]
     begin = time.perf_counter()
     for stream, request in zip(streams, requests, strict=True):
@@ -52,10 +52,10 @@ def _read_all(streams: list[Stream], begin: float) -> None:
     poll.close()
 
 
-def _http(host: str, body: dict[str, Any]) -> bytes:
+def _http(host: str, body: dict[str, Any], key: str) -> bytes:
     content = json.dumps(body).encode()
-    length = f"Connection: close\r\nContent-Length: {len(content)}"
-    return f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\n{length}\r\n\r\n".encode() + content
+    headers = f"Host: {host}\r\nConnection: close\r\nContent-Length: {len(content)}\r\nAuthorization: Bearer {key}"
+    return f"POST /v1/completions HTTP/1.1\r\n{headers}\r\n\r\n".encode() + content
 
 
 def _result(stream: Stream) -> dict[str, Any]:

@@ -66,7 +66,26 @@ def peers_table(rows: Sequence[Row]) -> str:
     return _table(["bits", "FastDeploy", "over", *jobs], lines)
 
 
-TABLES = {"decode": decode_table, "speculation": speculation_table, "peers": peers_table}
+def isolation_table(rows: Sequence[Row]) -> str:
+    """Return, per attack, what the other client and /health notice of it."""
+    lines = [
+        [
+            row["attack"],
+            f"{row['itl_ratio']:.2f}",
+            f"{row['ttft_steps']:.1f} ({row['ordinary_steps']:.1f})",
+            f"{row['health_s']:.2f}",
+        ]
+        for row in rows
+    ]
+    return _table(["attack", "time between tokens", "steps to the first token (ordinary)", "/health, s"], lines)
+
+
+TABLES = {
+    "decode": decode_table,
+    "isolation": isolation_table,
+    "speculation": speculation_table,
+    "peers": peers_table,
+}
 
 
 def section(run: Row) -> str:

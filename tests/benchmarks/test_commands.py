@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_decode, bench_memory, bench_overhead, bench_prefill, bench_proposing, step_parts
+from benchmarks import (
+    bench_decode,
+    bench_isolation,
+    bench_memory,
+    bench_overhead,
+    bench_prefill,
+    bench_proposing,
+    step_parts,
+)
 
 
 @pytest.fixture
@@ -96,6 +104,15 @@ def test_memory_is_that_of_the_process_beside_weights_and_cache(last_line: Any) 
     assert row["weights_gib"] > 0 and row["cache_gib"] > 0
     assert row["beside_gib"] == pytest.approx(row["resident_gib"] - row["weights_gib"] - row["cache_gib"])
     assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
+
+
+def test_isolation_measures_an_attack_beside_ordinary_requests_and_then_stops_the_server(last_line: Any) -> None:
+    found = last_line(bench_isolation, "--attacks", "tokenize", "--streams", "1", "--quantization", "none")
+    [row] = found["results"]
+    assert row["attack"] == "tokenize"
+    assert row["statuses"].startswith("400: "), "a text of eight million characters is refused"
+    assert row["itl_ratio"] > 0 and row["health_s"] > 0
+    assert found["stop_s"] < bench_isolation.SHUTDOWN_S + 5
 
 
 def test_proposing_is_measured_for_each_method_with_new_and_known_text(

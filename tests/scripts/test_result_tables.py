@@ -13,6 +13,7 @@ from scripts.make_result_tables import (
     PAGES,
     decode_table,
     fresh_pages,
+    isolation_table,
     merge_runs,
     peers_table,
     speculation_table,
@@ -53,6 +54,11 @@ def test_page_without_data_is_an_error(tmp_path: Path) -> None:
     page.write_text("<!-- table: steps -->\n<!-- end of table -->\n")
     with pytest.raises(FileNotFoundError):
         fresh_pages([page], tmp_path)
+
+
+def test_isolation_table_has_a_row_per_attack() -> None:
+    row = {"attack": "grammar", "itl_ratio": 1.234, "ttft_steps": 2.04, "ordinary_steps": 1.5, "health_s": 0.123}
+    assert isolation_table([row]).splitlines()[-1] == "| grammar | 1.23 | 2.0 (1.5) | 0.12 |"
 
 
 def test_decode_table_has_a_column_per_format() -> None:
