@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host library: native data structures of drafting that need no Paddle. Calls take batches and release the GIL."""
+"""The host library: native code that needs no Paddle, such as drafting. Calls take batches and release the GIL."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "fd_ngram_draft_batch": (_int64, [_pointer, _pointer]),
     "fd_ngram_num_bytes": (_int64, [_pointer]),
     "fd_ngram_check_integrity": (None, [_pointer, ctypes.c_char_p, _int64]),
+    "fd_move_blocks": (None, [_pointer]),
     "fd_suffix_create": (_pointer, [_int32, _int32, ctypes.c_double, ctypes.c_double, _int64, _int64]),
     "fd_suffix_destroy": (None, [_pointer]),
     "fd_suffix_start": (_int64, [_pointer, _int64, ctypes.c_char_p, _int64, _pointer, _int64]),
