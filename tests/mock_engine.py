@@ -64,7 +64,7 @@ class MockEngine:
             return None
         return _Compiling(Path(self._model) / "compiling")
 
-    def add_request(self, request: GenerationRequest) -> None:
+    def add_request(self, request: GenerationRequest) -> list[TokenDelta]:
         if request.request_id in self._live:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         if self._options.get("die_at_token") in request.prompt_token_ids:
@@ -82,6 +82,7 @@ class MockEngine:
             _Choice(request, i, choice_seed(seed, i), self) for i in range(request.params.n)
         ]
         self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+        return []
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         return [

@@ -35,6 +35,8 @@ class GenerationRequest:
         priority: requests of lower values start before others of the same client; equal ones in order of arrival.
         reasoning: whether the output begins inside the reasoning, for reasoning models.
         timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
+        resumed: for each choice, the tokens of its output that were emitted before, which count as its output in every
+            respect but are not emitted again; None for a choice that has ended. None: the request begins.
         client_id: whose request this is: a digest of the API key, or of the address on a server without keys. Work is
             shared between clients in proportion to `client_weight`.
         client_max_sequences: maximum number of sequences of the client in the engine, running and waiting; None is no
@@ -48,9 +50,17 @@ class GenerationRequest:
     priority: int = 0
     reasoning: ReasoningState = ReasoningState.CLOSED
     timeout_s: float | None = None
+    resumed: list[list[int] | None] | None = None
     client_id: str = ""
     client_weight: float = 1.0
     client_max_sequences: int | None = None
+
+    @property
+    def open_choices(self) -> list[tuple[int, list[int]]]:
+        """The index and the resumed tokens of each choice that has not ended."""
+        if self.resumed is None:
+            return [(index, []) for index in range(self.params.n)]
+        return [(index, tokens) for index, tokens in enumerate(self.resumed) if tokens is not None]
 
     @cached_property
     def bad_words(self) -> BadWordAutomaton | None:

@@ -80,6 +80,7 @@ class TokenDelta:
     Attributes:
         request_id, index: the request and which of its n choices.
         token_ids: the emitted tokens in order, up to a stop.
+        first_index: of the first of these tokens in the choice's output, resumed tokens included.
         draft_sources: the source of each accepted draft; accepted drafts are the first tokens of their step.
         logprobs: one entry per token, if requested.
         prompt_logprobs: one entry per prompt token (None for the first), in the first delta of the request, if
@@ -107,6 +108,7 @@ class TokenDelta:
     speculate_metrics: SpeculateMetrics | None = None
     error: ErrorInfo | None = None
     steps: list[tuple[int, list[str]]] | None = None
+    first_index: int = 0
 
     def sources_per_step(self) -> list[tuple[int, list[str]]]:
         """Return (number of tokens, sources of the accepted drafts) of each step that emitted these tokens."""

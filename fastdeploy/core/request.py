@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -193,11 +194,12 @@ class Request:
     A step computes `num_tokens + len(draft) - num_computed` tokens, as many as the budget allows; there are no phases.
 
     Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
+        num_resumed_tokens (output that was emitted before, elsewhere; with it the ledger begins),
         cache_salt, priority, client_id, client_weight, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens,
         max_drafts, constraint, bad_words, wants_logprobs.
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
-        num_first_tokens (emitted by the step that ends the prefill), bad_words_state, speculation.
+        num_first_tokens (the resumed ones and those of the step that ends the prefill), bad_words_state, speculation.
     Set by the proposer, and trimmed by the length policy before a step is planned: draft.
     Set by the KV cache manager: block_ids, block_hashes, num_published_blocks.
     Shared with the other choices: prompt_logprobs.
@@ -213,6 +215,7 @@ class Request:
         arrival_s: float = 0.0,
         constraint: TokenConstraint | None = None,
         prompt: Prompt | None = None,
+        resumed: Sequence[int] = (),
     ) -> None:
         """Create the ledger of choice `index`.
 
@@ -222,6 +225,7 @@ class Request:
             arrival_s: time of arrival on the engine's clock.
             constraint: constraint of this choice alone.
             prompt: of `source`, which the choices share; None makes one for this choice.
+            resumed: the output so far.
         """
         self.request_id = source.request_id
         self.index = index
@@ -247,7 +251,7 @@ class Request:
         self._memory: memoryview = self._buffer.data  # reads and writes of a step are faster here
         self._owns_buffer = False
         self.num_tokens = self.num_prompt_tokens
-        self.num_first_tokens = 0
+        self.num_resumed_tokens = self.num_first_tokens = len(resumed)
         self.num_computed = 0
         self.draft = NO_DRAFT
         self.status = RequestStatus.WAITING
@@ -260,6 +264,8 @@ class Request:
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
         self.speculation = SpeculationStats()
+        if resumed:
+            self.append(resumed)
 
     @property
     def num_output_tokens(self) -> int:
@@ -323,7 +329,7 @@ class Request:
         stats.num_emitted += num_without_drafts
         return stats
 
-    def append(self, token_ids: list[int]) -> None:
+    def append(self, token_ids: Sequence[int]) -> None:
         """Append emitted tokens and drop the draft."""
         if not self._owns_buffer:
             self._allocate_buffer()

@@ -57,7 +57,7 @@ class Admission:
         return self._structured_output.prepare(request)
 
     def admit(self, request: GenerationRequest, used_ids: Collection[str], now_s: float) -> list[Request]:
-        """Return one ledger per choice.
+        """Return one ledger per choice that has not ended.
 
         Args:
             used_ids: ids of unfinished requests.
@@ -78,8 +78,8 @@ class Admission:
         max_total = min(self.max_model_len, num_prompt + (params.max_tokens or self.max_model_len))
         max_drafts, prompt = self._max_drafts(params), Prompt(request)
         return [
-            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s, constraint, prompt)
-            for index, constraint in enumerate(constraints)
+            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s, constraints[index], prompt, tokens)
+            for index, tokens in request.open_choices
         ]
 
     def _check(self, request: GenerationRequest, used_ids: Collection[str]) -> None:
@@ -93,6 +93,8 @@ class Admission:
         if not request.client_weight > 0:
             raise InvalidRequestError("client_weight", f"expected a positive number, got {request.client_weight}")
         params = request.params
+        if request.resumed is not None:
+            self._check_resumed(request.resumed, params, num_prompt)
         for name in ("stop_token_ids", "logit_bias"):
             self._check_ids(name, getattr(params, name))
         for sequence in params.bad_words_token_ids:
@@ -101,6 +103,16 @@ class Admission:
             raise InvalidRequestError(
                 "stop", "this model has no tokenizer, which stop strings need; use stop_token_ids"
             )
+
+    def _check_resumed(self, resumed: list[list[int] | None], params: SamplingParams, num_prompt: int) -> None:
+        if len(resumed) != params.n or all(tokens is None for tokens in resumed):
+            raise InvalidRequestError("resumed", f"expected {params.n} entries, of which one or more are not None")
+        room = min(self.max_model_len - num_prompt, params.max_tokens or self.max_model_len)
+        for tokens in resumed:
+            if tokens is not None and len(tokens) > room:
+                raise InvalidRequestError("resumed", f"expected at most {room} tokens, got {len(tokens)}")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+                raise InvalidRequestError("resumed", f"expected token ids in [0, {self.vocab_size - 1}]")
 
     def _check_accept_policy(self, request: GenerationRequest, constraints: Sequence[OutputConstraint | None]) -> None:
         """Refuse constraints if all drafts are accepted, whether they are allowed or not."""

@@ -90,8 +90,11 @@ class Engine:
             fault_point("prepare", request.request_id)
             return self.admission.prepare(request)
 
-    def add_request(self, request: GenerationRequest) -> None:
-        """Add the n choices of a request to the waiting queue; wait for its grammar.
+    def add_request(self, request: GenerationRequest) -> list[TokenDelta]:
+        """Add the choices of a request to the waiting queue; wait for its grammar.
+
+        Returns:
+            The ends of choices whose resumed tokens end them already.
 
         Raises:
             InvalidRequestError: the request cannot be served.
@@ -102,10 +105,11 @@ class Engine:
             self.scheduler.shares.check_room(request)
             fault_point("admit", request.request_id)
             choices = self.admission.admit(request, self._choices.keys(), self._clock())
-            self._start(choices)
+            ended = self._start(choices)
         self._choices[request.request_id] = choices
         self._with_deadline += [choice for choice in choices if choice.deadline_s is not None]
         self._stats.count_admitted(request)
+        return [self._finish(choice, delta) for choice, delta in ended]
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         """End the unfinished choices of a request; an unknown id is ignored."""
@@ -163,18 +167,26 @@ class Engine:
         self.outputs.check_integrity(requests)
         self.length_policy.check_integrity(requests)
 
-    def _start(self, choices: Sequence[Request]) -> None:
-        """Add new choices to every component; if one raises, remove them all again."""
+    def _start(self, choices: Sequence[Request]) -> list[tuple[Request, TokenDelta]]:
+        """Add new choices to every component; if one raises, remove them all again.
+
+        Returns:
+            The choices that have ended already, with their last deltas.
+        """
+        ended = []
         with ExitStack() as undo:
             for choice in choices:
                 self.outputs.start(choice)
                 undo.callback(self.outputs.finish, choice)
+                if choice.num_resumed_tokens and (delta := self.outputs.resume(choice)) is not None:
+                    ended.append((choice, delta))
                 fault_point("proposer_start", choice.request_id)
                 self.proposer.start(choice)
                 undo.callback(self.proposer.finish, choice)
                 self.scheduler.add(choice)
                 undo.callback(self.scheduler.finish, choice)
             undo.pop_all()
+        return ended
 
     def _commit(self, scheduled: ScheduledRequest, result: RequestResult) -> list[TokenDelta]:
         """Update a request after a step; return its emitted tokens, then its error if it failed."""
@@ -280,7 +292,7 @@ class Engine:
 
     def _end(self, request: Request, finish_reason: str, error: ErrorInfo | None = None) -> TokenDelta:
         """End a request for a reason other than its tokens: abort, timeout, or a row that could not be sampled."""
-        delta = TokenDelta(request.request_id, request.index)
+        delta = TokenDelta(request.request_id, request.index, first_index=request.num_output_tokens)
         try:
             self.outputs.end(delta, request, finish_reason, error=error)
         except Exception as exception:

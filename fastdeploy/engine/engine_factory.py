@@ -225,6 +225,6 @@ def _make_length_policy(
 def _make_scanner_factory(tokenizer: Tokenizer | None) -> Callable[[Request], StopStringScanner]:
     def make_scanner(request: Request) -> StopStringScanner:
         assert tokenizer is not None, "admission refuses stop strings without a tokenizer"
-        return StopStringScanner(tokenizer, request.token_ids.tolist(), request.params)
+        return StopStringScanner(tokenizer, request.prompt_token_ids.tolist(), request.params)
 
     return make_scanner

@@ -52,7 +52,7 @@ class EngineLike(Protocol):
     @property
     def eos_token_ids(self) -> list[int]: ...
     def prepare(self, request: GenerationRequest) -> Future[Any] | None: ...
-    def add_request(self, request: GenerationRequest) -> None: ...
+    def add_request(self, request: GenerationRequest) -> list[TokenDelta]: ...
     def abort(self, request_id: str) -> list[TokenDelta]: ...
     def step(self) -> list[TokenDelta]: ...
     def has_unfinished(self) -> bool: ...
@@ -168,12 +168,13 @@ class EngineServer:
 
     def _add(self, client: bytes, request: GenerationRequest) -> None:
         try:
-            self._engine.add_request(request)
+            ended = self._engine.add_request(request)
         except FastDeployError as error:
             self._reject(client, request, error)
         else:
-            self._in_flight[request.request_id] = _InFlight(client, request.params.n, request.cache_salt)
+            self._in_flight[request.request_id] = _InFlight(client, len(request.open_choices), request.cache_salt)
             self._stats_sent_s = 0.0  # send stats that include it after the next step
+            self._emit(ended)
             self._outbox.send()  # the prefill may take long
 
     def _reject(self, client: bytes, request: GenerationRequest, error: FastDeployError) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from fastdeploy.core.constraint import TokenConstraint
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import Request, SpeculationStats
@@ -55,6 +56,23 @@ class OutputProcessor:
         if scanner is not None:
             self._scanners[request] = scanner
 
+    def resume(self, request: Request) -> TokenDelta | None:
+        """Read the resumed tokens of a new request; return its last delta, without tokens, if they end it already.
+
+        Raises:
+            InvalidRequestError: the output ends before the last of these tokens.
+        """
+        resumed = request.output_token_ids.tolist()
+        delta = TokenDelta(request.request_id, request.index, resumed, seed=request.seed, first_index=len(resumed))
+        self._find_stop(delta, request, first=1)
+        if delta.finish_reason is None:
+            return None
+        if len(delta.token_ids) < len(resumed):
+            expected = f"at most {len(delta.token_ids)} tokens for choice {request.index}, which end it"
+            raise InvalidRequestError("resumed", f"expected {expected}, got {len(resumed)}")
+        delta.token_ids = []
+        return self.end(delta, request, delta.finish_reason)
+
     def finish(self, request: Request) -> None:
         """Remove a request."""
         del self._end_ids[request]
@@ -74,8 +92,9 @@ class OutputProcessor:
         request, token_ids = scheduled.request, result.token_ids
         fault_point("stop_scan", request.request_id)
         delta = TokenDelta(request.request_id, request.index, token_ids, seed=request.seed)
+        delta.first_index = request.num_output_tokens
         if not self._cannot_stop(request, token_ids):
-            self._find_stop(delta, request)
+            self._find_stop(delta, request, first=request.num_output_tokens + 1)
         num_tokens = len(delta.token_ids)
         if result.num_accepted:
             delta.draft_sources = scheduled.draft.source_of_each()[: min(result.num_accepted, num_tokens)]
@@ -92,10 +111,13 @@ class OutputProcessor:
             and request.constraint is None
         )
 
-    def _find_stop(self, delta: TokenDelta, request: Request) -> None:
-        """Advance the request's scanner and constraint up to the first token that stops; drop the tokens after it."""
+    def _find_stop(self, delta: TokenDelta, request: Request, first: int) -> None:
+        """Advance the request's scanner and constraint up to the first token that stops; drop the tokens after it.
+
+        Args:
+            first: number of output tokens with the first token of `delta`.
+        """
         params, constraint, scanner = request.params, request.constraint, self._scanners.get(request)
-        first = request.num_output_tokens + 1
         for num_output, token_id in enumerate(delta.token_ids, first):
             stop_string = scanner.push(token_id) if scanner else None
             constraint_end = _advance(request, constraint, token_id) if constraint else None
@@ -114,8 +136,8 @@ class OutputProcessor:
 
     def complete(self, delta: TokenDelta, request: Request) -> None:
         """Complete a delta with at least one token, after the ledger has taken its tokens."""
-        if request.num_output_tokens == len(delta.token_ids):
-            request.num_first_tokens = len(delta.token_ids)
+        if request.num_output_tokens - request.num_resumed_tokens == len(delta.token_ids):
+            request.num_first_tokens = request.num_output_tokens
             request.metrics.first_token_s = self._clock() - request.arrival_s
             if request.params.prompt_logprobs is not None:
                 delta.prompt_logprobs = request.prompt_logprobs.report()

@@ -67,12 +67,16 @@ class _Stream:
         if unread is not delta:
             join_delta(unread, delta)
 
-    def put_tokens(self, index: int, token_ids: list[int], draft_sources: list[str], seed: int) -> None:
+    def put_tokens(
+        self, index: int, token_ids: list[int], draft_sources: list[str], seed: int, first_index: int
+    ) -> None:
         """Add a plain delta."""
         self.num_unread += len(token_ids)
         unread = self.deltas.get(index)
         if unread is None:
-            self.deltas[index] = TokenDelta(self.request_id, index, token_ids, draft_sources, seed=seed)
+            self.deltas[index] = TokenDelta(
+                self.request_id, index, token_ids, draft_sources, seed=seed, first_index=first_index
+            )
         else:
             join_tokens(unread, token_ids, draft_sources)
 
@@ -184,7 +188,7 @@ class EngineConnection:
             raise error
         if request.request_id in self._streams:
             raise InvalidRequestError("request_id", f"{without_client_mark(request.request_id)!r} is in flight already")
-        stream = self._streams[request.request_id] = _Stream(request.request_id, request.params.n)
+        stream = self._streams[request.request_id] = _Stream(request.request_id, len(request.open_choices))
         loop = asyncio.get_running_loop()
         finished = False
         timer = None
@@ -291,9 +295,9 @@ class EngineConnection:
     def _handle(self, message: messages.ToClient) -> None:
         match message:
             case messages.Deltas(plain, others):
-                for request_id, index, token_ids, draft_sources, seed in plain:
+                for request_id, index, token_ids, draft_sources, seed, first_index in plain:
                     if (stream := self._streams.get(request_id)) is not None and stream.error is None:
-                        stream.put_tokens(index, token_ids, draft_sources, seed)
+                        stream.put_tokens(index, token_ids, draft_sources, seed, first_index)
                         self._note_arrival(stream)
                 for delta in others:
                     self._put(delta)

@@ -93,8 +93,8 @@ class Aborted(Message):
     num_tokens: list[tuple[str, int]]
 
 
-PlainDelta = tuple[str, int, list[int], list[str], int]
-"""The output of most steps: request id, index of the choice, tokens, sources of the accepted drafts, seed."""
+PlainDelta = tuple[str, int, list[int], list[str], int, int]
+"""The output of most steps, as in TokenDelta: request_id, index, token_ids, draft_sources, seed, first_index."""
 
 
 class Deltas(Message):
@@ -125,7 +125,9 @@ def split_deltas(deltas: list[TokenDelta]) -> Deltas:
     for delta in deltas:
         is_plain = delta.finish_reason is None and delta.logprobs is None and delta.prompt_logprobs is None
         if is_plain and delta.request_id not in has_others:
-            plain.append((delta.request_id, delta.index, delta.token_ids, delta.draft_sources, delta.seed))
+            plain.append(
+                (delta.request_id, delta.index, delta.token_ids, delta.draft_sources, delta.seed, delta.first_index)
+            )
         else:
             others.append(delta)
             has_others.add(delta.request_id)

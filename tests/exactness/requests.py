@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta, TokenLogprobs
@@ -93,13 +94,20 @@ DERIVED: dict[str, Callable[[Tokenizer, Sequence[int], Any], list[tuple[str, Any
 def run_all(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:
     """Run the requests together; return the output of each choice."""
     deltas: dict[tuple[str, int], list[TokenDelta]] = {}
-    for request in requests:
-        engine.add_request(request)
-    while engine.has_unfinished():
-        for delta in engine.step():
-            deltas.setdefault((delta.request_id, delta.index), []).append(delta)
+    for delta in chain(_add(engine, requests), _step(engine)):
+        deltas.setdefault((delta.request_id, delta.index), []).append(delta)
     engine.check_integrity()
     return {key: join(parts) for key, parts in deltas.items()}
+
+
+def _add(engine: Engine, requests: Sequence[GenerationRequest]) -> Iterator[TokenDelta]:
+    for request in requests:
+        yield from engine.add_request(request)
+
+
+def _step(engine: Engine) -> Iterator[TokenDelta]:
+    while engine.has_unfinished():
+        yield from engine.step()
 
 
 def run_alone(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[tuple[str, int], Text]:

@@ -137,6 +137,11 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def requests(tokenizer: Tokenizer) -> list[GenerationRequest]:
+    return make_grammar_requests(tokenizer)
+
+
+def make_grammar_requests(tokenizer: Tokenizer) -> list[GenerationRequest]:
+    """Return the requests of REQUESTS."""
     return [
         GenerationRequest(
             name, tokenizer.encode(HEADS[i % 4]), SamplingParams(**{"max_tokens": 100, **params}), reasoning=state
