@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory in which the blocks of a request wait for the engine that continues it.
 
-    header   magic, version, number of slots, bytes and checksums of a slot, layout
-    table    per slot: generation uint64, checksums [num_checksums] uint32
+    header   magic, number of slots, bytes and checksums of a slot, then the parts of a slot as msgpack
+    table    generations [num_slots] uint64, checksums [num_slots, num_checksums] uint32
     slots    num_slots times slot_bytes, each at a multiple of PAGE_BYTES
 
 The memory is a memfd that is sealed against growing and shrinking: a process that reads it would be killed by SIGBUS if
@@ -18,14 +18,15 @@ import mmap
 import os
 import socket
 import struct
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"FDARENA1"
 PAGE_BYTES = 4096
-DIGEST_BYTES = 16
-_HEADER = struct.Struct(f"<8sqqq{DIGEST_BYTES}s")
+_HEADER = struct.Struct("<8sqqqq")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as SO_PEERCRED returns them
 
@@ -34,13 +35,31 @@ class ArenaError(Exception):
     """Memory that cannot be used as an arena; the message says why."""
 
 
+class SlotPart(msgspec.Struct, frozen=True, array_like=True):
+    """A part of each slot, such as the caches of the target model.
+
+    Attributes:
+        name: names what it holds.
+        digest: of everything that the meaning of its bytes depends on; parts of unlike digests must not be imported.
+        offset, num_bytes: where it lies in a slot.
+        first_checksum, num_checksums: which checksums of the slot cover it.
+    """
+
+    name: str
+    digest: str
+    offset: int
+    num_bytes: int
+    first_checksum: int
+    num_checksums: int
+
+
 class Arena:
     """A mapped arena.
 
     Attributes:
         fd: its descriptor, which the arena owns.
         num_slots, slot_bytes, num_checksums: its sizes.
-        layout: digest of what a slot holds; slots of unlike layouts must not be imported.
+        parts: of each slot, by name.
         generations: [num_slots] uint64, in the shared memory.
         checksums: [num_slots, num_checksums] uint32, in the shared memory.
     """
@@ -50,7 +69,8 @@ class Arena:
         self.fd = fd
         access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
         self._memory = mmap.mmap(fd, 0, mmap.MAP_SHARED, access)
-        _, self.num_slots, self.slot_bytes, self.num_checksums, self.layout = _HEADER.unpack_from(self._memory)
+        self.num_slots, self.slot_bytes, self.num_checksums, parts = _read_header(self._memory[:PAGE_BYTES])
+        self.parts = {part.name: part for part in parts}
         table_bytes = self.num_slots * 8
         self.generations: NDArray[np.uint64] = np.frombuffer(self._memory, np.uint64, self.num_slots, PAGE_BYTES)
         checksums = np.frombuffer(
@@ -62,15 +82,16 @@ class Arena:
         self._stride = _round_up(self.slot_bytes)
 
     @classmethod
-    def create(cls, num_slots: int, slot_bytes: int, num_checksums: int, layout: bytes) -> Arena:
-        """Create an arena; its pages take memory when they are first written.
-
-        Args:
-            layout: digest of DIGEST_BYTES bytes.
-        """
+    def create(cls, num_slots: int, parts: Sequence[SlotPart]) -> Arena:
+        """Create an arena whose slots have these parts; its pages take memory when they are first written."""
+        slot_bytes = max(part.offset + part.num_bytes for part in parts)
+        num_checksums = max(part.first_checksum + part.num_checksums for part in parts)
+        encoded = msgspec.msgpack.encode(parts)
+        header = _HEADER.pack(MAGIC, num_slots, slot_bytes, num_checksums, len(encoded)) + encoded
+        assert len(header) <= PAGE_BYTES
         fd = os.memfd_create("fastdeploy-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _total_bytes(num_slots, slot_bytes, num_checksums))
-        os.pwrite(fd, _HEADER.pack(MAGIC, num_slots, slot_bytes, num_checksums, layout), 0)
+        os.pwrite(fd, header, 0)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         return cls(fd, is_writable=True)
 
@@ -149,12 +170,26 @@ def _check(fd: int) -> None:
     if seals & _SEALS != _SEALS:
         raise ArenaError("expected memory that is sealed against growing and shrinking")
     size = os.fstat(fd).st_size
-    header = os.pread(fd, _HEADER.size, 0)
-    if len(header) < _HEADER.size or not header.startswith(MAGIC):
-        raise ArenaError(f"expected an arena of version {MAGIC.decode()}, got {header[:8]!r}")
-    _, num_slots, slot_bytes, num_checksums, _ = _HEADER.unpack(header)
+    num_slots, slot_bytes, num_checksums, parts = _read_header(os.pread(fd, PAGE_BYTES, 0))
     if min(num_slots, slot_bytes, num_checksums) < 1 or _total_bytes(num_slots, slot_bytes, num_checksums) != size:
         raise ArenaError(f"{num_slots} slots of {slot_bytes} bytes do not make up {size} bytes")
+    for part in parts:
+        fits = 0 <= part.offset <= part.offset + part.num_bytes <= slot_bytes
+        if not (fits and 0 <= part.first_checksum <= part.first_checksum + part.num_checksums <= num_checksums):
+            raise ArenaError(f"part {part.name!r} lies outside of the slots")
+
+
+def _read_header(page: bytes) -> tuple[int, int, int, list[SlotPart]]:
+    """Return the number of slots, bytes and checksums of a slot, and its parts."""
+    if len(page) < PAGE_BYTES or not page.startswith(MAGIC):
+        raise ArenaError(f"expected an arena of version {MAGIC.decode()}, got {page[:8]!r}")
+    _, num_slots, slot_bytes, num_checksums, num_encoded = _HEADER.unpack_from(page)
+    try:
+        encoded = page[_HEADER.size : _HEADER.size + max(0, num_encoded)]
+        parts = msgspec.msgpack.decode(encoded, type=list[SlotPart])
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ArenaError(f"the parts of a slot cannot be read: {error}") from None
+    return num_slots, slot_bytes, num_checksums, parts
 
 
 def _round_up(num_bytes: int) -> int:

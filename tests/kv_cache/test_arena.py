@@ -10,18 +10,28 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
 from fastdeploy.kv_cache import arena as arena_module
-from fastdeploy.kv_cache.arena import MAGIC, PAGE_BYTES, Arena, ArenaError, check_peer, receive_arena, send_arena
+from fastdeploy.kv_cache.arena import (
+    MAGIC,
+    PAGE_BYTES,
+    Arena,
+    ArenaError,
+    SlotPart,
+    check_peer,
+    receive_arena,
+    send_arena,
+)
 
-LAYOUT = bytes(range(16))
+PARTS = [SlotPart("target", "abc", 0, 4000, 0, 1), SlotPart("states", "d", 4032, 968, 1, 1)]
 
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    created = Arena.create(num_slots=3, slot_bytes=5000, num_checksums=2, layout=LAYOUT)
+    created = Arena.create(3, PARTS)
     yield created
     created.close()
 
@@ -52,7 +62,8 @@ def test_a_peer_reads_slots_generations_and_checksums(
     write_slot(arena, 2, 7)
     arena.generations[2] = 41
     arena.checksums[2] = [5, 6]
-    assert (peer.num_slots, peer.slot_bytes, peer.num_checksums, peer.layout) == (3, 5000, 2, LAYOUT)
+    assert (peer.num_slots, peer.slot_bytes, peer.num_checksums) == (3, 5000, 2)
+    assert list(peer.parts.values()) == PARTS
     assert [read_slot(peer, slot) for slot in range(3)] == [{0}, {0}, {7}]
     assert peer.generations.tolist() == [0, 0, 41]
     assert peer.checksums.tolist() == [[0, 0], [0, 0], [5, 6]]
@@ -92,8 +103,8 @@ def test_an_arena_cannot_be_shrunk_or_grown(arena: Arena) -> None:
 def test_an_arena_outlives_the_process_that_made_it(connection: tuple[socket.socket, socket.socket]) -> None:
     connection[0].set_inheritable(True)
     code = (
-        "import socket; from fastdeploy.kv_cache.arena import Arena, send_arena\n"
-        "arena = Arena.create(2, 64, 1, bytes(16)); arena.generations[1] = 8\n"
+        "import socket; from fastdeploy.kv_cache.arena import Arena, SlotPart, send_arena\n"
+        "arena = Arena.create(2, [SlotPart('target', '', 0, 64, 0, 1)]); arena.generations[1] = 8\n"
         f"send_arena(socket.socket(fileno={connection[0].fileno()}), arena)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, pass_fds=[connection[0].fileno()])
@@ -110,8 +121,16 @@ def memfd(content: bytes, seals: int = arena_module._SEALS) -> int:
     return fd
 
 
-def header(num_slots: int, slot_bytes: int, num_checksums: int, magic: bytes = MAGIC) -> bytes:
-    return arena_module._HEADER.pack(magic, num_slots, slot_bytes, num_checksums, LAYOUT).ljust(3 * PAGE_BYTES, b"\0")
+def header(
+    num_slots: int, slot_bytes: int, num_checksums: int, magic: bytes = MAGIC, parts: bytes | None = None
+) -> bytes:
+    encoded = msgspec.msgpack.encode([SlotPart("target", "", 0, 4096, 0, 1)]) if parts is None else parts
+    fields = arena_module._HEADER.pack(magic, num_slots, slot_bytes, num_checksums, len(encoded))
+    return (fields + encoded).ljust(3 * PAGE_BYTES, b"\0")
+
+
+def part(offset: int, num_bytes: int, first_checksum: int, num_checksums: int) -> bytes:
+    return msgspec.msgpack.encode([SlotPart("target", "", offset, num_bytes, first_checksum, num_checksums)])
 
 
 def test_the_headers_of_these_tests_are_right() -> None:
@@ -129,6 +148,11 @@ def test_the_headers_of_these_tests_are_right() -> None:
         (header(1, 1 << 60, 1), arena_module._SEALS, "do not make up"),
         (header(0, 4096, 1), arena_module._SEALS, "0 slots"),
         (header(-1, -4096, 1), arena_module._SEALS, "-1 slots"),
+        (header(1, 4096, 1, parts=b"\x91\xc1"), arena_module._SEALS, "the parts of a slot cannot be read"),
+        (header(1, 4096, 1, parts=b""), arena_module._SEALS, "the parts of a slot cannot be read"),
+        (header(1, 4096, 1, parts=part(64, 4096, 0, 1)), arena_module._SEALS, "part 'target' lies outside"),
+        (header(1, 4096, 1, parts=part(-64, 64, 0, 1)), arena_module._SEALS, "part 'target' lies outside"),
+        (header(1, 4096, 1, parts=part(0, 4096, 0, 2)), arena_module._SEALS, "part 'target' lies outside"),
     ],
 )
 def test_what_is_no_sealed_arena_of_its_size_is_refused_and_closed(content: bytes, seals: int, message: str) -> None:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies blocks between the caches of this engine and arenas, in a thread beside the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from fastdeploy.kv_cache.arena import Arena, SlotPart
+from fastdeploy.ops.block_moves import BlockRegions
+
+ALIGNMENT = 64  # bytes, of the parts of a slot
+
+
+@dataclass(frozen=True)
+class CachePart:
+    """Caches whose blocks travel together: those of the target, of the drafting model, or its input states.
+
+    Attributes:
+        digest: of everything that the meaning of their bytes depends on; engines of unlike digests do not exchange this
+            part.
+    """
+
+    name: str
+    digest: str
+    regions: BlockRegions
+
+
+class BlockMover:
+    """Moves the blocks of several parts.
+
+    Calls return futures and are done in order. The caller holds the blocks until the future is done.
+
+    Attributes:
+        slot_parts: the parts of a slot in arenas of this engine.
+    """
+
+    def __init__(self, parts: Sequence[CachePart]) -> None:
+        self._parts = tuple(parts)
+        self.slot_parts = _slot_parts(parts)
+        self._thread = ThreadPoolExecutor(1, "kv-blocks")
+
+    def export_blocks(self, arena: Arena, block_ids: Sequence[int], slots: Sequence[int]) -> Future[None]:
+        """Copy blocks to slots of an arena of this engine, and write the slots' checksums."""
+        return self._thread.submit(self._export, arena, list(block_ids), list(slots))
+
+    def import_blocks(
+        self, arena: Arena, slots: Sequence[int], generations: Sequence[int], block_ids: Sequence[int]
+    ) -> Future[list[frozenset[str]]]:
+        """Copy slots of a peer's arena to blocks.
+
+        Returns:
+            A future with the names of the parts that arrived, per slot: those of equal digests whose checksums are
+            right. A slot whose generation is not the given one delivers nothing.
+        """
+        return self._thread.submit(self._import, arena, list(slots), list(generations), list(block_ids))
+
+    def close(self) -> None:
+        """Wait for the last copy and end the thread."""
+        self._thread.shutdown()
+
+    def _export(self, arena: Arena, block_ids: list[int], slots: list[int]) -> None:
+        for part, place in zip(self._parts, self.slot_parts, strict=True):
+            addresses = [arena.address(slot) + place.offset for slot in slots]
+            last = place.first_checksum + place.num_checksums
+            arena.checksums[slots, place.first_checksum : last] = part.regions.export_blocks(block_ids, addresses)
+
+    def _import(
+        self, arena: Arena, slots: list[int], generations: list[int], block_ids: list[int]
+    ) -> list[frozenset[str]]:
+        arrived = [set[str]() for _ in slots]
+        valid = [i for i, slot in enumerate(slots) if 0 <= slot < arena.num_slots]
+        for part in self._parts:
+            place = arena.parts.get(part.name)
+            if place is None or (place.digest, place.num_bytes) != (part.digest, part.regions.slot_bytes):
+                continue
+            addresses = [arena.address(slots[i]) + place.offset for i in valid]
+            received = part.regions.import_blocks([block_ids[i] for i in valid], addresses)
+            last = place.first_checksum + place.num_checksums
+            expected = arena.checksums[[slots[i] for i in valid], place.first_checksum : last]
+            for i, is_right in zip(valid, (received == expected).all(axis=1).tolist()):
+                if is_right:
+                    arrived[i].add(part.name)
+        for i in valid:  # a slot that was reused meanwhile has another generation by now
+            if int(arena.generations[slots[i]]) != generations[i]:
+                arrived[i].clear()
+        return [frozenset(names) for names in arrived]
+
+
+def _slot_parts(parts: Sequence[CachePart]) -> list[SlotPart]:
+    places, offset, first_checksum = [], 0, 0
+    for part in parts:
+        num_bytes, num_checksums = part.regions.slot_bytes, part.regions.num_checksums
+        places.append(SlotPart(part.name, part.digest, offset, num_bytes, first_checksum, num_checksums))
+        offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        first_checksum += num_checksums
+    return places
