@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from fastdeploy.core.bad_words import ROOT, BadWordAutomaton
+from fastdeploy.core.handover import KVImage
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 
@@ -37,6 +38,9 @@ class GenerationRequest:
         timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
         resumed: for each choice, the tokens of its output that were emitted before, which count as its output in every
             respect but are not emitted again; None for a choice that has ended. None: the request begins.
+        hands_over: whether the engine gives the request up after its first tokens (`Handover`), if they do not end it.
+        export_slots: slots of the engine's arena for the blocks of the first open choice, if they are to be exported.
+        image: keys and values of the first open choice's first tokens, from an engine that has given the request up.
         client_id: whose request this is: a digest of the API key, or of the address on a server without keys. Work is
             shared between clients in proportion to `client_weight`.
         client_max_sequences: maximum number of sequences of the client in the engine, running and waiting; None is no
@@ -51,6 +55,9 @@ class GenerationRequest:
     reasoning: ReasoningState = ReasoningState.CLOSED
     timeout_s: float | None = None
     resumed: list[list[int] | None] | None = None
+    hands_over: bool = False
+    export_slots: list[int] = field(default_factory=list)
+    image: KVImage | None = None
     client_id: str = ""
     client_weight: float = 1.0
     client_max_sequences: int | None = None

@@ -195,7 +195,7 @@ class Request:
 
     Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
         num_resumed_tokens (output that was emitted before, elsewhere; with it the ledger begins),
-        cache_salt, priority, client_id, client_weight, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens,
+        hands_over, cache_salt, priority, client_id, client_weight, arrival_s, deadline_s, num_prompt_tokens, max_total_tokens,
         max_drafts, constraint, bad_words, wants_logprobs.
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
@@ -239,6 +239,7 @@ class Request:
         self.arrival_number = 0
         self.arrival_s = arrival_s
         self.deadline_s = None if source.timeout_s is None else arrival_s + source.timeout_s
+        self.hands_over = source.hands_over
         prompt = prompt or Prompt(source)
         self.num_prompt_tokens = len(prompt.token_ids)
         self.max_total_tokens = max_total_tokens

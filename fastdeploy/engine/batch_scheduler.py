@@ -112,6 +112,8 @@ class BatchScheduler:
                 plan.budget = min(plan.budget, max(self._prefill_budget(), num_decode_rows))
             self._schedule_prompts(prefilling, plan)
         scheduled = plan.running + plan.admitted
+        if not scheduled and self._free_imported():  # waiting requests hold the blocks that the first of them needs
+            return self.schedule()
         return StepPlan(scheduled, len(plan.admitted)) if scheduled else None
 
     def commit(self, scheduled: ScheduledRequest, result: RequestResult, emitted: list[int]) -> None:
@@ -201,10 +203,13 @@ class BatchScheduler:
         request, kv_cache = client.waiting[0], self.kv_cache_manager
         if self._waits_for_choice(request):
             return inf
-        kv_cache.match_prefix(request)
+        has_imported = bool(request.block_ids)
+        if not has_imported:
+            kv_cache.match_prefix(request)
         planned, may_run = self._plan_rows(request, plan.budget), self.shares.may_run(request)
         if planned is None or not may_run or not kv_cache.can_hold(request):
-            kv_cache.free(request)
+            if not has_imported:
+                kv_cache.free(request)
             return client.served + request.num_pending / client.weight if may_run else inf
         kv_cache.reserve(request, request.num_computed + planned.num_scheduled_tokens)
         self.shares.start(request)
@@ -227,6 +232,8 @@ class BatchScheduler:
                 client_id = request.client_id
             elif self.kv_cache_manager.reserve(request, num_tokens):
                 return True
+            elif self._free_imported():
+                continue
             else:
                 client_id = self.shares.heaviest(request)
             last = self._last_request(client_id, request, plan)
@@ -234,6 +241,13 @@ class BatchScheduler:
             plan.preempt(last)
             if last is request:
                 return False
+
+    def _free_imported(self) -> bool:
+        """Free the imported blocks of the waiting request that is last in order; return False if none has any."""
+        waiting = [request for request in self.waiting if request.block_ids]
+        if waiting:
+            self.kv_cache_manager.free(max(waiting, key=priority_key))
+        return bool(waiting)
 
     def _last_request(self, client_id: str, request: Request, plan: _PartialPlan) -> Request:
         """Return the last running request of a client; if it is the client of `request`, the last without rows."""
@@ -257,7 +271,7 @@ class BatchScheduler:
             kv_cache = self.kv_cache_manager
             if not kv_cache.enable_prefix_caching or request.num_prompt_tokens <= kv_cache.block_size:
                 return False
-        return any(r.request_id == request.request_id and r.num_output_tokens == 0 for r in self.running)
+        return any(r.request_id == request.request_id and r.num_computed < r.num_prompt_tokens for r in self.running)
 
     def _plan_rows(self, request: Request, budget: int) -> ScheduledRequest | None:
         """Plan at most `budget` rows of a request; None if it has to wait.

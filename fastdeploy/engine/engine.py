@@ -16,12 +16,14 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.errors import FastDeployError, RequestFailedError
 from fastdeploy.core.faults import fault_point
+from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
 from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.kv_transfer import KVTransfer, all_done
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.engine.stats_collector import StatsCollector
 from fastdeploy.spec_decode.proposers.base import Proposer
@@ -57,6 +59,7 @@ class Engine:
         outputs: OutputProcessor,
         clock: Callable[[], float] = time.monotonic,
         description: dict[str, Any] | None = None,
+        transfer: KVTransfer | None = None,
     ) -> None:
         self.admission = admission
         self.scheduler = scheduler
@@ -64,10 +67,12 @@ class Engine:
         self.runner = runner
         self.proposer = proposer
         self.outputs = outputs
+        self.transfer = transfer
         self._clock = clock
         self._description = description or {}
         self._choices: dict[str, list[Request]] = {}  # the unfinished choices of each request
         self._with_deadline: list[Request] = []
+        self._leaving: list[str] = []  # requests to be given up
         self._stats = StatsCollector()
 
     @classmethod
@@ -78,7 +83,7 @@ class Engine:
         return make_engine(config, on_progress)
 
     def prepare(self, request: GenerationRequest) -> Future[Any] | None:
-        """Start to compile the request's grammar beside the steps.
+        """Start to compile the request's grammar, and to import its blocks, beside the steps.
 
         Returns:
             A future; once it is done, `add_request` does not wait. None if it would not wait now.
@@ -88,7 +93,9 @@ class Engine:
         """
         with self._isolate_failure(request):
             fault_point("prepare", request.request_id)
-            return self.admission.prepare(request)
+            grammar = self.admission.prepare(request)
+            imported = None if self.transfer is None else self.transfer.begin_import(request)
+        return all_done([future for future in (grammar, imported) if future is not None])
 
     def add_request(self, request: GenerationRequest) -> list[TokenDelta]:
         """Add the choices of a request to the waiting queue; wait for its grammar.
@@ -105,7 +112,7 @@ class Engine:
             self.scheduler.shares.check_room(request)
             fault_point("admit", request.request_id)
             choices = self.admission.admit(request, self._choices.keys(), self._clock())
-            ended = self._start(choices)
+            ended = self._start(request, choices)
         self._choices[request.request_id] = choices
         self._with_deadline += [choice for choice in choices if choice.deadline_s is not None]
         self._stats.count_admitted(request)
@@ -114,6 +121,26 @@ class Engine:
     def abort(self, request_id: str) -> list[TokenDelta]:
         """End the unfinished choices of a request; an unknown id is ignored."""
         return [self._end(choice, "abort") for choice in list(self._choices.get(request_id, ()))]
+
+    def cancel(self, request_id: str) -> None:
+        """Release what `prepare` has imported for a request that will not be added."""
+        if self.transfer is not None:
+            self.transfer.cancel(request_id)
+
+    def hand_over(self, request_id: str) -> None:
+        """Give up a request, to be continued elsewhere; an unknown id is ignored. It emits nothing more."""
+        if self.transfer is not None and (choices := list(self._choices.get(request_id, ()))):
+            self.transfer.hand_over(choices)
+            exceptions = [exception for choice in choices for exception in self._remove(choice)]
+            if exceptions:
+                self._check_after(exceptions, request_id)
+
+    def pop_handovers(self) -> list[Handover]:
+        """Give up the requests whose time for it has come; return those that are given up and copied."""
+        for request_id in self._leaving:
+            self.hand_over(request_id)
+        self._leaving.clear()
+        return [] if self.transfer is None else self.transfer.pop_handovers()
 
     def step(self) -> list[TokenDelta]:
         """Schedule, compute, verify, commit, propose; return the emitted tokens and the ends of requests."""
@@ -166,8 +193,10 @@ class Engine:
         self.proposer.check_integrity(requests)
         self.outputs.check_integrity(requests)
         self.length_policy.check_integrity(requests)
+        if self.transfer is not None:
+            self.transfer.check_integrity(requests)
 
-    def _start(self, choices: Sequence[Request]) -> list[tuple[Request, TokenDelta]]:
+    def _start(self, source: GenerationRequest, choices: Sequence[Request]) -> list[tuple[Request, TokenDelta]]:
         """Add new choices to every component; if one raises, remove them all again.
 
         Returns:
@@ -185,6 +214,9 @@ class Engine:
                 undo.callback(self.proposer.finish, choice)
                 self.scheduler.add(choice)
                 undo.callback(self.scheduler.finish, choice)
+            if self.transfer is not None:
+                self.transfer.adopt(choices)
+                self.transfer.begin_export(choices[0], source.export_slots)
             undo.pop_all()
         return ended
 
@@ -200,6 +232,10 @@ class Engine:
             self._finish(request, delta)
         elif result.error:
             deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
+        elif self.transfer is not None:
+            self.transfer.advance(request)
+            if request.hands_over and request.num_output_tokens > request.num_resumed_tokens:
+                self._leaving.append(request.request_id)
         return deltas
 
     def _emit(self, scheduled: ScheduledRequest, result: RequestResult) -> TokenDelta | None:
@@ -312,7 +348,19 @@ class Engine:
         If there is an exception, or a component raises one, the delta becomes an internal error.
         """
         exceptions = [] if exception is None else [exception]
+        exceptions += self._remove(request)
+        if exceptions:
+            delta.finish_reason, delta.stop_reason, delta.error = "error", None, INTERNAL_ERROR
+        self._stats.count_finished(request, delta.finish_reason or "")
+        if exceptions:
+            self._check_after(exceptions, request.request_id)
+        return delta
+
+    def _remove(self, request: Request) -> list[Exception]:
+        """Remove a request from every component; return the exceptions that they raised."""
+        exceptions = []
         for finish in (
+            *(() if self.transfer is None else (self.transfer.finish,)),
             self.scheduler.finish,
             self.proposer.finish,
             self.length_policy.finish_request,
@@ -321,20 +369,15 @@ class Engine:
             try:
                 finish(request)
                 fault_point("finish", request.request_id)
-            except Exception as another:
-                exceptions.append(another)
+            except Exception as exception:
+                exceptions.append(exception)
         if request.deadline_s is not None:
             self._with_deadline.remove(request)
         choices = self._choices[request.request_id]
         choices.remove(request)
         if not choices:
             del self._choices[request.request_id]
-        if exceptions:
-            delta.finish_reason, delta.stop_reason, delta.error = "error", None, INTERNAL_ERROR
-        self._stats.count_finished(request, delta.finish_reason or "")
-        if exceptions:
-            self._check_after(exceptions, request.request_id)
-        return delta
+        return exceptions
 
     @contextmanager
     def _isolate_failure(self, request: GenerationRequest) -> Iterator[None]:
@@ -342,8 +385,10 @@ class Engine:
         try:
             yield
         except FastDeployError:
+            self.cancel(request.request_id)
             raise
         except Exception as exception:
+            self.cancel(request.request_id)
             self._check_after([exception], request.request_id)
             raise RequestFailedError("internal error") from exception
 
@@ -362,4 +407,5 @@ class Engine:
 
 def _may_draft(request: Request) -> bool:
     """Return whether a request decodes in the next step and has room for drafts."""
-    return request.num_pending == 1 and request.draft_room > 0 and request.status is RequestStatus.RUNNING
+    decodes = request.num_pending == 1 and request.status is RequestStatus.RUNNING and not request.hands_over
+    return decodes and request.draft_room > 0

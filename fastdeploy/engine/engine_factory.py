@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,9 +23,11 @@ from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.engine.memory_plan import MemoryPlan, allocate_kv_caches, plan_memory
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
@@ -42,6 +44,7 @@ from fastdeploy.spec_decode.drafting.drafting_model import (
 from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 from fastdeploy.structured_output.manager import StructuredOutputManager
+from fastdeploy.worker.block_mover import BlockMover, CachePart
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 
@@ -228,3 +231,18 @@ def _make_scanner_factory(tokenizer: Tokenizer | None) -> Callable[[Request], St
         return StopStringScanner(tokenizer, request.prompt_token_ids.tolist(), request.params)
 
     return make_scanner
+
+
+def make_kv_transfer(engine: Engine, num_slots: int, digests: Mapping[str, str]) -> KVTransfer:
+    """Return what moves blocks between an engine and an arena of `num_slots` slots.
+
+    Args:
+        digests: by part of a slot (`target`, `drafting`, `states`), of what its bytes depend on.
+    """
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    drafter = runner.observer if isinstance(runner.observer, Drafter) else None
+    regions = {"target": runner.regions(), **(drafter.regions() if drafter else {})}
+    mover = BlockMover([CachePart(name, digests[name], part) for name, part in regions.items()])
+    arena = Arena.create(num_slots, mover.slot_parts)
+    return KVTransfer(engine.scheduler.kv_cache_manager, mover, arena, drafter)

@@ -10,12 +10,13 @@ index    [ 0 ][ 1 ][ 2 ][ 3 ]                                published: full and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
-from fastdeploy.core.request import Request
+from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.kv_cache.block_pool import BlockPool
 
 HASH_BYTES = 16
@@ -37,6 +38,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._fingerprint = fingerprint.encode()
+        self._exported = Counter[int]()  # block -> number of copies to an arena that are not done
+        self._imported: dict[str, list[int]] = {}  # request id -> blocks that a new request will begin with
         self._held: dict[str, Counter[int]] = {}  # client -> block -> number of its requests with this block
         self.num_lookup_tokens = 0
         self.num_hit_tokens = 0
@@ -61,12 +64,7 @@ class KVCacheManager:
             max_hit = len(logprobs.entries)
         max_blocks = max_hit // self.block_size
         self._extend_hashes(request, max_blocks)
-        for content_hash in request.block_hashes[:max_blocks]:
-            block_id = self.pool.find(content_hash)
-            if block_id is None:
-                break
-            self.pool.retain(block_id)
-            request.block_ids.append(block_id)
+        request.block_ids += self._hold_published(request.block_hashes[:max_blocks])
         if request.block_ids:
             self._held.setdefault(request.client_id, Counter()).update(request.block_ids)
         num_hit = len(request.block_ids) * self.block_size
@@ -117,6 +115,77 @@ class KVCacheManager:
             self.pool.publish(request.block_ids[i], request.block_hashes[i])
         request.num_published_blocks = num_full
 
+    def begin_import(
+        self, request_id: str, token_ids: Sequence[int], cache_salt: str, num_tokens: int
+    ) -> tuple[list[int], list[int]] | None:
+        """Hold blocks for the first `num_tokens` tokens of a request that will be added.
+
+        Returns:
+            The blocks that are in the cache, which begin the text, and new ones to import the others to; None, and
+            nothing is held, if too few are free.
+        """
+        hashes: list[bytes] = []
+        if self.enable_prefix_caching:
+            self._append_hashes(hashes, np.array(token_ids, np.int32), cache_salt, num_tokens // self.block_size)
+        found = self._hold_published(hashes)
+        new = self.pool.allocate(self.num_blocks_for(num_tokens) - len(found))
+        if new is None:
+            self.pool.release(found)
+            return None
+        self._imported[request_id] = found + new
+        return found, new
+
+    def imported_blocks(self, request_id: str) -> list[int]:
+        """Return the blocks of an import."""
+        return self._imported[request_id]
+
+    def end_import(self, request_id: str, num_blocks: int = 0) -> None:
+        """Keep the first blocks of an import and release the others."""
+        blocks = self._imported.pop(request_id)
+        self.pool.release(blocks[num_blocks:])
+        if num_blocks:
+            self._imported[request_id] = blocks[:num_blocks]
+
+    def adopt(self, choices: Sequence[Request], num_tokens: int, publishes: bool = True) -> None:
+        """Let the choices of a new request, which all wait, begin with its imported blocks.
+
+        The first choice gets all of them. The others, whose text differs after the prompt, get the full blocks of the
+        prompt. One token at least is left to compute.
+
+        Args:
+            num_tokens: of the first choice's text that the blocks hold.
+            publishes: whether other requests may find the blocks.
+        """
+        first, *others = choices
+        blocks = self._imported.pop(first.request_id)
+        first.block_ids = blocks[: self.num_blocks_for(num_tokens)]
+        first.num_computed = min(num_tokens, first.num_tokens - 1)
+        for choice in others:
+            num_shared = min(num_tokens, choice.num_prompt_tokens, choice.num_tokens - 1) // self.block_size
+            choice.block_ids, choice.num_computed = blocks[:num_shared], num_shared * self.block_size
+            for block_id in choice.block_ids:
+                self.pool.retain(block_id)
+        for choice in choices:
+            if choice.block_ids:
+                self._held.setdefault(choice.client_id, Counter()).update(choice.block_ids)
+            if publishes:
+                self.commit(choice)
+            else:
+                choice.num_published_blocks = len(choice.block_ids)
+        self.pool.release(blocks[len(first.block_ids) :])
+
+    def begin_export(self, block_ids: Sequence[int]) -> None:
+        """Keep blocks of a request from being allocated again until `end_export`, whatever becomes of the request."""
+        for block_id in block_ids:
+            self.pool.retain(block_id)
+        self._exported.update(block_ids)
+
+    def end_export(self, block_ids: Sequence[int]) -> None:
+        """Release blocks that have been copied."""
+        self._exported.subtract(block_ids)
+        self._exported += Counter()  # drops zeros
+        self.pool.release(list(block_ids))
+
     def free(self, request: Request) -> None:
         """Release all blocks of a request; published ones can be found until they are allocated again."""
         self.pool.release(request.block_ids)
@@ -124,12 +193,16 @@ class KVCacheManager:
         request.reset_computed()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError unless the held blocks are exactly those of `requests`, of each client too."""
+        """Raise AssertionError unless the held blocks are exactly those of `requests`, of each client too.
+
+        Blocks of imports and exports that are under way count as held.
+        """
         held: dict[str, Counter[int]] = {}
         for request in requests:
             if request.block_ids:
                 held.setdefault(request.client_id, Counter()).update(request.block_ids)
-        self.pool.check_integrity(sum(held.values(), Counter()))
+        moving = Counter(chain.from_iterable(self._imported.values())) + self._exported
+        self.pool.check_integrity(sum(held.values(), moving))
         assert self._held == held
 
     def _let_go(self, request: Request) -> None:
@@ -143,11 +216,23 @@ class KVCacheManager:
         if not held:
             del self._held[request.client_id]
 
+    def _hold_published(self, hashes: Sequence[bytes]) -> list[int]:
+        """Hold and return the blocks that are published under the first of these hashes, up to the first miss."""
+        found = []
+        for content_hash in hashes:
+            block_id = self.pool.find(content_hash)
+            if block_id is None:
+                break
+            self.pool.retain(block_id)
+            found.append(block_id)
+        return found
+
     def _extend_hashes(self, request: Request, count: int) -> None:
+        self._append_hashes(request.block_hashes, request.token_ids, request.cache_salt, count)
+
+    def _append_hashes(self, hashes: list[bytes], tokens: TokenArray, cache_salt: str, count: int) -> None:
         """Compute the hashes of the first `count` full blocks; a hash covers all tokens up to the end of its block."""
-        hashes = request.block_hashes
-        tokens = request.token_ids
-        previous = hashes[-1] if hashes else self._fingerprint + b"\0" + request.cache_salt.encode()
+        previous = hashes[-1] if hashes else self._fingerprint + b"\0" + cache_salt.encode()
         for i in range(len(hashes), count):
             block = np.ascontiguousarray(tokens[i * self.block_size : (i + 1) * self.block_size])
             previous = blake2b(previous + block.tobytes(), digest_size=HASH_BYTES).digest()

@@ -11,7 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fastdeploy.ops.block_moves import BlockRegion
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+    from fastdeploy.ops.attention import KVCache
 
 # function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers with fixed addresses.
 StepFunction = Callable[[int, int], None]
@@ -67,6 +74,17 @@ class Backend(ABC):
 
         Args:
             dtype: of the cache, as `allocate_kv_cache` takes it.
+        """
+
+    @abstractmethod
+    def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
+        """Describe the first blocks of a cache for copies to shared memory; KV head h has checksum h."""
+
+    @abstractmethod
+    def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
+        """Describe a tensor [num_rows, width] whose first rows belong to the slots of a cache, in one piece per block.
+
+        It has one checksum.
         """
 
     @abstractmethod

@@ -27,9 +27,11 @@ from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
+from fastdeploy.ops.block_moves import BlockRegions
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import LogprobBuffers, RowStatus, SamplingBatch, logprobs, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
@@ -180,6 +182,11 @@ class ModelRunner:
         if self.observer is not None and calls_end_step:
             self._end_step(self.observer)
         return results
+
+    def regions(self) -> BlockRegions:
+        """Describe the blocks of the KV caches."""
+        backend, num_blocks = selected_backend(), self.kv_caches[0].key.shape[0]
+        return BlockRegions([r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)])
 
     def verify_drafts(self, num_seqs: int) -> None:
         """Verify the drafts of the first `num_seqs` requests of a logits batch with the tokens in `sampling`."""

@@ -31,9 +31,12 @@ from paddle import Tensor
 
 from fastdeploy.core.request import NO_DRAFT, Request
 from fastdeploy.core.step import StepPlan
+from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.batch_index import BatchIndex
+from fastdeploy.ops.block_moves import BlockRegions
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.drafting import DraftLoop, DraftStage
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.draft_vocabulary import DraftVocabulary
 from fastdeploy.worker.model_runner import LOGITS_BYTES, RunnerConfig
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
@@ -100,22 +103,30 @@ class Drafter:
     Attributes:
         config: sizes of the drafting model.
         loop: the native loop over the draft passes.
+        kv_caches: of the stages.
+        num_stages: number of models or layers that draft in turn.
     """
 
     def __init__(
-        self, loop: DraftLoop, num_blocks: int, config: RunnerConfig, max_rows_of_first_pass: int | None = None
+        self,
+        loop: DraftLoop,
+        kv_caches: Sequence[KVCache],
+        num_blocks: int,
+        config: RunnerConfig,
+        max_rows_of_first_pass: int | None = None,
     ) -> None:
         """Start with empty caches.
 
         Args:
             loop: over the buffers of `DraftBuffers`; at most max_rows / max_seqs stages.
+            kv_caches: of the stages.
             num_blocks: of the target's cache.
             config: sizes of the drafting model.
             max_rows_of_first_pass: if more rows per request are missing on average, they are filled by separate calls
                 before the first draft pass; None: only if they exceed the capacity of the pass.
         """
-        self.config, self.loop = config, loop
-        self._num_blocks, self._num_stages = num_blocks, len(loop.stages)
+        self.config, self.loop, self.kv_caches = config, loop, kv_caches
+        self._num_blocks, self.num_stages = num_blocks, len(loop.stages)
         self._max_rows_of_first_pass = max_rows_of_first_pass
         self._num_filled = [[0] * num_blocks for _ in loop.stages]  # by stage and block: number of leading filled slots
         self._fill_states: WeakKeyDictionary[Request, CacheFillState] = WeakKeyDictionary()
@@ -143,7 +154,7 @@ class Drafter:
                     filled[block] = 0
             if request.max_drafts and start // size < end // size:
                 fill_end = min(end, request.num_tokens)
-                if fill_end - self._first_unfilled(request, self._num_stages) >= MAX_BACKLOG:
+                if fill_end - self._first_unfilled(request, self.num_stages) >= MAX_BACKLOG:
                     self._backlogged.append((request, fill_end))
         self._knows_step = True
         return bool(self._backlogged)
@@ -151,6 +162,28 @@ class Drafter:
     def end_step(self) -> None:
         """Fill the caches of requests whose backlog has become too large."""
         self._fill(self._backlogged)
+
+    def regions(self) -> dict[str, BlockRegions]:
+        """Describe the blocks of the caches, `drafting`, and of the target's states that the model reads, `states`."""
+        backend, num_blocks = selected_backend(), self._num_blocks
+        regions = [r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)]
+        found = {"drafting": BlockRegions(regions)}
+        if self.loop.states is not None:
+            found["states"] = BlockRegions([backend.row_region(self.loop.states, self.config.block_size, num_blocks)])
+        return found
+
+    def fill(self, request: Request, end: int) -> None:
+        """Compute the positions before `end` of a request that has been computed by the target up to there."""
+        self._fill([(request, end)])
+
+    def num_filled(self, block_id: int) -> list[int]:
+        """Return the number of leading slots of a block that each stage has filled."""
+        return [filled[block_id] for filled in self._num_filled]
+
+    def set_filled(self, block_id: int, num_filled: Sequence[int]) -> None:
+        """Record what the caches of the stages hold of a block that was imported."""
+        for filled, count in zip(self._num_filled, num_filled, strict=True):
+            filled[block_id] = count
 
     def reset(self) -> None:
         """Mark all blocks as empty and draft again from the next step on, because a call raised.
@@ -178,7 +211,7 @@ class Drafter:
         self.loop.draft(len(order))
         for index, (i, span) in enumerate(zip(order, spans)):
             drafts[i] = self._read_draft(index, counts[i])
-            for stage in range(min(counts[i], self._num_stages)):
+            for stage in range(min(counts[i], self.num_stages)):
                 self._mark_filled(stage, span.request, span.start + stage, span.end)
         return drafts
 
@@ -199,7 +232,7 @@ class Drafter:
     def _unfilled_spans(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Span]:
         spans = []
         for request, count in zip(requests, counts):
-            first, end = self._first_unfilled(request, min(count, self._num_stages)), request.num_tokens
+            first, end = self._first_unfilled(request, min(count, self.num_stages)), request.num_tokens
             spans.append(Span(request, min(first, end - 1), end))
         return spans
 
@@ -236,16 +269,16 @@ class Drafter:
 
         Stage k computes positions that are k further on, so the first stage ends earlier by the number of other stages.
         """
-        ends = [(request, end + 1 - self._num_stages) for request, end in targets]
-        while ends := [(r, end) for r, end in ends if self._first_unfilled(r, self._num_stages) < end]:
+        ends = [(request, end + 1 - self.num_stages) for request, end in targets]
+        while ends := [(r, end) for r, end in ends if self._first_unfilled(r, self.num_stages) < end]:
             spans, room = list[Span](), self.config.max_rows
             for request, end in ends:
-                start = self._first_unfilled(request, self._num_stages)
+                start = self._first_unfilled(request, self.num_stages)
                 spans.append(Span(request, start, min(end, start + room)))
                 room -= spans[-1].end - start
                 if not room:
                     break
-            for stage in range(self._num_stages):
+            for stage in range(self.num_stages):
                 self._fill_stage(stage, [Span(span.request, span.start + stage, span.end + stage) for span in spans])
 
     def _fill_stage(self, stage: int, spans: Sequence[Span]) -> None:
@@ -259,7 +292,7 @@ class Drafter:
         """Return the position from which the first stage must compute, so that the first `num_stages` get filled."""
         state = self._fill_states.get(request)
         if state is None or state.block_ids is not request.block_ids:
-            state = self._fill_states[request] = CacheFillState(request.block_ids, [0] * self._num_stages)
+            state = self._fill_states[request] = CacheFillState(request.block_ids, [0] * self.num_stages)
         return max(0, min(self._num_filled_tokens(stage, state) - stage for stage in range(num_stages)))
 
     def _num_filled_tokens(self, stage: int, state: CacheFillState) -> int:

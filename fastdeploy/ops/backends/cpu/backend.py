@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paddle import Tensor
+
 from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.backend import Backend, Graph, StepFunction
 from fastdeploy.ops.backends.cpu import (
     attention,
@@ -22,6 +25,7 @@ from fastdeploy.ops.backends.cpu import (
     verify,
 )
 from fastdeploy.ops.backends.cpu.graph import OpGraph
+from fastdeploy.ops.block_moves import BlockRegion
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "allocate_kv_cache": attention.allocate_kv_cache,
@@ -60,6 +64,20 @@ class CpuBackend(Backend):
     def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
         """Return the bytes of one token's key and value, int8 scales and padding included."""
         return num_kv_heads * sum(attention.row_bytes(head_dim, dtype))
+
+    def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
+        """Describe the key and the value tensor."""
+        regions = []
+        for tensor in (cache.key, cache.value):
+            num_heads, rows, width = tensor.shape[1:]
+            head_bytes = rows * width * int(tensor.element_size())
+            regions.append(BlockRegion(tensor.data_ptr(), num_blocks, num_heads, head_bytes, 0))
+        return regions
+
+    def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
+        """Describe rows in host memory."""
+        block_bytes = rows_per_block * rows.shape[1] * int(rows.element_size())
+        return BlockRegion(rows.data_ptr(), num_blocks, 1, block_bytes, 0)
 
     def free_memory_bytes(self) -> int:
         """Return the host memory that is still available to this process."""

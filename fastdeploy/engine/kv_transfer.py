@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of requests that move between engines.
+
+An engine that will give up a request copies its blocks to slots of an arena while the prompt is computed, so that
+little is left to copy at the end. The engine that continues the request copies them into blocks of its own before it
+adds the request. Blocks that do not arrive are computed like any other part of a prompt.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.handover import Handover, KVImage
+from fastdeploy.core.request import Request
+from fastdeploy.kv_cache.arena import Arena
+from fastdeploy.kv_cache.manager import KVCacheManager
+from fastdeploy.spec_decode.drafting.drafter import Drafter
+from fastdeploy.worker.block_mover import BlockMover
+
+TARGET, STATES = "target", "states"  # parts of a slot that cannot be computed without the target
+
+logger = logging.getLogger("fastdeploy.engine")
+
+
+@dataclass
+class _Import:
+    """An import that is under way: `num_found` blocks were in the cache, the others are copied."""
+
+    image: KVImage
+    num_tokens: int
+    num_found: int
+    arrived: Future[list[frozenset[str]]] | None
+
+
+@dataclass
+class _Export:
+    """The slots for a request's blocks, and what was copied to the first of them."""
+
+    slots: list[int]
+    num_filled: list[list[int]] = field(default_factory=list)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.num_filled)
+
+
+class KVTransfer:
+    """Moves blocks between the KV cache and arenas.
+
+    Attributes:
+        arena: the arena that this engine exports to.
+        num_imported_blocks: number of blocks that were imported and not computed.
+    """
+
+    def __init__(
+        self, kv_cache_manager: KVCacheManager, mover: BlockMover, arena: Arena, drafter: Drafter | None = None
+    ) -> None:
+        """Start without peers."""
+        self.arena = arena
+        self.num_imported_blocks = 0
+        self._kv_cache_manager, self._mover, self._drafter = kv_cache_manager, mover, drafter
+        self._peers: dict[str, Arena] = {}
+        self._imports: dict[str, _Import] = {}
+        self._exports: dict[Request, _Export] = {}
+        self._copies: list[tuple[Future[None], list[int]]] = []
+        self._leaving: list[tuple[list[Future[None]], Handover]] = []
+
+    def attach(self, name: str, arena: Arena) -> None:
+        """Import from a peer's arena, which images call by this name."""
+        self._peers[name] = arena
+
+    # Import: begin, then adopt or cancel.
+
+    def begin_import(self, request: GenerationRequest) -> Future[list[frozenset[str]]] | None:
+        """Start to copy the blocks of a request that will be added.
+
+        Returns:
+            A future; once it is done, `adopt` does not wait. None if there is nothing to copy, or no room.
+        """
+        image = request.image
+        arena = None if image is None else self._peers.get(image.arena)
+        if image is None or arena is None or request.request_id in self._imports:
+            return None
+        token_ids = request.prompt_token_ids + request.open_choices[0][1]
+        size = self._kv_cache_manager.block_size
+        num_tokens = min(image.num_tokens, len(image.slots) * size, len(image.generations) * size, len(token_ids))
+        held = self._kv_cache_manager.begin_import(request.request_id, token_ids, request.cache_salt, num_tokens)
+        if held is None:
+            return None
+        found, new = held
+        first, end = len(found), len(found) + len(new)
+        arrived = None
+        if new:
+            arrived = self._mover.import_blocks(arena, image.slots[first:end], image.generations[first:end], new)
+        self._imports[request.request_id] = _Import(image, num_tokens, first, arrived)
+        return arrived
+
+    def adopt(self, choices: Sequence[Request]) -> None:
+        """Let the waiting choices of a new request begin with the blocks that have arrived."""
+        request_id = choices[0].request_id
+        imported = self._imports.pop(request_id, None)
+        if imported is None:
+            return
+        arrived = _result(imported.arrived)
+        num_arrived = next((i for i, parts in enumerate(arrived) if TARGET not in parts), len(arrived))
+        num_blocks = imported.num_found + num_arrived
+        manager = self._kv_cache_manager
+        manager.end_import(request_id, num_blocks)
+        if not num_blocks:
+            return
+        can_draft = self._adopt_drafting(imported, arrived[:num_arrived], manager.imported_blocks(request_id))
+        if not can_draft:
+            for choice in choices:
+                choice.max_drafts = 0
+        manager.adopt(choices, min(imported.num_tokens, num_blocks * manager.block_size), publishes=can_draft)
+        self.num_imported_blocks += num_arrived
+
+    def cancel(self, request_id: str) -> None:
+        """Release the imported blocks of a request that will not be added."""
+        imported = self._imports.pop(request_id, None)
+        if imported is not None:
+            _result(imported.arrived)
+            self._kv_cache_manager.end_import(request_id)
+
+    # Export: begin, advance after each step, then hand over or finish.
+
+    def begin_export(self, request: Request, slots: Sequence[int]) -> None:
+        """Export the blocks of a request to these slots as they are computed; a slot may be missing at the end."""
+        self._exports[request] = _Export(list(slots))
+
+    def advance(self, request: Request) -> None:
+        """Copy the blocks that have been filled since the last call; nothing if the request is not exported."""
+        export = self._exports.get(request)
+        if export is not None:
+            later_stages = self._drafter.num_stages - 1 if self._drafter else 0  # which lag behind by one token each
+            self._copy(request, export, max(0, request.num_computed - later_stages) // self.block_size)
+
+    def hand_over(self, choices: Sequence[Request]) -> None:
+        """Copy the last blocks of a request that is about to be removed; `pop_handovers` returns it with its image."""
+        request = choices[0]
+        handover = Handover(request.request_id, [None] * request.params.n)
+        for choice in choices:
+            handover.resumed[choice.index] = choice.output_token_ids.tolist()
+        export = self._exports.get(request)
+        if export is not None:
+            num_tokens = request.num_computed
+            self._copy(request, export, self._kv_cache_manager.num_blocks_for(num_tokens))
+            slots = export.slots[: export.num_blocks]
+            handover.image = KVImage(
+                arena="",
+                slots=slots,
+                generations=[int(self.arena.generations[slot]) for slot in slots],
+                num_tokens=min(num_tokens, len(slots) * self.block_size),
+                num_filled=export.num_filled if self._drafter else [],
+            )
+        self._leaving.append(([copied for copied, _ in self._copies], handover))
+
+    def finish(self, request: Request) -> None:
+        """Forget the export of a request that ends."""
+        self._exports.pop(request, None)
+
+    def pop_handovers(self) -> list[Handover]:
+        """Release blocks that have been copied; return the requests that can be continued elsewhere."""
+        for copied, block_ids in self._copies:
+            if copied.done():
+                self._kv_cache_manager.end_export(block_ids)
+        self._copies = [(copied, block_ids) for copied, block_ids in self._copies if not copied.done()]
+        ready = [(copies, handover) for copies, handover in self._leaving if all(copied.done() for copied in copies)]
+        self._leaving = [entry for entry in self._leaving if entry not in ready]
+        for copies, handover in ready:
+            errors = [error for copied in copies if (error := copied.exception()) is not None]
+            if errors:
+                logger.error("the blocks of request %s cannot be exported", handover.request_id, exc_info=errors[0])
+                handover.image = None
+        return [handover for _, handover in ready]
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether copies to the arena are under way."""
+        return bool(self._copies or self._leaving)
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._kv_cache_manager.block_size
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError if there is an export of a request that does not live, or an import of one that does."""
+        live = set(requests)
+        assert self._exports.keys() <= live
+        assert not self._imports.keys() & {request.request_id for request in live}
+
+    def _copy(self, request: Request, export: _Export, end: int) -> None:
+        """Copy the blocks from the first that is not exported yet to `end`, as far as there are slots."""
+        first, end = export.num_blocks, min(end, len(export.slots))
+        if first >= end:
+            return
+        if self._drafter is not None:
+            self._drafter.fill(request, min(end * self.block_size, request.num_computed))
+        block_ids = request.block_ids[first:end]
+        export.num_filled += [self._drafter.num_filled(b) if self._drafter else [] for b in block_ids]
+        self._kv_cache_manager.begin_export(block_ids)
+        self._copies.append((self._mover.export_blocks(self.arena, block_ids, export.slots[first:end]), block_ids))
+
+    def _adopt_drafting(self, imported: _Import, arrived: list[frozenset[str]], block_ids: list[int]) -> bool:
+        """Record what the drafting model's caches hold of the imported blocks.
+
+        Returns:
+            Whether the request may draft with this model: False if states that it needs are missing.
+        """
+        if self._drafter is None:
+            return True
+        needed, nothing = self._drafter.regions().keys(), [0] * self._drafter.num_stages
+        for i, parts in enumerate(arrived, imported.num_found):
+            filled = imported.image.num_filled[i : i + 1]
+            is_whole = needed <= parts and len(filled) == 1 and _is_valid(filled[0], nothing, self.block_size)
+            self._drafter.set_filled(block_ids[i], filled[0] if is_whole else nothing)
+        return STATES not in needed or all(STATES in parts for parts in arrived)
+
+
+def _result(arrived: Future[list[frozenset[str]]] | None) -> list[frozenset[str]]:
+    """Return what has arrived; nothing, and a line in the log, if the copy failed."""
+    if arrived is None:
+        return []
+    try:
+        return arrived.result()
+    except Exception:
+        logger.exception("blocks cannot be imported; they are computed")
+        return []
+
+
+def _is_valid(num_filled: list[int], nothing: list[int], block_size: int) -> bool:
+    return len(num_filled) == len(nothing) and all(0 <= count <= block_size for count in num_filled)
+
+
+def all_done(futures: Sequence[Future[Any]]) -> Future[Any] | None:
+    """Return a future that is done when all of these are; None for none."""
+    if len(futures) < 2:
+        return next(iter(futures), None)
+    done: Future[None] = Future()
+    left = [len(futures)]
+    lock = threading.Lock()
+
+    def count_down(_: Future[Any]) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = left[0] == 0
+        if is_last:
+            done.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(count_down)
+    return done
