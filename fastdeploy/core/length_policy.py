@@ -25,6 +25,10 @@ class LengthPolicy:
         """Record a committed step; return a quota for each of the `ready` requests, or [] to propose nothing."""
         return [DraftQuota(request.draft_room, request.draft_room) for request in ready]
 
+    def initial_quotas(self, ready: Sequence[Request]) -> list[DraftQuota]:
+        """Return a quota for each of the new requests that decode in their first step, or [] to propose nothing."""
+        return [DraftQuota(request.draft_room, request.draft_room) for request in ready]
+
     def on_drafts_proposed(self, requests: Sequence[Request]) -> None:
         """Record the drafts of the requests before they are trimmed."""
 

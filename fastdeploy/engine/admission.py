@@ -78,7 +78,17 @@ class Admission:
         max_total = min(self.max_model_len, num_prompt + (params.max_tokens or self.max_model_len))
         max_drafts, prompt = self._max_drafts(params), Prompt(request)
         return [
-            Request(request, index, choice_seed(seed, index), max_total, max_drafts, now_s, constraints[index], prompt, tokens)
+            Request(
+                request,
+                index,
+                choice_seed(seed, index),
+                max_total,
+                max_drafts,
+                now_s,
+                constraints[index],
+                prompt,
+                tokens,
+            )
             for index, tokens in request.open_choices
         ]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from fastdeploy.core.errors import FastDeployError, RequestFailedError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
-from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request, RequestStatus
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
@@ -30,6 +31,8 @@ from fastdeploy.spec_decode.proposers.base import Proposer
 
 FORCED_SOURCE = "grammar"  # of draft tokens that a constraint forces
 INTERNAL_ERROR = ErrorInfo("internal_error", "internal error")
+
+QuotaFunction = Callable[[Sequence[Request]], list[DraftQuota]]
 
 logger = logging.getLogger("fastdeploy.engine")
 
@@ -116,7 +119,9 @@ class Engine:
         self._choices[request.request_id] = choices
         self._with_deadline += [choice for choice in choices if choice.deadline_s is not None]
         self._stats.count_admitted(request)
-        return [self._finish(choice, delta) for choice, delta in ended]
+        deltas = [self._finish(choice, delta) for choice, delta in ended]
+        ready = [choice for choice in choices if _may_draft(choice)]
+        return deltas + (self._draft(ready, self.length_policy.initial_quotas) if ready else [])
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         """End the unfinished choices of a request; an unknown id is ignored."""
@@ -261,9 +266,13 @@ class Engine:
     def _propose(self, plan: StepPlan) -> list[TokenDelta]:
         """Draft for the requests that decode in the next step, unless drafting is paused; return those that failed."""
         requests = [scheduled.request for scheduled in plan.requests if _may_draft(scheduled.request)]
+        return self._draft(requests, partial(self.length_policy.draft_quotas, plan))
+
+    def _draft(self, requests: list[Request], make_quotas: QuotaFunction) -> list[TokenDelta]:
+        """Draft for requests of which all tokens but the last are computed; return those that failed."""
         failed: list[TokenDelta] = []
         try:
-            self._set_drafts(plan, requests)
+            self._set_drafts(requests, make_quotas)
         except Exception as exception:
             failed += self._drop_drafts(requests, exception)
         failed += self._constrain_drafts(requests)
@@ -273,8 +282,8 @@ class Engine:
             self.length_policy.on_drafts_proposed(requests)
         return failed
 
-    def _set_drafts(self, plan: StepPlan, requests: Sequence[Request]) -> None:
-        quotas = self.length_policy.draft_quotas(plan, requests)
+    def _set_drafts(self, requests: Sequence[Request], make_quotas: QuotaFunction) -> None:
+        quotas = make_quotas(requests)
         if quotas:
             fault_point("propose")
             for request, draft in zip(requests, self.proposer.propose(requests, quotas)):
@@ -407,5 +416,5 @@ class Engine:
 
 def _may_draft(request: Request) -> bool:
     """Return whether a request decodes in the next step and has room for drafts."""
-    decodes = request.num_pending == 1 and request.status is RequestStatus.RUNNING and not request.hands_over
-    return decodes and request.draft_room > 0
+    decodes = request.num_pending == 1 and request.num_computed > 0 and not request.hands_over
+    return decodes and request.draft_room > 0 and request.status is not RequestStatus.FINISHED

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -68,8 +69,8 @@ class KVTransfer:
         self._peers: dict[str, Arena] = {}
         self._imports: dict[str, _Import] = {}
         self._exports: dict[Request, _Export] = {}
-        self._copies: list[tuple[Future[None], list[int]]] = []
-        self._leaving: list[tuple[list[Future[None]], Handover]] = []
+        self._copies: deque[tuple[Future[None], list[int]]] = deque()
+        self._leaving: deque[tuple[list[Future[None]], Handover]] = deque()
 
     def attach(self, name: str, arena: Arena) -> None:
         """Import from a peer's arena, which images call by this name."""
@@ -81,11 +82,14 @@ class KVTransfer:
         """Start to copy the blocks of a request that will be added.
 
         Returns:
-            A future; once it is done, `adopt` does not wait. None if there is nothing to copy, or no room.
+            A future; once it is done, `adopt` does not wait. None if there is nothing to copy, or no room. Rows of
+            a prompt whose log-probabilities are requested must be computed here.
         """
         image = request.image
         arena = None if image is None else self._peers.get(image.arena)
         if image is None or arena is None or request.request_id in self._imports:
+            return None
+        if request.params.prompt_logprobs is not None:
             return None
         token_ids = request.prompt_token_ids + request.open_choices[0][1]
         size = self._kv_cache_manager.block_size
@@ -167,18 +171,17 @@ class KVTransfer:
 
     def pop_handovers(self) -> list[Handover]:
         """Release blocks that have been copied; return the requests that can be continued elsewhere."""
-        for copied, block_ids in self._copies:
-            if copied.done():
-                self._kv_cache_manager.end_export(block_ids)
-        self._copies = [(copied, block_ids) for copied, block_ids in self._copies if not copied.done()]
-        ready = [(copies, handover) for copies, handover in self._leaving if all(copied.done() for copied in copies)]
-        self._leaving = [entry for entry in self._leaving if entry not in ready]
-        for copies, handover in ready:
+        while self._copies and self._copies[0][0].done():  # copies are done in order
+            self._kv_cache_manager.end_export(self._copies.popleft()[1])
+        ready = []
+        while self._leaving and all(copied.done() for copied in self._leaving[0][0]):
+            copies, handover = self._leaving.popleft()
             errors = [error for copied in copies if (error := copied.exception()) is not None]
             if errors:
                 logger.error("the blocks of request %s cannot be exported", handover.request_id, exc_info=errors[0])
                 handover.image = None
-        return [handover for _, handover in ready]
+            ready.append(handover)
+        return ready
 
     @property
     def is_moving(self) -> bool:

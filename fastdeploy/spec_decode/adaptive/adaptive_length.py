@@ -126,6 +126,10 @@ class AdaptiveLength(LengthPolicy):
             return [DraftQuota(request.draft_room, 0, MAX_DEPTH) for request in ready]
         return []
 
+    def initial_quotas(self, ready: Sequence[Request]) -> list[DraftQuota]:
+        """Propose nothing: drafts outside of the steps would not be timed."""
+        return []
+
     def on_drafts_proposed(self, requests: Sequence[Request]) -> None:
         """Store the drafts as they were proposed, and the time that proposing took."""
         self._proposed += [(r, r.draft, r.num_tokens) for r in requests if r.draft is not NO_DRAFT]
