@@ -16,17 +16,19 @@ Clock = Callable[[], float]  # seconds; waiting for other processes should not c
 
 
 class LengthPolicy:
-    """Fixed length: every request gets as many drafts as fit, and all are verified."""
+    """Fixed length: every request gets as many drafts as fit, and all are verified.
+
+    Attributes:
+        is_adaptive: whether lengths depend on measured times, so that drafts may be proposed within steps only.
+    """
+
+    is_adaptive = False
 
     def trim_drafts(self, decoding: Sequence[Request], num_prefill_rows: int) -> None:
         """Start a step: trim the drafts of the `decoding` requests; `num_prefill_rows` more rows are expected."""
 
     def draft_quotas(self, plan: StepPlan, ready: Sequence[Request]) -> list[DraftQuota]:
         """Record a committed step; return a quota for each of the `ready` requests, or [] to propose nothing."""
-        return [DraftQuota(request.draft_room, request.draft_room) for request in ready]
-
-    def initial_quotas(self, ready: Sequence[Request]) -> list[DraftQuota]:
-        """Return a quota for each of the new requests that decode in their first step, or [] to propose nothing."""
         return [DraftQuota(request.draft_room, request.draft_room) for request in ready]
 
     def on_drafts_proposed(self, requests: Sequence[Request]) -> None:

@@ -227,11 +227,8 @@ class Request:
             prompt: of `source`, which the choices share; None makes one for this choice.
             resumed: the output so far.
         """
-        self.request_id = source.request_id
-        self.index = index
-        self.key = (source.request_id, index)
-        self.params = source.params
-        self.seed = seed
+        self.request_id, self.index = self.key = (source.request_id, index)
+        self.params, self.seed = source.params, seed
         self.cache_salt = source.cache_salt
         self.priority = source.priority
         self.client_id = source.client_id

@@ -14,25 +14,22 @@ from itertools import chain
 from typing import Any, Protocol
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.errors import FastDeployError, RequestFailedError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta
-from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationRequest, Request, RequestStatus
+from fastdeploy.core.request import NO_DRAFT, GenerationRequest, Request, RequestStatus
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.drafts import QuotaFunction, constrain_drafts, propose_drafts
 from fastdeploy.engine.kv_transfer import KVTransfer, all_done
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.engine.stats_collector import StatsCollector
 from fastdeploy.spec_decode.proposers.base import Proposer
 
-FORCED_SOURCE = "grammar"  # of draft tokens that a constraint forces
 INTERNAL_ERROR = ErrorInfo("internal_error", "internal error")
-
-QuotaFunction = Callable[[Sequence[Request]], list[DraftQuota]]
 
 logger = logging.getLogger("fastdeploy.engine")
 
@@ -121,7 +118,9 @@ class Engine:
         self._stats.count_admitted(request)
         deltas = [self._finish(choice, delta) for choice, delta in ended]
         ready = [choice for choice in choices if _may_draft(choice)]
-        return deltas + (self._draft(ready, self.length_policy.initial_quotas) if ready else [])
+        if not ready or self.length_policy.is_adaptive:
+            return deltas
+        return deltas + self._draft(ready, partial(self.length_policy.draft_quotas, StepPlan([])))
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         """End the unfinished choices of a request; an unknown id is ignored."""
@@ -270,63 +269,16 @@ class Engine:
 
     def _draft(self, requests: list[Request], make_quotas: QuotaFunction) -> list[TokenDelta]:
         """Draft for requests of which all tokens but the last are computed; return those that failed."""
-        failed: list[TokenDelta] = []
-        try:
-            self._set_drafts(requests, make_quotas)
-        except Exception as exception:
-            failed += self._drop_drafts(requests, exception)
-        failed += self._constrain_drafts(requests)
-        if failed:
+        failures = propose_drafts(self.proposer, requests, make_quotas)
+        if failures:
+            requests = [request for request in requests if all(request is not failed for failed, _ in failures)]
+        failures += constrain_drafts(requests, self._stats)
+        deltas = [self._fail(request, exception) for request, exception in failures]
+        if deltas:
             requests = [request for request in requests if request.status is not RequestStatus.FINISHED]
         if requests:
             self.length_policy.on_drafts_proposed(requests)
-        return failed
-
-    def _set_drafts(self, requests: Sequence[Request], make_quotas: QuotaFunction) -> None:
-        quotas = make_quotas(requests)
-        if quotas:
-            fault_point("propose")
-            for request, draft in zip(requests, self.proposer.propose(requests, quotas)):
-                if len(draft):
-                    request.set_draft(draft)
-
-    def _drop_drafts(self, requests: Sequence[Request], exception: Exception) -> list[TokenDelta]:
-        """Continue without drafts after an exception of the proposer, whose state of these requests is made anew.
-
-        Returns:
-            The ends of requests for which that fails.
-        """
-        logger.error("the proposer failed; this step has no drafts", exc_info=exception)
-        failed: list[TokenDelta] = []
-        for request in requests:
-            request.draft = NO_DRAFT
-            try:
-                self.proposer.restart(request)
-            except Exception as another:
-                failed.append(self._fail(request, another))
-        return failed
-
-    def _constrain_drafts(self, requests: Sequence[Request]) -> list[TokenDelta]:
-        """Cut the drafts of constrained requests to what is allowed; return the ends of those that failed."""
-        failed: list[TokenDelta] = []
-        for request in requests:
-            if request.constraint is None or request.status is RequestStatus.FINISHED:
-                continue
-            try:
-                draft = self._constrain_draft(request, request.constraint)
-            except Exception as exception:
-                failed.append(self._fail(request, exception))
-            else:
-                request.set_draft(draft if len(draft) else NO_DRAFT)
-        return failed
-
-    def _constrain_draft(self, request: Request, constraint: TokenConstraint) -> Draft:
-        """Return the allowed beginning of a request's draft; if it is empty, the tokens that the constraint forces."""
-        fault_point("constraint_draft", request.request_id)
-        draft = request.draft
-        allowed = draft.cut(constraint.num_valid_tokens(draft.token_ids))
-        self._stats.count_forbidden(len(draft) - len(allowed))
-        return allowed if len(allowed) else Draft(constraint.forced_tokens(request.draft_room), FORCED_SOURCE)
+        return deltas
 
     def _end_expired(self) -> list[TokenDelta]:
         if not self._with_deadline:

@@ -75,6 +75,8 @@ class AdaptiveLength(LengthPolicy):
     gains refill. Drafting is then paused until the loss is LOSS_SHARE of the time, except for matches of MAX_DEPTH.
     """
 
+    is_adaptive = True
+
     def __init__(self, times: StepTimes, passes: DraftPasses | None, matches_text: bool, clock: Clock) -> None:
         """Start with `passes` if there is a drafting model, `matches_text` if the proposer drafts from matches."""
         self._times, self._passes, self._matches_text, self._clock = times, passes, matches_text, clock
@@ -126,19 +128,14 @@ class AdaptiveLength(LengthPolicy):
             return [DraftQuota(request.draft_room, 0, MAX_DEPTH) for request in ready]
         return []
 
-    def initial_quotas(self, ready: Sequence[Request]) -> list[DraftQuota]:
-        """Propose nothing: drafts outside of the steps would not be timed."""
-        return []
-
     def on_drafts_proposed(self, requests: Sequence[Request]) -> None:
         """Store the drafts as they were proposed, and the time that proposing took."""
         self._proposed += [(r, r.draft, r.num_tokens) for r in requests if r.draft is not NO_DRAFT]
         self._propose_s = self._clock() - self._propose_start_s
         if self._passes and self._num_passes:
             max_s = MAX_TIME_RATIO * self._passes.seconds(len(requests), self._num_passes)
-            catch_up_s = max(0.0, self._propose_s - max_s)
-            self._propose_s -= catch_up_s
-            self._deferred_s += catch_up_s
+            self._deferred_s += max(0.0, self._propose_s - max_s)
+            self._propose_s = min(self._propose_s, max_s)
 
     def finish_request(self, request: Request) -> None:
         """Drop the state of a request; the outcomes of its drafts still count for their sources."""
