@@ -136,7 +136,8 @@ class KVTransfer:
 
     def begin_export(self, request: Request, slots: Sequence[int]) -> None:
         """Export the blocks of a request to these slots as they are computed; a slot may be missing at the end."""
-        self._exports[request] = _Export(list(slots))
+        if slots:
+            self._exports[request] = _Export(list(slots))
 
     def advance(self, request: Request) -> None:
         """Copy the blocks that have been filled since the last call; nothing if the request is not exported."""
