@@ -44,6 +44,7 @@ MODEL_LEN = 4096
 KV_CACHE_BYTES = 4 << 30
 CONNECTIONS = 8  # of the greedy client
 SHUTDOWN_S = 10
+WARM_UP_S = 4.0  # until the first prompts of an attack are computed, which begin with a long step
 PROMPT = list(range(100, 164))
 WORD = "a" * 1000
 _seeds = itertools.count(1)
@@ -174,12 +175,14 @@ class HealthClient(threading.Thread):
 
     def run(self) -> None:
         """Measure until `stop`."""
-        while not self._stop_event.wait(0.1):
+        is_stopping = False
+        while not is_stopping:
             begin = time.perf_counter()
             connection = http.client.HTTPConnection(self._server.host, self._server.port, timeout=60)
             assert request(connection, "GET", "/health") == 200
             connection.close()
             self.longest_s = max(self.longest_s, time.perf_counter() - begin)
+            is_stopping = self._stop_event.wait(0.1)
 
     def stop(self) -> float:
         """Stop; return the longest answer in seconds."""
@@ -199,14 +202,14 @@ def request(connection: http.client.HTTPConnection, method: str, path: str, cont
 
 def polite_times(server: Server, num_streams: int) -> list[list[float]]:
     """Stream completions one after the other; return the seconds at which the tokens of each arrived."""
-    bodies = [completion(prompt=new_prompt(64), max_tokens=64) for _ in range(num_streams)]
+    bodies = [completion(prompt=new_prompt(64), max_tokens=48) for _ in range(num_streams)]
     return [server.stream_bodies([body], POLITE)[0]["times"] for body in bodies]
 
 
 def measure(server: Server, attack: Attack, num_streams: int) -> Row:
     """Measure the polite client beside an attack."""
     with Client(server, attack) as greedy:
-        time.sleep(1.0)
+        time.sleep(WARM_UP_S)
         health = HealthClient(server)
         streams = polite_times(server, num_streams)
         longest_s = health.stop()

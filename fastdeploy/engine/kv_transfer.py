@@ -14,15 +14,17 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.handover import Handover, KVImage
 from fastdeploy.core.request import Request
 from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
-from fastdeploy.spec_decode.drafting.drafter import Drafter
-from fastdeploy.worker.block_mover import BlockMover
+
+if TYPE_CHECKING:
+    from fastdeploy.spec_decode.drafting.drafter import Drafter
+    from fastdeploy.worker.block_mover import BlockMover
 
 TARGET, STATES = "target", "states"  # parts of a slot that cannot be computed without the target
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastdeploy.ops.block_moves import BlockRegion
-
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy.ops.attention import KVCache
+    from fastdeploy.ops.block_moves import BlockRegion
 
 # function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers with fixed addresses.
 StepFunction = Callable[[int, int], None]
@@ -76,16 +75,23 @@ class Backend(ABC):
             dtype: of the cache, as `allocate_kv_cache` takes it.
         """
 
-    @abstractmethod
     def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
-        """Describe the first blocks of a cache for copies to shared memory; KV head h has checksum h."""
+        """Describe the first blocks of a cache for copies to shared memory; KV head h has checksum h.
 
-    @abstractmethod
+        Raises:
+            NotImplementedError: the blocks of this backend do not move between engines.
+        """
+        raise NotImplementedError(f"backend {self.device}: KV blocks do not move between engines")
+
     def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
         """Describe a tensor [num_rows, width] whose first rows belong to the slots of a cache, in one piece per block.
 
         It has one checksum.
+
+        Raises:
+            NotImplementedError: as `block_regions`.
         """
+        raise NotImplementedError(f"backend {self.device}: KV blocks do not move between engines")
 
     @abstractmethod
     def free_memory_bytes(self) -> int:

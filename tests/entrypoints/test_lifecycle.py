@@ -306,6 +306,7 @@ def test_while_the_engine_is_stopped_health_is_503_and_new_requests_are_refused(
         address = Path(f"/proc/{engine}/cmdline").read_text().split("\0--address\0")[1].split("\0")[0]
         then_ns = time.monotonic_ns() - 11_000_000_000
         os.utime(heartbeat_file(address), ns=(then_ns, then_ns))  # as if it had been stopped 11 s ago
+        time.sleep(1.1)  # a process believes in a younger beat that it has seen
         until(lambda: server.get("/health").json() == {"status": "stalled"}, "it is noticed")
         for path in ("/health", "/ping"):
             assert (server.get(path).status_code, server.get(path).json()) == (503, {"status": "stalled"})

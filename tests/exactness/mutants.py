@@ -74,7 +74,7 @@ MUTANTS = {
         METADATA, "begin + num_tokens + np.arange(num_rows)", "begin + num_tokens"
     ),
     # salts, and what else keys the prefix cache
-    "prefixes are shared between salts": Mutant(CACHE, r' + b"\0" + request.cache_salt.encode()', ""),
+    "prefixes are shared between salts": Mutant(CACHE, r' + b"\0" + cache_salt.encode()', ""),
     "cached outputs are shared between salts": Mutant(SUFFIX, "request.cache_salt", '""'),
     "prefixes are shared between fingerprints": Mutant(CACHE, "= fingerprint.encode()", '= b""'),
     "the hash of a block leaves out the blocks before it": Mutant(

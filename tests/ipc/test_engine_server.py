@@ -39,7 +39,7 @@ def sent_tokens(folder: Path, max_tokens: int) -> list[list[int]]:
                 pytest.fail("the engine sends nothing")
             message = messages.decode_to_client(client.recv())
             if isinstance(message, messages.Deltas):
-                tokens = [ids for _, _, ids, _, _ in message.plain] + [delta.token_ids for delta in message.others]
+                tokens = [ids for _, _, ids, _, _, _ in message.plain] + [delta.token_ids for delta in message.others]
                 found.append([token_id for ids in tokens for token_id in ids])
         client.send(messages.encode(messages.Shutdown()))
         thread.join()

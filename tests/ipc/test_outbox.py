@@ -25,7 +25,7 @@ class Sent:
         self.outbox.send_when_due(num_streams)
 
     def _send(self, client: bytes, message: messages.Deltas) -> None:
-        token_ids = [token_id for _, _, ids, _, _ in message.plain for token_id in ids]
+        token_ids = [token_id for _, _, ids, _, _, _ in message.plain for token_id in ids]
         self.log.append((round(self.now_s, 4), client.decode(), token_ids))
 
 
@@ -73,5 +73,5 @@ def test_plain_and_other_deltas_of_one_request_keep_their_order() -> None:
 
     with_prompt = delta("r", 1, prompt_logprobs=[None, TokenLogprobs(9, -0.5, 1)])
     message = messages.split_deltas([delta("q", 7), with_prompt, delta("r", 2), delta("q", 8, finish_reason="stop")])
-    assert [(request_id, ids) for request_id, _, ids, _, _ in message.plain] == [("q", [7])]
+    assert [(request_id, ids) for request_id, _, ids, _, _, _ in message.plain] == [("q", [7])]
     assert [(one.request_id, one.token_ids) for one in message.others] == [("r", [1]), ("r", [2]), ("q", [8])]
