@@ -43,6 +43,7 @@ POLITE, GREEDY = "polite-key", "greedy-key"
 MODEL_LEN = 4096
 KV_CACHE_BYTES = 4 << 30
 CONNECTIONS = 8  # of the greedy client
+NUM_TOKENS = 48  # of each stream of the polite client
 SHUTDOWN_S = 10
 WARM_UP_S = 4.0  # until the first prompts of an attack are computed, which begin with a long step
 PROMPT = list(range(100, 164))
@@ -202,7 +203,7 @@ def request(connection: http.client.HTTPConnection, method: str, path: str, cont
 
 def polite_times(server: Server, num_streams: int) -> list[list[float]]:
     """Stream completions one after the other; return the seconds at which the tokens of each arrived."""
-    bodies = [completion(prompt=new_prompt(64), max_tokens=48) for _ in range(num_streams)]
+    bodies = [completion(prompt=new_prompt(64), max_tokens=NUM_TOKENS) for _ in range(num_streams)]
     return [server.stream_bodies([body], POLITE)[0]["times"] for body in bodies]
 
 

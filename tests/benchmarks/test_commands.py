@@ -106,7 +106,10 @@ def test_memory_is_that_of_the_process_beside_weights_and_cache(last_line: Any) 
     assert row["peak_beside_gib"] >= row["beside_gib"] - 0.01
 
 
-def test_isolation_measures_an_attack_beside_ordinary_requests_and_then_stops_the_server(last_line: Any) -> None:
+def test_isolation_measures_an_attack_beside_ordinary_requests_and_then_stops_the_server(
+    last_line: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_isolation, "NUM_TOKENS", 2000)  # a few tokens of the tiny model arrive at once
     found = last_line(bench_isolation, "--attacks", "tokenize", "--streams", "1", "--quantization", "none")
     [row] = found["results"]
     assert row["attack"] == "tokenize"
