@@ -20,7 +20,7 @@ async def run_in_thread(client_id: str, weight: float, function: Callable[..., T
     """Return `function(*arguments)`, computed in a thread; clients are served in turn.
 
     Args:
-        client_id: whose work it is (`middleware.client_id`).
+        client_id: whose work it is (`Client.id`).
         weight: a client of weight 2 is served twice as often as one of weight 1.
 
     Raises:
