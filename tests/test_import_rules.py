@@ -20,7 +20,7 @@ ALLOWED = {  # by the longest prefix of a file's path; every package may import 
     "metrics": {"core", "config", "version"},
     "detokenize": {"core", "config", "metrics"},
     "ipc": {"core", "config", "metrics"},
-    "scheduler": {"core", "config", "metrics", "ipc", "kv_cache"},
+    "scheduler": {"core", "config", "metrics", "ipc", "kv_cache", "version"},
     "ops": {"core", "config", "version"},
     "layers": {"core", "config", "ops"},
     "models": {"core", "config", "ops", "layers"},

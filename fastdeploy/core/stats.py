@@ -49,10 +49,50 @@ class SuffixCacheStats:
 
 
 @dataclass
+class NodeStats:
+    """What the agent of a node reports: its place in the cluster and its transfers, since its start.
+
+    Attributes:
+        node, role: its name and present role (`draining` included).
+        is_redis_up: whether its commands reach Redis.
+        nodes: number of live nodes of the group by role, itself included.
+        queue_length: tickets that stand in Redis, by stage.
+        num_held: tickets that it has, by state.
+        num_foreign: requests of other nodes' owners that it has.
+        num_leased_slots, num_slots: slots of images that others may still fetch, and all slots of the arena.
+        num_redis_commands: commands sent to Redis.
+        transferred_bytes: by connector and direction (`in`, `out`).
+        transfer_s: seconds spent in transfers, and their number, by connector.
+        transfer_failures: by connector and reason.
+        recomputed_tokens: tokens of handed-over contexts that were computed again, by reason.
+        handover_s: seconds from the decision to hand over until the image was ready, and their number.
+    """
+
+    node: str = ""
+    role: str = ""
+    is_redis_up: bool = False
+    nodes: dict[str, int] = field(default_factory=dict)
+    queue_length: dict[str, int] = field(default_factory=dict)
+    num_held: dict[str, int] = field(default_factory=dict)
+    num_foreign: int = 0
+    num_leased_slots: int = 0
+    num_slots: int = 0
+    num_redis_commands: int = 0
+    transferred_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    transfer_s: dict[str, tuple[float, int]] = field(default_factory=dict)
+    transfer_failures: dict[str, dict[str, int]] = field(default_factory=dict)
+    recomputed_tokens: dict[str, int] = field(default_factory=dict)
+    handover_s: tuple[float, int] = (0.0, 0)
+
+
+@dataclass
 class EngineStats:
     """Counters since the engine's start, and its current state; `/metrics` and `/load` show them.
 
     Attributes:
+        num_waiting_tokens: prompt tokens of waiting and running requests that have still to be computed.
+        num_imported_tokens: tokens whose keys and values came from other nodes.
+        node: what the agent reports; None without one.
         num_drafts: number of decoding steps that verified a draft.
         num_forbidden_draft_tokens: proposed tokens that a grammar or a reasoning budget forbids; they are not verified.
         drafted_per_position, accepted_per_position: [i] number of steps that verified, and that accepted, draft i.
@@ -61,8 +101,10 @@ class EngineStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_tokens: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
+    num_imported_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
@@ -81,3 +123,4 @@ class EngineStats:
     suffix_cache: SuffixCacheStats | None = None
     num_finished: dict[str, int] = field(default_factory=dict)
     draft_length: DraftLengthStats = field(default_factory=DraftLengthStats)
+    node: NodeStats | None = None

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import TokenDelta
-from fastdeploy.core.stats import EngineStats
+from fastdeploy.core.stats import EngineStats, NodeStats
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
@@ -24,6 +25,56 @@ class AddRequest(Message):
     """Client: generate. The engine answers with `Deltas`, or once with `Rejected`."""
 
     request: GenerationRequest
+
+
+class Prepare(Message):
+    """Agent: compile the form of a request and import the blocks of its image, which `AddRequest` then needs not do.
+
+    The engine answers `Prepared` or `Rejected`.
+    """
+
+    request: GenerationRequest
+
+
+class CancelPrepared(Message):
+    """Agent: a prepared request will not be added; release what was imported for it."""
+
+    request_id: str
+
+
+class HandOver(Message):
+    """Agent: give up a request at the end of the step, with an image in these slots; the engine answers `HandedOver`.
+
+    A request whose slots were given with `AddRequest` keeps them. The answer comes for a request that is unknown, too.
+    """
+
+    request_id: str
+    export_slots: list[int]
+
+
+class AttachArena(Message):
+    """Agent: import from a peer's arena, served at this path, under this name; the engine answers `ArenaAttached`."""
+
+    name: str
+    path: str
+
+
+class DetachArena(Message):
+    """Agent: the peer is gone; unmap its arena once nothing is copied from it."""
+
+    name: str
+
+
+class SetRole(Message):
+    """Client: change the role of this node; the engine passes it on to the agent."""
+
+    role: str
+
+
+class AgentReport(Message):
+    """Agent: its counters, which the engine sends to all clients with its own."""
+
+    stats: NodeStats
 
 
 class AbortRequest(Message):
@@ -107,14 +158,61 @@ class Deltas(Message):
     others: list[TokenDelta]
 
 
+class Prepared(Message):
+    """Engine: a request can be added without delay; so many tokens of its context have arrived or were cached."""
+
+    request_id: str
+    num_imported_tokens: int = 0
+
+
+class HandedOver(Message):
+    """Engine: a request was given up and its blocks are copied; `handover` is None if it was unknown."""
+
+    request_id: str
+    handover: Handover | None
+
+
+class ArenaAttached(Message):
+    """Engine: the arena of this name is mapped; `error` says why it is not."""
+
+    name: str
+    error: str = ""
+
+
 class Stats(Message):
     """Engine: its counters, sent before deltas that finish a request, and at intervals."""
 
     stats: EngineStats
 
 
-ToEngine = Hello | AddRequest | AbortRequest | AbortMany | ClientDisconnected | Shutdown
-ToClient = Progress | Ready | StartupFailed | Rejected | Aborted | Deltas | Stats
+ToEngine = (
+    Hello
+    | AddRequest
+    | AbortRequest
+    | AbortMany
+    | ClientDisconnected
+    | Shutdown
+    | Prepare
+    | CancelPrepared
+    | HandOver
+    | AttachArena
+    | DetachArena
+    | SetRole
+    | AgentReport
+)
+ToClient = (
+    Progress
+    | Ready
+    | StartupFailed
+    | Rejected
+    | Aborted
+    | Deltas
+    | Stats
+    | Prepared
+    | HandedOver
+    | ArenaAttached
+    | SetRole
+)
 
 
 def split_deltas(deltas: list[TokenDelta]) -> Deltas:
