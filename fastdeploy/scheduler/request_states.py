@@ -171,6 +171,11 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         return self.owner, self.number
 
 
+def leg_id(owner: str, number: int, leg: int) -> str:
+    """Return the engine's request id of a leg, which differs from those of all other legs."""
+    return f"{owner}/{number}/{leg}"
+
+
 class NodeMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a node to the owner of request `number`; `seq` counts the messages of one incarnation."""
 

@@ -19,9 +19,9 @@ from fastdeploy.entrypoints.openai.errors import GenerationFailed
 from fastdeploy.entrypoints.openai.limiter import TokenBucket
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from fastdeploy.entrypoints.openai.responses import CompletionTokensDetails, PromptTokensDetails, UsageInfo
-from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.ipc.merge import merge_deltas
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
+from fastdeploy.scheduler.base import RequestScheduler
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Generation:
 
     def __init__(
         self,
-        client: EngineConnection,
+        scheduler: RequestScheduler,
         tokenizer: Tokenizer,
         recorder: RequestRecorder,
         request: GenerationRequest,
@@ -81,7 +81,7 @@ class Generation:
     ) -> None:
         """Prepare to run `request`, one of the prompts of an HTTP request."""
         self.request = request
-        self._client = client
+        self._scheduler = scheduler
         self._recorder = recorder
         self._prompt_index = prompt_index
         prompt, n = request.prompt_token_ids, request.params.n
@@ -95,10 +95,10 @@ class Generation:
 
         Raises:
             GenerationFailed: the engine could not finish a choice.
-            InvalidRequestError, QueueFullError, EngineDeadError: see `EngineConnection.generate`.
+            InvalidRequestError, QueueFullError, EngineDeadError: see `RequestScheduler.generate`.
         """
         self._recorder.started(self.request.params.max_tokens)
-        async with contextlib.aclosing(self._client.generate(self.request)) as stream:
+        async with contextlib.aclosing(self._scheduler.generate(self.request)) as stream:
             async for deltas in stream:
                 updates = [update for delta in deltas if (update := self._update(delta)) is not None]
                 if updates:

@@ -31,13 +31,13 @@ from fastdeploy.entrypoints.openai.middleware import OTHER, MetricsMiddleware
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.web_server import make_web_server
 from fastdeploy.hub.model_path import resolve_model_path
-from fastdeploy.ipc.connection import EngineConnection
+from fastdeploy.scheduler.base import RequestScheduler
 
 DRAIN_POLL_S = 0.05
 FINAL_RESPONSES_S = 1.0  # time to send the errors of a dead engine to the clients
 
 
-def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics_folder: str = "") -> ApiServer:
+def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_folder: str = "") -> ApiServer:
     """Read tokenizer and template, and return the state of an API process.
 
     Args:
@@ -57,7 +57,7 @@ def make_server(args: ServeArgs, env: Env, connection: EngineConnection, metrics
     return ApiServer(
         config=args.server,
         engine_config=engine,
-        client=connection,
+        scheduler=scheduler,
         tokenizer=tokenizer,
         defaults=model_config.generation,
         chat_template=_chat_template(args.server.chat_template),
@@ -103,7 +103,7 @@ async def drain(server: ApiServer, engine_dead: asyncio.Task[None]) -> None:
     if server.limiter.num_inside and not engine_dead.done():
         timeout_s = server.config.timeout_graceful_shutdown
         error = f"the server shut down before the request was finished (--timeout-graceful-shutdown {timeout_s:g})"
-        server.client.end_requests(ShuttingDownError(error))
+        server.scheduler.end_requests(ShuttingDownError(error))
         await wait_empty(server, FINAL_RESPONSES_S)
 
 

@@ -172,7 +172,7 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Return the current numbers of requests and blocks."""
     server = server_of(request)
-    stats = server.client.stats
+    stats = server.scheduler.stats
     return json_response(
         LoadResponse(
             num_requests=server.metrics.num_inside(),

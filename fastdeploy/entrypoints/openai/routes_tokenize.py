@@ -144,7 +144,7 @@ async def abort_requests(request: Request) -> Response:
         raise InvalidRequestError("req_ids", f"at most {MAX_IDS} ids, got {len(req_ids)}")
     engine_ids = None if body.abort_all else [prefix + req_id for req_id in req_ids for prefix in ID_PREFIXES]
     client = client_of(request.scope)
-    aborted = await server.client.abort_requests(engine_ids, "" if client.is_admin else client.salt)
+    aborted = await server.scheduler.abort_requests(engine_ids, "" if client.is_admin else client.salt)
     found = {name for request_id, _ in aborted for name in (request_id, request_id.rpartition("-")[0])}
     return json_response(
         AbortResponse(

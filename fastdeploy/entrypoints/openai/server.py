@@ -25,8 +25,8 @@ from fastdeploy.entrypoints.openai.errors import ApiError, too_many_requests, un
 from fastdeploy.entrypoints.openai.limiter import ConcurrencyLimiter, TokenBucket
 from fastdeploy.entrypoints.openai.params import ParamLimits
 from fastdeploy.entrypoints.openai.responses import SpeculationNote
-from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.metrics.server_metrics import ServerMetrics
+from fastdeploy.scheduler.base import RequestScheduler
 
 ServerStatus = Literal["starting", "ready", "stalled", "draining", "dead"]
 _UNAVAILABLE: dict[ServerStatus, tuple[str, str]] = {
@@ -43,7 +43,7 @@ class ApiServer:
     """The state of the API process.
 
     Attributes:
-        client: connection to the engine.
+        scheduler: runs the requests, on this engine or on the nodes of a cluster.
         defaults: sampling parameters from the model's generation_config.json.
         chat_template: used instead of the tokenizer's; None uses that one.
         provenance: name of each value that is not a default -> where it came from.
@@ -55,7 +55,7 @@ class ApiServer:
 
     config: ServerConfig
     engine_config: EngineConfig
-    client: EngineConnection
+    scheduler: RequestScheduler
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     chat_template: str | None = None
@@ -69,7 +69,9 @@ class ApiServer:
     def __post_init__(self) -> None:
         config, metrics_folder = self.config, self.metrics_folder
         names = [key.name for key in config.keys]
-        self.metrics = ServerMetrics(lambda: self.client.stats, self.description, metrics_folder, self.json_log, names)
+        self.metrics = ServerMetrics(
+            lambda: self.scheduler.stats, self.description, metrics_folder, self.json_log, names
+        )
         self.keys = ClientKeys(config.keys) if config.keys else None
         self.limiter = ConcurrencyLimiter(
             -(-config.max_concurrency // config.workers),  # each API process admits its share
@@ -101,19 +103,19 @@ class ApiServer:
     @property
     def limits(self) -> RequestLimits:
         """Limits of the model; the engine must be ready."""
-        assert self.client.ready is not None
-        return RequestLimits(self.client.ready.max_model_len, self.client.ready.vocab_size)
+        assert self.scheduler.ready is not None
+        return RequestLimits(self.scheduler.ready.max_model_len, self.scheduler.ready.vocab_size)
 
     @property
     def status(self) -> ServerStatus:
         """The state of the server; `stalled` if the engine process is stopped or hangs."""
-        if self.client.dead_error is not None:
+        if self.scheduler.dead_error is not None:
             return "dead"
         if self.is_draining:
             return "draining"
-        if self.client.ready is None:
+        if self.scheduler.ready is None:
             return "starting"
-        return "stalled" if self.client.is_stalled else "ready"
+        return "stalled" if self.scheduler.is_stalled else "ready"
 
     def check_available(self) -> None:
         """Raise ApiError 503 unless requests can be served."""
@@ -181,7 +183,7 @@ class ApiServer:
 
     def description(self) -> Mapping[str, Any]:
         """Return what the engine reports about itself; empty until the model is loaded."""
-        return self.client.ready.description if self.client.ready is not None else {}
+        return self.scheduler.ready.description if self.scheduler.ready is not None else {}
 
     @property
     def system_fingerprint(self) -> str:

@@ -139,7 +139,7 @@ class ServingBase(ABC):
     def _group(self) -> GenerationGroup:
         server = self.server
         generations = [
-            Generation(server.client, server.tokenizer, server.recorder, request, prompt_index)
+            Generation(server.scheduler, server.tokenizer, server.recorder, request, prompt_index)
             for prompt_index, request in enumerate(self.requests)
         ]
         return GenerationGroup(generations, self.usage, self.bucket)
