@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastdeploy.config.flag import check_fields, choice
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.faults import Fault, parse_faults
+from fastdeploy.core.faults import VARIABLE, Fault, parse_faults
 
 API_KEY_VARIABLE = "FD_API_KEY"
 VARIABLES = {
@@ -17,7 +17,7 @@ VARIABLES = {
     "FD_BUILD_PATHS": "paths that setup.py compiles: all, or native for the best and the portable one (default: all)",
     "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the best one)",
     "FD_DEBUG": "1 shows tracebacks instead of one-line errors",
-    "FD_FAULT": "point:raise raises an exception at a fault point; for tests, with FD_DEBUG=1",
+    "FD_FAULT": "point:action injects a fault at a fault point; for tests, with FD_DEBUG=1",
     "FD_FOR_TORCH_MODEL_FORMAT": "1 reads every checkpoint in torch layout",
     "FD_LOG_DIR": "folder for log files (default: logs go to stderr only)",
     "FD_LOG_FORMAT": "text or json (default: text)",
@@ -85,9 +85,13 @@ def read_env() -> Env:
     )
 
 
-def child_environment(**added: str) -> dict[str, str]:
-    """Return this process's environment without the API keys, for child processes, and with further variables."""
-    return {**{name: value for name, value in os.environ.items() if name not in _SERVER_SECRETS}, **added}
+def child_environment(is_replacement: bool = False, **added: str) -> dict[str, str]:
+    """Return this process's environment without the API keys, for child processes, and with further variables.
+
+    A process that replaces one that has ended gets no faults, because those of the first one would fire again.
+    """
+    hidden = (*_SERVER_SECRETS, VARIABLE) if is_replacement else _SERVER_SECRETS
+    return {**{name: value for name, value in os.environ.items() if name not in hidden}, **added}
 
 
 def shown_variables() -> dict[str, str]:

@@ -2,14 +2,21 @@
 """Named fault points: places in the handling of requests at which tests inject a fault.
 
 `FD_FAULT=commit:raise` with `FD_DEBUG=1` arms the point `commit`: the first request that reaches it gets an exception
-that no code expects. `FD_FAULT=commit:raise@r7` waits for a request whose id ends with `r7`, and several faults
-are separated by commas. Every process arms its faults once, when it starts, and each of them fires once.
+that no code expects. Other actions are `kill`, `stop` (the process stands still until it gets SIGCONT) and `delay=2`
+(the thread sleeps for 2 seconds). `commit:raise@r7` waits for a request whose id ends with `r7`, and
+`commit:raise+5@r7` lets it pass five times before. Several faults are separated by commas. A process arms its faults
+once, when it starts, unless it replaces one that has ended; each of them fires once.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+import re
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -52,7 +59,18 @@ def _raise(fault: Fault) -> None:
     raise InjectedFault(f"{VARIABLE}: {fault.point}")
 
 
-ACTIONS: dict[str, Callable[[Fault], None]] = {"raise": _raise}
+def _send_signal(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+ACTIONS: dict[str, Callable[[Fault], None]] = {
+    "raise": _raise,
+    "kill": lambda fault: _send_signal(signal.SIGKILL),
+    "stop": lambda fault: _send_signal(signal.SIGSTOP),
+    "delay": lambda fault: time.sleep(fault.delay_s),
+}
+MAX_DELAY_S = 600.0
+_SYNTAX = re.compile(r"(\w+):(\w+)(?:=([0-9.]+))?(?:\+([0-9]{1,9}))?(?:@(.*))?")
 
 
 @dataclass
@@ -63,12 +81,14 @@ class Fault:
         point, action: keys of POINTS and ACTIONS.
         request_id: end of the id of the request that it is for; "" takes the first request that reaches the point.
         num_skipped: how often such a request passes the point before.
+        delay_s: seconds to sleep, for the action `delay`.
     """
 
     point: str
     action: str = "raise"
     request_id: str = ""
     num_skipped: int = 0
+    delay_s: float = 0.0
     has_fired: bool = False
 
 
@@ -114,13 +134,25 @@ def _reach(point: str, request_id: str) -> None:
 
 
 def _parse_fault(text: str) -> Fault:
-    point, _, rest = text.partition(":")
-    action, _, request_id = rest.partition("@")
-    if point not in POINTS or action not in ACTIONS:
-        hint = did_you_mean(point, POINTS) if point not in POINTS else ""
+    found = _SYNTAX.fullmatch(text)
+    point, action, seconds, num_skipped, request_id = found.groups(default="") if found else ("",) * 5
+    delay_s = _parse_delay(seconds) if action == "delay" else 0.0
+    has_delay = bool(seconds) == (action == "delay")
+    if point not in POINTS or action not in ACTIONS or not has_delay or math.isnan(delay_s):
+        named = text.partition(":")[0]
+        hint = did_you_mean(named, POINTS) if named not in POINTS else ""
         raise ConfigError(
             VARIABLE,
-            f"expected point:action or point:action@request-id, got {text!r}{hint}; points: {', '.join(POINTS)}; "
-            f"actions: {', '.join(ACTIONS)}",
+            f"expected point:action, point:action+passes or point:action@request-id, got {text!r}{hint}; "
+            f"points: {', '.join(POINTS)}; actions: raise, kill, stop, delay=SECONDS (at most {MAX_DELAY_S:g})",
         )
-    return Fault(point, action, request_id)
+    return Fault(point, action, request_id, int(num_skipped or 0), delay_s)
+
+
+def _parse_delay(text: str) -> float:
+    """Return the seconds of `delay=text`; not a number if they cannot be used."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return math.nan
+    return seconds if 0 <= seconds <= MAX_DELAY_S else math.nan

@@ -47,6 +47,12 @@ def test_child_processes_get_the_environment_without_keys(monkeypatch: pytest.Mo
     assert environment.keys() & {"FD_API_KEY", "OPENAI_API_KEY", "FD_LOG_LEVEL", "ADDED"} == {"FD_LOG_LEVEL", "ADDED"}
 
 
+def test_a_replaced_process_gets_no_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FD_FAULT", "commit:raise")
+    assert child_environment()["FD_FAULT"] == "commit:raise"
+    assert "FD_FAULT" not in child_environment(is_replacement=True)
+
+
 def test_every_child_process_of_a_server_is_given_its_environment() -> None:
     """Without `env`, it would inherit the keys. Commands for users (cli) run with the user's own environment."""
     root = Path(fastdeploy.__file__).parent

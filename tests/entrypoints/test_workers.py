@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -127,6 +128,21 @@ def test_killed_worker_is_replaced_and_its_requests_leave_the_engine(pair: Serve
     assert "ended with status -9" in pair.stderr
     for _ in range(6):
         assert pair.post("/v1/completions", {**COMPLETION, "max_tokens": 3}).status_code == 200
+
+
+def test_a_fault_kills_each_worker_once_and_not_its_replacement(tmp_path: Path) -> None:
+    env = {"FD_DEBUG": "1", "FD_FAULT": "tokenise:kill"}
+    with mock_server(tmp_path, "--workers", "2", env=env) as server:
+        first = set(workers(server))
+        while first & set(workers(server)):
+            with contextlib.suppress(httpx.HTTPError):
+                server.post("/v1/completions", {**COMPLETION, "max_tokens": 3})
+        until(lambda: len(workers(server)) == 2, "others replace them")
+        second = workers(server)
+        for _ in range(8):
+            until(lambda: server.get("/health").status_code == 200, "they are connected")
+            assert server.post("/v1/completions", {**COMPLETION, "max_tokens": 3}).status_code in (200, 503)
+        assert workers(server) == second
 
 
 def test_sigterm_drains_every_worker(pair: ServerProcess) -> None:

@@ -151,7 +151,7 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             pass_fds=[self._listener.fileno()],
             start_new_session=True,  # only the supervisor handles Ctrl-C
-            env=child_environment(**{FOLDER_VARIABLE: self._folder}),
+            env=child_environment(is_replacement=worker.generation > 0, **{FOLDER_VARIABLE: self._folder}),
         )
         assert worker.process.stdin is not None
         config = WorkerConfig(
