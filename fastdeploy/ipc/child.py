@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and stops the engine process and reads its log, in the parent process."""
+"""Starts and stops the engine process and the agent and reads their logs, in the parent process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,20 +26,25 @@ OWNER = b"owner"  # connection identity of the process that started the engine
 NUM_TAIL_LINES = 40
 
 
-class EngineChild:
-    """The engine process. It reads its configuration from stdin and writes its log to a pipe.
+class ChildProcess:
+    """A process that reads its configuration from stdin and writes its log to a pipe.
 
     Attributes:
         tail: the last lines of its log.
     """
 
-    def __init__(
-        self, config: EngineConfig, address: str, factory: str, log_file: Path | None, json_log: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str], config: object, log_file: Path | None, json_log: bool = False) -> None:
+        """Prepare to start a process.
+
+        Args:
+            command: program and arguments.
+            config: what it reads, encoded with msgpack.
+            log_file: file that receives the log; None keeps only its last lines in memory.
+            json_log: whether it writes its log as JSON documents (FD_LOG_FORMAT).
+        """
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._config = config
-        parent = str(os.getpid())
-        self._command = child_command(MODULE, "--address", address, "--factory", factory, "--parent", parent)
+        self._command = command
         self._log_file = log_file
         self._json_log = json_log
         self._process: asyncio.subprocess.Process | None = None
@@ -67,6 +74,11 @@ class EngineChild:
         """Let the process write the stacks of all its threads to its log; a stopped process does when it continues."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(STACKS_SIGNAL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
 
     async def wait(self) -> int:
         """Wait until the process has ended and its log is read; return the exit status."""
@@ -104,3 +116,14 @@ class EngineChild:
                     file.flush()
                 if is_shown:
                     print(log_line, file=sys.stderr, flush=True)
+
+
+class EngineChild(ChildProcess):
+    """The engine process."""
+
+    def __init__(
+        self, config: EngineConfig, address: str, factory: str, log_file: Path | None, json_log: bool = False
+    ) -> None:
+        parent = str(os.getpid())
+        command = child_command(MODULE, "--address", address, "--factory", factory, "--parent", parent)
+        super().__init__(command, config, log_file, json_log)

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import math
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-
-import zmq
 
 from fastdeploy.core.errors import (
     ConfigError,
@@ -28,16 +23,11 @@ from fastdeploy.core.generation_request import GenerationRequest, without_client
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.heartbeat import STALLED_S, heartbeat_file, silent_s
+from fastdeploy.ipc.engine_socket import EngineSocket
 from fastdeploy.ipc.merge import join_delta, join_tokens
 
 TIMEOUT_GRACE_S = 1.0  # after which a request is ended here if the engine has not ended it in its time
-FRESH_S = 1.0  # age of a heartbeat up to which no newer one is looked for: every request asks
 MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
-
-_POLLIN = int(zmq.POLLIN)  # arithmetic on the enumeration is slow
-
-logger = logging.getLogger("fastdeploy.server")
 
 OnProgress = Callable[[str, float], None]
 
@@ -120,20 +110,13 @@ class EngineConnection:
         self._end_error: FastDeployError | None = None  # of all requests, once `end_requests` was called
         self._died = asyncio.Event()
         self._address = address
-        self._heartbeat_file = heartbeat_file(address)
-        self._last_beat_s = -math.inf
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.set_hwm(0)  # a full queue would drop messages, and tokens with them
-        if identity:
-            self._socket.identity = identity
+        self._socket = EngineSocket(address, identity, self._handle, self.mark_dead)
+        self._send = self._socket.send
         self._streams: dict[str, _Stream] = {}
         self._call_ids = itertools.count()
         self._pending_calls: dict[int, asyncio.Future[list[tuple[str, int]]]] = {}
         self._started: asyncio.Future[messages.Ready] | None = None
         self._on_progress: OnProgress | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self, on_progress: OnProgress | None = None) -> None:
         """Connect and wait until the model is loaded.
@@ -145,11 +128,8 @@ class EngineConnection:
         if self.dead_error is not None:
             raise self.dead_error
         self._on_progress = on_progress
-        self._loop = asyncio.get_running_loop()
-        self._started = self._loop.create_future()
-        self._socket.connect(self._address)
-        self._loop.add_reader(self._socket.fileno(), self._receive)
-        self._send(messages.Hello())
+        self._started = asyncio.get_running_loop().create_future()
+        self._socket.connect()
         self.ready = await self._started
 
     @property
@@ -160,10 +140,7 @@ class EngineConnection:
     @property
     def is_stalled(self) -> bool:
         """Return whether the engine process runs no Python code, because it is stopped or hangs in a native call."""
-        now_s = time.monotonic()
-        if now_s - self._last_beat_s > FRESH_S:
-            self._last_beat_s = now_s - silent_s(self._heartbeat_file)
-        return now_s - self._last_beat_s > STALLED_S
+        return self._socket.is_stalled
 
     async def wait_until_dead(self) -> None:
         """Wait until the engine process has ended unexpectedly."""
@@ -255,10 +232,7 @@ class EngineConnection:
 
     async def close(self) -> None:
         """Close the connection; requests in flight continue unless they were aborted."""
-        if self._loop is not None:
-            self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        self._context.term()
 
     def mark_dead(self, reason: str) -> None:
         """Fail all current and future requests, because the engine process has ended."""
@@ -272,25 +246,6 @@ class EngineConnection:
             if not result.done():
                 result.set_exception(self.dead_error)
         self._died.set()
-
-    def _send(self, message: messages.ToEngine) -> None:
-        """Send without blocking; the queue is unlimited."""
-        if self._socket.closed:
-            return
-        self._socket.send(messages.encode(message), zmq.NOBLOCK)
-        if self._loop is not None:
-            self._loop.call_soon(
-                self._receive
-            )  # sending may clear the readiness of the descriptor for a received message
-
-    def _receive(self) -> None:
-        """Handle all received messages; the socket's descriptor signals only the first."""
-        try:
-            while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _POLLIN:
-                self._handle(messages.decode_to_client(self._socket.recv(zmq.NOBLOCK)))
-        except Exception as error:  # without this, all requests would wait forever
-            logger.exception("cannot read the engine's messages")
-            self.mark_dead(f"the engine's messages cannot be read: {error}")
 
     def _handle(self, message: messages.ToClient) -> None:
         match message:
