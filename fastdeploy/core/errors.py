@@ -53,6 +53,10 @@ class QueueFullError(FastDeployError):
     """The maximum number of requests is waiting already (HTTP 429)."""
 
 
+class QueueTimeoutError(QueueFullError):
+    """A request that no node has begun within `--scheduler-max-waiting-time` (HTTP 429)."""
+
+
 class RequestFailedError(FastDeployError):
     """A request that failed because of an internal error; the traceback is in the log (HTTP 500)."""
 
@@ -63,6 +67,14 @@ class ShuttingDownError(FastDeployError):
 
 class RequestTimeoutError(FastDeployError):
     """A request that did not end in its time (HTTP 504)."""
+
+
+class NoProgressError(FastDeployError):
+    """A request that has got no token for `--scheduler-ttl` seconds (HTTP 504)."""
+
+
+class AttemptsFailedError(FastDeployError):
+    """A request whose nodes were lost, each time that it was tried (HTTP 503)."""
 
 
 class EngineDeadError(FastDeployError):

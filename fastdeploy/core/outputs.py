@@ -56,6 +56,10 @@ class RequestMetrics:
         finish_s: until it ended.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first scheduled.
         num_preemptions: number of times that it was preempted.
+        num_attempts: how often it was begun or continued after a loss, the first time included.
+        num_transferred_tokens, transfer_s: tokens whose keys and values came from another node, and how long that took.
+        node: that ended it; "" without a cluster.
+        path: how it came to that node: `redis`, `local`, or `taken_over` by its owner's engine; "" without a cluster.
     """
 
     queue_s: float | None = None
@@ -63,6 +67,11 @@ class RequestMetrics:
     finish_s: float = 0.0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_attempts: int = 1
+    num_transferred_tokens: int = 0
+    transfer_s: float = 0.0
+    node: str = ""
+    path: str = ""
 
 
 @dataclass

@@ -24,68 +24,11 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.engine_socket import EngineSocket
-from fastdeploy.ipc.merge import join_delta, join_tokens
+from fastdeploy.ipc.streams import MAX_UNREAD, DeltaStream, unread_error
 
 TIMEOUT_GRACE_S = 1.0  # after which a request is ended here if the engine has not ended it in its time
-MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
 
 OnProgress = Callable[[str, float], None]
-
-
-class _Stream:
-    """The received, unread deltas of one request: at most one per choice.
-
-    Attributes:
-        num_open: choices that are not finished.
-        num_unread: unread tokens and top log-probabilities.
-        is_abandoned: whether the reader has left before the end.
-    """
-
-    def __init__(self, request_id: str, num_choices: int) -> None:
-        self.request_id = request_id
-        self.num_open = num_choices
-        self.num_unread = 0
-        self.is_abandoned = False
-        self.deltas: dict[int, TokenDelta] = {}
-        self.error: FastDeployError | None = None
-        self._reader: asyncio.Future[None] | None = None  # waits for the next delta or error
-
-    def put(self, delta: TokenDelta) -> None:
-        self.num_open -= delta.finish_reason is not None
-        self.num_unread += len(delta.token_ids) * (1 + len(delta.logprobs[0].top) if delta.logprobs else 1)
-        unread = self.deltas.setdefault(delta.index, delta)
-        if unread is not delta:
-            join_delta(unread, delta)
-
-    def put_tokens(
-        self, index: int, token_ids: list[int], draft_sources: list[str], seed: int, first_index: int
-    ) -> None:
-        """Add a plain delta."""
-        self.num_unread += len(token_ids)
-        unread = self.deltas.get(index)
-        if unread is None:
-            self.deltas[index] = TokenDelta(
-                self.request_id, index, token_ids, draft_sources, seed=seed, first_index=first_index
-            )
-        else:
-            join_tokens(unread, token_ids, draft_sources)
-
-    def fail(self, error: FastDeployError) -> None:
-        self.error = error
-        self.wake()
-
-    async def get(self, loop: asyncio.AbstractEventLoop) -> list[TokenDelta]:
-        """Wait for a delta or an error; return all unread deltas."""
-        while not self.deltas and self.error is None:
-            self._reader = loop.create_future()
-            await self._reader
-        deltas, self.deltas, self.num_unread = self.deltas, {}, 0
-        return list(deltas.values())
-
-    def wake(self) -> None:
-        """Wake the reader."""
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 class EngineConnection:
@@ -112,7 +55,7 @@ class EngineConnection:
         self._address = address
         self._socket = EngineSocket(address, identity, self._handle, self.mark_dead)
         self._send = self._socket.send
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, DeltaStream] = {}
         self._call_ids = itertools.count()
         self._pending_calls: dict[int, asyncio.Future[list[tuple[str, int]]]] = {}
         self._started: asyncio.Future[messages.Ready] | None = None
@@ -165,7 +108,7 @@ class EngineConnection:
             raise error
         if request.request_id in self._streams:
             raise InvalidRequestError("request_id", f"{without_client_mark(request.request_id)!r} is in flight already")
-        stream = self._streams[request.request_id] = _Stream(request.request_id, len(request.open_choices))
+        stream = self._streams[request.request_id] = DeltaStream(request.request_id, len(request.open_choices))
         loop = asyncio.get_running_loop()
         finished = False
         timer = None
@@ -188,8 +131,20 @@ class EngineConnection:
             if finished or stream.num_open == 0 or stream.error is not None or self.dead_error is not None:
                 del self._streams[request.request_id]
             else:  # the id stays in use until the engine has aborted the request
-                stream.is_abandoned = True
+                stream.drops_itself = True
                 self._send(messages.AbortRequest(request.request_id))
+
+    def run(self, request: GenerationRequest, stream: DeltaStream) -> None:
+        """Add a request whose deltas and error are put into `stream` as they arrive.
+
+        Raises:
+            EngineDeadError: the engine process has ended.
+        """
+        if self.dead_error is not None:
+            raise self.dead_error
+        stream.drops_itself = True
+        self._streams[request.request_id] = stream
+        self._send(messages.AddRequest(request))
 
     def abort(self, request_id: str) -> bool:
         """Abort a request; its stream ends with finish_reason abort. Return whether it was in flight."""
@@ -202,7 +157,7 @@ class EngineConnection:
         """Fail all current and future requests of this connection with `error`, and abort them on the engine."""
         self._end_error = error
         for stream in self._streams.values():
-            if not stream.is_abandoned and stream.error is None:
+            if not stream.drops_itself and stream.error is None:
                 stream.fail(error)
                 self._send(messages.AbortRequest(stream.request_id))
 
@@ -284,21 +239,21 @@ class EngineConnection:
         else:
             self._note_arrival(stream)
 
-    def _note_arrival(self, stream: _Stream) -> None:
+    def _note_arrival(self, stream: DeltaStream) -> None:
         """Wake the reader; abort a request with too many unread tokens."""
         stream.wake()
-        if stream.num_unread > MAX_UNREAD and not stream.is_abandoned:
-            stream.fail(InvalidRequestError("stream", f"ended: the client left {stream.num_unread} tokens unread"))
+        if stream.num_unread > MAX_UNREAD and not stream.drops_itself:
+            stream.fail(unread_error(stream))
             self._send(messages.AbortRequest(stream.request_id))
 
-    def _expire(self, stream: _Stream) -> None:
+    def _expire(self, stream: DeltaStream) -> None:
         """Fail a request whose time is over, and abort it."""
         if stream.error is None and stream.num_open:
             stream.fail(RequestTimeoutError("the request's time is over"))
             self._send(messages.AbortRequest(stream.request_id))
 
     def _drop_abandoned(self, request_id: str) -> None:
-        if self._streams[request_id].is_abandoned:
+        if self._streams[request_id].drops_itself:
             del self._streams[request_id]
 
     def _finish_start(self, result: messages.Ready | FastDeployError) -> None:

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from itertools import chain
 
 import numpy as np
 
 from fastdeploy.core.request import Request, TokenArray
 from fastdeploy.kv_cache.block_pool import BlockPool
-
-HASH_BYTES = 16
+from fastdeploy.kv_cache.hashes import block_hash, chain_start
 
 
 class KVCacheManager:
@@ -37,7 +35,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._fingerprint = fingerprint.encode()
+        self._fingerprint = fingerprint
         self._exported = Counter[int]()  # block -> number of copies to an arena that are not done
         self._imported: dict[str, list[int]] = {}  # request id -> blocks that a new request will begin with
         self._held: dict[str, Counter[int]] = {}  # client -> block -> number of its requests with this block
@@ -232,8 +230,8 @@ class KVCacheManager:
 
     def _append_hashes(self, hashes: list[bytes], tokens: TokenArray, cache_salt: str, count: int) -> None:
         """Compute the hashes of the first `count` full blocks; a hash covers all tokens up to the end of its block."""
-        previous = hashes[-1] if hashes else self._fingerprint + b"\0" + cache_salt.encode()
+        previous = hashes[-1] if hashes else chain_start(self._fingerprint, cache_salt)
         for i in range(len(hashes), count):
             block = np.ascontiguousarray(tokens[i * self.block_size : (i + 1) * self.block_size])
-            previous = blake2b(previous + block.tobytes(), digest_size=HASH_BYTES).digest()
+            previous = block_hash(previous, block.tobytes())
             hashes.append(previous)

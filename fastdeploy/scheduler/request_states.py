@@ -54,7 +54,7 @@ Why the rules are as they are: docs/decisions/0014-requests-across-nodes.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -170,6 +170,19 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         """Return whose request this is: owner and number."""
         return self.owner, self.number
 
+    def engine_request(self) -> GenerationRequest:
+        """Return this leg as a request to an engine, without an image."""
+        params = self.request.params
+        if not self.prompt_logprobs and params.prompt_logprobs is not None:
+            params = replace(params, prompt_logprobs=None)
+        return replace(
+            self.request,
+            request_id=leg_id(self.owner, self.number, self.leg),
+            params=params,
+            timeout_s=self.timeout_s,
+            resumed=self.resumed,
+        )
+
 
 def leg_id(owner: str, number: int, leg: int) -> str:
     """Return the engine's request id of a leg, which differs from those of all other legs."""
@@ -198,9 +211,10 @@ class Tokens(NodeMessage, frozen=True):
 
 
 class Handed(NodeMessage, frozen=True):
-    """The node is done with this leg, another one should go on."""
+    """The node is done with this leg, another one should go on; it found `num_cached_tokens` of the prompt cached."""
 
     image: Image | None
+    num_cached_tokens: int = 0
 
 
 class Refused(NodeMessage, frozen=True):

@@ -43,6 +43,7 @@ class Mutant:
 
 
 SCHEDULER, METADATA = "fastdeploy.engine.batch_scheduler", "fastdeploy.worker.sampling_metadata"
+HASHES = "fastdeploy.kv_cache.hashes"
 CACHE, RUNNER = "fastdeploy.kv_cache.manager", "fastdeploy.worker.model_runner"
 REQUEST, OUTPUTS = "fastdeploy.core.request", "fastdeploy.engine.output_processor"
 BAD_WORDS, SUFFIX = "fastdeploy.core.bad_words", "fastdeploy.spec_decode.proposers.suffix"
@@ -74,12 +75,10 @@ MUTANTS = {
         METADATA, "begin + num_tokens + np.arange(num_rows)", "begin + num_tokens"
     ),
     # salts, and what else keys the prefix cache
-    "prefixes are shared between salts": Mutant(CACHE, r' + b"\0" + cache_salt.encode()', ""),
+    "prefixes are shared between salts": Mutant(HASHES, r' + b"\0" + cache_salt.encode()', ""),
     "cached outputs are shared between salts": Mutant(SUFFIX, "request.cache_salt", '""'),
-    "prefixes are shared between fingerprints": Mutant(CACHE, "= fingerprint.encode()", '= b""'),
-    "the hash of a block leaves out the blocks before it": Mutant(
-        CACHE, "blake2b(previous + block.tobytes()", "blake2b(block.tobytes()"
-    ),
+    "prefixes are shared between fingerprints": Mutant(CACHE, "= fingerprint", '= ""'),
+    "the hash of a block leaves out the blocks before it": Mutant(HASHES, "blake2b(previous + block", "blake2b(block"),
     # masks
     "all rows of a request have the grammar mask of the first": Mutant(
         METADATA, " + np.arange(len(ints)) * self._num_mask_words", " + np.zeros(len(ints), int)"

@@ -25,7 +25,8 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.client import EngineClient
-from fastdeploy.ipc.connection import MAX_UNREAD, EngineConnection
+from fastdeploy.ipc.connection import EngineConnection
+from fastdeploy.ipc.streams import MAX_UNREAD
 from tests.ipc.engine_clients import collect, expected_tokens, request, running, tokens, until
 from tests.mock_engine import FACTORY, save_mock_model
 

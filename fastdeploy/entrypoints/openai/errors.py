@@ -14,9 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy.core.errors import (
+    AttemptsFailedError,
     ContextLengthError,
     EngineDeadError,
     InvalidRequestError,
+    NoProgressError,
     QueueFullError,
     RequestTimeoutError,
     ShuttingDownError,
@@ -187,10 +189,14 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
             return too_many_requests(str(error), "queue_full")
         case EngineDeadError():
             return unavailable(str(error))
+        case AttemptsFailedError():
+            return unavailable(str(error), "attempts_failed")
         case ShuttingDownError():
             return unavailable(str(error), "shutting_down")
         case RequestTimeoutError() | GenerationFailed(info=ErrorInfo(type="timeout")):
             return deadline_exceeded()
+        case NoProgressError():
+            return ApiError(504, str(error), type="timeout_error", code="no_progress")
         case GenerationFailed(info=ErrorInfo(type="no_token", message=message)):
             return ApiError(400, message, code="no_token")
         case GenerationFailed(info=info):
