@@ -59,7 +59,10 @@ class NodeStats:
         queue_length: tickets that stand in Redis, by stage.
         num_held: tickets that it has, by state.
         num_foreign: requests of other nodes' owners that it has.
-        num_leased_slots, num_slots: slots of images that others may still fetch, and all slots of the arena.
+        num_orphaned: requests that it ended because their owner was gone.
+        num_slots: slots of the arena, all of them.
+        num_filling_slots, num_leased_slots: of these, slots that are being filled or read, and slots of images that
+            others may still fetch.
         num_redis_commands: commands sent to Redis.
         transferred_bytes: by connector and direction (`in`, `out`).
         transfer_s: seconds spent in transfers, and their number, by connector.
@@ -75,8 +78,10 @@ class NodeStats:
     queue_length: dict[str, int] = field(default_factory=dict)
     num_held: dict[str, int] = field(default_factory=dict)
     num_foreign: int = 0
-    num_leased_slots: int = 0
+    num_orphaned: int = 0
     num_slots: int = 0
+    num_filling_slots: int = 0
+    num_leased_slots: int = 0
     num_redis_commands: int = 0
     transferred_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     transfer_s: dict[str, tuple[float, int]] = field(default_factory=dict)

@@ -17,6 +17,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from fastdeploy.core.stats import EngineStats
+from fastdeploy.metrics.cluster_collector import ClusterCollector
+from fastdeploy.metrics.cluster_metrics import ClusterMetrics
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.refusals import RefusalRecorder
 from fastdeploy.metrics.request_record import PREFIX, RequestRecorder
@@ -34,6 +36,7 @@ class ServerMetrics:
         http: records HTTP responses.
         clients: counts tokens by API key.
         refusals: records refused requests.
+        cluster: counts what happens to requests among nodes; None on a server that works alone.
         inside: number of requests in this process.
         sequences_inside: number of their sequences.
     """
@@ -45,6 +48,7 @@ class ServerMetrics:
         folder: str = "",
         json_lines: bool = False,
         client_names: Sequence[str] = (),
+        is_clustered: bool = False,
     ) -> None:
         """Register all metrics.
 
@@ -53,6 +57,7 @@ class ServerMetrics:
             folder: shared by several API processes; empty for a single process.
             json_lines: whether log lines of requests are JSON documents.
             client_names: names of the API keys.
+            is_clustered: whether this node works with others.
         """
         own = CollectorRegistry()
         self.requests = RequestRecorder(own, json_lines)
@@ -68,9 +73,12 @@ class ServerMetrics:
         self.inside = Gauge(
             PREFIX + "num_requests_inside", "Requests in the API processes", registry=own, multiprocess_mode="livesum"
         )
+        self.cluster = ClusterMetrics(own) if is_clustered else None
         self._merged = _Merged(folder, own) if folder else None
-        self.registry = CollectorRegistry() if self._merged else own
-        if self._merged:
+        self.registry = CollectorRegistry() if self._merged or is_clustered else own
+        if is_clustered:
+            self.registry.register(ClusterCollector(self._merged or own, read_stats))
+        elif self._merged:
             self.registry.register(self._merged)
         self.registry.register(EngineCollector(read_stats, read_description))
 

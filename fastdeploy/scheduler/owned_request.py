@@ -93,6 +93,15 @@ class OwnedRequest:
         """Return whether anything was delivered."""
         return any(self.tokens) or any(self.ended)
 
+    @property
+    def path(self) -> str:
+        """Return which way the request took: `redis`, `local` or `taken_over`; "" if no leg has begun."""
+        if self.leg == 0:
+            return ""
+        if self.claimant != LOCAL_CLAIMANT:
+            return "redis"
+        return "local" if self.leg == 1 else "taken_over"
+
     def is_current(self, message: NodeMessage) -> bool:
         """Return whether a message comes from the present claimant of the present leg."""
         return message.leg == self.leg and Claimant(message.node, message.incarnation) == self.claimant

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
@@ -111,6 +112,31 @@ class End:
     field: str = ""
     message: str = ""
     losses: tuple[str, ...] = ()
+
+
+class LossReason(StrEnum):
+    """Why a leg was lost; the label of `cluster_attempts_total`."""
+
+    NODE_LOST = "node_lost"
+    NODE_RESTARTED = "node_restarted"
+    FORGOTTEN = "forgotten"
+    STALLED = "stalled"
+    ENGINE_DIED = "engine_died"
+
+
+@dataclass(frozen=True, slots=True)
+class LegLost:
+    """For metrics: a leg was lost."""
+
+    reason: LossReason
+
+
+@dataclass(frozen=True, slots=True)
+class LegClaimed:
+    """For metrics: a node has claimed a leg, so many seconds after the leg had begun or the request had arrived."""
+
+    stage: Stage
+    waited_s: float
 
 
 OwnerEvent = (

@@ -11,6 +11,9 @@ from fastdeploy.scheduler.owner_events import (
     Dequeue,
     End,
     Enqueue,
+    LegClaimed,
+    LegLost,
+    LossReason,
     OwnerAction,
     RunLocal,
     Submit,
@@ -33,6 +36,7 @@ class OwnerLegs:
         requests: those in flight, by number, in order of arrival.
         members: live nodes of the group, own one included.
         is_redis_up: whether commands reach Redis.
+        observed: what metrics count, since its reader last emptied it.
     """
 
     def __init__(self, name: str, node: str, limits: Limits, splitwise: bool, now: float) -> None:
@@ -47,6 +51,7 @@ class OwnerLegs:
         self.requests: dict[int, OwnedRequest] = {}
         self.members: dict[str, Member] = {}
         self.is_redis_up = True
+        self.observed: list[LegClaimed | LegLost] = []
         self._node = node
         self._limits = limits
         self._splitwise = splitwise
@@ -144,9 +149,10 @@ class OwnerLegs:
         is_long = owned.image is None and num_tokens > self._limits.step_tokens
         return Stage.PREFILL if has_prefill_node and is_long else Stage.DECODE
 
-    def _lose(self, owned: OwnedRequest, reason: str) -> None:
-        """Count a loss of the present leg, and begin the next one or end the request."""
-        owned.losses.append(reason)
+    def _lose(self, owned: OwnedRequest, reason: LossReason, text: str) -> None:
+        """Count a loss of the present leg, and begin the next one or end the request; `text` is for the client."""
+        self.observed.append(LegLost(reason))
+        owned.losses.append(text)
         owned.num_attempts += not owned.leg_has_tokens
         if owned.num_attempts >= self._limits.max_attempts or len(owned.losses) >= self._limits.max_losses:
             self._end(owned, "attempts", message=f"every attempt failed: {'; '.join(owned.losses)}")

@@ -14,7 +14,9 @@ from fastdeploy.scheduler.owner_events import (
     Deliver,
     Dequeue,
     EnqueueFailed,
+    LegClaimed,
     LocalDied,
+    LossReason,
     OwnerAction,
     OwnerEvent,
     Standing,
@@ -111,6 +113,8 @@ class OwnerStates(OwnerLegs):
         """Make the sender the claimant; any message of the present leg is a claim, because the first may be lost."""
         if owned.num_entries > 1:
             self._actions.append(Dequeue(owned.number, owned.leg))
+        since = owned.arrived_at if owned.leg == 1 else owned.leg_at
+        self.observed.append(LegClaimed(owned.stage, self._now - since))
         owned.claimant, owned.claim_seq = Claimant(message.node, message.incarnation), message.seq
         owned.leg_progress_at = self._now
         self._set_state(owned, OwnedState.RUNNING)
@@ -166,7 +170,7 @@ class OwnerStates(OwnerLegs):
             claimant = owned.claimant
             if claimant == Claimant(message.node, message.incarnation) and message.seq > owned.claim_seq:
                 if (owned.number, owned.leg) not in legs:
-                    self._lose(owned, f"node {message.node} no longer has it")
+                    self._lose(owned, LossReason.FORGOTTEN, f"node {message.node} no longer has it")
             elif owned.state is OwnedState.QUEUED and (image := owned.image) is not None:
                 is_maker = (image.node, image.incarnation) == (message.node, message.incarnation)
                 if is_maker and message.seq > owned.image_seq and (owned.number, image.leg) not in legs:
@@ -199,19 +203,21 @@ class OwnerStates(OwnerLegs):
             del self.members[node]
         self.members |= members
         for owned in self._select(OwnedState.RUNNING):
-            if owned.claimant is not None and (reason := self._is_gone(owned.claimant)):
-                self._lose(owned, reason)
+            if owned.claimant is not None and (loss := self._find_loss(owned.claimant)) is not None:
+                self._lose(owned, *loss)
         for owned in self._select(OwnedState.QUEUED):
             image = owned.image
-            if image is not None and self._is_gone(Claimant(image.node, image.incarnation)):
+            if image is not None and self._find_loss(Claimant(image.node, image.incarnation)) is not None:
                 self._lose_image(owned)
 
-    def _is_gone(self, claimant: Claimant) -> str:
-        """Return why a node has lost all that it had; "" if it lives."""
+    def _find_loss(self, claimant: Claimant) -> tuple[LossReason, str] | None:
+        """Return why a node has lost all that it had, also in words; None if it lives."""
         member = self.members.get(claimant.node)
         if member is None:
-            return f"node {claimant.node} is gone"
-        return f"node {claimant.node} has restarted" if member.incarnation > claimant.incarnation else ""
+            return LossReason.NODE_LOST, f"node {claimant.node} is gone"
+        if member.incarnation > claimant.incarnation:
+            return LossReason.NODE_RESTARTED, f"node {claimant.node} has restarted"
+        return None
 
     def _lose_image(self, owned: OwnedRequest) -> None:
         """Write the same leg's ticket again, without its image; who has claimed the other one fails to fetch it."""
@@ -227,7 +233,7 @@ class OwnerStates(OwnerLegs):
         for owned in list(self.requests.values()):
             if owned.state is OwnedState.LOCAL:
                 self._set_state(owned, OwnedState.WAITING)  # nobody is left to be told
-                self._lose(owned, "the engine of its own node has ended")
+                self._lose(owned, LossReason.ENGINE_DIED, "the engine of its own node has ended")
 
     def _restart_all(self) -> None:
         """Take every request back after this process was stopped; that is no loss."""
@@ -286,7 +292,7 @@ class OwnerStates(OwnerLegs):
             self._end(owned, "waited", message=f"waited longer than {limits.max_waiting_s} s")
         elif owned.state is OwnedState.RUNNING and now - owned.leg_progress_at > limits.stall_s:
             self._withdraw(owned)
-            self._lose(owned, f"no progress for {limits.stall_s} s")
+            self._lose(owned, LossReason.STALLED, f"no progress for {limits.stall_s} s")
         elif owned.state is OwnedState.QUEUED and owned.hint and now - owned.leg_at > limits.hint_s:
             self._actions.append(Dequeue(owned.number, owned.leg))
             owned.hint = ""

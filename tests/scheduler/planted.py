@@ -14,6 +14,7 @@ from fastdeploy.scheduler.liveness import Heartbeat, Liveness
 from fastdeploy.scheduler.node_events import Claimed, ClaimWritten
 from fastdeploy.scheduler.node_states import NodeStates
 from fastdeploy.scheduler.owned_request import Claimant, OwnedRequest, OwnedState
+from fastdeploy.scheduler.owner_events import LossReason
 from fastdeploy.scheduler.owner_states import OwnerStates
 from fastdeploy.scheduler.request_states import NodeMessage, Tokens
 from tests.scheduler.sim_node import SimNode
@@ -117,12 +118,12 @@ def accept_gaps(patch: pytest.MonkeyPatch) -> None:
 
 
 def overlook_new_incarnations(patch: pytest.MonkeyPatch) -> None:
-    is_gone = OwnerStates._is_gone
+    find_loss = OwnerStates._find_loss
 
-    def overlook(self: OwnerStates, claimant: Claimant) -> str:
-        return "" if claimant.node in self.members else is_gone(self, claimant)
+    def overlook(self: OwnerStates, claimant: Claimant) -> tuple[LossReason, str] | None:
+        return None if claimant.node in self.members else find_loss(self, claimant)
 
-    patch.setattr(OwnerStates, "_is_gone", overlook)
+    patch.setattr(OwnerStates, "_find_loss", overlook)
 
 
 def send_no_lists(patch: pytest.MonkeyPatch) -> None:

@@ -32,13 +32,13 @@ class CheckedOwner(OwnerStates):
         super().__init__(*args)
         self._sim = sim
 
-    def _lose(self, owned: OwnedRequest, reason: str) -> None:
-        if owned.claimant is not None and reason.endswith("is gone"):
+    def _lose(self, owned: OwnedRequest, reason: owner.LossReason, text: str) -> None:
+        if owned.claimant is not None and reason is owner.LossReason.NODE_LOST:
             process = self._sim.nodes[owned.claimant.node]
-            self._sim.check(process.had_trouble(), f"{self.name}: {reason} without reason")
-        elif reason.endswith("no longer has it"):
-            self._sim.check(self._sim.had_faults(), f"{self.name}: {reason} without reason")
-        super()._lose(owned, reason)
+            self._sim.check(process.had_trouble(), f"{self.name}: {text} without reason")
+        elif reason is owner.LossReason.FORGOTTEN:
+            self._sim.check(self._sim.had_faults(), f"{self.name}: {text} without reason")
+        super()._lose(owned, reason, text)
 
     def _run_local(self, owned: OwnedRequest) -> None:
         self._sim.num_uncounted += owned.leg > 0
@@ -93,6 +93,7 @@ class SimOwner(Process):
         if self.is_alive:
             for action in self.states.handle(event, self.sim.now):
                 self._do(action)
+            self.states.observed.clear()
 
     def _do(self, action: Any) -> None:
         try:

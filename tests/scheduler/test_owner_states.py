@@ -10,8 +10,18 @@ import pytest
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.scheduler.owned_request import cut_delta
-from fastdeploy.scheduler.owner_events import Dequeue, End, Enqueue, RunLocal, Submit
+from fastdeploy.scheduler.owned_request import OwnedState, cut_delta
+from fastdeploy.scheduler.owner_events import (
+    Dequeue,
+    End,
+    Enqueue,
+    LegClaimed,
+    LegLost,
+    LocalDied,
+    LossReason,
+    RunLocal,
+    Submit,
+)
 from fastdeploy.scheduler.owner_states import OwnerStates
 from fastdeploy.scheduler.request_states import (
     Abort,
@@ -27,6 +37,7 @@ from fastdeploy.scheduler.request_states import (
     Refused,
     Resend,
     Role,
+    Stage,
     Tell,
     Tick,
     Tokens,
@@ -228,3 +239,48 @@ def test_a_stream_that_still_arrives_is_not_taken_over() -> None:
     owner.tell(tokens(0, 7))
     assert owner.wait(3.5, local_room=1) == []
     assert kinds(owner.wait(0.5, local_room=1)) == ["Tell", "RunLocal"]
+
+
+def test_waiting_times_losses_and_paths_are_noted_for_metrics() -> None:
+    owner = Owner(stall_s=4.0, max_attempts=9)
+    owner.submit(0, prompt=100)
+    owned = owner.states.requests[0]
+    assert owned.path == "redis"
+    owner.wait(1.0)
+    owner.tell(Claimed(0, 1, "p", 1, 1))
+    owner.tell(Handed(0, 1, "p", 1, 2, None))
+    owner.wait(0.5)
+    owner.tell(Claimed(0, 2, "d", 1, 1))
+    owner.tell(Holding("d", 1, 2, []))
+    owner.tell(Claimed(0, 3, "d", 1, 3))
+    owner.wait(4.5)
+    owner.tell(Claimed(0, 4, "d", 1, 4))
+    assert owner.states.observed == [
+        LegClaimed(Stage.PREFILL, 1.0),
+        LegClaimed(Stage.DECODE, 0.5),
+        LegLost(LossReason.FORGOTTEN),
+        LegClaimed(Stage.DECODE, 0.0),
+        LegLost(LossReason.STALLED),
+        LegClaimed(Stage.DECODE, 0.0),
+    ]
+    owner.states.observed.clear()
+    owner.nodes = {"own": Member(1, Role.MIXED)}
+    owner.wait(4.5, local_room=1)
+    assert owner.states.observed == [LegLost(LossReason.NODE_LOST)]
+    assert (owned.path, owned.state) == ("taken_over", OwnedState.LOCAL)
+    owner.submit(1)
+    assert owner.states.requests[1].path == "local"
+
+
+def test_a_restarted_node_and_a_dead_engine_are_losses_of_their_own_kind() -> None:
+    owner = Owner()
+    owner.submit(0)
+    owner.tell(Claimed(0, 1, "d", 1, 1))
+    owner.tell(Looked({**NODES, "d": Member(2, Role.DECODE)}))
+    owner.tell(RedisLost())
+    owner.submit(1)
+    owner.tell(LocalDied())
+    assert [one.reason for one in owner.states.observed if isinstance(one, LegLost)] == [
+        LossReason.NODE_RESTARTED,
+        LossReason.ENGINE_DIED,
+    ]
