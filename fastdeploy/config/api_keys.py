@@ -75,12 +75,12 @@ def read_api_key_file(path: str) -> tuple[ApiKey, ...]:
     return keys
 
 
-def file_notes(path: str) -> tuple[str, ...]:
-    """Return a note for start-up if others than the owner may read or write the file."""
+def file_notes(path: str, flag: str = FLAG, content: str = "its keys") -> tuple[str, ...]:
+    """Return a note for start-up if others than the owner may read or write a flag's file of secrets."""
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if not mode & _OPEN_TO_OTHERS:
         return ()
-    return (f"{FLAG} {path} is accessible to other users (mode {mode:04o}); `chmod 600` keeps its keys secret",)
+    return (f"{flag} {path} is accessible to other users (mode {mode:04o}); `chmod 600` keeps {content} secret",)
 
 
 def add_plain_keys(keys: tuple[ApiKey, ...], plain: Sequence[str]) -> tuple[ApiKey, ...]:

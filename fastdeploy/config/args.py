@@ -7,14 +7,16 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from fastdeploy.config.api_keys import add_plain_keys, file_notes, read_api_key_file
+from fastdeploy.config.cluster_args import build_cluster_config, cluster_notes, engine_notes, keep_chunked_prefill
+from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
-from fastdeploy.config.flag import SERVER, FlagClass
+from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.server_config import ServerConfig
@@ -32,7 +34,7 @@ class ServeArgs:
     """Configuration of a server.
 
     Attributes:
-        engine, server: the configuration.
+        engine, server, cluster: the configuration.
         provenance: where each value that is not a default came from: the command line, the path of the YAML file, or an
             environment variable.
         notes: lines to show at start-up about flags, keys and variables without effect.
@@ -42,6 +44,7 @@ class ServeArgs:
     server: ServerConfig
     provenance: Mapping[str, str]
     notes: tuple[str, ...]
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,19 +70,33 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
         server = _with_keys(ServerConfig(**_section(SERVER, values)))
         if len(server.keys) > 1:
             values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
-        engine = build_engine_config(values)
+        cluster, more_notes = _cluster(values, env, provenance)
+        engine = replace(build_engine_config(values), hands_over=cluster.is_split)
         server = replace(server, served_model_name=server.served_model_name or engine.model)
     unknown = [
         f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown
     ]
     key_notes = file_notes(server.api_key_file) if server.api_key_file else ()
-    return ServeArgs(engine, server, provenance, (*notes, *engine.speculative.notes, *key_notes, *unknown))
+    notes = (*notes, *more_notes, *engine.speculative.notes, *key_notes, *unknown)
+    return ServeArgs(engine, server, provenance, notes, cluster)
 
 
 def _with_keys(server: ServerConfig) -> ServerConfig:
     """Return the configuration with all API keys."""
     keys = read_api_key_file(server.api_key_file) if server.api_key_file else ()
     return replace(server, keys=add_plain_keys(keys, server.api_keys))
+
+
+def _cluster(values: dict[str, Any], env: Env, provenance: dict[str, str]) -> tuple[ClusterConfig, list[str]]:
+    """Return how this node works with others, and notes; change the engine's values and the provenance to match."""
+    given, shown = _section(CLUSTER, values), {name: _display_name(name, provenance) for name in provenance}
+    config, origin = build_cluster_config(given, env.scheduler_password)
+    if origin:
+        provenance["scheduler_password"] = origin
+    notes = list(cluster_notes(config, given, shown))
+    if config.is_clustered:
+        notes += keep_chunked_prefill(values, shown)
+    return config, notes
 
 
 def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
@@ -90,7 +107,7 @@ def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
     """
     given, provenance = _read_sources(argv)
     for name in given:
-        if FLAG_BY_NAME[name].section == SERVER:
+        if FLAG_BY_NAME[name].section in SERVE_ONLY:
             raise ConfigError(_display_name(name, provenance), "is a flag of the server; this command runs none")
     values, _ = _resolve_flags(given, provenance)
     with _errors_name_the_origin(provenance):
@@ -107,12 +124,12 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     for name in kwargs:
         if name not in FLAG_BY_NAME:
             raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")
-        if FLAG_BY_NAME[name].section == SERVER:
+        if FLAG_BY_NAME[name].section in SERVE_ONLY:
             raise ConfigError(name, "is a flag of the server, not an argument of LLM")
     given = {name: value for name, value in kwargs.items() if value is not None}
     values, notes = _resolve_flags(given, dict.fromkeys(given, LLM_ARGUMENT))
     engine = build_engine_config(values)
-    return engine, (*notes, *engine.speculative.notes)
+    return engine, (*notes, *engine_notes(engine), *engine.speculative.notes)
 
 
 def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
@@ -243,8 +260,8 @@ def _resolve_flags(given: Mapping[str, Any], provenance: Mapping[str, str]) -> t
         name, shown, value = refused[0]
         flag, others = FLAG_BY_NAME[name], ", ".join(shown for _, shown, _ in refused[1:])
         with _errors_name_the_origin(provenance, name):
-            field = f"{shown} {value}" if flag.kind in ("str", "int", "float") and not flag.is_secret else shown
-            raise ConfigError(field, flag.reason + (f" (also refused: {others})" if others else ""))
+            origin = f"{shown} {value}" if flag.kind in ("str", "int", "float") and not flag.is_secret else shown
+            raise ConfigError(origin, flag.reason + (f" (also refused: {others})" if others else ""))
     return values, tuple(notes)
 
 

@@ -107,6 +107,15 @@ def _to_strings(raw: Any) -> tuple[str, ...]:
     return tuple(items)
 
 
+def _to_ports(raw: Any) -> str:
+    """Return port numbers separated by commas; a file may have a number or a list instead."""
+    items = [str(item).strip() for part in raw for item in str(part).split(",")] if isinstance(raw, list) else None
+    items = items or [item.strip() for item in _to_str(raw).split(",")]
+    if not all(item.isdecimal() and 1 <= int(item) <= 65535 for item in items):
+        raise ValueError
+    return ",".join(items)
+
+
 KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "str": (_to_str, "a string"),
     "int": (_to_int, "an integer"),
@@ -115,5 +124,6 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "bytes": (_to_bytes, "a number of bytes such as 536870912 or 512Mi"),
     "json": (_to_json, "a JSON mapping"),
     "str_or_json": (_to_str_or_json, "a name or a JSON mapping"),
+    "ports": (_to_ports, "ports in [1, 65535], separated by commas"),
     "list": (_to_strings, "strings, or a JSON list of them"),
 }

@@ -35,6 +35,15 @@ class CacheConfig:
         str, choice(*KV_CACHE_DTYPES, name="kv_cache_dtype", help="auto, or int8 with a scale per token and head")
     ] = "auto"
     enable_prefix_caching: Annotated[bool, switch(help="share KV blocks of equal prefixes")] = True
+    kv_transfer_memory: Annotated[
+        int | None,
+        integer(
+            1,
+            2**60,
+            kind="bytes",
+            help="memory for KV blocks between nodes (default: a quarter of the KV cache, at least two contexts)",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -71,7 +80,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that an engine is built from."""
+    """Everything that an engine is built from; with `hands_over` its requests may go on in other engines."""
 
     model: Annotated[str, text(help="local directory, hub name, or `demo` for the demonstration model")]
     tokenizer: Annotated[str, text(help="directory of the tokenizer (default: the model's)")] = ""
@@ -98,6 +107,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: AnySpeculativeConfig = field(default_factory=NaiveConfig)
+    hands_over: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -12,6 +12,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.faults import VARIABLE, Fault, parse_faults
 
 API_KEY_VARIABLE = "FD_API_KEY"
+SCHEDULER_PASSWORD_VARIABLE = "FD_SCHEDULER_PASSWORD"
 VARIABLES = {
     "FD_API_KEY": "keys that clients must send, separated by commas; `--api-key` replaces them",
     "FD_BUILD_PATHS": "paths that setup.py compiles: all, or native for the best and the portable one (default: all)",
@@ -26,9 +27,10 @@ VARIABLES = {
     "FD_MODEL_SOURCE": "hub for models that are not local: HUGGINGFACE, AISTUDIO or MODELSCOPE (default: HUGGINGFACE)",
     "FD_NUM_THREADS": "number of threads of the operators (default: the cores that the process may use)",
     "FD_PADDLENLP_PYTHON": "Python interpreter with PaddleNLP, for tokenizers that only PaddleNLP reads",
+    "FD_SCHEDULER_PASSWORD": "password of Redis; `--scheduler-password` and its file replace it",
 }
 """What this module, the operators and setup.py read; other variables that begin with FD_ are named at start-up."""
-_SERVER_SECRETS = (API_KEY_VARIABLE, "OPENAI_API_KEY")
+_SERVER_SECRETS = (API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, "OPENAI_API_KEY")
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
@@ -55,6 +57,7 @@ class Env:
     cache_dir: str = ""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     openai_api_key: str = field(default="", repr=False)
+    scheduler_password: str = field(default="", repr=False)
     no_color: bool = False
     unknown: tuple[str, ...] = ()
 
@@ -79,6 +82,7 @@ def read_env() -> Env:
         paddlenlp_python=os.environ.get("FD_PADDLENLP_PYTHON", ""),
         cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
+        scheduler_password=os.environ.get("FD_SCHEDULER_PASSWORD", ""),
         openai_api_key=os.environ.get("OPENAI_API_KEY", ""),
         no_color=bool(os.environ.get("NO_COLOR")),
         unknown=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
@@ -86,7 +90,7 @@ def read_env() -> Env:
 
 
 def child_environment(is_replacement: bool = False, **added: str) -> dict[str, str]:
-    """Return this process's environment without the API keys, for child processes, and with further variables.
+    """Return this process's environment without keys and passwords, for child processes, and with more.
 
     A process that replaces one that has ended gets no faults, because those of the first one would fire again.
     """

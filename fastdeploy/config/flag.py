@@ -12,6 +12,9 @@ from typing import Any, get_type_hints
 from fastdeploy.core.errors import ConfigError
 
 SERVER = "server"
+CLUSTER = "cluster"
+SERVE_ONLY = (SERVER, CLUSTER)
+"""Sections of which only `fastdeploy serve` has the flags."""
 
 
 class FlagClass(Enum):
@@ -33,7 +36,7 @@ class Flag:
         name: snake_case, on the command line `--name-with-hyphens`; empty in a field: the field's name.
         help: what it does; fields without help are not flags.
         section: the configuration that it belongs to: engine, cache, scheduler or speculative, which are arguments of
-            `LLM` too, or server.
+            `LLM` too, server or cluster.
         field: its field in that configuration.
         flag_class: whether it is honoured.
         reason: why it is refused or has no effect.

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.flag import SERVER, Flag, FlagClass, flags_of
+from fastdeploy.config.flag import CLUSTER, SERVER, Flag, FlagClass, flags_of
 from fastdeploy.config.foreign_flags import read_foreign_flags
 from fastdeploy.config.server_config import ServerConfig
 
@@ -63,6 +64,7 @@ HONOURED_FLAGS: tuple[Flag, ...] = (
     Flag("json", name="speculative_config", help=_SPECULATIVE_HELP, section="speculative"),
     *(_older_spelling(name, kind, key) for name, (kind, key) in _OLDER_SPELLINGS.items()),
     *_flags_of(ServerConfig, SERVER),
+    *_flags_of(ClusterConfig, CLUSTER),
 )
 FLAGS = (*HONOURED_FLAGS, *read_foreign_flags())
 FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}

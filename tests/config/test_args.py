@@ -176,8 +176,7 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --config /no/such.yaml", "--config", "cannot read '/no/such.yaml'"),
         ("demo --quantization awq", "quantization", "expected one of none, wint8, wint4, w8a8, w4a8, .* got 'awq'"),
         ("demo --quantization {", "--quantization", "expected a name or a JSON mapping"),
-        ("demo --splitwise-role prefill", "--splitwise-role prefill", "prefill/decode separation is not available yet"),
-        ("demo --scheduler-name splitwise", "--scheduler-name splitwise", "over Redis"),
+        ("demo --router a:1", "--router a:1", "nodes find each other through Redis"),
         ("demo --data-parallel-size 2", "--data-parallel-size 2", "data parallelism is not"),
         ("demo --device gpu --tensor-parallel-size 4", "device", "'gpu' is not available yet.*expected cpu or auto"),
         ("demo --gpu-memory-utilization 1.5", "--gpu-memory-utilization", r"a number in \[0.0, 1.0\], got '1.5'"),
@@ -245,7 +244,7 @@ def test_keys_come_from_the_flags_and_else_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", ["--api-key [sesame", "--hf-token sesame", "--scheduler-password sesame", "--ssl-keyfile-password sesame"]
+    "flags", ["--api-key [sesame", "--hf-token sesame", "--scheduler-url sesame", "--ssl-keyfile-password sesame"]
 )
 def test_secrets_are_in_no_message(flags: str) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -13,16 +13,16 @@ from typing import Any
 
 EAGLE = "speculative_config.method: 'eagle' is not available yet"
 MLP_SPECULATOR = "speculative_config.method: 'mlp_speculator' is not available yet"
-SPLITWISE = "prefill/decode separation is not available yet"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command and its outcome."""
+    """A shell command and its outcome; with a role it needs Redis and a node of the other role."""
 
     name: str
     text: str
     outcome: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --scheduler-password "scheduler_mtp" \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        f"--splitwise-role prefill: {SPLITWISE} (also refused: --scheduler-name, "
-        "--scheduler-host, --scheduler-port, --scheduler-ttl, --scheduler-topic, --scheduler-password, "
-        "cache_transfer_protocol, rdma_comm_ports)",
+        role="prefill",
     ),
     Command(
         "MTP, decode node",
@@ -138,7 +136,7 @@ python -m fastdeploy.entrypoints.openai.api_server \\
     --scheduler-password "scheduler_mtp" \\
     --speculative-config '{"method": "mtp", "num_speculative_tokens": 1, "model": "${path_to_mtp_model}"}'
 """,
-        f"--splitwise-role decode: {SPLITWISE} (also refused: --scheduler-name, ",
+        role="decode",
     ),
     Command(
         "n-gram, tensor parallel, in 4 bits",

@@ -62,15 +62,30 @@ def test_older_spelling_is_shown_as_the_current_one(capsys: pytest.CaptureFixtur
     assert values["speculative_config"]["from"] == "command line"
 
 
+def test_secrets_of_redis_are_masked_and_have_their_origin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FD_SCHEDULER_PASSWORD", "sesame")
+    values = shown(capsys, "demo", "--scheduler-name", "splitwise", "--splitwise-role", "decode")
+    assert values["scheduler_password"] == {"value": "***", "from": "FD_SCHEDULER_PASSWORD"}
+    assert values["splitwise_role"] == {"value": "decode", "from": "command line"}
+    assert values["node_id"] == {"value": "", "from": "default"}, "it is drawn when a server starts"
+    assert main(["demo", "--scheduler-name", "global", "--scheduler-url", "redis://u:sesame@h/1"]) == 0
+    printed = capsys.readouterr().out
+    assert "# scheduler_url: redis://***@h/1  # command line" in printed.replace("'", "")
+    assert "sesame" not in printed
+
+
 def test_yaml_output_is_a_file_with_the_same_configuration(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
 ) -> None:
     flags = ["demo", "--config", file, "--max-waiting-time", "-1", "--no-enable-prefix-caching"]
-    assert main([*flags, "--api-key", "sesame", "--enforce-eager"]) == 0
+    flags += ["--scheduler-name", "splitwise", "--splitwise-role", "decode", "--cache-transfer-protocol", "ipc,rdma"]
+    assert main([*flags, "--api-key", "sesame", "--scheduler-password", "sesame", "--enforce-eager"]) == 0
     printed = capsys.readouterr().out
     assert "sesame" not in printed
     assert "# note: --enforce-eager True has no effect" in printed
     copy = tmp_path / "copy.yaml"
     copy.write_text(printed)
     again, before = parse_serve_args(["--config", str(copy)]), parse_serve_args(flags)
-    assert (again.engine, again.server) == (before.engine, before.server)
+    assert (again.engine, again.server, again.cluster) == (before.engine, before.server, before.cluster)

@@ -10,8 +10,11 @@ from typing import Any
 import yaml
 
 from fastdeploy.config.args import COMMAND_LINE, ServeArgs, parse_serve_args
-from fastdeploy.config.env import API_KEY_VARIABLE, read_env
+from fastdeploy.config.cluster_args import PASSWORD_FILE_FLAG
+from fastdeploy.config.env import API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, read_env
+from fastdeploy.config.flag import CLUSTER
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
+from fastdeploy.config.redis_url import MASK
 from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
 
 SEPARATE_SPECULATION_FLAGS = (
@@ -20,7 +23,7 @@ SEPARATE_SPECULATION_FLAGS = (
     "ngram_prompt_lookup_max",
     "ngram_prompt_lookup_min",
 )
-MASK = "***"
+_COMPLETE_ORIGINS = (COMMAND_LINE, API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, PASSWORD_FILE_FLAG)
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +58,8 @@ def _value(flag: Flag, args: ServeArgs) -> Any:
         return args.engine.speculative.to_mapping()
     if flag.name == "quantization":
         return asdict(args.engine.quantization)
+    if flag.section == CLUSTER:
+        return args.cluster.shown()[flag.field]
     value = getattr(parts[flag.section], flag.field or flag.name)
     value = list(value) if isinstance(value, tuple) else value
     return [MASK] * len(value) if flag.is_secret else value
@@ -64,7 +69,7 @@ def _origin(flag: Flag, args: ServeArgs) -> str:
     names = [flag.name, *(SEPARATE_SPECULATION_FLAGS if flag.name == "speculative_config" else ())]
     for name in names:
         origin = args.provenance.get(name)
-        if origin in (COMMAND_LINE, API_KEY_VARIABLE):
+        if origin in _COMPLETE_ORIGINS:
             return str(origin)
         if origin is not None:
             return f"{origin}:{name}"
@@ -81,6 +86,6 @@ def _as_yaml(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
     lines = []
     for name, (value, origin) in values.items():
         flow = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
-        is_masked = isinstance(value, list) and MASK in value
+        is_masked = isinstance(value, (list, str)) and MASK in value
         lines.append(f"{'# ' if is_masked else ''}{flow.strip()[1:-1]}  # {origin}")
     return "\n".join([*lines, *(f"# note: {note}" for note in notes)])

@@ -7,6 +7,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import prometheus_client
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
     try:
         env = read_env()
         args = parse_serve_args(sys.argv[1:] if argv is None else argv, env)
+        args = replace(args, cluster=args.cluster.with_node_id())
         set_up_logging(env)
         arm(env.faults)
         raise_file_limit()
@@ -139,7 +141,7 @@ async def _load(client: EngineClient, stop: asyncio.Task[bool]) -> bool:
 def announce(description: Mapping[str, Any], args: ServeArgs, defaults: GenerationDefaults, address: str) -> None:
     """Print the summary of the configuration, and the ready line with the server's address."""
     notes = [*args.notes, *_sampling_note(defaults)]
-    print("\n".join(summary_lines(description, notes)), flush=True)
+    print("\n".join(summary_lines(description, notes, args.cluster)), flush=True)
     print(f"Ready: {address}/v1 (model {args.server.served_model_name!r})", flush=True)
 
 

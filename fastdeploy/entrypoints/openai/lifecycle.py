@@ -60,6 +60,7 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         scheduler=scheduler,
         tokenizer=tokenizer,
         defaults=model_config.generation,
+        cluster=args.cluster,
         chat_template=_chat_template(args.server.chat_template),
         json_log=env.log_format == "json",
         provenance=args.provenance,

@@ -104,6 +104,7 @@ class ConfigResponse(ResponseBody, kw_only=True):
     Attributes:
         engine: what the engine reports about itself; empty until the model is loaded
         engine_config, server: the configuration, without secrets
+        cluster: how this node works with others, without secrets; empty if it works alone
         provenance: name of each value that is not a default, and where it came from
         environment: variables of the environment that the server reads
     """
@@ -111,6 +112,7 @@ class ConfigResponse(ResponseBody, kw_only=True):
     engine: dict[str, Any]
     engine_config: dict[str, Any]
     server: dict[str, Any]
+    cluster: dict[str, Any]
     provenance: dict[str, str]
     environment: dict[str, str]
 
@@ -201,6 +203,7 @@ async def config_info(request: Request) -> Response:
             engine=dict(server.description()),
             engine_config=asdict(server.engine_config),
             server=masked,
+            cluster=server.cluster.shown() if server.cluster.is_clustered else {},
             provenance=dict(server.provenance),
             environment=shown_variables(),
         )

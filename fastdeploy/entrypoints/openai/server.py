@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from starlette.types import Scope
 
+from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
@@ -45,6 +46,7 @@ class ApiServer:
     Attributes:
         scheduler: runs the requests, on this engine or on the nodes of a cluster.
         defaults: sampling parameters from the model's generation_config.json.
+        cluster: how this node works with others.
         chat_template: used instead of the tokenizer's; None uses that one.
         provenance: name of each value that is not a default -> where it came from.
         metrics_folder: where several API processes store their metrics; empty for one process.
@@ -58,6 +60,7 @@ class ApiServer:
     scheduler: RequestScheduler
     tokenizer: Tokenizer
     defaults: GenerationDefaults
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     chat_template: str | None = None
     json_log: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.version import __version__
 
 BAR_WIDTH = 30
@@ -37,8 +38,10 @@ class ProgressBar:
             print(f"{task} {fraction:.0%}", file=sys.stderr, flush=True)
 
 
-def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[str]:
-    """Return the start-up summary: model, context, memory, speculation and numerics, then the notes."""
+def summary_lines(
+    description: Mapping[str, Any], notes: Sequence[str], cluster: ClusterConfig | None = None
+) -> list[str]:
+    """Return the start-up summary: model, context, memory, speculation, numerics and cluster, then the notes."""
     cache = description.get("kv_cache", {})
     speculation = description.get("speculation", {})
     numerics = description.get("fingerprint", {})
@@ -54,10 +57,23 @@ def summary_lines(description: Mapping[str, Any], notes: Sequence[str]) -> list[
         ),
         "speculation": _speculation(speculation),
         "numerics": _joined(numerics.get("isa"), numerics.get("operator_library")),
+        **(_cluster(cluster, description) if cluster is not None and cluster.is_clustered else {}),
     }
     lines = [f"FastDeploy {__version__}"]
     lines += [f"  {name:<12} {text}" for name, text in rows.items() if text]
     return lines + [f"  note: {note}" for note in notes]
+
+
+def _cluster(cluster: ClusterConfig, description: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows about a node among others: what it does and where it meets them, and how KV blocks travel."""
+    role = cluster.splitwise_role if cluster.is_split else ""
+    topic, node = f"topic {cluster.scheduler_topic}", f"node {cluster.node_id}"
+    rows = {"cluster": _joined(cluster.scheduler_name, role, topic, node, cluster.address)}
+    if cluster.is_split:
+        arena = description.get("cluster", {})
+        slots = arena.get("num_slots") and f"{arena['num_slots']} slots"
+        rows["KV transfer"] = _joined(*cluster.connectors, slots, arena.get("bytes") and _bytes(arena["bytes"]))
+    return rows
 
 
 def _joined(*parts: Any) -> str:

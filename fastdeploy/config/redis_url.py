@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The URL of a Redis server as far as the configuration needs it: its scheme, and how to show it without secrets."""
+
+from __future__ import annotations
+
+from fastdeploy.core.errors import ConfigError
+
+SCHEMES = ("redis", "rediss", "unix", "sentinel", "cluster")
+MASK = "***"
+_PUBLIC_OPTIONS = ("ca", "db", "tls")
+
+
+def masked(url: str) -> str:
+    """Return a URL without its user and password, and without the values of options that might be secrets."""
+    scheme, separator, rest = url.partition("://")
+    _, at, rest = rest.rpartition("@")
+    address, question, options = rest.partition("?")
+    shown = "&".join(_masked_option(option) for option in options.split("&")) if options else ""
+    return f"{scheme}{separator}{MASK + at if at else ''}{address}{question}{shown}"
+
+
+def has_credentials(url: str) -> bool:
+    """Return whether a URL has a user or a password."""
+    return "@" in url
+
+
+def check_scheme(url: str, field: str) -> None:
+    """Raise ConfigError, which does not show the URL, unless it has a known scheme with something behind it."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SCHEMES or not rest:
+        raise ConfigError(
+            field, f"expected a URL that begins with one of {', '.join(f'{name}://' for name in SCHEMES)}"
+        )
+
+
+def _masked_option(option: str) -> str:
+    name, equals, _ = option.partition("=")
+    return option if name in _PUBLIC_OPTIONS else f"{name}{equals}{MASK if equals else ''}"
