@@ -97,6 +97,7 @@ class EngineStats:
     Attributes:
         num_waiting_tokens: prompt tokens of waiting and running requests that have still to be computed.
         num_imported_tokens: tokens whose keys and values came from other nodes.
+        num_failed_blocks: number of blocks that did not come from other nodes as they should have, by reason.
         node: what the agent reports; None without one.
         num_drafts: number of decoding steps that verified a draft.
         num_forbidden_draft_tokens: proposed tokens that a grammar or a reasoning budget forbids; they are not verified.
@@ -110,6 +111,7 @@ class EngineStats:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_imported_tokens: int = 0
+    num_failed_blocks: dict[str, int] = field(default_factory=dict)
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0

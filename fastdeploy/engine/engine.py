@@ -168,6 +168,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return counters and the current state."""
         stats = self._stats.collect(self.scheduler, chain.from_iterable(self._choices.values()))
+        if self.transfer is not None:
+            stats.num_failed_blocks = dict(self.transfer.num_failed_blocks)
         return replace(stats, suffix_cache=self.proposer.suffix_cache_stats())
 
     def describe(self) -> dict[str, Any]:

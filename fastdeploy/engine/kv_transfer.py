@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from fastdeploy.kv_cache.manager import KVCacheManager
 
 if TYPE_CHECKING:
     from fastdeploy.spec_decode.drafting.drafter import Drafter
-    from fastdeploy.worker.block_mover import BlockMover
+    from fastdeploy.worker.block_mover import Arrived, BlockMover
 
 TARGET, STATES = "target", "states"  # parts of a slot that cannot be computed without the target
 
@@ -38,14 +38,15 @@ class _Import:
     image: KVImage
     num_tokens: int
     num_found: int
-    arrived: Future[list[frozenset[str]]] | None
+    arrived: Future[Arrived] | None
 
 
 @dataclass
 class _Export:
-    """The slots for a request's blocks, and what was copied to the first of them."""
+    """The slots for a request's blocks, the copies to the first of them, and how far those blocks are filled."""
 
     slots: list[int]
+    copies: list[Future[None]] = field(default_factory=list)
     num_filled: list[list[int]] = field(default_factory=list)
 
     @property
@@ -59,6 +60,8 @@ class KVTransfer:
     Attributes:
         arena: the arena that this engine exports to.
         num_imported_blocks: number of blocks that were imported and not computed.
+        num_failed_blocks: number of blocks by why they, or a part of them, were not imported: the reasons of
+            `worker.block_mover.Arrived`, `unknown_arena`, `no_room` (too few free blocks) and `error`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class KVTransfer:
         """Start without peers."""
         self.arena = arena
         self.num_imported_blocks = 0
+        self.num_failed_blocks = Counter[str]()
         self._kv_cache_manager, self._mover, self._drafter = kv_cache_manager, mover, drafter
         self._peers: dict[str, Arena] = {}
         self._imports: dict[str, _Import] = {}
@@ -77,10 +81,12 @@ class KVTransfer:
     def attach(self, name: str, arena: Arena) -> None:
         """Import from a peer's arena, which images call by this name."""
         self._peers[name] = arena
+        if not self._mover.can_import(arena, TARGET):
+            logger.warning("the layout of the KV cache of %s is another one; its prompts are computed here", name)
 
     # Import: begin, then adopt or cancel.
 
-    def begin_import(self, request: GenerationRequest) -> Future[list[frozenset[str]]] | None:
+    def begin_import(self, request: GenerationRequest) -> Future[Arrived] | None:
         """Start to copy the blocks of a request that will be added.
 
         Returns:
@@ -88,16 +94,21 @@ class KVTransfer:
             a prompt whose log-probabilities are requested must be computed here.
         """
         image = request.image
-        arena = None if image is None else self._peers.get(image.arena)
-        if image is None or arena is None or request.request_id in self._imports:
+        if image is None or request.params.prompt_logprobs is not None or request.request_id in self._imports:
             return None
-        if request.params.prompt_logprobs is not None:
+        arena = self._peers.get(image.arena)
+        if arena is None:
+            self.num_failed_blocks["unknown_arena"] += len(image.slots)
+            return None
+        if not self._mover.can_import(arena, TARGET):
+            self.num_failed_blocks[f"{TARGET}_layout"] += len(image.slots)
             return None
         token_ids = request.prompt_token_ids + request.open_choices[0][1]
         size = self._kv_cache_manager.block_size
         num_tokens = min(image.num_tokens, len(image.slots) * size, len(image.generations) * size, len(token_ids))
         held = self._kv_cache_manager.begin_import(request.request_id, token_ids, request.cache_salt, num_tokens)
         if held is None:
+            self.num_failed_blocks["no_room"] += self._kv_cache_manager.num_blocks_for(num_tokens)
             return None
         found, new = held
         first, end = len(found), len(found) + len(new)
@@ -113,7 +124,7 @@ class KVTransfer:
         imported = self._imports.pop(request_id, None)
         if imported is None:
             return
-        arrived = _result(imported.arrived)
+        arrived = self._receive(imported)
         num_arrived = next((i for i, parts in enumerate(arrived) if TARGET not in parts), len(arrived))
         num_blocks = imported.num_found + num_arrived
         manager = self._kv_cache_manager
@@ -131,7 +142,7 @@ class KVTransfer:
         """Release the imported blocks of a request that will not be added."""
         imported = self._imports.pop(request_id, None)
         if imported is not None:
-            _result(imported.arrived)
+            self._receive(imported)
             self._kv_cache_manager.end_import(request_id)
 
     # Export: begin, advance after each step, then hand over or finish.
@@ -156,17 +167,18 @@ class KVTransfer:
             handover.resumed[choice.index] = choice.output_token_ids.tolist()
         export = self._exports.get(request)
         if export is not None:
-            num_tokens = request.num_computed
-            self._copy(request, export, self._kv_cache_manager.num_blocks_for(num_tokens))
-            slots = export.slots[: export.num_blocks]
-            handover.image = KVImage(
-                arena="",
-                slots=slots,
-                generations=[int(self.arena.generations[slot]) for slot in slots],
-                num_tokens=min(num_tokens, len(slots) * self.block_size),
-                num_filled=export.num_filled if self._drafter else [],
-            )
-        self._leaving.append(([copied for copied, _ in self._copies], handover))
+            # A request that was preempted has lost its blocks, but not the copies of them.
+            num_tokens = max(request.num_computed, export.num_blocks * self.block_size)
+            self._copy(request, export, self._kv_cache_manager.num_blocks_for(request.num_computed))
+            if slots := export.slots[: export.num_blocks]:
+                handover.image = KVImage(
+                    arena="",
+                    slots=slots,
+                    generations=[int(self.arena.generations[slot]) for slot in slots],
+                    num_tokens=min(num_tokens, len(slots) * self.block_size),
+                    num_filled=export.num_filled if self._drafter else [],
+                )
+        self._leaving.append(([] if export is None else export.copies, handover))
 
     def finish(self, request: Request) -> None:
         """Forget the export of a request that ends."""
@@ -208,11 +220,36 @@ class KVTransfer:
         if first >= end:
             return
         if self._drafter is not None:
-            self._drafter.fill(request, min(end * self.block_size, request.num_computed))
+            self._fill(self._drafter, request, min(end * self.block_size, request.num_computed))
         block_ids = request.block_ids[first:end]
         export.num_filled += [self._drafter.num_filled(b) if self._drafter else [] for b in block_ids]
         self._kv_cache_manager.begin_export(block_ids)
-        self._copies.append((self._mover.export_blocks(self.arena, block_ids, export.slots[first:end]), block_ids))
+        copied = self._mover.export_blocks(self.arena, block_ids, export.slots[first:end])
+        export.copies.append(copied)
+        self._copies.append((copied, block_ids))
+
+    def _fill(self, drafter: Drafter, request: Request, end: int) -> None:
+        """Fill the caches of the drafting model; if it fails, the blocks travel without them."""
+        try:
+            drafter.fill(request, end)
+        except Exception:
+            logger.exception(
+                "the drafting model failed; the blocks of request %s travel without it", request.request_id
+            )
+            drafter.reset()
+
+    def _receive(self, imported: _Import) -> list[frozenset[str]]:
+        """Wait for an import; return the parts that have arrived per copied block, none if the copy failed."""
+        if imported.arrived is None:
+            return []
+        try:
+            arrived = imported.arrived.result()
+        except Exception:
+            logger.exception("blocks cannot be imported; they are computed")
+            self.num_failed_blocks["error"] += self._kv_cache_manager.num_blocks_for(imported.num_tokens)
+            return []
+        self.num_failed_blocks += arrived.failures
+        return arrived.parts
 
     def _adopt_drafting(self, imported: _Import, arrived: list[frozenset[str]], block_ids: list[int]) -> bool:
         """Record what the drafting model's caches hold of the imported blocks.
@@ -228,17 +265,6 @@ class KVTransfer:
             is_whole = needed <= parts and len(filled) == 1 and _is_valid(filled[0], nothing, self.block_size)
             self._drafter.set_filled(block_ids[i], filled[0] if is_whole else nothing)
         return STATES not in needed or all(STATES in parts for parts in arrived)
-
-
-def _result(arrived: Future[list[frozenset[str]]] | None) -> list[frozenset[str]]:
-    """Return what has arrived; nothing, and a line in the log, if the copy failed."""
-    if arrived is None:
-        return []
-    try:
-        return arrived.result()
-    except Exception:
-        logger.exception("blocks cannot be imported; they are computed")
-        return []
 
 
 def _is_valid(num_filled: list[int], nothing: list[int], block_size: int) -> bool:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fastdeploy.kv_cache.arena import Arena, SlotPart
 from fastdeploy.ops.block_moves import BlockRegions
@@ -25,6 +27,19 @@ class CachePart:
     name: str
     digest: str
     regions: BlockRegions
+
+
+class Arrived(NamedTuple):
+    """The outcome of an import.
+
+    Attributes:
+        parts: per slot, the names of the parts that arrived.
+        failures: number of slots by why a part of them did not arrive: `stale`, and per part `PART_layout` (the peer's
+            digest is another one) and `PART_checksum`.
+    """
+
+    parts: list[frozenset[str]]
+    failures: Counter[str]
 
 
 class BlockMover:
@@ -47,14 +62,19 @@ class BlockMover:
 
     def import_blocks(
         self, arena: Arena, slots: Sequence[int], generations: Sequence[int], block_ids: Sequence[int]
-    ) -> Future[list[frozenset[str]]]:
+    ) -> Future[Arrived]:
         """Copy slots of a peer's arena to blocks.
 
         Returns:
-            A future with the names of the parts that arrived, per slot: those of equal digests whose checksums are
-            right. A slot whose generation is not the given one delivers nothing.
+            A future. Parts of equal digests arrive if their checksums are right. A slot whose generation is not the
+            given one, or that does not exist, delivers nothing.
         """
         return self._thread.submit(self._import, arena, list(slots), list(generations), list(block_ids))
+
+    def can_import(self, arena: Arena, name: str) -> bool:
+        """Return whether the part of this name in slots of an arena has the layout of ours."""
+        place = arena.parts.get(name)
+        return place is not None and any(part.name == name and _has_layout(place, part) for part in self._parts)
 
     def close(self) -> None:
         """Wait for the last copy and end the thread."""
@@ -66,26 +86,38 @@ class BlockMover:
             last = place.first_checksum + place.num_checksums
             arena.checksums[slots, place.first_checksum : last] = part.regions.export_blocks(block_ids, addresses)
 
-    def _import(
-        self, arena: Arena, slots: list[int], generations: list[int], block_ids: list[int]
-    ) -> list[frozenset[str]]:
-        arrived = [set[str]() for _ in slots]
-        valid = [i for i, slot in enumerate(slots) if 0 <= slot < arena.num_slots]
+    def _import(self, arena: Arena, slots: list[int], generations: list[int], block_ids: list[int]) -> Arrived:
+        arrived, failures = [set[str]() for _ in slots], list[tuple[int, str]]()
+        exists = [i for i, slot in enumerate(slots) if 0 <= slot < arena.num_slots]
         for part in self._parts:
             place = arena.parts.get(part.name)
-            if place is None or (place.digest, place.num_bytes) != (part.digest, part.regions.slot_bytes):
+            if place is None:
                 continue
-            addresses = [arena.address(slots[i]) + place.offset for i in valid]
-            received = part.regions.import_blocks([block_ids[i] for i in valid], addresses)
+            if not _has_layout(place, part):
+                failures += [(i, f"{part.name}_layout") for i in exists]
+                continue
+            addresses = [arena.address(slots[i]) + place.offset for i in exists]
+            received = part.regions.import_blocks([block_ids[i] for i in exists], addresses)
             last = place.first_checksum + place.num_checksums
-            expected = arena.checksums[[slots[i] for i in valid], place.first_checksum : last]
-            for i, is_right in zip(valid, (received == expected).all(axis=1).tolist()):
+            expected = arena.checksums[[slots[i] for i in exists], place.first_checksum : last]
+            for i, is_right in zip(exists, (received == expected).all(axis=1).tolist()):
                 if is_right:
                     arrived[i].add(part.name)
-        for i in valid:  # a slot that was reused meanwhile has another generation by now
-            if int(arena.generations[slots[i]]) != generations[i]:
-                arrived[i].clear()
-        return [frozenset(names) for names in arrived]
+                else:
+                    failures.append((i, f"{part.name}_checksum"))
+        # A slot that was reused meanwhile has another generation by now.
+        valid = {i for i in exists if int(arena.generations[slots[i]]) == generations[i]}
+        counts = Counter(reason for i, reason in failures if i in valid)
+        if len(valid) < len(slots):
+            counts["stale"] = len(slots) - len(valid)
+        nothing = frozenset[str]()
+        return Arrived([frozenset(names) if i in valid else nothing for i, names in enumerate(arrived)], counts)
+
+
+def _has_layout(place: SlotPart, part: CachePart) -> bool:
+    regions = part.regions
+    layout = part.digest, regions.slot_bytes, regions.num_checksums
+    return (place.digest, place.num_bytes, place.num_checksums) == layout
 
 
 def _slot_parts(parts: Sequence[CachePart]) -> list[SlotPart]:

@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from fastdeploy.core.handover import Handover
-from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine, make_kv_transfer
-from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.hub.model_path import resolve_model_path
-from tests.exactness.engines import METHODS, Texts, build, config, configured, exists, proposer_of
-from tests.exactness.requests import join, make_requests, run_alone
+from tests.engine.hand_over import DIGESTS, Pair, make_pair
+from tests.exactness.engines import METHODS, Texts, build, config, exists
+from tests.exactness.requests import make_requests, run_alone
 from tests.pairwise import pairwise
-
-NUM_SLOTS = 400
-DIGESTS = {"target": "demo", "drafting": "demo draft", "states": "demo"}
 
 
 def can_run(prefill: str, decode: str, chunk: int, num_drafts: int, caches_prefixes: bool) -> bool:
@@ -31,101 +25,6 @@ def can_run(prefill: str, decode: str, chunk: int, num_drafts: int, caches_prefi
 
 ALL_METHODS = (*METHODS, "naive")
 CASES = pairwise(ALL_METHODS, ALL_METHODS, (7, 2048), (1, 3), (False, True), allowed=can_run)
-Deltas = dict[tuple[str, int], list[TokenDelta]]
-
-
-@dataclass
-class Pair:
-    """Two engines and the arena between them.
-
-    Attributes:
-        free_slots: slots of the first engine's arena that hold nothing.
-        deltas: what the choices of each request have emitted.
-    """
-
-    first: Engine
-    second: Engine
-    free_slots: list[int] = field(default_factory=lambda: list(range(NUM_SLOTS)))
-    deltas: Deltas = field(default_factory=dict)
-    handovers: list[Handover] = field(default_factory=list)
-    requests: dict[str, GenerationRequest] = field(default_factory=dict)
-    waiting: list[GenerationRequest] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for engine in (self.first, self.second):
-            engine.transfer = make_kv_transfer(engine, NUM_SLOTS, DIGESTS)
-        self.importing.attach("first", self.exporting.arena)
-
-    @property
-    def exporting(self) -> KVTransfer:
-        assert self.first.transfer is not None
-        return self.first.transfer
-
-    @property
-    def importing(self) -> KVTransfer:
-        assert self.second.transfer is not None
-        return self.second.transfer
-
-    def add(self, request: GenerationRequest, hands_over: bool = True) -> None:
-        """Add a request to the first engine: its first choice alone, if it is to be handed over with the prompt."""
-        self.requests[request.request_id] = request
-        num_blocks = -(-(len(request.prompt_token_ids) + 64) // self.exporting.block_size)
-        slots = [self.free_slots.pop() for _ in range(min(num_blocks, len(self.free_slots)))]
-        for slot in slots:
-            self.exporting.arena.generations[slot] += 1
-        others = [None] * (request.params.n - 1) if hands_over else [[]] * (request.params.n - 1)
-        ticket = replace(request, resumed=[[], *others], hands_over=hands_over, export_slots=slots)
-        self.collect(self.first.add_request(ticket))
-
-    def step(self) -> None:
-        """Step both engines, pass on what is handed over, and check their integrity."""
-        self.collect(self.first.step())
-        for handover in self.first.pop_handovers():
-            self.handovers.append(handover)
-            self.pass_on(handover)
-        for ticket in self.waiting:
-            self.collect(self.second.add_request(ticket))
-        self.waiting.clear()
-        self.collect(self.second.step())
-        self.first.check_integrity()
-        self.second.check_integrity()
-
-    def pass_on(self, handover: Handover) -> None:
-        request = self.requests[handover.request_id]
-        ended = [self.has_ended(request.request_id, index) for index in range(request.params.n)]
-        resumed = [
-            None if has_ended else tokens or [] for has_ended, tokens in zip(ended, handover.resumed, strict=True)
-        ]
-        image = handover.image and replace(handover.image, arena="first")
-        params = replace(request.params, prompt_logprobs=None) if any(handover.resumed) else request.params
-        ticket = replace(request, params=params, resumed=resumed, image=image)
-        prepared = self.second.prepare(ticket)
-        if prepared is not None:
-            prepared.result()
-        self.waiting.append(ticket)
-
-    def has_ended(self, request_id: str, index: int) -> bool:
-        deltas = self.deltas.get((request_id, index))
-        return bool(deltas) and deltas[-1].finish_reason is not None
-
-    def collect(self, deltas: Iterable[TokenDelta]) -> None:
-        for delta in deltas:
-            known = self.deltas.setdefault((delta.request_id, delta.index), [])
-            assert delta.first_index == sum(len(earlier.token_ids) for earlier in known), "no token twice or missing"
-            known.append(delta)
-
-    def is_busy(self) -> bool:
-        transfers = self.exporting.is_moving or self.importing.is_moving
-        return self.first.has_unfinished() or self.second.has_unfinished() or transfers or bool(self.waiting)
-
-    def texts(self) -> Texts:
-        """Run to the end; return all texts."""
-        while self.is_busy():
-            self.step()
-        for engine in (self.first, self.second):
-            stats = engine.stats()
-            assert stats.num_free_blocks == stats.num_blocks
-        return {key: join(deltas) for key, deltas in self.deltas.items()}
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +36,6 @@ def requests() -> list[GenerationRequest]:
 @pytest.fixture(scope="module")
 def plain(requests: list[GenerationRequest]) -> Texts:
     return run_alone(make_engine(config()), requests)
-
-
-def make_pair(
-    plain: Texts, prefill: str, decode: str, chunk: int = 2048, num_drafts: int = 3, caches_prefixes: bool = True
-) -> Pair:
-    def engine(method: str) -> Engine:
-        cfg = config(configured(method), num_drafts if method != "naive" else 0, chunk, prefix_caching=caches_prefixes)
-        return build(cfg, proposer_of(method, plain, num_drafts))
-
-    return Pair(engine(prefill), engine(decode))
 
 
 @pytest.mark.parametrize(("prefill", "decode", "chunk", "num_drafts", "caches_prefixes"), CASES)
@@ -193,36 +82,6 @@ def test_a_text_is_handed_over_at_any_step(requests: list[GenerationRequest], pl
 @pytest.mark.parametrize("seed", range(6, 106))
 def test_texts_are_handed_over_at_any_step(requests: list[GenerationRequest], plain: Texts, seed: int) -> None:
     test_a_text_is_handed_over_at_any_step(requests, plain, seed)
-
-
-def test_blocks_that_do_not_arrive_are_computed(requests: list[GenerationRequest], plain: Texts) -> None:
-    pair = make_pair(plain, "naive", "naive", caches_prefixes=False)
-    spoil = iter([2, 0, 1] * len(requests))
-    pass_on = pair.pass_on
-
-    def spoil_and_pass_on(handover: Handover) -> None:
-        assert handover.image is not None
-        index = next(spoil)
-        if index < len(handover.image.slots):
-            pair.exporting.arena.generations[handover.image.slots[index]] += 1
-        pass_on(handover)
-
-    pair.pass_on = spoil_and_pass_on  # type: ignore[method-assign]
-    for request in requests:
-        pair.add(request)
-    assert pair.texts() == plain
-    num_sent = sum(len(h.image.slots) for h in pair.handovers if h.image)
-    assert 0 < pair.importing.num_imported_blocks < num_sent / 2
-
-
-def test_another_layout_is_not_imported(requests: list[GenerationRequest], plain: Texts) -> None:
-    pair = make_pair(plain, "mtp", "mtp", num_drafts=1)
-    pair.second.transfer = make_kv_transfer(pair.second, 1, {**DIGESTS, "target": "another"})
-    pair.importing.attach("first", pair.exporting.arena)
-    for request in requests:
-        pair.add(request)
-    assert pair.texts() == plain
-    assert pair.importing.num_imported_blocks == 0
 
 
 def test_a_request_drafts_with_mtp_only_if_the_states_arrive(requests: list[GenerationRequest], plain: Texts) -> None:
