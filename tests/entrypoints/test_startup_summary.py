@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The start-up summary says how a node works with others, and nothing about it on a server that works alone."""
+
+from __future__ import annotations
+
+from fastdeploy.config.cluster_config import ClusterConfig
+from fastdeploy.entrypoints.openai.startup_summary import summary_lines
+
+DESCRIPTION = {"model": "demo", "max_model_len": 2048, "cluster": {"group": "ab", "num_slots": 64, "bytes": 2**28}}
+
+
+def test_a_node_shows_what_it_does_and_where_it_meets_the_others() -> None:
+    config = ClusterConfig(
+        scheduler_name="splitwise",
+        splitwise_role="decode",
+        scheduler_topic="mtp",
+        node_id="n1",
+        scheduler_url="rediss://user:sesame@redis.example:6380/1",
+    )
+    lines = summary_lines(DESCRIPTION, ["a note"], config)
+    assert lines[-3:] == [
+        "  cluster      splitwise, decode, topic mtp, node n1, rediss://***@redis.example:6380/1",
+        "  KV transfer  ipc, 64 slots, 256 MiB",
+        "  note: a note",
+    ]
+
+
+def test_nodes_of_one_queue_have_no_role_and_transfer_nothing() -> None:
+    config = ClusterConfig(scheduler_name="global", node_id="n1", scheduler_password="sesame")
+    lines = summary_lines(DESCRIPTION, (), config)
+    assert lines[-1] == "  cluster      global, topic default, node n1, redis://127.0.0.1:6379/0"
+
+
+def test_a_server_alone_shows_nothing_of_it() -> None:
+    assert not any("cluster" in line or "KV transfer" in line for line in summary_lines(DESCRIPTION, (), ClusterConfig()))
