@@ -233,6 +233,7 @@ def test_private_server_is_started_with_the_engine_s_flags_and_stopped(tmp_path:
     ("flags", "message"),
     [
         (["--model", "demo", "--port", "1"], "--port: not allowed for a private server; use --url for a running one"),
+        (["--model", "demo", "--scheduler-name", "global"], "--scheduler-name: not allowed for a private server"),
         (
             ["--url", "http://localhost:1/v1", "--model", "demo"],
             "--model: not allowed with --url, which names a running server",

@@ -32,4 +32,6 @@ def test_nodes_of_one_queue_have_no_role_and_transfer_nothing() -> None:
 
 
 def test_a_server_alone_shows_nothing_of_it() -> None:
-    assert not any("cluster" in line or "KV transfer" in line for line in summary_lines(DESCRIPTION, (), ClusterConfig()))
+    assert not any(
+        "cluster" in line or "KV transfer" in line for line in summary_lines(DESCRIPTION, (), ClusterConfig())
+    )

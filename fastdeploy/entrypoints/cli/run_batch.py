@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from fastdeploy.config.args import parse_serve_args
+from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import API_KEY_VARIABLE, read_env
 from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> int:
             client = HttpClient(args.url.rstrip("/"), get_api_key(args))
             return asyncio.run(_run(client, requests, answers, args, output))
         parsed = parse_serve_args(flags, read_env())
-        _refuse_network_flags([name for name, origin in parsed.provenance.items() if origin != API_KEY_VARIABLE])
+        _refuse_network_flags(parsed)
         args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
         with private_server(flags) as client:
             return asyncio.run(_run(client, requests, answers, args, output))
@@ -310,9 +310,10 @@ def private_server(flags: Sequence[str]) -> Iterator[HttpClient]:
             process.wait()
 
 
-def _refuse_network_flags(names: Sequence[str]) -> None:
-    for name in names:
-        if name in NETWORK_FLAGS:
+def _refuse_network_flags(args: ServeArgs) -> None:
+    refused = (*NETWORK_FLAGS, "scheduler_name") if args.cluster.is_clustered else NETWORK_FLAGS
+    for name, origin in args.provenance.items():
+        if name in refused and origin != API_KEY_VARIABLE:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(flag, "not allowed for a private server; use --url for a running one")
 
