@@ -12,7 +12,7 @@ from fastdeploy.config.api_keys import file_notes
 from fastdeploy.config.cluster_config import AVAILABLE_CONNECTORS, LEAST_PERIOD_MS, ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
 from fastdeploy.config.env import SCHEDULER_PASSWORD_VARIABLE
-from fastdeploy.config.redis_url import has_credentials
+from fastdeploy.config.redis_url import credentials
 from fastdeploy.core.errors import ConfigError
 
 PASSWORD_FILE_FLAG = "--scheduler-password-file"
@@ -36,7 +36,7 @@ def build_cluster_config(given: Mapping[str, Any], env_password: str) -> tuple[C
     _refuse_contradictions(given)
     periods: dict[str, Any] = {name: _at_least_100(given[name]) for name in _PERIODS if name in given}
     config = ClusterConfig(**{**given, **periods})
-    if not config.is_clustered or config.scheduler_password or has_credentials(config.scheduler_url):
+    if not config.is_clustered or config.scheduler_password or credentials(config.scheduler_url)[1]:
         return config, ""
     if config.scheduler_password_file:
         password = _read_password(config.scheduler_password_file)
@@ -92,13 +92,13 @@ def keep_chunked_prefill(values: dict[str, Any], shown: Mapping[str, str]) -> It
 
 
 def _refuse_contradictions(given: Mapping[str, Any]) -> None:
-    if given.get("scheduler_url"):
-        for name in ("scheduler_host", "scheduler_port"):
-            if name in given:
-                raise ConfigError(name, "cannot be combined with --scheduler-url, which has host and port")
-        for name in ("scheduler_username", "scheduler_password", "scheduler_password_file"):
-            if given.get(name) and has_credentials(given["scheduler_url"]):
-                raise ConfigError(name, "cannot be combined with a --scheduler-url that has a user or password")
+    url = given.get("scheduler_url", "")
+    username, password = credentials(url)
+    of_url = {"scheduler_host": url, "scheduler_port": url, "scheduler_username": username}
+    of_url |= {"scheduler_password": password, "scheduler_password_file": password}
+    for name, value in of_url.items():
+        if value and given.get(name):
+            raise ConfigError(name, "cannot be combined with --scheduler-url, which replaces it")
     if given.get("scheduler_password") and given.get("scheduler_password_file"):
         raise ConfigError("scheduler_password", f"cannot be combined with {PASSWORD_FILE_FLAG}")
 

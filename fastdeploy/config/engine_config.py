@@ -41,7 +41,8 @@ class CacheConfig:
             1,
             2**60,
             kind="bytes",
-            help="memory for KV blocks between nodes (default: a quarter of the KV cache, at least two contexts)",
+            help="shared memory for KV blocks that other nodes fetch, with splitwise (default: a quarter of the KV "
+            "cache, at least two full contexts)",
         ),
     ] = None
 
@@ -80,7 +81,11 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Everything that an engine is built from; with `hands_over` its requests may go on in other engines."""
+    """Everything that an engine is built from.
+
+    Attributes:
+        hands_over: whether the engine exchanges KV blocks with other nodes; follows from `--scheduler-name`.
+    """
 
     model: Annotated[str, text(help="local directory, hub name, or `demo` for the demonstration model")]
     tokenizer: Annotated[str, text(help="directory of the tokenizer (default: the model's)")] = ""
@@ -103,11 +108,11 @@ class EngineConfig:
         str, choice("auto", "llguidance", "off", help="auto or llguidance for structured output, off to refuse it")
     ] = "auto"
     generation_config: Annotated[str, choice("auto", "none", help="none ignores generation_config.json")] = "auto"
+    hands_over: bool = False
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: AnySpeculativeConfig = field(default_factory=NaiveConfig)
-    hands_over: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

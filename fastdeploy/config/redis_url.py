@@ -7,7 +7,7 @@ from fastdeploy.core.errors import ConfigError
 
 SCHEMES = ("redis", "rediss", "unix", "sentinel", "cluster")
 MASK = "***"
-_PUBLIC_OPTIONS = ("ca", "db", "tls")
+_PUBLIC_OPTIONS = ("ca", "db", "protocol", "tls")
 
 
 def masked(url: str) -> str:
@@ -19,9 +19,11 @@ def masked(url: str) -> str:
     return f"{scheme}{separator}{MASK + at if at else ''}{address}{question}{shown}"
 
 
-def has_credentials(url: str) -> bool:
-    """Return whether a URL has a user or a password."""
-    return "@" in url
+def credentials(url: str) -> tuple[str, str]:
+    """Return user and password of a URL as they are written there; "" for what it lacks."""
+    userinfo = url.partition("://")[2].rpartition("@")[0]
+    username, _, password = userinfo.partition(":")
+    return username, password
 
 
 def check_scheme(url: str, field: str) -> None:

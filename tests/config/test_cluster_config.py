@@ -141,7 +141,7 @@ def test_the_configuration_reaches_child_processes_unchanged() -> None:
         (
             SPLIT + "--scheduler-url redis://h --scheduler-host h",
             "scheduler_host",
-            "cannot be combined with --scheduler-url",
+            "cannot be combined with --scheduler-url, which replaces it",
         ),
         (
             SPLIT + "--scheduler-url redis://h --scheduler-port 6379",
@@ -272,7 +272,8 @@ def test_the_password_comes_from_its_flag_else_its_file_else_the_environment(tmp
     args = parse(SPLIT + "--scheduler-password given", env)
     assert (args.cluster.scheduler_password, args.provenance["scheduler_password"]) == ("given", "command line")
     assert parse(SPLIT + "--scheduler-url redis://a:b@h", env).cluster.scheduler_password == ""
-    assert parse(SPLIT + "--scheduler-url redis://h", env).cluster.scheduler_password == "from-env"
+    assert parse(SPLIT + "--scheduler-url redis://a@h", env).cluster.scheduler_password == "from-env"
+    assert parse(SPLIT + "--scheduler-url redis://:b@h --scheduler-username a").cluster.scheduler_username == "a"
     alone = parse("demo", env)
     assert (alone.cluster, alone.notes) == (ClusterConfig(), ())
 
@@ -300,8 +301,8 @@ def test_a_password_file_without_a_password_is_refused(tmp_path: Path, content: 
     "flags",
     [
         "--scheduler-password sesame --scheduler-password-file /no/such",
-        "--scheduler-password sesame --scheduler-url redis://u@h",
-        "--scheduler-username u --scheduler-url redis://:sesame@h",
+        "--scheduler-password sesame --scheduler-url redis://u:p@h",
+        "--scheduler-username u --scheduler-url redis://v:sesame@h",
         "--scheduler-password-file /no/such --scheduler-url redis://:sesame@h",
     ],
 )
