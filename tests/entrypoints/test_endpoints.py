@@ -97,6 +97,7 @@ def test_config_info_has_the_origin_of_values_and_no_secret(keyed: ServerProcess
     response = keyed.get("/config-info", headers=bearer("alpha"))
     info = response.json()
     assert info["provenance"]["max_model_len"] == "command line" and info["engine_config"]["max_model_len"] == 200
+    assert info["cluster"] == {}, "it works alone"
     assert info["environment"]["FD_DEBUG"] == "1" and info["environment"]["FD_API_KEY"] == "***"
     assert not any(key in response.text for key in ("alpha", "beta", "gamma"))
 
