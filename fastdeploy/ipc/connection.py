@@ -185,6 +185,10 @@ class EngineConnection:
         finally:
             del self._pending_calls[call_id]
 
+    def set_role(self, role: str) -> None:
+        """Ask the agent of this node to take a role, through the engine; `stats.node.role` shows it."""
+        self._send(messages.SetRole(role))
+
     async def close(self) -> None:
         """Close the connection; requests in flight continue unless they were aborted."""
         self._socket.close()

@@ -53,5 +53,8 @@ class RequestScheduler(Protocol):
     async def abort_requests(self, request_ids: Sequence[str] | None, salt_prefix: str = "") -> list[tuple[str, int]]:
         """Abort requests of any process, whichever node runs them; see `EngineConnection.abort_requests`."""
 
+    def set_role(self, role: str) -> None:
+        """Ask this node's agent to take a role, which `stats.node.role` then shows."""
+
     async def close(self) -> None:
         """Close all connections."""

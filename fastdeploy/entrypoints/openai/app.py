@@ -18,7 +18,7 @@ from starlette.responses import Response
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import add_client_mark
-from fastdeploy.entrypoints.openai import pages, routes_info, routes_tokenize
+from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_tokenize
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import Client, client_of
 from fastdeploy.entrypoints.openai.connection_gate import release_body
@@ -241,5 +241,6 @@ ENDPOINTS = (
     ),
     *routes_tokenize.ENDPOINTS,
     *routes_info.ENDPOINTS,
+    *routes_cluster.ENDPOINTS,
     *pages.ENDPOINTS,
 )

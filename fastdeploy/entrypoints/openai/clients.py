@@ -17,6 +17,7 @@ from fastdeploy.config.api_keys import ApiKey
 MAX_CACHED_ADDRESSES = 4096
 IPV6_PREFIX_BITS = 64  # a single host usually has all addresses of such a network
 _CLIENT = "fastdeploy.client"
+_PASSED_ON = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via", b"origin"})
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,15 @@ def client_of(scope: Scope) -> Client:
 def shown_client(scope: Scope) -> str:
     """Return the client's name for log lines: that of the key, else the address."""
     return client_of(scope).name or _host(scope) or "unknown address"
+
+
+def is_from_this_machine(scope: Scope) -> bool:
+    """Return whether a request comes over a loopback address, and neither a proxy nor a browser has passed it on."""
+    names = {name for name, _ in scope["headers"]}
+    try:
+        return ipaddress.ip_address(network_of(_host(scope))).is_loopback and names.isdisjoint(_PASSED_ON)
+    except ValueError:
+        return False
 
 
 def _host(scope: Scope) -> str:

@@ -34,6 +34,7 @@ from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
 from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, WITHOUT_EFFECT, GenerationFields
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
 from fastdeploy.entrypoints.openai.serving_base import MAX_HEADER_ID_LENGTH, MAX_REQUEST_ID_LENGTH
+from fastdeploy.scheduler.request_states import Role
 from fastdeploy.version import __version__
 
 Schema = dict[str, Any]
@@ -115,6 +116,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     "guided_choice": {"minItems": 1},
     "reasoning_effort": {"enum": [*REASONING_EFFORTS, None]},
     "request_id": _printable(MAX_REQUEST_ID_LENGTH),
+    "role": {"enum": [role.value for role in Role]},
 }
 """Field of a body -> what its schema says beyond its type and its range."""
 

@@ -7,17 +7,23 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fastdeploy.config.env import shown_variables
+from fastdeploy.core.stats import NodeStats
 from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.responses import ErrorResponse, ResponseBody
 from fastdeploy.entrypoints.openai.server import ApiServer, ServerStatus
+from fastdeploy.scheduler.request_states import Role
 from fastdeploy.version import __version__
+
+
+ClusterState = Literal["ok", "degraded: redis", "alone"]
 
 
 class ModelPermission(ResponseBody, kw_only=True):
@@ -63,9 +69,18 @@ class ModelList(ResponseBody, kw_only=True):
 
 
 class HealthResponse(ResponseBody, kw_only=True):
-    """State of the server."""
+    """State of the server.
+
+    Attributes:
+        node, role: name and present role of a node that works with others
+        cluster: whether it does; `degraded: redis` while Redis does not answer, `alone` while no other node of its group
+            takes requests. Requests are served in every case
+    """
 
     status: ServerStatus
+    node: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+    cluster: ClusterState | UnsetType = UNSET
 
 
 class VersionResponse(ResponseBody, kw_only=True):
@@ -87,6 +102,8 @@ class LoadResponse(ResponseBody, kw_only=True):
         num_sequences: their sequences, prompts times n, of which there are at most max_concurrency
         num_running, num_waiting: requests inside the engine
         num_free_blocks, num_blocks: blocks of the KV cache
+        num_foreign_requests: requests inside the engine whose clients are connected to other nodes
+        num_leased_slots: KV blocks that this node keeps until another one has fetched them
     """
 
     num_requests: int
@@ -96,6 +113,8 @@ class LoadResponse(ResponseBody, kw_only=True):
     num_waiting: int
     num_free_blocks: int
     num_blocks: int
+    num_foreign_requests: int | UnsetType = UNSET
+    num_leased_slots: int | UnsetType = UNSET
 
 
 class ConfigResponse(ResponseBody, kw_only=True):
@@ -156,8 +175,21 @@ def _model_card(server: ApiServer) -> ModelCard:
 
 async def health(request: Request) -> Response:
     """Return the state of the server: 200 if it is ready, otherwise 503."""
-    status = server_of(request).status
-    return json_response(HealthResponse(status=status), 200 if status == "ready" else 503)
+    server = server_of(request)
+    body = HealthResponse(status=server.status)
+    if server.cluster.is_clustered:
+        node = server.scheduler.stats.node
+        body.node = server.cluster.node_id
+        body.role = node.role if node is not None else server.cluster.splitwise_role
+        body.cluster = _cluster_state(node)
+    return json_response(body, 200 if body.status == "ready" else 503)
+
+
+def _cluster_state(node: NodeStats | None) -> ClusterState:
+    if node is None or not node.is_redis_up:
+        return "degraded: redis"
+    num_ready = sum(count for role, count in node.nodes.items() if role != Role.DRAINING)
+    return "ok" if num_ready > (node.role != Role.DRAINING) else "alone"
 
 
 async def metrics(request: Request) -> Response:
@@ -175,17 +207,19 @@ async def load(request: Request) -> Response:
     """Return the current numbers of requests and blocks."""
     server = server_of(request)
     stats = server.scheduler.stats
-    return json_response(
-        LoadResponse(
-            num_requests=server.metrics.num_inside(),
-            num_sequences=server.metrics.num_sequences_inside(),
-            max_concurrency=server.config.max_concurrency,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_free_blocks=stats.num_free_blocks,
-            num_blocks=stats.num_blocks,
-        )
+    body = LoadResponse(
+        num_requests=server.metrics.num_inside(),
+        num_sequences=server.metrics.num_sequences_inside(),
+        max_concurrency=server.config.max_concurrency,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        num_free_blocks=stats.num_free_blocks,
+        num_blocks=stats.num_blocks,
     )
+    if stats.node is not None:
+        body.num_foreign_requests = stats.node.num_foreign
+        body.num_leased_slots = stats.node.num_leased_slots
+    return json_response(body)
 
 
 async def config_info(request: Request) -> Response:

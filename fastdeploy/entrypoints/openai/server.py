@@ -53,6 +53,7 @@ class ApiServer:
         is_draining: the server is shutting down and accepts no new requests.
         keys: the API keys; None on a server without keys.
         known_paths: paths of the routes, which log lines may show.
+        cluster: whether and how this node works with others.
     """
 
     config: ServerConfig
@@ -68,12 +69,18 @@ class ApiServer:
     metrics_folder: str = ""
     is_draining: bool = False
     known_paths: Collection[str] = ()
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         config, metrics_folder = self.config, self.metrics_folder
         names = [key.name for key in config.keys]
         self.metrics = ServerMetrics(
-            lambda: self.scheduler.stats, self.description, metrics_folder, self.json_log, names
+            lambda: self.scheduler.stats,
+            self.description,
+            metrics_folder,
+            self.json_log,
+            names,
+            self.cluster.is_clustered,
         )
         self.keys = ClientKeys(config.keys) if config.keys else None
         self.limiter = ConcurrencyLimiter(
