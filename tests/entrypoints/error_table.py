@@ -24,6 +24,7 @@ VALID = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/abort_requests": {},
+    "/v1/role": {},
 }
 MODELS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHATS: ChatCompletionRequest}
 
@@ -237,6 +238,11 @@ ONE: list[Row] = [
     wrong("/v1/abort_requests", "req_ids", ["a"] * 4097, "at most 4096 ids, got 4097"),
     Row("/v1/abort_requests", 'request_ids: ["a"]', 400, "unknown field; did you mean 'req_ids'?", "request_ids",
         "unknown_parameter", {"request_ids": ["a"]}),
+    wrong("/v1/role", "role", None, "is missing; expected one of prefill, decode, mixed, draining"),
+    wrong("/v1/role", "role", "boss", "expected one of prefill, decode, mixed, draining, got 'boss'"),
+    wrong("/v1/role", "role", 5, "expected str, got int"),
+    Row("/v1/role", 'role: "decode" on a server without a cluster', 400,
+        "this server works alone; start it with --scheduler-name splitwise or global", "role", body={"role": "decode"}),
 ]  # fmt: skip
 
 BODIES: list[Row] = [
@@ -288,7 +294,7 @@ ROUTES: list[Row] = [
     Row(path, f"model: {shown(name)}", 404, f"{name!r} is not served here", "model", "model_not_found",
         {**VALID[path], "model": name})
     for path in VALID
-    if path != "/v1/abort_requests"
+    if path not in ("/v1/abort_requests", "/v1/role")
     for name in ("gpt-4", "")
 ] + [
     Row("/v1/models/gpt-4", "an unknown model", 404, "'gpt-4' is not served here", "model", "model_not_found",

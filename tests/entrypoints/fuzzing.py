@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.routes_cluster import RoleRequest
 from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequest, DetokenizeRequest, TokenizeRequest
 
 NUMBERS = [0, 1, -1, 2, 3, 20, 21, 128, 2**31, 2**63, 2**64, -(2**63), 2**70, 10**300, 0.0, 0.5, -1.5, 1e308, 1e-300]
@@ -137,8 +138,9 @@ MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/tokenize": (TokenizeRequest, {"prompt": "the"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
     "/v1/abort_requests": (AbortRequest, {"req_ids": ["x"]}),
+    "/v1/role": (RoleRequest, {"role": "mixed"}),
 }
-WEIGHTS = [40, 50, 4, 3, 3]
+WEIGHTS = [40, 50, 4, 3, 3, 2]
 ALLOWED = (200, 400, 404, 405, 413, 415, 429)
 OUR_FAULTS = ("internal_error", "internal")
 

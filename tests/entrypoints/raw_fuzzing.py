@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.entrypoints.fuzzing import odd_value
 
-ALLOWED = frozenset({200, 400, 401, 404, 405, 408, 413, 414, 415, 429, 431, 503, 504})
+ALLOWED = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 503, 504})
 ANSWER_S = 30  # the server must answer or close within this time
 FLAGS = ("--timeout-header", "1", "--timeout-body", "1", "--max-header-size", "4096", "--max-url-length", "1024")
 """Limits that the requests reach, and times that keep the fuzz short."""
@@ -54,6 +54,7 @@ VALID = [
     (b"/tokenize", b'{"prompt": "the"}'),
     (b"/detokenize", b'{"tokens": [5, 6]}'),
     (b"/v1/abort_requests", b'{"req_ids": ["x"]}'),
+    (b"/v1/role", b'{"role": "mixed"}'),
 ]
 BODIES = [
     *(body for _, body in VALID),

@@ -32,7 +32,7 @@ CHECKS = [
     checks.content_type_conformance,
     checks.response_schema_conformance,
 ]
-NUM_OPERATIONS = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 5}
+NUM_OPERATIONS = {GenerationMode.POSITIVE: 16, GenerationMode.NEGATIVE: 6}
 
 
 def some_fields(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:

@@ -81,11 +81,12 @@ def shown_client(scope: Scope) -> str:
 
 def is_from_this_machine(scope: Scope) -> bool:
     """Return whether a request comes over a loopback address, and neither a proxy nor a browser has passed it on."""
-    names = {name for name, _ in scope["headers"]}
     try:
-        return ipaddress.ip_address(network_of(_host(scope))).is_loopback and names.isdisjoint(_PASSED_ON)
+        address = ipaddress.ip_address(_host(scope))
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback and _PASSED_ON.isdisjoint(name for name, _ in scope["headers"])
 
 
 def _host(scope: Scope) -> str:

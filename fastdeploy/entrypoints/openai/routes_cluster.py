@@ -71,15 +71,15 @@ def _check_operator(server: ApiServer, request: Request) -> None:
 
 def _checked_role(server: ApiServer, role: str | None) -> str:
     """Return the role; raise InvalidRequestError if it is none, or this server cannot have it."""
-    name = server.cluster.scheduler_name
-    if not server.cluster.is_clustered:
-        reason = "this server works alone; start it with --scheduler-name splitwise or global to give it a role"
-        raise InvalidRequestError("role", reason)
     if role is None:
         raise InvalidRequestError("role", f"is missing; expected one of {_ROLES}")
     if role not in set(Role):
         raise InvalidRequestError("role", f"expected one of {_ROLES}, got {shorten(role)}")
-    if role in (Role.PREFILL, Role.DECODE) and name != "splitwise":
+    if not server.cluster.is_clustered:
+        reason = "this server works alone; start it with --scheduler-name splitwise or global to give it a role"
+        raise InvalidRequestError("role", reason)
+    if role in (Role.PREFILL, Role.DECODE) and not server.cluster.is_split:
+        name = server.cluster.scheduler_name
         raise InvalidRequestError("role", f"{role!r} needs --scheduler-name splitwise; this server runs with {name}")
     return role
 

@@ -22,7 +22,6 @@ from fastdeploy.entrypoints.openai.server import ApiServer, ServerStatus
 from fastdeploy.scheduler.request_states import Role
 from fastdeploy.version import __version__
 
-
 ClusterState = Literal["ok", "degraded: redis", "alone"]
 
 
@@ -73,8 +72,8 @@ class HealthResponse(ResponseBody, kw_only=True):
 
     Attributes:
         node, role: name and present role of a node that works with others
-        cluster: whether it does; `degraded: redis` while Redis does not answer, `alone` while no other node of its group
-            takes requests. Requests are served in every case
+        cluster: whether it does; `degraded: redis` while Redis does not answer, `alone` while no other node of its
+            group takes requests. Requests are served in every case
     """
 
     status: ServerStatus

@@ -53,7 +53,6 @@ class ApiServer:
         is_draining: the server is shutting down and accepts no new requests.
         keys: the API keys; None on a server without keys.
         known_paths: paths of the routes, which log lines may show.
-        cluster: whether and how this node works with others.
     """
 
     config: ServerConfig
@@ -69,7 +68,6 @@ class ApiServer:
     metrics_folder: str = ""
     is_draining: bool = False
     known_paths: Collection[str] = ()
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
         config, metrics_folder = self.config, self.metrics_folder

@@ -64,7 +64,9 @@ class Supervisor:
         self._failed = asyncio.Event()
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        metrics = ServerMetrics(lambda: client.stats, self._description, self._folder)
+        metrics = ServerMetrics(
+            lambda: client.stats, self._description, self._folder, is_clustered=args.cluster.is_clustered
+        )
         self.registry, self.num_inside = metrics.registry, metrics.num_inside
 
     async def __aenter__(self) -> Supervisor:
