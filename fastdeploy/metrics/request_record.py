@@ -30,6 +30,7 @@ class RequestRecord:
         e2e_s: arrival to end.
         acceptance: accepted / drafted tokens; None without drafts.
         average_accept_length: emitted tokens / decoding steps; None without drafts.
+        node, path, attempts: as in `RequestMetrics`; `path` is empty on a server that works alone.
     """
 
     request_id: str
@@ -44,6 +45,17 @@ class RequestRecord:
     e2e_s: float
     acceptance: float | None
     average_accept_length: float | None
+    node: str = ""
+    path: str = ""
+    attempts: int = 1
+
+    def to_json(self) -> str:
+        """Return the record as a JSON document; without a cluster it has no fields of one."""
+        fields = asdict(self)
+        if not self.path:
+            for name in ("node", "path", "attempts"):
+                del fields[name]
+        return json.dumps(fields)
 
 
 def make_record(
@@ -74,6 +86,9 @@ def make_record(
         e2e_s=metrics.finish_s,
         acceptance=speculation.accept_ratio if speculation is not None and drafted else None,
         average_accept_length=speculation.average_accept_length if speculation is not None and drafted else None,
+        node=metrics.node,
+        path=metrics.path,
+        attempts=metrics.num_attempts,
     )
 
 
@@ -114,7 +129,7 @@ class RequestRecorder:
     def record(self, record: RequestRecord) -> None:
         """Observe and log a finished choice."""
         self._observe(record)
-        logger.info("%s", json.dumps(asdict(record)) if self._json_lines else _line(record))
+        logger.info("%s", record.to_json() if self._json_lines else _line(record))
 
     def _observe(self, record: RequestRecord) -> None:
         self._e2e.observe(record.e2e_s)
@@ -150,6 +165,8 @@ def _line(record: RequestRecord) -> str:
         parts.append(
             f"acceptance rate {record.acceptance:.2f}, mean acceptance length {record.average_accept_length:.2f}"
         )
+    if record.path:
+        parts.append(f"node {record.node}, path {record.path}, attempts {record.attempts}")
     return ", ".join(parts)
 
 

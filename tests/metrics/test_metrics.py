@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -129,8 +130,8 @@ def test_engine_counters_have_the_documented_names(name: str, value: float) -> N
     assert exposition()[name] == pytest.approx(value)
 
 
-def record_one(recorder: RequestRecorder, drafted: int = 4) -> None:
-    metrics = RequestMetrics(queue_s=0.25, first_token_s=0.75, finish_s=2.75, num_cached_tokens=16)
+def record_one(recorder: RequestRecorder, drafted: int = 4, **fields: Any) -> None:
+    metrics = RequestMetrics(queue_s=0.25, first_token_s=0.75, finish_s=2.75, num_cached_tokens=16, **fields)
     speculation = SpeculateMetrics(drafted_tokens=drafted, accept_ratio=0.75, average_accept_length=2.5)
     recorder.record(make_record("cmpl-1", 0, 20, 5, "stop", metrics, speculation))
 
@@ -196,7 +197,20 @@ def test_json_log_lines_are_documents(capsys: pytest.CaptureFixture[str]) -> Non
     logging.getLogger("fastdeploy.server").warning("plain words")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert (first["request_id"], first["ttft_s"], first["acceptance"]) == ("cmpl-1", 0.75, None)
+    assert {"node", "path", "attempts"}.isdisjoint(first)
     assert (second["message"], second["level"]) == ("plain words", "WARNING")
+
+
+@pytest.mark.usefixtures("fresh_logging")
+def test_log_lines_among_several_nodes_end_with_node_path_and_attempts(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging(Env())
+    place: dict[str, Any] = {"node": "a1", "path": "taken_over", "num_attempts": 2}
+    record_one(RequestRecorder(CollectorRegistry()), drafted=0, **place)
+    record_one(RequestRecorder(CollectorRegistry(), json_lines=True), drafted=0, **place)
+    text, document = capsys.readouterr().err.splitlines()
+    assert text.endswith("total 2750.0 ms, node a1, path taken_over, attempts 2")
+    found = json.loads(document[document.index("{") :])
+    assert (found["node"], found["path"], found["attempts"]) == ("a1", "taken_over", 2)
 
 
 def test_log_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:

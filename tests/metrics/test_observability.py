@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,22 @@ from prometheus_client import generate_latest
 
 from fastdeploy.metrics.server_metrics import ServerMetrics
 from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.metrics.test_cluster_metrics import NODE
 from tests.metrics.test_metrics import DESCRIPTION, STATS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAME = re.compile(r"\b(?:fastdeploy:|http_request)[a-z0-9_]+")
 
 
-@pytest.fixture(scope="module")
-def exported() -> dict[str, str]:
-    """Return the type of every metric of a server that has drafted, by name."""
-    page = generate_latest(ServerMetrics(lambda: STATS, lambda: DESCRIPTION).registry).decode()
+def page_of(is_clustered: bool) -> str:
+    """Return the page of a server that has drafted and, with others, moved KV blocks."""
+    stats = replace(STATS, node=NODE if is_clustered else None)
+    metrics = ServerMetrics(lambda: stats, lambda: DESCRIPTION, is_clustered=is_clustered)
+    return generate_latest(metrics.registry).decode()
+
+
+def types_in(page: str) -> dict[str, str]:
+    """Return the type of every metric, by name."""
     found = re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE)
     return {name: kind for name, kind in found if not name.endswith("_created")}
 
@@ -36,9 +43,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
-def documented() -> dict[str, str]:
+def documented(table_name: str = "metrics") -> dict[str, str]:
     text = (ROOT / "docs/guide/observability.md").read_text()
-    table = text.split("<!-- metrics", 1)[1].split("<!-- end of metrics -->", 1)[0]
+    table = text.split(f"<!-- {table_name}:", 1)[1].split(f"<!-- end of {table_name} -->", 1)[0]
     return dict(re.findall(r"^\| `(\S+)` \| (\w+) \|", table, re.MULTILINE))
 
 
@@ -47,9 +54,15 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
 
-def test_documentation_lists_every_metric_with_its_type(exported: dict[str, str]) -> None:
-    names = {re.sub(r"_rate_\d+$", "_rate_{i}", name): kind for name, kind in exported.items()}
+def test_documentation_lists_every_metric_with_its_type() -> None:
+    names = {re.sub(r"_rate_\d+$", "_rate_{i}", name): kind for name, kind in types_in(page_of(False)).items()}
     assert documented() == names
+
+
+def test_documentation_lists_the_metrics_that_several_nodes_add() -> None:
+    alone, clustered = types_in(page_of(False)), types_in(page_of(True))
+    assert alone.items() <= clustered.items()
+    assert documented("cluster metrics") == {name: kind for name, kind in clustered.items() if name not in alone}
 
 
 def test_running_server_exports_the_documented_metrics(served: ServerProcess) -> None:
@@ -59,7 +72,7 @@ def test_running_server_exports_the_documented_metrics(served: ServerProcess) ->
 
 
 def test_every_expression_of_the_dashboard_names_exported_samples(served: ServerProcess) -> None:
-    page = served.get("/metrics").text
+    page = served.get("/metrics").text + page_of(True)
     samples = set(re.findall(r"^([a-z0-9_:]+)[{ ]", page, re.MULTILINE))
     families = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))  # a labelled one may have no sample yet
     assert len(expressions()) > 30
