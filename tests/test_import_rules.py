@@ -158,3 +158,11 @@ def test_an_api_process_runs_without_numpy() -> None:
     """Its memory counts once per worker; FastAPI needs as much as NumPy would."""
     script = "import fastdeploy.entrypoints.openai.api_server, sys; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_only_one_module_imports_redis_and_a_server_without_cluster_loads_it_not() -> None:
+    pattern = re.compile(r"^\s*(?:from|import) redis\b", re.MULTILINE)
+    found = [str(source) for source in sources() if pattern.search((ROOT / source).read_text())]
+    assert found == ["scheduler/redis_client.py"]
+    script = "import fastdeploy.entrypoints.openai.api_server, sys; assert 'redis' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

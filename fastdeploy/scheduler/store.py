@@ -1,24 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command to Redis: one method per step of the protocol. The only importer of `redis`."""
+"""What is written to Redis and read from it: one method per step of the protocol.
+
+Every key gets its time to live in the transaction that creates it; heartbeats renew those of the streams that a process
+reads. An entry of a stream has one field, which holds a message of `messages.py`.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastdeploy.config.cluster_config import ClusterConfig
-from fastdeploy.scheduler.keys import Keys
-from fastdeploy.scheduler.messages import NodeRecord, ToOwner
+from fastdeploy.scheduler.keys import CONSUMER_GROUP, Keys
+from fastdeploy.scheduler.messages import (
+    BadMessageError,
+    NodeRecord,
+    ToOwner,
+    decode_record,
+    decode_ticket,
+    encode,
+)
+from fastdeploy.scheduler.redis_address import parse_address
+from fastdeploy.scheduler.redis_client import Command, RedisClient
+from fastdeploy.scheduler.redis_errors import GroupMissingError, StoreError
 from fastdeploy.scheduler.request_states import Stage, Ticket, ToNode
+from fastdeploy.scheduler.server_check import check_server
 
+__all__ = ["Beat", "Entry", "GroupMissingError", "Store", "StoreError"]
 
-class StoreError(Exception):
-    """Redis is away, full, read-only, loading, or a cluster that is down: `RedisLost`. The message says which."""
+MAX_BLOCK_S = 5.0  # that a read waits
+PREFIX_TTL_S = 300
+MAX_INBOX_ENTRIES = 10_000
+READ_COUNT = 100  # entries per read of an inbox, or of what is pending
+LIST_COUNT = 200
+FIELD = b"m"
+_LIMIT = ("NOMKSTREAM", "MAXLEN", "~", MAX_INBOX_ENTRIES, "*", FIELD)
 
-
-class GroupMissingError(StoreError):
-    """A stream or its consumer group is gone, so that Redis has lost data: `RedisReturned`."""
+logger = logging.getLogger("fastdeploy.cluster")
+RawEntry = tuple[bytes, bytes | None]
 
 
 class Entry(NamedTuple):
@@ -30,7 +51,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Beat:
-    """The answer to a heartbeat, for `Heartbeat.lost_writes`."""
+    """The answer to a heartbeat, for `Heartbeat.lost_writes`.
+
+    Attributes:
+        old_value: what stood in the key: the record of a node, or the count of an owner in decimal.
+        server: run id and replication id, which change with a restart or failover.
+        has_streams: whether all streams exist that the process reads.
+    """
 
     old_value: bytes | None
     server: str
@@ -43,97 +70,216 @@ class Store:
     Every method raises StoreError if Redis does not answer, or answers in a way that says that nothing works now.
 
     Attributes:
-        num_commands: commands sent so far, those of a transaction included.
+        keys: names of the keys.
+        num_bad_tickets: tickets that could not be decoded.
     """
 
     def __init__(self, config: ClusterConfig, keys: Keys) -> None:
-        """Create the client; nothing is sent before the first command."""
-        self.num_commands = 0
-        raise NotImplementedError
-
-    async def check_server(self) -> list[str]:
-        """Check version, permissions and persistence; return notes for the operator.
+        """Prepare the client; nothing is sent before the first command.
 
         Raises:
-            ConfigError: the password is wrong, the version below 7.0, the server a read-only replica, or the user may
-                not use these keys.
+            ConfigError: `--scheduler-url` is not valid.
+        """
+        self.keys = keys
+        self.num_bad_tickets = 0
+        self._address = parse_address(config)
+        expire_s = config.scheduler_expire_period / 1000
+        self._client = RedisClient(self._address, keys.nodes, timeout_s=min(5.0, max(1.0, expire_s)))
+        self._ttl_s = config.scheduler_ttl
+        self._hints: set[str] = set()  # nodes for which this process has written tickets
+
+    @property
+    def num_commands(self) -> int:
+        """Return the number of commands sent so far, those of a transaction included."""
+        return self._client.num_commands
+
+    async def check_server(self) -> list[str]:
+        """Check version, permissions and memory policy; return notes for the operator.
+
+        Raises:
+            ConfigError: the password is wrong, the version below 7.0, the server a replica, or the user may not use
+                these keys.
             StoreError: it does not answer.
         """
-        raise NotImplementedError
+        return await check_server(self._client, self._address, self.keys)
 
     async def close(self) -> None:
         """Close the connections."""
-        raise NotImplementedError
+        await self._client.close()
 
     # Liveness.
 
     async def beat_node(self, node: str, record: NodeRecord, ttl_s: float, streams: Sequence[str]) -> Beat:
         """Renew a node's key, its name in the set, and the TTL of the streams that it reads."""
-        raise NotImplementedError
+        return await self._beat(self.keys.node(node), encode(record), ttl_s, self.keys.nodes, node, streams)
 
     async def beat_owner(self, owner: str, count: int, ttl_s: float) -> Beat:
         """Renew an owner's key, its name in the set, and the TTL of its inbox."""
-        raise NotImplementedError
+        keys = self.keys
+        return await self._beat(keys.owner(owner), b"%d" % count, ttl_s, keys.owners, owner, [keys.owner_inbox(owner)])
+
+    async def _beat(self, key: str, value: bytes, ttl_s: float, names: str, name: str, streams: Sequence[str]) -> Beat:
+        old_value, _, _, *exist, info = await self._client.run_all(
+            ("SET", key, value, "PX", max(1, round(ttl_s * 1000)), "GET"),
+            ("SADD", names, name),
+            ("EXPIRE", names, self._ttl_s),
+            *(("EXPIRE", stream, self._ttl_s) for stream in streams),
+            ("INFO", "server", "replication"),
+        )
+        return Beat(old_value, _server_identity(info), all(exist))
 
     async def read_nodes(self) -> dict[str, NodeRecord]:
         """Return the records of the nodes of this group whose key exists; one that cannot be read is left out."""
-        raise NotImplementedError
+        records = {}
+        for node, value in (await self._read_names(self.keys.nodes, self.keys.node)).items():
+            try:
+                record = decode_record(value)
+            except BadMessageError:
+                continue  # of another version, which is never of this group
+            if record.group == self.keys.group:
+                records[node] = record
+        return records
 
     async def read_owners(self) -> frozenset[str]:
         """Return the owners whose key exists."""
-        raise NotImplementedError
+        return frozenset(await self._read_names(self.keys.owners, self.keys.owner))
+
+    async def _read_names(self, names_key: str, key: Any) -> dict[str, bytes]:
+        """Return the values of the keys of the names in a set, if they exist."""
+        names = sorted(name.decode(errors="replace") for name in await self._client.run_one("SMEMBERS", names_key))
+        values = await self._client.run_one("MGET", *map(key, names)) if names else []
+        return {name: value for name, value in zip(names, values) if value is not None}
 
     async def forget(self, nodes: Sequence[str], owners: Sequence[str]) -> None:
         """Remove names of the sets whose keys are gone, and the consumers and hint queues of these nodes."""
-        raise NotImplementedError
+        commands: list[Command] = []
+        if owners:
+            commands.append(("SREM", self.keys.owners, *owners))
+        if nodes:
+            queues = [self.keys.queue(stage, node) for node in nodes for stage in Stage]
+            commands += [("SREM", self.keys.nodes, *nodes), ("DEL", *queues)]
+        if commands:
+            await self._client.run_all(*commands)
+        for stage in Stage if nodes else ():
+            await self._delete_consumers(self.keys.queue(stage), nodes)
+
+    async def _delete_consumers(self, queue: str, nodes: Sequence[str]) -> None:
+        """Delete the consumers `NODE.…` of a queue that have nothing pending."""
+        (answer,) = await self._client.run(("XINFO", "CONSUMERS", queue, CONSUMER_GROUP))
+        if isinstance(answer, GroupMissingError):
+            return
+        if isinstance(answer, StoreError):
+            raise answer
+        prefixes = tuple(f"{node}.".encode() for node in nodes)
+        consumers = [_as_dict(one) for one in answer]
+        idle = [one[b"name"] for one in consumers if one[b"name"].startswith(prefixes) and not one[b"pending"]]
+        if not idle:
+            return
+        counts = await self._client.run_all(*(("XGROUP", "DELCONSUMER", queue, CONSUMER_GROUP, name) for name in idle))
+        if any(counts):  # it has read meanwhile, and what it read is no longer pending: deliver everything again
+            await self._client.run_one("XGROUP", "SETID", queue, CONSUMER_GROUP, "0")
 
     async def delete_node(self, node: str) -> None:
-        """Delete a node's key and name, because it ends."""
-        raise NotImplementedError
+        """Delete a node's key, name, inbox and hint queues, because it ends."""
+        queues = [self.keys.queue(stage, node) for stage in Stage]
+        await self._client.run_all(
+            ("DEL", self.keys.node(node), self.keys.node_inbox(node), *queues), ("SREM", self.keys.nodes, node)
+        )
 
     async def delete_owner(self, owner: str) -> None:
         """Delete an owner's key, name and inbox, because it ends."""
-        raise NotImplementedError
+        await self._client.run_all(
+            ("DEL", self.keys.owner(owner), self.keys.owner_inbox(owner)), ("SREM", self.keys.owners, owner)
+        )
 
     # Inboxes.
 
     async def create_inbox(self, stream: str) -> None:
         """Create an empty stream for messages, unless it exists."""
-        raise NotImplementedError
+        group = "new"  # only a group creates a stream without an entry
+        await self._client.run_all(
+            ("XGROUP", "CREATE", stream, group, "0", "MKSTREAM"),
+            ("XGROUP", "DESTROY", stream, group),
+            ("EXPIRE", stream, self._ttl_s),
+            atomic=True,
+        )
 
     async def read_inbox(self, stream: str, cursor: bytes, block_s: float) -> list[tuple[bytes, bytes]]:
         """Return (id, payload) of entries after `cursor` (b"0": all); wait for one up to `block_s`, 0 not at all."""
-        raise NotImplementedError
+        block, block_s = _block(block_s)
+        answer = await self._client.run_one(
+            "XREAD", "COUNT", READ_COUNT, *block, "STREAMS", stream, cursor, block_s=block_s
+        )
+        return [(entry_id, payload or b"") for _, entries in _streams(answer) for entry_id, payload in entries]
 
     async def delete_entries(self, stream: str, entry_ids: Sequence[bytes]) -> None:
-        """Delete entries that were read."""
-        raise NotImplementedError
+        """Delete entries that were read; those of several reads may be deleted at once."""
+        if entry_ids:
+            await self._client.run_one("XDEL", stream, *entry_ids)
 
     async def send_to_owner(self, owner: str, messages: Sequence[ToOwner]) -> bool:
         """Write one entry to an owner's inbox; return False if the inbox is missing."""
-        raise NotImplementedError
+        return await self._send(self.keys.owner_inbox(owner), messages)
 
     async def send_to_node(self, node: str, messages: Sequence[ToNode]) -> bool:
         """Write one entry to a node's inbox; return False if the inbox is missing."""
-        raise NotImplementedError
+        return await self._send(self.keys.node_inbox(node), messages)
+
+    async def _send(self, stream: str, messages: Sequence[Any]) -> bool:
+        return await self._client.run_one("XADD", stream, *_LIMIT, encode(messages)) is not None
 
     # Queues.
 
     async def create_queues(self, node: str) -> None:
         """Create the queues of all stages, shared and of this node, with their group, unless they exist."""
-        raise NotImplementedError
+        commands: list[Command] = []
+        for queue in self._queues(list(Stage), node):
+            commands += [("XGROUP", "CREATE", queue, CONSUMER_GROUP, "0", "MKSTREAM"), ("EXPIRE", queue, self._ttl_s)]
+        for answer in await self._client.run(*commands, atomic=True):
+            if isinstance(answer, StoreError) and answer.code != "BUSYGROUP":
+                raise answer
 
     async def enqueue(self, ticket: Ticket, hint: str = "") -> Entry:
         """Write a ticket to the queue of its stage, or to that of the node `hint`."""
-        raise NotImplementedError
+        queue, payload = self.keys.queue(ticket.stage, hint), encode(ticket)
+        if hint:
+            self._hints.add(hint)
+        entry_id = await self._client.run_one("XADD", queue, "NOMKSTREAM", "*", FIELD, payload)
+        if entry_id is None:  # the first reader creates the group
+            add = ("XADD", queue, "*", FIELD, payload)
+            entry_id, _ = await self._client.run_all(add, ("EXPIRE", queue, self._ttl_s), atomic=True)
+        return Entry(queue, entry_id)
 
     async def dequeue(self, entries: Sequence[Entry]) -> None:
         """Delete entries of queues."""
-        raise NotImplementedError
+        by_queue: dict[str, list[bytes]] = {}
+        for queue, entry_id in entries:
+            by_queue.setdefault(queue, []).append(entry_id)
+        if by_queue:
+            commands: list[Command] = [("XDEL", queue, *entry_ids) for queue, entry_ids in by_queue.items()]
+            await self._client.run_all(*commands)
 
     async def find_tickets(self, owner: str) -> list[tuple[Entry, Ticket, str]]:
         """Return all tickets of an owner that stand in queues, with the hint of their queue."""
-        raise NotImplementedError
+        names = await self._client.run_one("SMEMBERS", self.keys.nodes)
+        hints = ["", *sorted(self._hints | {name.decode(errors="replace") for name in names})]
+        return [
+            (Entry(queue, entry_id), ticket, hint)
+            for hint in hints
+            for queue in (self.keys.queue(stage, hint) for stage in Stage)
+            for entry_id, payload in await self._list(queue)
+            if (ticket := _decode_or_none(payload)) is not None and ticket.owner == owner
+        ]
+
+    async def _list(self, stream: str) -> list[RawEntry]:
+        found: list[RawEntry] = []
+        start: bytes | str = "-"
+        while True:
+            page = _entries(await self._client.run_one("XRANGE", stream, start, "+", "COUNT", LIST_COUNT))
+            found += page
+            if len(page) < LIST_COUNT:
+                return found
+            start = b"(" + page[-1][0]
 
     async def read_tickets(
         self, stages: Sequence[Stage], node: str, consumer: str, block_s: float
@@ -145,11 +291,48 @@ class Store:
         Raises:
             GroupMissingError: a queue is missing.
         """
-        raise NotImplementedError
+        queues = self._queues(stages, node)
+        block, block_s = _block(block_s)
+        answer = await self._client.run_one(
+            *("XREADGROUP", "GROUP", CONSUMER_GROUP, consumer, "COUNT", 1, *block),
+            *("STREAMS", *queues, *(">" for _ in queues)),
+            block_s=block_s,
+        )
+        found = [Entry(queue, entry_id) for queue, entries in _streams(answer) for entry_id, _ in entries]
+        payloads = [payload for _, entries in _streams(answer) for _, payload in entries]
+        return await self._decode_all(list(zip(found, payloads)))
 
     async def read_pending(self, node: str, consumer: str, idle_s: float) -> list[tuple[Entry, Ticket]]:
         """Return the entries that are pending for this consumer, and take over those idle for `idle_s` of any other."""
-        raise NotImplementedError
+        queues, idle_ms = self._queues(list(Stage), node), round(idle_s * 1000)
+        own, *others = await self._client.run_all(
+            (
+                *("XREADGROUP", "GROUP", CONSUMER_GROUP, consumer, "COUNT", READ_COUNT),
+                *("STREAMS", *queues, *("0" for _ in queues)),
+            ),
+            *(("XAUTOCLAIM", queue, CONSUMER_GROUP, consumer, idle_ms, "0-0", "COUNT", READ_COUNT) for queue in queues),
+        )
+        found = [(Entry(queue, entry_id), payload) for queue, raw in _streams(own) for entry_id, payload in raw]
+        for queue, (_, claimed, *_) in zip(queues, others):
+            found += [(Entry(queue, entry_id), payload) for entry_id, payload in _entries(claimed)]
+        return await self._decode_all(found)
+
+    async def _decode_all(self, found: list[tuple[Entry, bytes | None]]) -> list[tuple[Entry, Ticket]]:
+        """Return the tickets; drop entries that were deleted meanwhile (None), or that cannot be decoded."""
+        tickets, dropped = [], []
+        for entry, payload in found:
+            try:
+                if payload is None:
+                    dropped.append(entry)
+                else:
+                    tickets.append((entry, decode_ticket(payload)))
+            except BadMessageError as error:
+                self.num_bad_tickets += 1
+                logger.warning("A ticket in %s cannot be decoded and is deleted: %s", entry.stream, error)
+                dropped.append(entry)
+        if dropped:
+            await self._client.run_all(*(command for entry in dropped for command in _removal(entry)))
+        return tickets
 
     async def claim(self, owner: str, messages: Sequence[ToOwner], entry: Entry) -> bool:
         """Write to the owner's inbox, acknowledge and delete the entry, in one transaction.
@@ -157,22 +340,74 @@ class Store:
         Returns:
             Whether the inbox exists; the entry is deleted in either case.
         """
-        raise NotImplementedError
+        message = ("XADD", self.keys.owner_inbox(owner), *_LIMIT, encode(messages))
+        written, *_ = await self._client.run_all(message, *_removal(entry), atomic=True)
+        return written is not None
 
     async def drop(self, entry: Entry) -> None:
         """Acknowledge and delete an entry."""
-        raise NotImplementedError
+        await self._client.run_all(*_removal(entry))
 
     async def queue_lengths(self) -> dict[Stage, int]:
         """Return the number of tickets in the shared queue of each stage."""
-        raise NotImplementedError
+        lengths = await self._client.run_all(*(("XLEN", self.keys.queue(stage)) for stage in Stage))
+        return dict(zip(Stage, lengths))
+
+    def _queues(self, stages: Sequence[Stage], node: str) -> list[str]:
+        """Return the queues that a node reads, its own before the shared ones."""
+        return [self.keys.queue(stage, hint) for hint in (node, "") for stage in stages]
 
     # Prefixes.
 
     async def find_prefixes(self, hashes: Sequence[bytes]) -> list[str]:
         """Return, for each hash, the node that last computed this prefix; "" if unknown."""
-        raise NotImplementedError
+        if not hashes:
+            return []
+        nodes = await self._client.run_one("MGET", *map(self.keys.prefix, hashes))
+        return [(node or b"").decode(errors="replace") for node in nodes]
 
     async def note_prefixes(self, node: str, hashes: Sequence[bytes]) -> None:
         """Note that a node has these prefixes cached."""
-        raise NotImplementedError
+        if hashes:
+            await self._client.run_all(*(("SET", self.keys.prefix(one), node, "EX", PREFIX_TTL_S) for one in hashes))
+
+
+def _removal(entry: Entry) -> tuple[Command, Command]:
+    """Return the commands for an entry that is done with; if only the first is executed, nothing of it is left over."""
+    queue, entry_id = entry
+    return ("XDEL", queue, entry_id), ("XACK", queue, CONSUMER_GROUP, entry_id)
+
+
+def _block(block_s: float) -> tuple[Command, float]:
+    """Return the option for a read that waits, and how long it does."""
+    block_s = min(block_s, MAX_BLOCK_S)
+    return (("BLOCK", max(1, round(block_s * 1000))), block_s) if block_s > 0 else ((), 0.0)
+
+
+def _streams(answer: Any) -> list[tuple[str, list[RawEntry]]]:
+    """Return the entries by stream of an answer to XREAD or XREADGROUP, in RESP 2 or 3."""
+    pairs = answer.items() if isinstance(answer, dict) else answer or []
+    return [(stream.decode(), _entries(entries)) for stream, entries in pairs]
+
+
+def _entries(answer: list[Any]) -> list[RawEntry]:
+    """Return (id, payload) of each entry; the payload of one that was deleted is None."""
+    return [(entry_id, None if fields is None else _as_dict(fields).get(FIELD, b"")) for entry_id, fields in answer]
+
+
+def _as_dict(answer: Any) -> dict[bytes, Any]:
+    """Return a map, which RESP 2 writes as a list of keys and values."""
+    return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2]))
+
+
+def _decode_or_none(payload: bytes | None) -> Ticket | None:
+    try:
+        return None if payload is None else decode_ticket(payload)
+    except BadMessageError:
+        return None
+
+
+def _server_identity(info: bytes) -> str:
+    """Return run id and replication id."""
+    lines = (line.strip() for line in info.decode(errors="replace").splitlines())
+    return " ".join(line for line in lines if line.startswith(("run_id:", "master_replid:")))
