@@ -23,6 +23,7 @@ from fastdeploy.scheduler.messages import (
     encode,
 )
 from fastdeploy.scheduler.redis_address import parse_address
+from fastdeploy.scheduler.redis_answers import FIELD, RawEntry, parse_entries, parse_map, parse_streams, server_identity
 from fastdeploy.scheduler.redis_client import Command, RedisClient
 from fastdeploy.scheduler.redis_errors import GroupMissingError, StoreError
 from fastdeploy.scheduler.request_states import Stage, Ticket, ToNode
@@ -35,11 +36,9 @@ PREFIX_TTL_S = 300
 MAX_INBOX_ENTRIES = 10_000
 READ_COUNT = 100  # entries per read of an inbox, or of what is pending
 LIST_COUNT = 200
-FIELD = b"m"
 _LIMIT = ("NOMKSTREAM", "MAXLEN", "~", MAX_INBOX_ENTRIES, "*", FIELD)
 
 logger = logging.getLogger("fastdeploy.cluster")
-RawEntry = tuple[bytes, bytes | None]
 
 
 class Entry(NamedTuple):
@@ -126,7 +125,7 @@ class Store:
             *(("EXPIRE", stream, self._ttl_s) for stream in streams),
             ("INFO", "server", "replication"),
         )
-        return Beat(old_value, _server_identity(info), all(exist))
+        return Beat(old_value, server_identity(info), all(exist))
 
     async def read_nodes(self) -> dict[str, NodeRecord]:
         """Return the records of the nodes of this group whose key exists; one that cannot be read is left out."""
@@ -171,7 +170,7 @@ class Store:
         if isinstance(answer, StoreError):
             raise answer
         prefixes = tuple(f"{node}.".encode() for node in nodes)
-        consumers = [_as_dict(one) for one in answer]
+        consumers = [parse_map(one) for one in answer]
         idle = [one[b"name"] for one in consumers if one[b"name"].startswith(prefixes) and not one[b"pending"]]
         if not idle:
             return
@@ -210,7 +209,7 @@ class Store:
         answer = await self._client.run_one(
             "XREAD", "COUNT", READ_COUNT, *block, "STREAMS", stream, cursor, block_s=block_s
         )
-        return [(entry_id, payload or b"") for _, entries in _streams(answer) for entry_id, payload in entries]
+        return [(entry_id, payload or b"") for _, entries in parse_streams(answer) for entry_id, payload in entries]
 
     async def delete_entries(self, stream: str, entry_ids: Sequence[bytes]) -> None:
         """Delete entries that were read; those of several reads may be deleted at once."""
@@ -275,7 +274,7 @@ class Store:
         found: list[RawEntry] = []
         start: bytes | str = "-"
         while True:
-            page = _entries(await self._client.run_one("XRANGE", stream, start, "+", "COUNT", LIST_COUNT))
+            page = parse_entries(await self._client.run_one("XRANGE", stream, start, "+", "COUNT", LIST_COUNT))
             found += page
             if len(page) < LIST_COUNT:
                 return found
@@ -298,9 +297,8 @@ class Store:
             *("STREAMS", *queues, *(">" for _ in queues)),
             block_s=block_s,
         )
-        found = [Entry(queue, entry_id) for queue, entries in _streams(answer) for entry_id, _ in entries]
-        payloads = [payload for _, entries in _streams(answer) for _, payload in entries]
-        return await self._decode_all(list(zip(found, payloads)))
+        found = [(Entry(queue, entry_id), payload) for queue, raw in parse_streams(answer) for entry_id, payload in raw]
+        return await self._decode_all(found)
 
     async def read_pending(self, node: str, consumer: str, idle_s: float) -> list[tuple[Entry, Ticket]]:
         """Return the entries that are pending for this consumer, and take over those idle for `idle_s` of any other."""
@@ -312,9 +310,9 @@ class Store:
             ),
             *(("XAUTOCLAIM", queue, CONSUMER_GROUP, consumer, idle_ms, "0-0", "COUNT", READ_COUNT) for queue in queues),
         )
-        found = [(Entry(queue, entry_id), payload) for queue, raw in _streams(own) for entry_id, payload in raw]
+        found = [(Entry(queue, entry_id), payload) for queue, raw in parse_streams(own) for entry_id, payload in raw]
         for queue, (_, claimed, *_) in zip(queues, others):
-            found += [(Entry(queue, entry_id), payload) for entry_id, payload in _entries(claimed)]
+            found += [(Entry(queue, entry_id), payload) for entry_id, payload in parse_entries(claimed)]
         return await self._decode_all(found)
 
     async def _decode_all(self, found: list[tuple[Entry, bytes | None]]) -> list[tuple[Entry, Ticket]]:
@@ -384,30 +382,8 @@ def _block(block_s: float) -> tuple[Command, float]:
     return (("BLOCK", max(1, round(block_s * 1000))), block_s) if block_s > 0 else ((), 0.0)
 
 
-def _streams(answer: Any) -> list[tuple[str, list[RawEntry]]]:
-    """Return the entries by stream of an answer to XREAD or XREADGROUP, in RESP 2 or 3."""
-    pairs = answer.items() if isinstance(answer, dict) else answer or []
-    return [(stream.decode(), _entries(entries)) for stream, entries in pairs]
-
-
-def _entries(answer: list[Any]) -> list[RawEntry]:
-    """Return (id, payload) of each entry; the payload of one that was deleted is None."""
-    return [(entry_id, None if fields is None else _as_dict(fields).get(FIELD, b"")) for entry_id, fields in answer]
-
-
-def _as_dict(answer: Any) -> dict[bytes, Any]:
-    """Return a map, which RESP 2 writes as a list of keys and values."""
-    return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2]))
-
-
 def _decode_or_none(payload: bytes | None) -> Ticket | None:
     try:
         return None if payload is None else decode_ticket(payload)
     except BadMessageError:
         return None
-
-
-def _server_identity(info: bytes) -> str:
-    """Return run id and replication id."""
-    lines = (line.strip() for line in info.decode(errors="replace").splitlines())
-    return " ".join(line for line in lines if line.startswith(("run_id:", "master_replid:")))
