@@ -49,7 +49,7 @@ def _cluster(node: NodeStats) -> Iterator[Metric]:
         ["stage"],
         {(stage,): length for stage, length in node.queue_length.items()},
     )
-    states = {role: {_DRAINING if role == _DRAINING else "ready": count} for role, count in node.nodes.items()}
+    states = {role: {_DRAINING if role == _DRAINING else "live": count} for role, count in node.nodes.items()}
     yield _family(
         GaugeMetricFamily,
         "cluster_nodes",

@@ -55,8 +55,8 @@ def make_metrics(node: NodeStats | None = NODE, is_clustered: bool = True) -> Se
     [
         ('cluster_queue_length{stage="prefill"}', 3),
         ('cluster_queue_length{stage="decode"}', 0),
-        ('cluster_nodes{role="prefill",state="ready"}', 1),
-        ('cluster_nodes{role="decode",state="ready"}', 2),
+        ('cluster_nodes{role="prefill",state="live"}', 1),
+        ('cluster_nodes{role="decode",state="live"}', 2),
         ('cluster_nodes{role="draining",state="draining"}', 1),
         ("cluster_redis_up", 1),
         ("cluster_redis_commands_total", 512),
