@@ -12,6 +12,7 @@ from fastdeploy.config.api_keys import file_notes
 from fastdeploy.config.cluster_config import AVAILABLE_CONNECTORS, LEAST_PERIOD_MS, ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig, SchedulerConfig
 from fastdeploy.config.env import SCHEDULER_PASSWORD_VARIABLE
+from fastdeploy.config.redis_address import parse_address
 from fastdeploy.config.redis_url import credentials
 from fastdeploy.core.errors import ConfigError
 
@@ -36,6 +37,7 @@ def build_cluster_config(given: Mapping[str, Any], env_password: str) -> tuple[C
     _refuse_contradictions(given)
     periods: dict[str, Any] = {name: _at_least_100(given[name]) for name in _PERIODS if name in given}
     config = ClusterConfig(**{**given, **periods})
+    parse_address(config)
     if not config.is_clustered or config.scheduler_password or credentials(config.scheduler_url)[1]:
         return config, ""
     if config.scheduler_password_file:

@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.maint_notifications import MaintNotificationsConfig
 
-from fastdeploy.scheduler.redis_address import RedisAddress
+from fastdeploy.config.redis_address import RedisAddress
 from fastdeploy.scheduler.redis_errors import (
     ANOTHER_SERVER,
     WRONG_KIND,

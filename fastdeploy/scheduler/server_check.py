@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from fastdeploy.config.redis_address import RedisAddress
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.scheduler.keys import CONSUMER_GROUP, Keys
-from fastdeploy.scheduler.redis_address import RedisAddress
 from fastdeploy.scheduler.redis_client import Command, RedisClient
 from fastdeploy.scheduler.redis_errors import WRONG_KIND, WRONG_PASSWORD, StoreError
 from fastdeploy.scheduler.request_states import Stage

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastdeploy.config.cluster_config import ClusterConfig
+from fastdeploy.config.redis_address import parse_address
 from fastdeploy.scheduler.keys import CONSUMER_GROUP, Keys
 from fastdeploy.scheduler.messages import (
     BadMessageError,
@@ -22,7 +23,6 @@ from fastdeploy.scheduler.messages import (
     decode_ticket,
     encode,
 )
-from fastdeploy.scheduler.redis_address import parse_address
 from fastdeploy.scheduler.redis_answers import FIELD, RawEntry, parse_entries, parse_map, parse_streams, server_identity
 from fastdeploy.scheduler.redis_client import Command, RedisClient
 from fastdeploy.scheduler.redis_errors import GroupMissingError, StoreError

@@ -150,6 +150,10 @@ def test_the_configuration_reaches_child_processes_unchanged() -> None:
         ),
         (SPLIT + "--scheduler-url http://h", "scheduler_url", "redis://, rediss://, unix://, sentinel://, cluster://"),
         (SPLIT + "--scheduler-url redis://", "scheduler_url", "expected a URL"),
+        (SPLIT + "--scheduler-url redis://h:99999", "--scheduler-url", r"with a port in \[1, 65535\]$"),
+        (SPLIT + "--scheduler-url redis://u:sesame", "--scheduler-url", r"expected HOST or HOST:PORT, with a port in"),
+        (SPLIT + "--scheduler-url rediss://h?ca=/no/such", "--scheduler-url", "there is no file '/no/such'"),
+        (SPLIT + "--scheduler-url redis://a,b", "--scheduler-url", "has several hosts"),
         (SPLIT + "--scheduler-password-file /no/such", "--scheduler-password-file", "cannot read '/no/such': No such"),
     ],
 )
@@ -157,7 +161,7 @@ def test_mistakes_are_one_line_that_names_the_flag(flags: str, field: str, messa
     with pytest.raises(ConfigError, match=message) as caught:
         parse(flags if flags.startswith("demo") else "demo " + flags)
     assert caught.value.field == field
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "sesame" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

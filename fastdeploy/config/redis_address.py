@@ -162,5 +162,5 @@ def _parse_host(text: str, default_port: int) -> tuple[str, int]:
         is_valid = bool(host)
         port = port if colon else str(default_port)
     if not is_valid or not (port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 65536):
-        raise ConfigError(URL_FLAG, f"expected HOST or HOST:PORT, with a port in [1, 65535], got {text!r}")
+        raise ConfigError(URL_FLAG, "expected HOST or HOST:PORT, with a port in [1, 65535]")
     return host, int(port)
