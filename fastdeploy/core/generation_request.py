@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,6 +24,12 @@ def add_client_mark(request_id: str, client: str) -> str:
 def without_client_mark(request_id: str) -> str:
     """Return the id as its client knows it."""
     return request_id.rpartition(CLIENT_MARK)[2]
+
+
+def is_requested(request_id: str, wanted: Collection[str]) -> bool:
+    """Return whether `wanted` contains this id without its mark, or ID if this is ID-n: prompt n of an HTTP request."""
+    request_id = without_client_mark(request_id)
+    return request_id in wanted or re.sub(r"-\d+$", "", request_id) in wanted
 
 
 @dataclass

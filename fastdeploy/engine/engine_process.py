@@ -7,7 +7,6 @@ import argparse
 import gc
 import importlib
 import logging
-import re
 import signal
 import sys
 import time
@@ -23,7 +22,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError, FastDeployError, InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.faults import arm
-from fastdeploy.core.generation_request import without_client_mark
+from fastdeploy.core.generation_request import is_requested, without_client_mark
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.process import die_with_parent, is_out_of_memory, write_stacks_on_signal
 from fastdeploy.core.request import GenerationRequest
@@ -196,7 +195,7 @@ class EngineServer:
         aborted = [
             (request_id, num_tokens)
             for request_id, cache_salt, num_tokens in requests
-            if cache_salt.startswith(salt_prefix) and (wanted is None or _is_in(request_id, wanted))
+            if cache_salt.startswith(salt_prefix) and (wanted is None or is_requested(request_id, wanted))
         ]
         for request_id, _ in aborted:
             self._abort(request_id)
@@ -246,12 +245,6 @@ class EngineServer:
     def _ready(self) -> messages.Ready:
         engine = self._engine
         return messages.Ready(engine.max_model_len, engine.vocab_size, engine.eos_token_ids, engine.describe())
-
-
-def _is_in(request_id: str, wanted: frozenset[str]) -> bool:
-    """Return whether `wanted` contains this id, or ID if this id is ID-n: prompt n of an HTTP request."""
-    request_id = without_client_mark(request_id)
-    return request_id in wanted or re.sub(r"-\d+$", "", request_id) in wanted
 
 
 def main() -> int:

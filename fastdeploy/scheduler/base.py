@@ -15,17 +15,19 @@ from fastdeploy.ipc.connection import OnProgress
 
 
 class RequestScheduler(Protocol):
-    """Runs requests; `EngineConnection` (this node's engine) and `ClusterScheduler` (all nodes) are two of these.
+    """Runs requests; `EngineConnection` (this node's engine) and `ClusterScheduler` (all nodes) are two of these."""
 
-    Attributes:
-        ready: limits and description of this node's engine, once the model is loaded.
-        stats: the latest counters of this node's engine.
-        dead_error: why this node's engine has ended; None while it runs.
-    """
+    @property
+    def ready(self) -> messages.Ready | None:
+        """Return limits and description of this node's engine, once the model is loaded."""
 
-    ready: messages.Ready | None
-    stats: EngineStats
-    dead_error: EngineDeadError | None
+    @property
+    def stats(self) -> EngineStats:
+        """Return the latest counters of this node's engine."""
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Return why this node's engine has ended; None while it runs."""
 
     @property
     def num_requests(self) -> int:
@@ -55,6 +57,3 @@ class RequestScheduler(Protocol):
 
     def set_role(self, role: str) -> None:
         """Ask this node's agent to take a role, which `stats.node.role` then shows."""
-
-    async def close(self) -> None:
-        """Close all connections."""

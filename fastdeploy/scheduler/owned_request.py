@@ -36,7 +36,7 @@ class OwnedRequest:
     """A request in flight.
 
     Attributes:
-        arrived_at, progress_at: times of arrival and of the last progress, of any leg.
+        arrived_at, started_at, progress_at: times of arrival, of the first claim, and of the last progress of any leg.
         deadline: when it ends with a timeout; None never.
         hint: the node that alone may claim its ticket for a while; "" any.
         leg: number of the present leg; 0 before the first.
@@ -49,6 +49,7 @@ class OwnedRequest:
         tokens: per choice, what was delivered; `ended`: whether its last delta was.
         leg_has_tokens: whether the present leg delivered any.
         image, image_seq: computed blocks for the present leg, and the message that brought them.
+        num_cached_tokens: prompt tokens that the first leg which was handed over found cached; None before.
         losses: why each lost leg was lost.
         num_attempts: the losses of legs that delivered no token.
     """
@@ -60,6 +61,7 @@ class OwnedRequest:
     hint: str
     state: OwnedState = OwnedState.WAITING
     deadline: float | None = None
+    started_at: float | None = None
     progress_at: float = 0.0
     leg: int = 0
     leg_at: float = 0.0
@@ -76,6 +78,7 @@ class OwnedRequest:
     leg_has_tokens: bool = False
     image: Image | None = None
     image_seq: int = 0
+    num_cached_tokens: int | None = None
     losses: list[str] = field(default_factory=list)
     num_attempts: int = 0
 
@@ -124,6 +127,11 @@ class OwnedRequest:
         self.resend_at = None
         self.num_computed = 0
         self.leg_has_tokens = False
+
+    def note_start(self, now: float) -> None:
+        """Note the first time that an engine got the request."""
+        if self.started_at is None:
+            self.started_at = now
 
     def note_progress(self, now: float) -> None:
         """Restart the clocks that end a leg or the request without progress."""

@@ -85,7 +85,7 @@ class OwnerLegs:
         """Give waiting requests to the owner's engine, or as many to the queues as the nodes may soon take."""
         if not self._waiting:
             return
-        goes_local = not self.is_redis_up or self._is_alone()
+        goes_local = not self.is_redis_up or self.is_alone
         if goes_local and not self._has_local_engine:
             return
         for (stage, priority), queue in sorted(self._waiting.items()):
@@ -101,7 +101,9 @@ class OwnerLegs:
             if not queue:
                 del self._waiting[stage, priority]
 
-    def _is_alone(self) -> bool:
+    @property
+    def is_alone(self) -> bool:
+        """Return whether no other node takes requests."""
         others = [member for node, member in self.members.items() if node != self._node]
         return all(member.role is Role.DRAINING for member in others)
 
@@ -120,6 +122,7 @@ class OwnerLegs:
         """Begin the next leg on the owner's engine."""
         self._release_image(owned)
         owned.begin_leg(self._now)
+        owned.note_start(self._now)
         owned.claimant = LOCAL_CLAIMANT
         self._set_state(owned, OwnedState.LOCAL)
         self._actions.append(RunLocal(owned.ticket(self.name, self._now)))

@@ -98,6 +98,8 @@ class OwnerStates(OwnerLegs):
             case Tokens():
                 self._on_tokens(owned, message)
             case Handed(image=image):
+                if owned.num_cached_tokens is None:
+                    owned.num_cached_tokens = message.num_cached_tokens
                 self._on_handed(owned, image, message.seq)
             case Refused():
                 self._on_refused(owned, message)
@@ -117,6 +119,7 @@ class OwnerStates(OwnerLegs):
         self.observed.append(LegClaimed(owned.stage, self._now - since))
         owned.claimant, owned.claim_seq = Claimant(message.node, message.incarnation), message.seq
         owned.leg_progress_at = self._now
+        owned.note_start(self._now)
         self._set_state(owned, OwnedState.RUNNING)
         self.members.setdefault(message.node, Member(message.incarnation, Role.MIXED))  # the next look says more
 
@@ -301,7 +304,7 @@ class OwnerStates(OwnerLegs):
     def _find_stranded(self) -> list[OwnedRequest]:
         """Return the requests that should go on locally, the oldest first."""
         if self.is_redis_up:
-            return self._select(OwnedState.QUEUED) if self._is_alone() else []
+            return self._select(OwnedState.QUEUED) if self.is_alone else []
         patience = self._limits.patience_s
         if patience is None or self._now - self._lost_at < patience:
             return []

@@ -220,6 +220,8 @@ class RedisClient:
 
     def _describe(self, error: Exception) -> StoreError:
         """Return what an error of the library means."""
+        if isinstance(error.__cause__, exceptions.AuthenticationError):  # without a password, while connecting
+            error = error.__cause__
         code = getattr(error, "status_code", None) or ""
         text = str(error)
         if isinstance(error, exceptions.AuthenticationError):

@@ -22,15 +22,15 @@ from fastdeploy.core.errors import ConfigError, EngineDeadError
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
-    FINAL_RESPONSES_S,
     announce_drain,
     drain,
+    finish_streams,
     freeze_gc,
+    joined_cluster,
     make_server,
     raise_file_limit,
     serving,
     stop_signal,
-    wait_empty,
 )
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
@@ -38,6 +38,7 @@ from fastdeploy.entrypoints.openai.supervisor import Supervisor
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
 from fastdeploy.metrics.logs import ENGINE_LOG, log_folder, set_up_logging
+from fastdeploy.scheduler.base import RequestScheduler
 
 BACKLOG = 2048
 
@@ -70,7 +71,7 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
         if args.server.workers > 1:
             return await _run_with_workers(server, client, args, listener)
         serve_metrics(args.server, server.registry)
-        async with serving(server, listener):
+        async with joined_cluster(server, args, client, worker=0), serving(server, listener):
             return await _run(server, client, args, url(args.server, listener))
     finally:
         await client.close()
@@ -80,7 +81,7 @@ async def _run(server: ApiServer, client: EngineClient, args: ServeArgs, address
     """Load the model and serve until a signal or the engine's end; return the exit status."""
     stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
     try:
-        if not await _load(client, stop):
+        if not await _load(server.scheduler, stop):
             return 0
     except EngineDeadError:
         return print_engine_death(client)
@@ -91,7 +92,7 @@ async def _run(server: ApiServer, client: EngineClient, args: ServeArgs, address
         announce_drain(server.limiter.num_inside, args.server.timeout_graceful_shutdown)
         await drain(server, engine_dead)
     if engine_dead.done():
-        await wait_empty(server, FINAL_RESPONSES_S)
+        await finish_streams(server)
         return print_engine_death(client)
     return 0
 
@@ -123,13 +124,13 @@ async def _run_with_workers(server: ApiServer, client: EngineClient, args: Serve
         return 1 if worker_failed.done() else 0
 
 
-async def _load(client: EngineClient, stop: asyncio.Task[bool]) -> bool:
-    """Wait until the model is loaded; return False if a signal ended the wait.
+async def _load(scheduler: RequestScheduler, stop: asyncio.Task[bool]) -> bool:
+    """Wait until requests can be served; return False if a signal ended the wait.
 
     Raises:
-        ConfigError, EngineDeadError: as `EngineClient.start`.
+        ConfigError, EngineDeadError: as `RequestScheduler.start`.
     """
-    starting = asyncio.create_task(client.start(ProgressBar().show))
+    starting = asyncio.create_task(scheduler.start(ProgressBar().show))
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     if stop.done():
         starting.cancel()

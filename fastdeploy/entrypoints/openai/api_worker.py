@@ -20,13 +20,13 @@ from fastdeploy.config.env import read_env
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
-    FINAL_RESPONSES_S,
     drain,
+    finish_streams,
     freeze_gc,
+    joined_cluster,
     make_server,
     serving,
     stop_signal,
-    wait_empty,
 )
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.ipc.connection import EngineConnection
@@ -46,6 +46,7 @@ class WorkerConfig:
         listener_fd: inherited socket on which to accept connections.
         metrics_folder: where all API processes store their metrics.
         parent_pid: the supervisor's process id.
+        number: of this process, from 0.
     """
 
     args: ServeArgs
@@ -54,6 +55,7 @@ class WorkerConfig:
     listener_fd: int
     metrics_folder: str
     parent_pid: int
+    number: int
 
 
 def main() -> int:
@@ -73,14 +75,14 @@ async def _main() -> int:
     connection = EngineConnection(config.address, config.identity)
     server = make_server(config.args, env, connection, config.metrics_folder)
     with socket.socket(fileno=config.listener_fd) as listener:
-        async with serving(server, listener):
+        async with joined_cluster(server, config.args, connection, config.number), serving(server, listener):
             return await _run(server, connection, lines)
 
 
 async def _run(server: ApiServer, connection: EngineConnection, lines: asyncio.StreamReader) -> int:
     stop, engine_dead = stop_signal(), asyncio.create_task(connection.wait_until_dead())
     reading = asyncio.create_task(_read_messages(connection, lines))
-    starting = asyncio.create_task(connection.start())
+    starting = asyncio.create_task(server.scheduler.start())
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done() and starting.exception() is None:
         freeze_gc()
@@ -91,7 +93,7 @@ async def _run(server: ApiServer, connection: EngineConnection, lines: asyncio.S
         await drain(server, engine_dead)
     reading.cancel()
     if connection.dead_error is not None:
-        await wait_empty(server, FINAL_RESPONSES_S)
+        await finish_streams(server)
         return 1
     return 0
 

@@ -31,6 +31,7 @@ from fastdeploy.entrypoints.openai.middleware import OTHER, MetricsMiddleware
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.web_server import make_web_server
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.scheduler.base import RequestScheduler
 
 DRAIN_POLL_S = 0.05
@@ -66,6 +67,29 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         provenance=args.provenance,
         metrics_folder=metrics_folder,
     )
+
+
+@contextlib.asynccontextmanager
+async def joined_cluster(
+    server: ApiServer, args: ServeArgs, connection: EngineConnection, worker: int
+) -> AsyncIterator[None]:
+    """Let the requests of an API process run on all nodes until the block ends, if its configuration says so.
+
+    Args:
+        connection: to this node's engine.
+        worker: number of the API process.
+    """
+    if not args.cluster.is_clustered:
+        yield
+        return
+    from fastdeploy.scheduler.owner import ClusterScheduler  # it needs a client of Redis
+
+    scheduler = ClusterScheduler(args.cluster, connection, worker, args.engine.seed, server.metrics.cluster)
+    server.scheduler = scheduler
+    try:
+        yield
+    finally:
+        await scheduler.close()
 
 
 @contextlib.asynccontextmanager
@@ -106,6 +130,18 @@ async def drain(server: ApiServer, engine_dead: asyncio.Task[None]) -> None:
         error = f"the server shut down before the request was finished (--timeout-graceful-shutdown {timeout_s:g})"
         server.scheduler.end_requests(ShuttingDownError(error))
         await wait_empty(server, FINAL_RESPONSES_S)
+
+
+async def finish_streams(server: ApiServer) -> None:
+    """Wait until all clients have their responses, because the engine has died.
+
+    With a cluster, streams that run on other nodes have the graceful timeout to end.
+    """
+    scheduler = server.scheduler
+    if server.cluster.is_clustered and scheduler.dead_error is not None:
+        await wait_empty(server, server.config.timeout_graceful_shutdown or None)
+        scheduler.end_requests(scheduler.dead_error)
+    await wait_empty(server, FINAL_RESPONSES_S)
 
 
 async def wait_empty(server: ApiServer, timeout_s: float | None) -> None:

@@ -111,7 +111,11 @@ class Supervisor:
         for worker in self._workers:
             if worker.process is not None and worker.process.stdin is not None:
                 worker.process.stdin.write(msgspec.json.encode(reason) + b"\n")
-        await asyncio.wait({asyncio.create_task(self._wait_ended())}, timeout=2 * FINAL_RESPONSES_S + SHUTDOWN_GRACE_S)
+        graceful_s = self._args.server.timeout_graceful_shutdown if self._args.cluster.is_clustered else 0.0
+        timeout_s: float | None = graceful_s + 2 * FINAL_RESPONSES_S + SHUTDOWN_GRACE_S
+        if self._args.cluster.is_clustered and not graceful_s:
+            timeout_s = None  # streams that run on other nodes may end
+        await asyncio.wait({asyncio.create_task(self._wait_ended())}, timeout=timeout_s)
 
     async def _wait_ended(self) -> None:
         await asyncio.gather(*self._tasks)
@@ -157,7 +161,13 @@ class Supervisor:
         )
         assert worker.process.stdin is not None
         config = WorkerConfig(
-            self._args, self._client.address, worker.identity, self._listener.fileno(), self._folder, os.getpid()
+            self._args,
+            self._client.address,
+            worker.identity,
+            self._listener.fileno(),
+            self._folder,
+            os.getpid(),
+            worker.number,
         )
         worker.process.stdin.write(msgspec.json.encode(config) + b"\n")
 
