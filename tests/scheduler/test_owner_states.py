@@ -272,6 +272,18 @@ def test_waiting_times_losses_and_paths_are_noted_for_metrics() -> None:
     assert owner.states.requests[1].path == "local"
 
 
+def test_the_first_wait_of_a_request_counts_from_its_arrival() -> None:
+    owner = Owner()
+    for number in range(5):
+        owner.submit(number)
+    assert owner.states.requests[4].leg == 0, "four tickets stand in Redis for two nodes"
+    owner.wait(1.0)
+    owner.tell(Claimed(0, 1, "d", 1, 1))
+    owner.wait(0.5)
+    owner.tell(Claimed(4, 1, "d", 1, 2))
+    assert owner.states.observed == [LegClaimed(Stage.DECODE, 1.0), LegClaimed(Stage.DECODE, 1.5)]
+
+
 def test_a_restarted_node_and_a_dead_engine_are_losses_of_their_own_kind() -> None:
     owner = Owner()
     owner.submit(0)
