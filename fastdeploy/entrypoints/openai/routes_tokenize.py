@@ -74,8 +74,9 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     """Body of POST /v1/abort_requests.
 
     Attributes:
-        req_ids: ids of requests or responses
-        abort_all: abort all requests of the client's API key; an administrator's key aborts those of all keys
+        req_ids: ids of requests or responses; of several nodes, any may be asked for a request of any other
+        abort_all: abort all requests of the client's API key, on all nodes; an administrator's key aborts those of all
+            keys
     """
 
     req_ids: list[str] | None = None
@@ -108,7 +109,7 @@ class AbortResponse(ResponseBody, kw_only=True):
     """Body of POST /v1/abort_requests.
 
     Attributes:
-        not_found: ids that no running request of this API key has
+        not_found: ids that no running request of this API key has, or none of an API process that answers in a second
     """
 
     aborted: list[AbortedRequest]
@@ -134,7 +135,7 @@ async def detokenize(request: Request) -> Response:
 async def abort_requests(request: Request) -> Response:
     """Abort requests of the client's API key and return how many tokens each of them had generated.
 
-    An administrator's key aborts requests of all keys.
+    An administrator's key aborts requests of all keys. With several nodes, requests are found on any of them.
     """
     server, body = await _parse(request, AbortRequest)
     if body.abort_all == (body.req_ids is not None):
