@@ -26,7 +26,7 @@ SLOW_MODULES = {  # start servers or other processes, train models, or search th
     "metrics": "test_logs test_observability",
     "models": "test_mtp_layers test_mtp_training test_paths",
     "ops": "test_paths test_sampling_paths test_suffix_drafts",
-    "scheduler": "test_request_states",
+    "scheduler": "test_request_states test_store_errors test_store_servers",
     "scripts": "test_build test_wheel",
 }
 TESTS = Path(__file__).parent

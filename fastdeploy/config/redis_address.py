@@ -12,6 +12,7 @@ default). User and password are percent-encoded.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -24,6 +25,7 @@ URL_FLAG = "--scheduler-url"
 DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "unix": 0, "sentinel": 26379, "cluster": 6379}
 DEFAULT_MASTER = "mymaster"
 OPTIONS = ("tls", "ca", "db", "protocol")
+_HOST = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]{1,9}))?")
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ def _parse_url(config: ClusterConfig) -> RedisAddress:
     username, password = _parse_credentials(credentials) if at else ("", "")
     hosts, _, path = rest.partition("/")
     master, db = _parse_path(scheme, path, options)
+    if scheme == "cluster" and (db or config.scheduler_db):
+        raise ConfigError(URL_FLAG if db else "--scheduler-db", "a Redis Cluster has only the database 0")
     uses_tls = scheme == "rediss" or options.get("tls") == "1"
     if scheme == "unix" and (hosts or not path or uses_tls):
         raise ConfigError(URL_FLAG, "expected unix:// and the absolute path of a socket, as in unix:///run/redis.sock")
@@ -108,12 +112,11 @@ def _parse_options(query: str) -> dict[str, str]:
     for part in query.split("&") if query else []:
         name, equals, value = part.partition("=")
         if name not in OPTIONS or not equals:
-            shown = repr(name) if name.isidentifier() and name.islower() and equals else "another one"
-            raise ConfigError(URL_FLAG, f"expected the options {', '.join(OPTIONS)}, got {shown}")
+            raise ConfigError(URL_FLAG, f"expected no options but {', '.join(OPTIONS)}, each with =VALUE")
         options[name] = unquote(value)
     for name, valid in (("tls", ("0", "1")), ("protocol", ("2", "3"))):
         if options.get(name, valid[0]) not in valid:
-            raise ConfigError(URL_FLAG, f"option {name}: expected {' or '.join(valid)}, got {options[name]!r}")
+            raise ConfigError(URL_FLAG, f"option {name}: expected {' or '.join(valid)}")
     return options
 
 
@@ -138,8 +141,6 @@ def _parse_path(scheme: str, path: str, options: dict[str, str]) -> tuple[str, i
         return master, None
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise ConfigError(URL_FLAG, "expected a number for the database")
-    if scheme == "cluster" and int(text) != 0:
-        raise ConfigError(URL_FLAG, "a Redis Cluster has only the database 0")
     return master, int(text)
 
 
@@ -147,20 +148,16 @@ def _parse_hosts(scheme: str, text: str) -> tuple[tuple[str, int], ...]:
     parts = text.split(",")
     if len(parts) > 1 and scheme in ("redis", "rediss"):
         raise ConfigError(URL_FLAG, "has several hosts, which need sentinel:// or cluster://")
-    return tuple(_parse_host(part, DEFAULT_PORTS[scheme]) for part in parts)
+    hosts = [_parse_host(part, DEFAULT_PORTS[scheme]) for part in parts]
+    for number, host in enumerate(hosts, start=1):
+        if host is None:  # what stands there may be a password
+            place = f"host {number} of {len(hosts)}: " if len(hosts) > 1 else ""
+            raise ConfigError(URL_FLAG, f"{place}expected HOST or HOST:PORT, with a port in [1, 65535]")
+    return tuple(filter(None, hosts))
 
 
-def _parse_host(text: str, default_port: int) -> tuple[str, int]:
-    """Return host and port; an IPv6 address stands in brackets."""
-    host, port = text, ""
-    if text.startswith("["):
-        host, bracket, port = text[1:].partition("]")
-        is_valid = bool(host and bracket) and (not port or port.startswith(":"))
-        port = port[1:] if port else str(default_port)
-    else:
-        host, colon, port = text.partition(":")
-        is_valid = bool(host)
-        port = port if colon else str(default_port)
-    if not is_valid or not (port.isascii() and port.isdecimal() and 0 < int(port[:9]) < 65536):
-        raise ConfigError(URL_FLAG, "expected HOST or HOST:PORT, with a port in [1, 65535]")
-    return host, int(port)
+def _parse_host(text: str, default_port: int) -> tuple[str, int] | None:
+    """Return host and port, None if they are not valid; an IPv6 address stands in brackets."""
+    match = _HOST.fullmatch(text)
+    port = int(match["port"] or default_port) if match else 0
+    return (match["ipv6"] or match["host"], port) if match and 0 < port < 65536 else None

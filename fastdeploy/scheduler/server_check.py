@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fastdeploy.config.redis_address import RedisAddress
+from fastdeploy.config.redis_address import URL_FLAG, RedisAddress
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.scheduler.keys import CONSUMER_GROUP, Keys
 from fastdeploy.scheduler.redis_client import Command, RedisClient
@@ -62,7 +62,7 @@ def _raise_config_error(error: StoreError, address: RedisAddress, keys: Keys) ->
     if error.code == WRONG_KIND or "certificate verify failed" in text.lower():
         raise ConfigError(address.flag, text) from None
     if "DB index is out of range" in text:
-        flag = "--scheduler-db" if address.kind == "tcp" else address.flag
+        flag = address.flag if address.flag == URL_FLAG else "--scheduler-db"
         raise ConfigError(flag, f"Redis at {address.shown} has no database {address.db}") from None
 
 
