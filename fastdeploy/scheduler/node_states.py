@@ -196,6 +196,7 @@ class NodeStates(NodeTickets):
         self._owners.discard(owner)
         self._outbox.discard(owner)
         for held in [held for held in self.tickets.values() if held.ticket.owner == owner]:
+            self.num_orphaned += held.state not in (HeldState.HANDING, HeldState.ABORTED)
             self._abort(held)
 
     def _on_redis_returned(self) -> None:

@@ -41,6 +41,7 @@ class NodeTickets:
         role: which tickets the node prefers.
         tickets: by (owner, number, leg), in order of claims.
         num_free_slots: slots of the arena that no ticket has.
+        num_orphaned: requests that were ended because their owner was gone, for metrics.
     """
 
     def __init__(self, name: str, incarnation: int, role: Role, num_slots: int, limits: Limits, now: float) -> None:
@@ -49,6 +50,7 @@ class NodeTickets:
         self.role = role
         self.tickets: dict[tuple[str, int, int], HeldTicket] = {}
         self.num_free_slots = num_slots
+        self.num_orphaned = 0
         self._num_slots = num_slots
         self._limits = limits
         self._now = now

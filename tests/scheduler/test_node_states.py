@@ -277,3 +277,21 @@ def test_a_heartbeat_notices_older_counts_missing_keys_and_other_servers() -> No
         heartbeat.next_count()
         found.append(heartbeat.lost_writes(echo, server, has_streams))
     assert found == [False, False, False, True, True, True]
+
+
+def test_requests_of_an_owner_that_is_gone_end_and_are_counted_but_not_its_images() -> None:
+    node = Node(slots=4)
+    node.wait(4.0)
+    node.read(0, slots=2)
+    node.emit(0, 0, 7)
+    node.tell(EngineHandedOver(("o", 0), 1, b"image"))
+    node.read(1, stage=DECODE)
+    node.read(2, stage=DECODE)
+    assert node.states.num_orphaned == 0
+    node.tell(OwnersLooked(frozenset()))
+    actions = node.tell(OwnersLooked(frozenset()))
+    assert [action for action in actions if isinstance(action, StopEngine)] == [
+        StopEngine(("o", 1), 1),
+        StopEngine(("o", 2), 1),
+    ]
+    assert (node.states.num_orphaned, node.states.tickets) == (2, {})
