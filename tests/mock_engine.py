@@ -6,7 +6,9 @@ Options come from `mock.json` in the model's folder: `step_s` seconds per step, 
 `hang_at_token` (at such a request, the process stays in a native call that keeps Python's global lock),
 `config_error`, `start_error` (name and message of an exception), `load_s`, `script` (the output is what the prompt
 holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
-output grows past its first tokens). While the file `compiling` is there, no grammar is compiled.
+output grows past its first tokens), `prefill_s_per_token` (of prompts and resumed tokens that are not imported, up to
+`max_num_batched_tokens` tokens per step), `num_blocks`, `num_slots`, `export_s`, `import_s`. While the file `compiling`
+is there, no grammar is compiled. With `EngineConfig.hands_over` it has an arena (`mock_transfer.py`).
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, RequestFailedError
+from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.seeds import choice_seed, request_seed
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.detokenize.stop_strings import StopStringScanner
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from tests.mock_transfer import BLOCK_SIZE, LAYOUT, MockTransfer
 
 FACTORY = "tests.mock_engine:make_engine"
 BLOCKS = 100
+SLOTS = 64
 
 
 def next_token(context: list[int], seed: int, vocab_size: int) -> int:
@@ -54,15 +59,27 @@ class MockEngine:
         self._num_arrivals = 0
         self._hold = Path(config.model) / "hold" if options.get("hold") else None
         self._live: dict[str, list[_Choice]] = {}
-        self._stats = EngineStats(num_blocks=BLOCKS, num_free_blocks=BLOCKS)
+        self._handovers: list[Handover] = []  # without a transfer
+        self._num_blocks = options.get("num_blocks", BLOCKS)
+        self._step_tokens = config.scheduler.max_num_batched_tokens
+        self._stats = EngineStats(num_blocks=self._num_blocks, num_free_blocks=self._num_blocks)
+        self.transfer: MockTransfer | None = None
+        if config.hands_over:
+            times = {name: options.get(name, 0.0) for name in ("export_s", "import_s")}
+            self.transfer = MockTransfer(options.get("num_slots", SLOTS), **times)
         self.max_model_len = config.max_model_len
         self.vocab_size = self._tokenizer.vocab_size
         self.eos_token_ids = [1]
 
-    def prepare(self, request: GenerationRequest) -> Future[None] | None:
+    def prepare(self, request: GenerationRequest) -> Future[Any] | None:
+        imported = None if self.transfer is None else self.transfer.begin_import(request)
         if request.params.guided_decoding is None:
-            return None
-        return _Compiling(Path(self._model) / "compiling")
+            return imported
+        return _Compiling(Path(self._model) / "compiling", imported)
+
+    def cancel(self, request_id: str) -> None:
+        if self.transfer is not None:
+            self.transfer.cancel(request_id)
 
     def add_request(self, request: GenerationRequest) -> list[TokenDelta]:
         if request.request_id in self._live:
@@ -78,15 +95,48 @@ class MockEngine:
         if seed is None:
             seed = request_seed(self._seed, self._num_arrivals)
         self._num_arrivals += 1
-        self._live[request.request_id] = [
-            _Choice(request, i, choice_seed(seed, i), self) for i in range(request.params.n)
-        ]
+        choices = [_Choice(request, i, choice_seed(seed, i), self, resumed) for i, resumed in request.open_choices]
+        ended = [(choice, delta) for choice in choices if (delta := choice.resume()) is not None]
+        if self.transfer is not None:
+            choices[0].num_computed = choices[0].num_transferred = self.transfer.adopt(request.request_id)
+            self.transfer.begin_export(request.request_id, request.export_slots)
+        self._live[request.request_id] = choices
         self._stats.num_prompt_tokens += len(request.prompt_token_ids)
-        return []
+        if not self._options.get("prefill_s_per_token"):
+            self._prefill(choices)
+        return [self._end(choice, delta, delta.finish_reason or "") for choice, delta in ended]
+
+    def hand_over(self, request_id: str, export_slots: Sequence[int] = ()) -> bool:
+        choices = self._choices(request_id)
+        if not choices:
+            return False
+        if self.transfer is not None:
+            self.transfer.begin_export(request_id, export_slots)
+        del self._live[request_id]
+        handover = Handover(request_id, [None] * choices[0].request.params.n)
+        for choice in choices:
+            handover.resumed[choice.index] = choice.output
+        if self.transfer is None:
+            self._handovers.append(handover)
+        else:
+            self.transfer.hand_over(handover, choices[0].computed)
+        return True
+
+    def pop_handovers(self) -> list[Handover]:
+        for request_id in [key for key, choices in self._live.items() if choices[0].has_left]:
+            self.hand_over(request_id)
+        handovers, self._handovers = self._handovers, []
+        return handovers if self.transfer is None else self.transfer.pop_handovers()
+
+    @property
+    def is_moving(self) -> bool:
+        is_leaving = any(choices[0].has_left for choices in self._live.values())
+        return is_leaving or bool(self._handovers) or (self.transfer is not None and self.transfer.is_moving)
 
     def abort(self, request_id: str) -> list[TokenDelta]:
         return [
-            self._end(choice, TokenDelta(request_id, choice.index), "abort") for choice in self._choices(request_id)
+            self._end(choice, TokenDelta(request_id, choice.index, first_index=len(choice.output)), "abort")
+            for choice in self._choices(request_id)
         ]
 
     def step(self) -> list[TokenDelta]:
@@ -95,14 +145,20 @@ class MockEngine:
         choices = [choice for request_id in list(self._live) for choice in self._choices(request_id)]
         if self._hold is not None and self._hold.exists():
             choices = [choice for choice in choices if not choice.has_begun]
-        return [self._advance(choice) for choice in choices]
+        self._prefill(choices)
+        return [self._advance(choice) for choice in choices if not choice.num_missing]
 
     def has_unfinished(self) -> bool:
         return bool(self._live)
 
     def stats(self) -> EngineStats:
-        self._stats.num_running = sum(map(len, self._live.values()))
-        self._stats.num_free_blocks = BLOCKS - self._stats.num_running
+        choices = [choice for choices in self._live.values() for choice in choices]
+        self._stats.num_waiting = sum(choice.num_missing > 0 for choice in choices)
+        self._stats.num_running = len(choices) - self._stats.num_waiting
+        self._stats.num_waiting_tokens = sum(choice.num_missing for choice in choices)
+        self._stats.num_free_blocks = self._num_blocks - sum(choice.num_blocks for choice in choices)
+        if self.transfer is not None:
+            self._stats.num_imported_tokens = self.transfer.num_imported_tokens
         return self._stats
 
     def describe(self) -> dict[str, Any]:
@@ -110,13 +166,34 @@ class MockEngine:
             "model": "mock",
             "architecture": "Mock",
             "max_model_len": self.max_model_len,
-            "kv_cache": {"num_blocks": BLOCKS, "block_size": 64, "num_tokens": 64 * BLOCKS, "bytes": 0},
+            "kv_cache": {
+                "num_blocks": self._num_blocks,
+                "block_size": BLOCK_SIZE,
+                "num_tokens": BLOCK_SIZE * self._num_blocks,
+                "bytes": 0,
+            },
+            "cluster": {
+                "group": self._options.get("group", "mock"),
+                "layouts": LAYOUT if self.transfer else {},
+                "num_slots": self.transfer.arena.num_slots if self.transfer else 0,
+                "block_size": BLOCK_SIZE,
+            },
             "speculation": {"method": "naive", "num_speculative_tokens": 0, "lossy": False},
             "fingerprint": {"dtype": "float32", "isa": "mock", "exact": True},
         }
 
     def _choices(self, request_id: str) -> list[_Choice]:
         return list(self._live.get(request_id, ()))
+
+    def _prefill(self, choices: list[_Choice]) -> None:
+        """Compute prompts and resumed tokens: those of a step, or all at once if that takes no time."""
+        s_per_token, room = self._options.get("prefill_s_per_token", 0.0), self._step_tokens
+        for choice in choices:
+            count = min(room, choice.num_missing) if s_per_token else choice.num_missing
+            choice.num_computed += count
+            room -= count
+        if s_per_token:
+            time.sleep((self._step_tokens - room) * s_per_token)
 
     def _advance(self, choice: _Choice) -> TokenDelta:
         delta = choice.emit(self._options.get("tokens_per_step", 1))
@@ -129,6 +206,7 @@ class MockEngine:
         delta.finish_reason = reason
         delta.seed = choice.seed
         delta.metrics = RequestMetrics(queue_s=0.001, first_token_s=0.002, finish_s=0.01)
+        delta.metrics.num_transferred_tokens = choice.num_transferred
         delta.speculate_metrics = SpeculateMetrics(accepted_tokens=3, drafted_tokens=4, accept_ratio=0.75, num_steps=2)
         if reason == "error":
             delta.error = ErrorInfo("numerics", "the mock says NaN")
@@ -136,25 +214,38 @@ class MockEngine:
         choices.remove(choice)
         if not choices:
             del self._live[choice.request.request_id]
+            if self.transfer is not None:
+                self.transfer.finish(choice.request.request_id)
         self._stats.num_finished[reason] = self._stats.num_finished.get(reason, 0) + 1
         return delta
 
 
 class _Compiling(Future[None]):
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, imported: Future[Any] | None) -> None:
         super().__init__()
-        self._file = file
+        self._file, self._imported = file, imported
 
     def done(self) -> bool:
-        return not self._file.exists()
+        return not self._file.exists() and (self._imported is None or self._imported.done())
 
 
 class _Choice:
-    def __init__(self, request: GenerationRequest, index: int, seed: int, engine: MockEngine) -> None:
+    """One choice.
+
+    Attributes:
+        num_computed: tokens whose blocks are computed, the last one of the text is not among them while it decodes.
+        num_transferred: of these, those that came from another engine.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, index: int, seed: int, engine: MockEngine, resumed: list[int]
+    ) -> None:
         self.request, self.index, self.seed = request, index, seed
+        self.num_computed = self.num_transferred = 0
         self._engine = engine
         self._tokens = list(request.prompt_token_ids)
         self._num_emitted = 0
+        self._resumed = resumed
         room = engine.max_model_len - len(self._tokens)
         self._budget = min(request.params.max_tokens or room, room)
         self._script = self._read_script() if engine._options.get("script") else None
@@ -163,6 +254,39 @@ class _Choice:
     @property
     def has_begun(self) -> bool:
         return self._num_emitted > 0
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is to be handed over after its first tokens, which it has emitted."""
+        return self.request.hands_over and self._num_emitted > len(self._resumed)
+
+    @property
+    def num_missing(self) -> int:
+        """Number of tokens to compute before the next one can be emitted."""
+        return 0 if self._num_emitted > len(self._resumed) else len(self._tokens) - self.num_computed
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-len(self._tokens) // BLOCK_SIZE)
+
+    @property
+    def output(self) -> list[int]:
+        return self._tokens[len(self.request.prompt_token_ids) :]
+
+    @property
+    def computed(self) -> list[int]:
+        has_emitted = self._num_emitted > len(self._resumed)
+        return self._tokens[:-1] if has_emitted else self._tokens[: self.num_computed]
+
+    def resume(self) -> TokenDelta | None:
+        """Append the resumed tokens; return the last delta if they end the text."""
+        delta = TokenDelta(self.request.request_id, self.index, seed=self.seed)
+        for token_id in self._resumed:
+            if delta.finish_reason is not None:
+                raise InvalidRequestError("resumed", "expected no tokens behind the end")
+            self._append(token_id, delta)
+        delta.first_index, delta.token_ids = self._num_emitted, []
+        return None if delta.finish_reason is None else delta
 
     def _read_script(self) -> list[int]:
         tokenizer = self._engine._tokenizer
@@ -178,31 +302,35 @@ class _Choice:
 
     def emit(self, count: int) -> TokenDelta:
         params = self.request.params
-        delta = TokenDelta(self.request.request_id, self.index, seed=self.seed)
+        delta = TokenDelta(self.request.request_id, self.index, seed=self.seed, first_index=self._num_emitted)
         if params.logprobs is not None:
             delta.logprobs = []
-        if params.prompt_logprobs is not None and self._num_emitted == 0 and self.index == 0:
+        if params.prompt_logprobs is not None and not self.has_begun and self.index == 0:
             delta.prompt_logprobs = [None, *map(_logprobs, self.request.prompt_token_ids[1:])]
         while delta.finish_reason is None and len(delta.token_ids) < count:
             token_id = self._next_token()
             if token_id in params.logit_bias and params.logit_bias[token_id] == -100:
                 delta.finish_reason = "error"
                 break
-            self._tokens.append(token_id)
-            self._num_emitted += 1
-            delta.token_ids.append(token_id)
-            if delta.logprobs is not None:
-                delta.logprobs.append(_logprobs(token_id))
-            stop = self._scanner.push(token_id)
-            if self._script is not None and token_id in self._engine.eos_token_ids:
-                delta.finish_reason = "stop"
-            elif token_id in params.stop_token_ids:
-                delta.finish_reason, delta.stop_reason = "stop", token_id
-            elif stop is not None:
-                delta.finish_reason, delta.stop_reason = "stop", stop
-            elif self._num_emitted == self._budget:
-                delta.finish_reason = "length"
+            self._append(token_id, delta)
         return delta
+
+    def _append(self, token_id: int, delta: TokenDelta) -> None:
+        """Append a token to the text and to a delta, and find the end."""
+        self._tokens.append(token_id)
+        self._num_emitted += 1
+        delta.token_ids.append(token_id)
+        if delta.logprobs is not None:
+            delta.logprobs.append(_logprobs(token_id))
+        stop = self._scanner.push(token_id)
+        if self._script is not None and token_id in self._engine.eos_token_ids:
+            delta.finish_reason = "stop"
+        elif token_id in self.request.params.stop_token_ids:
+            delta.finish_reason, delta.stop_reason = "stop", token_id
+        elif stop is not None:
+            delta.finish_reason, delta.stop_reason = "stop", stop
+        elif self._num_emitted == self._budget:
+            delta.finish_reason = "length"
 
 
 def _hang(marker: Path) -> None:

@@ -32,9 +32,11 @@ class Handover:
 
     Attributes:
         resumed: as in `GenerationRequest`, with all tokens that the choices have emitted.
-        image: of choice 0; None if nothing was exported.
+        image: of the first open choice; None if nothing was exported.
+        num_cached_tokens: of that choice, as in `RequestMetrics`.
     """
 
     request_id: str
     resumed: list[list[int] | None]
     image: KVImage | None = None
+    num_cached_tokens: int = 0

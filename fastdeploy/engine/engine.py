@@ -24,7 +24,8 @@ from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
 from fastdeploy.engine.drafts import QuotaFunction, constrain_drafts, propose_drafts
-from fastdeploy.engine.kv_transfer import KVTransfer, all_done
+from fastdeploy.engine.futures import all_done
+from fastdeploy.engine.kv_transfer import KVTransfer, make_handover
 from fastdeploy.engine.output_processor import OutputProcessor
 from fastdeploy.engine.stats_collector import StatsCollector
 from fastdeploy.spec_decode.proposers.base import Proposer
@@ -73,6 +74,7 @@ class Engine:
         self._choices: dict[str, list[Request]] = {}  # the unfinished choices of each request
         self._with_deadline: list[Request] = []
         self._leaving: list[str] = []  # requests to be given up
+        self._handovers: list[Handover] = []  # those given up, without a transfer
         self._stats = StatsCollector()
 
     @classmethod
@@ -131,20 +133,41 @@ class Engine:
         if self.transfer is not None:
             self.transfer.cancel(request_id)
 
-    def hand_over(self, request_id: str) -> None:
-        """Give up a request, to be continued elsewhere; an unknown id is ignored. It emits nothing more."""
-        if self.transfer is not None and (choices := list(self._choices.get(request_id, ()))):
-            self.transfer.hand_over(choices)
-            exceptions = [exception for choice in choices for exception in self._remove(choice)]
-            if exceptions:
-                self._check_after(exceptions, request_id)
+    def hand_over(self, request_id: str, export_slots: Sequence[int] = ()) -> bool:
+        """Give up a request, to be continued elsewhere; it emits nothing more.
+
+        Args:
+            export_slots: for the blocks that are computed, unless the request has slots already.
+
+        Returns:
+            Whether there is such a request; `pop_handovers` will return it.
+        """
+        choices = list(self._choices.get(request_id, ()))
+        if not choices:
+            return False
+        handover = make_handover(choices)
+        if self.transfer is None:
+            self._handovers.append(handover)
+        else:
+            self.transfer.begin_export(choices[0], export_slots)
+            self.transfer.hand_over(choices[0], handover)
+        exceptions = [exception for choice in choices for exception in self._remove(choice)]
+        if exceptions:
+            self._check_after(exceptions, request_id)
+        return True
 
     def pop_handovers(self) -> list[Handover]:
         """Give up the requests whose time for it has come; return those that are given up and copied."""
         for request_id in self._leaving:
             self.hand_over(request_id)
         self._leaving.clear()
-        return [] if self.transfer is None else self.transfer.pop_handovers()
+        handovers, self._handovers = self._handovers, []
+        return handovers if self.transfer is None else self.transfer.pop_handovers()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether requests are being handed over, or blocks copied, so that `pop_handovers` has to be called again."""
+        return bool(self._leaving or self._handovers) or (self.transfer is not None and self.transfer.is_moving)
 
     def step(self) -> list[TokenDelta]:
         """Schedule, compute, verify, commit, propose; return the emitted tokens and the ends of requests."""
@@ -238,8 +261,9 @@ class Engine:
             self._finish(request, delta)
         elif result.error:
             deltas.append(self._end(request, "error", ErrorInfo(result.error_type, result.error)))
-        elif self.transfer is not None:
-            self.transfer.advance(request)
+        else:
+            if self.transfer is not None:
+                self.transfer.advance(request)
             if request.hands_over and request.num_output_tokens > request.num_resumed_tokens:
                 self._leaving.append(request.request_id)
         return deltas

@@ -9,13 +9,14 @@ adds the request. Blocks that do not arrive are computed like any other part of 
 from __future__ import annotations
 
 import logging
-import threading
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.handover import Handover, KVImage
 from fastdeploy.core.request import Request
@@ -33,12 +34,24 @@ logger = logging.getLogger("fastdeploy.engine")
 
 @dataclass
 class _Import:
-    """An import that is under way: `num_found` blocks were in the cache, the others are copied."""
+    """An import that is under way: `num_found` blocks were in the cache, the others are copied.
+
+    Attributes:
+        started_s, ended_s: when it began, and when the last block had been copied.
+        parts: per copied block, the parts that have arrived; None until somebody asks.
+    """
 
     image: KVImage
     num_tokens: int
     num_found: int
     arrived: Future[Arrived] | None
+    started_s: float
+    ended_s: float
+    parts: list[frozenset[str]] | None = None
+
+    def note_end(self, _: Future[Arrived]) -> None:
+        """Take the time, in the thread that copies."""
+        self.ended_s = time.monotonic()
 
 
 @dataclass
@@ -46,6 +59,7 @@ class _Export:
     """The slots for a request's blocks, the copies to the first of them, and how far those blocks are filled."""
 
     slots: list[int]
+    generations: list[int]
     copies: list[Future[None]] = field(default_factory=list)
     num_filled: list[list[int]] = field(default_factory=list)
 
@@ -59,7 +73,7 @@ class KVTransfer:
 
     Attributes:
         arena: the arena that this engine exports to.
-        num_imported_blocks: number of blocks that were imported and not computed.
+        num_imported_blocks, num_imported_tokens: number of blocks, and of their tokens, that were imported.
         num_failed_blocks: number of blocks by why they, or a part of them, were not imported: the reasons of
             `worker.block_mover.Arrived`, `unknown_arena`, `no_room` (too few free blocks) and `error`.
     """
@@ -69,20 +83,28 @@ class KVTransfer:
     ) -> None:
         """Start without peers."""
         self.arena = arena
-        self.num_imported_blocks = 0
+        self.num_imported_blocks = self.num_imported_tokens = 0
         self.num_failed_blocks = Counter[str]()
         self._kv_cache_manager, self._mover, self._drafter = kv_cache_manager, mover, drafter
         self._peers: dict[str, Arena] = {}
         self._imports: dict[str, _Import] = {}
+        self._cancelled: set[str] = set()  # imports whose blocks are released when nothing is copied to them any more
         self._exports: dict[Request, _Export] = {}
         self._copies: deque[tuple[Future[None], list[int]]] = deque()
         self._leaving: deque[tuple[list[Future[None]], Handover]] = deque()
 
     def attach(self, name: str, arena: Arena) -> None:
-        """Import from a peer's arena, which images call by this name."""
+        """Import from a peer's arena, which images call by this name; `detach` will close it."""
+        self.detach(name)
         self._peers[name] = arena
         if not self._mover.can_import(arena, TARGET):
             logger.warning("the layout of the KV cache of %s is another one; its prompts are computed here", name)
+
+    def detach(self, name: str) -> None:
+        """Unmap a peer's arena after the copies that have begun; an unknown name is ignored."""
+        arena = self._peers.pop(name, None)
+        if arena is not None:
+            self._mover.close_arena(arena)
 
     # Import: begin, then adopt or cancel.
 
@@ -112,21 +134,32 @@ class KVTransfer:
             return None
         found, new = held
         first, end = len(found), len(found) + len(new)
-        arrived = None
+        arrived, now_s = None, time.monotonic()
         if new:
             arrived = self._mover.import_blocks(arena, image.slots[first:end], image.generations[first:end], new)
-        self._imports[request.request_id] = _Import(image, num_tokens, first, arrived)
+        imported = self._imports[request.request_id] = _Import(image, num_tokens, first, arrived, now_s, now_s)
+        if arrived is not None:
+            arrived.add_done_callback(imported.note_end)
         return arrived
+
+    def num_prepared_tokens(self, request_id: str) -> int:
+        """Return how many tokens of a request were found in the cache or have arrived; wait for its copies."""
+        imported = self._imports.get(request_id)
+        if imported is None:
+            return 0
+        num_blocks = imported.num_found + _num_arrived(self._receive(imported))
+        return min(imported.num_tokens, num_blocks * self.block_size)
 
     def adopt(self, choices: Sequence[Request]) -> None:
         """Let the waiting choices of a new request begin with the blocks that have arrived."""
         request_id = choices[0].request_id
-        imported = self._imports.pop(request_id, None)
-        if imported is None:
+        imported = self._imports.get(request_id)
+        if imported is None or request_id in self._cancelled:
             return
         arrived = self._receive(imported)
-        num_arrived = next((i for i, parts in enumerate(arrived) if TARGET not in parts), len(arrived))
+        num_arrived = _num_arrived(arrived)
         num_blocks = imported.num_found + num_arrived
+        del self._imports[request_id]
         manager = self._kv_cache_manager
         manager.end_import(request_id, num_blocks)
         if not num_blocks:
@@ -135,22 +168,40 @@ class KVTransfer:
         if not can_draft:
             for choice in choices:
                 choice.max_drafts = 0
-        manager.adopt(choices, min(imported.num_tokens, num_blocks * manager.block_size), publishes=can_draft)
+        num_tokens = min(imported.num_tokens, num_blocks * manager.block_size)
+        manager.adopt(choices, num_tokens, publishes=can_draft)
         self.num_imported_blocks += num_arrived
+        num_transferred = max(0, num_tokens - imported.num_found * manager.block_size)
+        self.num_imported_tokens += num_transferred
+        metrics = choices[0].metrics
+        metrics.num_transferred_tokens, metrics.transfer_s = num_transferred, imported.ended_s - imported.started_s
 
     def cancel(self, request_id: str) -> None:
-        """Release the imported blocks of a request that will not be added."""
-        imported = self._imports.pop(request_id, None)
+        """Release the imported blocks of a request that will not be added, as soon as nothing is copied to them."""
+        imported = self._imports.get(request_id)
         if imported is not None:
-            self._receive(imported)
-            self._kv_cache_manager.end_import(request_id)
+            if imported.arrived is not None:
+                imported.arrived.cancel()  # unless it has begun
+            self._cancelled.add(request_id)
+            self._release_cancelled()
 
     # Export: begin, advance after each step, then hand over or finish.
 
     def begin_export(self, request: Request, slots: Sequence[int]) -> None:
-        """Export the blocks of a request to these slots as they are computed; a slot may be missing at the end."""
-        if slots:
-            self._exports[request] = _Export(list(slots))
+        """Export the blocks of a request to these slots as they are computed; a slot may be missing at the end.
+
+        The slots begin a new generation. A request that has slots keeps them.
+
+        Raises:
+            InvalidRequestError: there is no such slot in the arena, or a slot is listed twice.
+        """
+        if not slots or request in self._exports:
+            return
+        if not 0 <= min(slots) <= max(slots) < self.arena.num_slots or len(set(slots)) < len(slots):
+            expected = f"different slots in [0, {self.arena.num_slots - 1}]"
+            raise InvalidRequestError("export_slots", f"expected {expected}, got {list(slots)}")
+        self.arena.generations[list(slots)] += 1
+        self._exports[request] = _Export(list(slots), self.arena.generations[list(slots)].tolist())
 
     def advance(self, request: Request) -> None:
         """Copy the blocks that have been filled since the last call; nothing if the request is not exported."""
@@ -159,12 +210,12 @@ class KVTransfer:
             later_stages = self._drafter.num_stages - 1 if self._drafter else 0  # which lag behind by one token each
             self._copy(request, export, max(0, request.num_computed - later_stages) // self.block_size)
 
-    def hand_over(self, choices: Sequence[Request]) -> None:
-        """Copy the last blocks of a request that is about to be removed; `pop_handovers` returns it with its image."""
-        request = choices[0]
-        handover = Handover(request.request_id, [None] * request.params.n)
-        for choice in choices:
-            handover.resumed[choice.index] = choice.output_token_ids.tolist()
+    def hand_over(self, request: Request, handover: Handover) -> None:
+        """Copy the last blocks of a request that is about to be removed; `pop_handovers` returns `handover` with them.
+
+        Args:
+            request: the first open choice.
+        """
         export = self._exports.get(request)
         if export is not None:
             # A request that was preempted has lost its blocks, but not the copies of them.
@@ -174,7 +225,7 @@ class KVTransfer:
                 handover.image = KVImage(
                     arena="",
                     slots=slots,
-                    generations=[int(self.arena.generations[slot]) for slot in slots],
+                    generations=export.generations[: len(slots)],
                     num_tokens=min(num_tokens, len(slots) * self.block_size),
                     num_filled=export.num_filled if self._drafter else [],
                 )
@@ -186,6 +237,7 @@ class KVTransfer:
 
     def pop_handovers(self) -> list[Handover]:
         """Release blocks that have been copied; return the requests that can be continued elsewhere."""
+        self._release_cancelled()
         while self._copies and self._copies[0][0].done():  # copies are done in order
             self._kv_cache_manager.end_export(self._copies.popleft()[1])
         ready = []
@@ -200,8 +252,8 @@ class KVTransfer:
 
     @property
     def is_moving(self) -> bool:
-        """Whether copies to the arena are under way."""
-        return bool(self._copies or self._leaving)
+        """Whether there are copies to the arena, or for imports that were cancelled."""
+        return bool(self._copies or self._leaving or self._cancelled)
 
     @property
     def block_size(self) -> int:
@@ -212,7 +264,16 @@ class KVTransfer:
         """Raise AssertionError if there is an export of a request that does not live, or an import of one that does."""
         live = set(requests)
         assert self._exports.keys() <= live
-        assert not self._imports.keys() & {request.request_id for request in live}
+        assert not (self._imports.keys() - self._cancelled) & {request.request_id for request in live}
+        assert self._cancelled <= self._imports.keys()
+
+    def _release_cancelled(self) -> None:
+        for request_id in [*self._cancelled]:
+            arrived = self._imports[request_id].arrived
+            if arrived is None or arrived.done():
+                self._cancelled.discard(request_id)
+                del self._imports[request_id]
+                self._kv_cache_manager.end_import(request_id)
 
     def _copy(self, request: Request, export: _Export, end: int) -> None:
         """Copy the blocks from the first that is not exported yet to `end`, as far as there are slots."""
@@ -240,16 +301,19 @@ class KVTransfer:
 
     def _receive(self, imported: _Import) -> list[frozenset[str]]:
         """Wait for an import; return the parts that have arrived per copied block, none if the copy failed."""
-        if imported.arrived is None:
-            return []
+        if imported.parts is None:
+            imported.parts = [] if imported.arrived is None else self._wait(imported.arrived, imported.num_tokens)
+        return imported.parts
+
+    def _wait(self, arrived: Future[Arrived], num_tokens: int) -> list[frozenset[str]]:
         try:
-            arrived = imported.arrived.result()
+            result = arrived.result()
         except Exception:
             logger.exception("blocks cannot be imported; they are computed")
-            self.num_failed_blocks["error"] += self._kv_cache_manager.num_blocks_for(imported.num_tokens)
+            self.num_failed_blocks["error"] += self._kv_cache_manager.num_blocks_for(num_tokens)
             return []
-        self.num_failed_blocks += arrived.failures
-        return arrived.parts
+        self.num_failed_blocks += result.failures
+        return result.parts
 
     def _adopt_drafting(self, imported: _Import, arrived: list[frozenset[str]], block_ids: list[int]) -> bool:
         """Record what the drafting model's caches hold of the imported blocks.
@@ -267,25 +331,19 @@ class KVTransfer:
         return STATES not in needed or all(STATES in parts for parts in arrived)
 
 
+def _num_arrived(parts: list[frozenset[str]]) -> int:
+    """Return how many blocks arrived before the first that did not."""
+    return next((i for i, names in enumerate(parts) if TARGET not in names), len(parts))
+
+
+def make_handover(choices: Sequence[Request]) -> Handover:
+    """Return what another engine needs to continue the unfinished choices of a request."""
+    first = choices[0]
+    handover = Handover(first.request_id, [None] * first.params.n, num_cached_tokens=first.metrics.num_cached_tokens)
+    for choice in choices:
+        handover.resumed[choice.index] = choice.output_token_ids.tolist()
+    return handover
+
+
 def _is_valid(num_filled: list[int], nothing: list[int], block_size: int) -> bool:
     return len(num_filled) == len(nothing) and all(0 <= count <= block_size for count in num_filled)
-
-
-def all_done(futures: Sequence[Future[Any]]) -> Future[Any] | None:
-    """Return a future that is done when all of these are; None for none."""
-    if len(futures) < 2:
-        return next(iter(futures), None)
-    done: Future[None] = Future()
-    left = [len(futures)]
-    lock = threading.Lock()
-
-    def count_down(_: Future[Any]) -> None:
-        with lock:
-            left[0] -= 1
-            is_last = left[0] == 0
-        if is_last:
-            done.set_result(None)
-
-    for future in futures:
-        future.add_done_callback(count_down)
-    return done

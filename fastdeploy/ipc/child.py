@@ -23,6 +23,7 @@ from fastdeploy.metrics.logs import engine_line
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
 OWNER = b"owner"  # connection identity of the process that started the engine
+AGENT = b"agent"  # of the agent, which connects again under this identity when it is started again
 NUM_TAIL_LINES = 40
 
 

@@ -76,6 +76,10 @@ class BlockMover:
         place = arena.parts.get(name)
         return place is not None and any(part.name == name and _has_layout(place, part) for part in self._parts)
 
+    def close_arena(self, arena: Arena) -> Future[None]:
+        """Unmap an arena of a peer after the copies from it that have been submitted."""
+        return self._thread.submit(arena.close)
+
     def close(self) -> None:
         """Wait for the last copy and end the thread."""
         self._thread.shutdown()

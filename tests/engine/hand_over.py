@@ -67,8 +67,6 @@ class Pair:
         num_blocks = -(-(len(request.prompt_token_ids) + 64) // self.exporting.block_size)
         slots = [self.free_slots.pop() for _ in range(min(num_blocks, len(self.free_slots)))]
         self.slots[request.request_id] = slots
-        for slot in slots:
-            self.exporting.arena.generations[slot] += 1
         others = [None] * (request.params.n - 1) if hands_over else [[]] * (request.params.n - 1)
         ticket = replace(request, resumed=[[], *others], hands_over=hands_over, export_slots=slots)
         self.collect(self.first.add_request(ticket))

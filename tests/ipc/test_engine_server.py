@@ -14,7 +14,7 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import InvalidRequestError, QueueFullError, RequestFailedError
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.engine.engine_process import EngineServer
+from fastdeploy.engine.engine_server import EngineServer
 from fastdeploy.ipc import messages
 from tests.mock_engine import make_engine, save_mock_model
 

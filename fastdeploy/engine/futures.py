@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for several futures at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+
+def all_done(futures: Sequence[Future[Any]]) -> Future[Any] | None:
+    """Return a future that is done when all of these are; None for none."""
+    if len(futures) < 2:
+        return next(iter(futures), None)
+    done: Future[None] = Future()
+    left = [len(futures)]
+    lock = threading.Lock()
+
+    def count_down(_: Future[Any]) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = left[0] == 0
+        if is_last:
+            done.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(count_down)
+    return done
