@@ -7,13 +7,18 @@ versions may share a topic, but not a group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from fastdeploy.scheduler.request_states import FromNode, Role, Ticket, ToNode
+from fastdeploy.core.errors import FastDeployError
+from fastdeploy.scheduler.message_checks import check_ticket, check_to_owner
+from fastdeploy.scheduler.request_states import Count, FromNode, Name, Role, Ticket, ToNode
 
 SCHEMA_VERSION = 1
+MAX_BYTES = 128 << 20  # of one value; log-probabilities of a long prompt need some tens of MiB
+MAX_SHOWN = 200  # characters of an error
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -34,12 +39,12 @@ class NodeLoad(msgspec.Struct, frozen=True):
         num_free_slots: of its arena.
     """
 
-    num_running: int = 0
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0
-    num_free_blocks: int = 0
-    num_blocks: int = 0
-    num_free_slots: int = 0
+    num_running: Count = 0
+    num_waiting: Count = 0
+    num_waiting_tokens: Count = 0
+    num_free_blocks: Count = 0
+    num_blocks: Count = 0
+    num_free_slots: Count = 0
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
@@ -55,14 +60,14 @@ class NodeRecord(msgspec.Struct, frozen=True):
         version: of FastDeploy.
     """
 
-    count: int
-    incarnation: int
+    count: Count
+    incarnation: Count
     role: Role
     group: str
     host: Host
     layouts: dict[str, str] = {}
     endpoints: dict[str, dict[str, str]] = {}
-    owners: list[str] = []
+    owners: list[Name] = []
     load: NodeLoad = NodeLoad()
     version: str = ""
 
@@ -70,8 +75,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
 class AbortCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From one owner to all others: abort these requests and answer `AbortAnswer`."""
 
-    asker: str
-    call_id: int
+    asker: Name
+    call_id: Count
     request_ids: list[str] | None
     salt_prefix: str
 
@@ -79,9 +84,9 @@ class AbortCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class AbortAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The requests that an owner has aborted, and the number of tokens of each."""
 
-    call_id: int
-    owner: str
-    num_tokens: list[tuple[str, int]]
+    call_id: Count
+    owner: Name
+    num_tokens: list[tuple[str, Count]]
 
 
 ToOwner = FromNode | AbortCall | AbortAnswer
@@ -108,7 +113,7 @@ def encode(value: Any) -> bytes:
 
 def decode_to_owner(data: bytes) -> list[ToOwner]:
     """Decode an entry of an owner's inbox; raise BadMessageError."""
-    return _decode(_to_owner, data)
+    return _decode(_to_owner, data, check_to_owner)
 
 
 def decode_to_node(data: bytes) -> list[ToNode]:
@@ -118,7 +123,7 @@ def decode_to_node(data: bytes) -> list[ToNode]:
 
 def decode_ticket(data: bytes) -> Ticket:
     """Decode an entry of a queue; raise BadMessageError."""
-    return _decode(_ticket, data)
+    return _decode(_ticket, data, check_ticket)
 
 
 def decode_record(data: bytes) -> NodeRecord:
@@ -126,10 +131,15 @@ def decode_record(data: bytes) -> NodeRecord:
     return _decode(_record, data)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes, check: Callable[[T], None] = lambda _: None) -> T:
+    """Decode a value whose types have the ranges of single numbers and names; `check` compares them to each other."""
     if data[:1] != _VERSION:
         raise BadMessageError(f"expected version {SCHEMA_VERSION} of the schema, got {data[:1]!r}")
+    if len(data) > MAX_BYTES:
+        raise BadMessageError(f"expected at most {MAX_BYTES} bytes, got {len(data)}")
     try:
-        return decoder.decode(memoryview(data)[1:])
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise BadMessageError(str(error)) from None
+        value = decoder.decode(memoryview(data)[1:])
+        check(value)
+    except (msgspec.DecodeError, FastDeployError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise BadMessageError(str(error)[:MAX_SHOWN]) from None
+    return value

@@ -56,12 +56,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta
+
+# What is read from Redis must be in these ranges (`messages.py`); nothing is checked where it is made.
+
+MAX_INT = 2**63 - 1
+MAX_CHOICES = 128
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+Leg = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
+Choice = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CHOICES)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,200}\Z")]
+"""Of a node or owner."""
 
 
 class Stage(StrEnum):
@@ -136,9 +147,9 @@ class Image(msgspec.Struct, frozen=True, array_like=True):
         content: what a connector needs to fetch it (`KVImage`); the state machines only pass it on.
     """
 
-    node: str
-    incarnation: int
-    leg: int
+    node: Name
+    incarnation: Count
+    leg: Leg
     content: bytes = b""
 
 
@@ -154,13 +165,13 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
         image: computed blocks to fetch.
     """
 
-    owner: str
-    number: int
-    leg: int
+    owner: Name
+    number: Count
+    leg: Leg
     stage: Stage
     request: GenerationRequest
-    resumed: list[list[int] | None]
-    num_attempts: int = 0
+    resumed: list[list[TokenId] | None]
+    num_attempts: Count = 0
     prompt_logprobs: bool = False
     timeout_s: float | None = None
     image: Image | None = None
@@ -192,11 +203,11 @@ def leg_id(owner: str, number: int, leg: int) -> str:
 class NodeMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a node to the owner of request `number`; `seq` counts the messages of one incarnation."""
 
-    number: int
-    leg: int
-    node: str
-    incarnation: int
-    seq: int
+    number: Count
+    leg: Leg
+    node: Name
+    incarnation: Count
+    seq: Count
 
 
 class Claimed(NodeMessage, frozen=True):
@@ -206,7 +217,7 @@ class Claimed(NodeMessage, frozen=True):
 class Tokens(NodeMessage, frozen=True):
     """Tokens of one choice, of which the first has the index `first_index` in the choice's output."""
 
-    first_index: int
+    first_index: Count
     delta: TokenDelta
 
 
@@ -214,7 +225,7 @@ class Handed(NodeMessage, frozen=True):
     """The node is done with this leg, another one should go on; it found `num_cached_tokens` of the prompt cached."""
 
     image: Image | None
-    num_cached_tokens: int = 0
+    num_cached_tokens: Count = 0
 
 
 class Refused(NodeMessage, frozen=True):
@@ -231,19 +242,19 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
     `next_indices` are per choice the indices behind the tokens sent, 0 before the first.
     """
 
-    number: int
-    leg: int
-    next_indices: list[int]
-    num_computed: int = 0
+    number: Count
+    leg: Leg
+    next_indices: list[Count]
+    num_computed: Count = 0
     image: Image | None = None
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """From a node to one owner: all announced tickets that it has of it; `lost_writes` asks for an audit."""
 
-    node: str
-    incarnation: int
-    seq: int
+    node: Name
+    incarnation: Count
+    seq: Count
     held: list[Held]
     lost_writes: bool = False
 
@@ -251,9 +262,9 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class OwnerMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a node, about the ticket (owner, number, leg)."""
 
-    owner: str
-    number: int
-    leg: int
+    owner: Name
+    number: Count
+    leg: Leg
 
 
 class Abort(OwnerMessage, frozen=True):
@@ -271,8 +282,8 @@ class Renew(OwnerMessage, frozen=True):
 class Resend(OwnerMessage, frozen=True):
     """Send the tokens of a choice again, beginning with `first_index`."""
 
-    choice: int
-    first_index: int
+    choice: Choice
+    first_index: Count
 
 
 FromNode = Claimed | Tokens | Handed | Refused | Holding

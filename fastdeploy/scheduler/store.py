@@ -7,13 +7,13 @@ reads. An entry of a stream has one field, which holds a message of `messages.py
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.redis_address import parse_address
+from fastdeploy.scheduler.bad_messages import BadMessages
 from fastdeploy.scheduler.keys import CONSUMER_GROUP, Keys
 from fastdeploy.scheduler.messages import (
     BadMessageError,
@@ -37,8 +37,6 @@ MAX_INBOX_ENTRIES = 10_000
 READ_COUNT = 100  # entries per read of an inbox, or of what is pending
 LIST_COUNT = 200
 _LIMIT = ("NOMKSTREAM", "MAXLEN", "~", MAX_INBOX_ENTRIES, "*", FIELD)
-
-logger = logging.getLogger("fastdeploy.cluster")
 
 
 class Entry(NamedTuple):
@@ -70,7 +68,7 @@ class Store:
 
     Attributes:
         keys: names of the keys.
-        num_bad_tickets: tickets that could not be decoded.
+        bad_messages: what could not be decoded; readers of inboxes note theirs.
     """
 
     def __init__(self, config: ClusterConfig, keys: Keys) -> None:
@@ -80,7 +78,7 @@ class Store:
             ConfigError: `--scheduler-url` is not valid.
         """
         self.keys = keys
-        self.num_bad_tickets = 0
+        self.bad_messages = BadMessages()
         self._address = parse_address(config)
         expire_s = config.scheduler_expire_period / 1000
         self._client = RedisClient(self._address, keys.nodes, timeout_s=min(5.0, max(1.0, expire_s)))
@@ -285,7 +283,7 @@ class Store:
     ) -> list[tuple[Entry, Ticket]]:
         """Take at most one ticket per queue of these stages, hinted ones first; wait for one up to `block_s`.
 
-        A ticket that cannot be decoded is deleted, with a line in the log.
+        A ticket that cannot be decoded is deleted and noted in `bad_messages`.
 
         Raises:
             GroupMissingError: a queue is missing.
@@ -325,8 +323,7 @@ class Store:
                 else:
                     tickets.append((entry, decode_ticket(payload)))
             except BadMessageError as error:
-                self.num_bad_tickets += 1
-                logger.warning("A ticket in %s cannot be decoded and is deleted: %s", entry.stream, error)
+                self.bad_messages.note(entry.stream, error)
                 dropped.append(entry)
         if dropped:
             await self._client.run_all(*(command for entry in dropped for command in _removal(entry)))
