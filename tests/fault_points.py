@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastdeploy.core.faults import Fault, arm
+from fastdeploy.core.faults import POINTS, Fault, arm
 
 BATCH_POINTS = ("propose", "observe", "run")
+CLUSTER_POINTS = tuple(point for point in POINTS if point.startswith("agent_"))
 API_POINTS = ("parse", "tokenise", "build", "detokenise")
 
 

@@ -34,7 +34,14 @@ class ChildProcess:
         tail: the last lines of its log.
     """
 
-    def __init__(self, command: Sequence[str], config: object, log_file: Path | None, json_log: bool = False) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        config: object,
+        log_file: Path | None,
+        json_log: bool = False,
+        is_replacement: bool = False,
+    ) -> None:
         """Prepare to start a process.
 
         Args:
@@ -42,12 +49,14 @@ class ChildProcess:
             config: what it reads, encoded with msgpack.
             log_file: file that receives the log; None keeps only its last lines in memory.
             json_log: whether it writes its log as JSON documents (FD_LOG_FORMAT).
+            is_replacement: whether it follows a process that has died.
         """
         self.tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._config = config
         self._command = command
         self._log_file = log_file
         self._json_log = json_log
+        self._is_replacement = is_replacement
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -59,7 +68,7 @@ class ChildProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
-            env=child_environment(),
+            env=child_environment(self._is_replacement),
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.msgpack.encode(self._config))

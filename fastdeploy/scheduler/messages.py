@@ -13,20 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from fastdeploy.core.errors import FastDeployError
+from fastdeploy.kv_cache.connectors.base import Host
 from fastdeploy.scheduler.message_checks import check_ticket, check_to_owner
 from fastdeploy.scheduler.request_states import Count, FromNode, Name, Role, Ticket, ToNode
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 128 << 20  # of one value; log-probabilities of a long prompt need some tens of MiB
 MAX_SHOWN = 200  # characters of an error
-
-
-class Host(msgspec.Struct, frozen=True):
-    """What two processes must have in common to share memory."""
-
-    boot_id: str
-    network_namespace: str
-    user: int
 
 
 class NodeLoad(msgspec.Struct, frozen=True):

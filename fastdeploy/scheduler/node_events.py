@@ -22,6 +22,8 @@ from fastdeploy.scheduler.request_states import (
 
 Key = tuple[str, int]
 """Owner and number of a request; a node has at most one leg of each besides the images of earlier legs."""
+RunId = tuple[str, int, int]
+"""Owner, number and leg of a ticket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,15 @@ class EngineProgress:
 class EngineHandedOver:
     """The engine has ended a leg that another node should go on with.
 
-    `content` describes the image and `num_slots` is its size; None if there is no image.
+    `content` describes the image and `num_slots` is its size; None if there is no image. `num_cached_tokens` is as in
+    `RequestMetrics`.
     """
 
     key: Key
     leg: int
     content: bytes | None
     num_slots: int = 0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.scheduler.held_ticket import HeldState, HeldTicket
 from fastdeploy.scheduler.node_events import (
@@ -53,10 +55,24 @@ class NodeStates(NodeTickets):
         To be called at least once per sync period: a longer pause than the expire period means that this process was
         stopped, and that owners have begun other legs.
         """
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[NodeEvent], now: float) -> list[NodeAction]:
+        """Handle events of one time, whose messages to an owner then leave in one write."""
         was_stopped = now - self._now > self._limits.expire_s
         self._now = now
         if was_stopped:
             self._restart()
+        for event in events:
+            self._on_event(event)
+        if self._may_start:
+            self._start_announced()
+        if self._is_redis_up:
+            self._actions += self._outbox.flush()
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _on_event(self, event: NodeEvent) -> None:
         match event:
             case TicketRead():
                 self._on_ticket(event)
@@ -89,12 +105,6 @@ class NodeStates(NodeTickets):
                 self._is_redis_up = False
             case RedisReturned():
                 self._on_redis_returned()
-        if self._may_start:
-            self._start_announced()
-        if self._is_redis_up:
-            self._actions += self._outbox.flush()
-        actions, self._actions = self._actions, []
-        return actions
 
     @property
     def owners(self) -> set[str]:
@@ -126,7 +136,8 @@ class NodeStates(NodeTickets):
             held.state = HeldState.HANDING
             held.image = Image(self.name, self.incarnation, held.leg, event.content)
             held.lease_until = self._now + self._limits.lease_s
-        message = Handed(*self._source(held.ticket.number, held.leg), held.image)
+        source = self._source(held.ticket.number, held.leg)
+        message = Handed(*source, held.image, event.num_cached_tokens)
         self._outbox.add(held.ticket.owner, message)
         if held.image is None:
             self._remove(held)

@@ -15,12 +15,12 @@ import pytest
 from fastdeploy.core.faults import POINTS
 from fastdeploy.metrics.logs import ENGINE_LOG, SERVER_LOG
 from tests.entrypoints.server_process import ServerProcess, real_server
-from tests.fault_points import API_POINTS, BATCH_POINTS
+from tests.fault_points import API_POINTS, BATCH_POINTS, CLUSTER_POINTS
 
 MTP = '{"method": "mtp", "num_speculative_tokens": 4, "mtp_strategy": "with_ngram", "adaptive": false}'
 FLAGS = ("demo", "--max-model-len", "512", "--num-gpu-blocks-override", "200", "--speculative-config", MTP)
 BODY: dict[str, Any] = {"model": "demo", "prompt": "def f(", "max_tokens": 24, "ignore_eos": True}
-OF_REQUESTS = [point for point in POINTS if point not in BATCH_POINTS]
+OF_REQUESTS = [point for point in POINTS if point not in (*BATCH_POINTS, *CLUSTER_POINTS)]
 FAULTS = ",".join(["propose:raise", "observe:raise", *(f"{point}:raise@the-{point}" for point in OF_REQUESTS)])
 
 

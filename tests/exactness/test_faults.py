@@ -15,12 +15,12 @@ from fastdeploy.engine.engine import INTERNAL_ERROR
 from tests.exactness.disturbed import REFUSED, WAYS, engine_of, is_beginning, pool, run_disturbed
 from tests.exactness.engines import MODELS
 from tests.exactness.requests import Text
-from tests.fault_points import API_POINTS, BATCH_POINTS, armed
+from tests.fault_points import API_POINTS, BATCH_POINTS, CLUSTER_POINTS, armed
 
 AT_ADMISSION = ("prepare", "admit", "compile", "output_start", "proposer_start")
 OF_CONSTRAINTS = ("compile", "constraint_mask", "constraint_advance", "constraint_draft")
 TOO_SHORT = ("at_once", "length")  # to be drafted for
-IN_ENGINE = [point for point in POINTS if point not in (*API_POINTS, *BATCH_POINTS)]
+IN_ENGINE = [point for point in POINTS if point not in (*API_POINTS, *BATCH_POINTS, *CLUSTER_POINTS)]
 
 
 @dataclass

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,9 @@ from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_l
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from fastdeploy.ipc.client import EngineClient
-from fastdeploy.metrics.logs import ENGINE_LOG, log_folder, set_up_logging
+from fastdeploy.metrics.logs import AGENT_LOG, ENGINE_LOG, log_folder, set_up_logging
+from fastdeploy.scheduler.agent_child import AgentChild
+from fastdeploy.scheduler.agent_config import AgentConfig
 from fastdeploy.scheduler.base import RequestScheduler
 
 BACKLOG = 2048
@@ -65,45 +67,61 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
 async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
     log_file = log_folder(env) / ENGINE_LOG if env.log_dir else None
     client = EngineClient(args.engine, log_file, factory, json_log=env.log_format == "json")
+    agent = _make_agent(args, env, client)
     try:
         server = make_server(args, env, client)
         listener = bind(args.server)  # before the model loads, so that a port in use is reported at once
         if args.server.workers > 1:
-            return await _run_with_workers(server, client, args, listener)
+            return await _run_with_workers(server, client, agent, args, listener)
         serve_metrics(args.server, server.registry)
         async with joined_cluster(server, args, client, worker=0), serving(server, listener):
-            return await _run(server, client, args, url(args.server, listener))
+            return await _run(server, client, agent, args, url(args.server, listener))
     finally:
+        if agent is not None:
+            await agent.stop()
         await client.close()
 
 
-async def _run(server: ApiServer, client: EngineClient, args: ServeArgs, address: str) -> int:
+def _make_agent(args: ServeArgs, env: Env, client: EngineClient) -> AgentChild | None:
+    """Return the agent of a server that works with others."""
+    if not args.cluster.is_clustered:
+        return None
+    steps = args.engine.scheduler
+    graceful_s = args.server.timeout_graceful_shutdown
+    config = AgentConfig(args.cluster, steps.max_num_seqs, steps.max_num_batched_tokens, graceful_s)
+    log_file = log_folder(env) / AGENT_LOG if env.log_dir else None
+    return AgentChild(config, client, log_file, json_log=env.log_format == "json")
+
+
+async def _run(server: ApiServer, client: EngineClient, agent: AgentChild | None, args: ServeArgs, address: str) -> int:
     """Load the model and serve until a signal or the engine's end; return the exit status."""
     stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
     try:
-        if not await _load(server.scheduler, stop):
+        if not await _load(server.scheduler, agent, stop):
             return 0
     except EngineDeadError:
         return print_engine_death(client)
     freeze_gc()
     announce(server.description(), args, server.defaults, address)
-    await asyncio.wait({stop, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
+    await _wait_first({stop, engine_dead}, agent)
     if not engine_dead.done():
         announce_drain(server.limiter.num_inside, args.server.timeout_graceful_shutdown)
-        await drain(server, engine_dead)
+        await _drain_node(agent, drain(server, engine_dead))
     if engine_dead.done():
         await finish_streams(server)
         return print_engine_death(client)
     return 0
 
 
-async def _run_with_workers(server: ApiServer, client: EngineClient, args: ServeArgs, listener: socket.socket) -> int:
+async def _run_with_workers(
+    server: ApiServer, client: EngineClient, agent: AgentChild | None, args: ServeArgs, listener: socket.socket
+) -> int:
     """Do the same as `_run` with separate API processes, which this process supervises."""
     stop, engine_dead = stop_signal(), asyncio.create_task(client.wait_until_dead())
     async with Supervisor(args, client, listener) as supervisor:
         serve_metrics(args.server, supervisor.registry)
         try:
-            if not await _load(client, stop):
+            if not await _load(client, agent, stop):
                 return 0
         except EngineDeadError as error:
             await supervisor.report_engine_death(str(error))
@@ -111,32 +129,57 @@ async def _run_with_workers(server: ApiServer, client: EngineClient, args: Serve
         worker_failed = asyncio.create_task(supervisor.wait_failed())
         workers_ready = asyncio.create_task(supervisor.wait_ready())
         events = {stop, engine_dead, worker_failed}
-        await asyncio.wait({workers_ready, *events}, return_when=asyncio.FIRST_COMPLETED)
+        await _wait_first({workers_ready, *events}, agent)
         if workers_ready.done():
             announce(server.description(), args, server.defaults, url(args.server, listener))
-        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+        await _wait_first(events, agent)
         if stop.done() and not engine_dead.done() and not worker_failed.done():
             announce_drain(supervisor.num_inside(), args.server.timeout_graceful_shutdown)
-            await supervisor.drain(engine_dead)
+            await _drain_node(agent, supervisor.drain(engine_dead))
         if engine_dead.done():
             await supervisor.report_engine_death(str(client.dead_error))
             return print_engine_death(client)
         return 1 if worker_failed.done() else 0
 
 
-async def _load(scheduler: RequestScheduler, stop: asyncio.Task[bool]) -> bool:
-    """Wait until requests can be served; return False if a signal ended the wait.
+async def _load(scheduler: RequestScheduler, agent: AgentChild | None, stop: asyncio.Task[bool]) -> bool:
+    """Wait until the model is loaded and Redis is there, if it is used; return False if a signal ended the wait.
 
     Raises:
-        ConfigError, EngineDeadError: as `RequestScheduler.start`.
+        ConfigError, EngineDeadError: as `RequestScheduler.start`; ConfigError also if Redis cannot be used.
     """
-    starting = asyncio.create_task(scheduler.start(ProgressBar().show))
-    await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
+    starting = asyncio.create_task(_start(scheduler, agent))
+    try:
+        await _wait_first({starting, stop}, agent)
+    finally:
+        if not starting.done():
+            starting.cancel()
     if stop.done():
-        starting.cancel()
         return False
     await starting
     return True
+
+
+async def _start(scheduler: RequestScheduler, agent: AgentChild | None) -> None:
+    if agent is not None:
+        await agent.start()
+    await scheduler.start(ProgressBar().show)
+    if agent is not None:
+        await agent.wait_for_redis()
+
+
+async def _wait_first(events: set[asyncio.Task[Any]], agent: AgentChild | None) -> None:
+    """Wait for one of several events; raise ConfigError if the agent refuses its configuration."""
+    refused = set() if agent is None else {agent.refused}
+    await asyncio.wait({*events, *refused}, return_when=asyncio.FIRST_COMPLETED)
+    if agent is not None and agent.refused.done():
+        raise agent.refused.result()
+
+
+async def _drain_node(agent: AgentChild | None, own_clients: Coroutine[Any, Any, None]) -> None:
+    """Hand over what belongs to other nodes, while this node's own clients are served."""
+    handing_over = () if agent is None else (agent.drain(),)
+    await asyncio.gather(*handing_over, own_clients)
 
 
 def announce(description: Mapping[str, Any], args: ServeArgs, defaults: GenerationDefaults, address: str) -> None:

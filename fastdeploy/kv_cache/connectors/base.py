@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Protocol
+
+import msgspec
 
 from fastdeploy.core.handover import KVImage
 
@@ -12,11 +14,19 @@ Endpoint = Mapping[str, str]
 """What a node's record says about how to fetch from it, by one connector."""
 
 
+class Host(msgspec.Struct, frozen=True):
+    """What two processes must have in common to share memory."""
+
+    boot_id: str
+    network_namespace: str
+    user: int
+
+
 class TransferError(Exception):
     """Blocks that cannot be fetched, which are computed instead.
 
     Attributes:
-        reason: a word for metrics: `unreachable`, `timeout`, `refused`, `stale`.
+        reason: a word for metrics: `unreachable`, `timeout`, `refused`, `layout`, `gone`, `skipped`.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -36,15 +46,14 @@ class Connector(Protocol):
     def endpoint(self) -> dict[str, str]:
         """Return what this node's record says."""
 
-    def reaches(self, endpoint: Endpoint) -> bool:
-        """Return whether images of a node with this endpoint can be fetched."""
+    def reaches(self, host: Host, endpoint: Endpoint) -> bool:
+        """Return whether images of a node on this host, with this endpoint, can be fetched."""
 
-    async def fetch(self, peer: str, endpoint: Endpoint, image: KVImage, deadline_s: float) -> KVImage:
-        """Bring an image within reach of this node's engine.
+    async def fetch(self, peer: str, endpoint: Endpoint, image: KVImage) -> KVImage:
+        """Bring an image within reach of this node's engine; the caller limits the time.
 
         Args:
             peer: node and incarnation.
-            deadline_s: after which this raises.
 
         Returns:
             The image as the engine imports it.
@@ -53,8 +62,5 @@ class Connector(Protocol):
             TransferError: it cannot be fetched.
         """
 
-    async def forget(self, peer: str) -> None:
-        """Release what is kept for a peer that is gone."""
-
-    async def close(self) -> None:
-        """Release everything."""
+    def keep_only(self, peers: Container[str]) -> None:
+        """Release what is kept for other peers, because they are gone."""

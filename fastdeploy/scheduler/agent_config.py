@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server tells its agent when it starts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastdeploy.config.cluster_config import ClusterConfig
+from fastdeploy.scheduler.request_states import Limits, Role
+
+DEFAULT_GRACEFUL_S = 30.0  # of a drain whose length is not limited
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Configuration of an agent.
+
+    Attributes:
+        cluster: with a node id.
+        max_num_seqs, max_num_batched_tokens: limits of a step of the engine.
+        graceful_s: `--timeout-graceful-shutdown`; 0 is no limit.
+    """
+
+    cluster: ClusterConfig
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    graceful_s: float = 0.0
+
+    @property
+    def limits(self) -> Limits:
+        """Return the times of the state machine."""
+        sync_s, expire_s = self.cluster.scheduler_sync_period / 1000, self.cluster.scheduler_expire_period / 1000
+        return Limits(sync_s=sync_s, expire_s=expire_s, step_tokens=self.max_num_batched_tokens)
+
+    @property
+    def first_role(self) -> Role:
+        """Return the role to begin with; the engine tells an agent that is started again of a later one."""
+        return Role(self.cluster.splitwise_role)
+
+    @property
+    def drain_s(self) -> float:
+        """Return how long a hand-over may wait for slots: half of the time that the server gives to a drain."""
+        return (self.graceful_s or DEFAULT_GRACEFUL_S) / 4

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's heartbeat, and what it sees of other nodes and owners."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.faults import fault_point
+from fastdeploy.core.stats import EngineStats
+from fastdeploy.scheduler.keys import Keys
+from fastdeploy.scheduler.liveness import Heartbeat
+from fastdeploy.scheduler.messages import BadMessageError, NodeLoad, NodeRecord, decode_record
+from fastdeploy.scheduler.node_events import OwnersLooked
+from fastdeploy.scheduler.node_states import NodeStates
+from fastdeploy.scheduler.request_states import Limits, Looked, Member, Stage
+from fastdeploy.scheduler.store import Store
+from fastdeploy.version import __version__
+
+LENGTHS_PERIOD = 4  # sync periods between looks at the lengths of the queues
+NUM_FOREIGN_BEATS = 2  # in a row that find the record of another process, after which the node id is in use
+
+
+class Membership:
+    """The keys by which processes find each other, seen from one node.
+
+    Attributes:
+        records: of the live nodes of the group, itself included, at the last look.
+        owners: of this node.
+        queue_length: tickets that stand in Redis, by stage.
+    """
+
+    def __init__(self, node: str, record: NodeRecord, limits: Limits, store: Store, keys: Keys) -> None:
+        """Begin without having looked.
+
+        Args:
+            record: what stays the same in all heartbeats.
+        """
+        self.records: dict[str, NodeRecord] = {}
+        self.owners: list[str] = []
+        self.queue_length: dict[str, int] = {}
+        self._node, self._record, self._limits, self._store, self._keys = node, record, limits, store, keys
+        self._heartbeat = Heartbeat()
+        self._incarnations: set[int] = set()
+        self._num_looks = self._num_foreign_beats = 0
+
+    async def beat(self, states: NodeStates, stats: EngineStats) -> bool:
+        """Write the heartbeat; return whether Redis has lost writes.
+
+        Raises:
+            ConfigError: another live process has this node's id.
+            StoreError: Redis is away.
+        """
+        fault_point("agent_beat")
+        self._incarnations.add(states.incarnation)
+        streams = [self._keys.node_inbox(self._node)]
+        streams += [self._keys.queue(stage, hint) for stage in Stage for hint in ("", self._node)]
+        record = self._make_record(states, stats)
+        beat = await self._store.beat_node(self._node, record, self._limits.expire_s, streams)
+        old = _read_record(beat.old_value)
+        self._check_alone(old)
+        return self._heartbeat.lost_writes(None if old is None else old.count, beat.server, beat.has_streams)
+
+    async def look(self, states: NodeStates) -> tuple[Looked, OwnersLooked]:
+        """Look at the keys of all nodes and owners; raise StoreError."""
+        self.records = await self._store.read_nodes()
+        members = {name: Member(record.incarnation, record.role) for name, record in self.records.items()}
+        owners = await self._store.read_owners()
+        self.owners = sorted(owner for owner in owners if self.is_own(owner))
+        listed = {owner for record in self.records.values() for owner in record.owners}
+        if self._num_looks % LENGTHS_PERIOD == 0:
+            lengths = await self._store.queue_lengths()
+            self.queue_length = {stage.value: length for stage, length in lengths.items()}
+        self._num_looks += 1
+        return Looked(members), OwnersLooked(owners & {*listed, *self.owners, *states.owners})
+
+    def is_own(self, owner: str) -> bool:
+        """Return whether an owner is an API process of this node."""
+        return owner.startswith(f"{self._node}.")
+
+    def _check_alone(self, old: NodeRecord | None) -> None:
+        """Raise ConfigError if another process, which was there before, goes on writing this node's key."""
+        is_foreign = old is not None and old.incarnation < min(self._incarnations)
+        self._num_foreign_beats = self._num_foreign_beats + 1 if is_foreign else 0
+        if self._num_foreign_beats >= NUM_FOREIGN_BEATS:
+            raise ConfigError("--node-id", f"another live node has the id {self._node!r}; ids must differ")
+
+    def _make_record(self, states: NodeStates, stats: EngineStats) -> NodeRecord:
+        load = NodeLoad(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_waiting_tokens=stats.num_waiting_tokens,
+            num_free_blocks=stats.num_free_blocks,
+            num_blocks=stats.num_blocks,
+            num_free_slots=max(0, states.num_free_slots),  # a node that drains gives away what it has promised
+        )
+        return msgspec.structs.replace(
+            self._record,
+            count=self._heartbeat.next_count(),
+            incarnation=states.incarnation,
+            role=states.role,
+            owners=self.owners,
+            load=load,
+            version=__version__,
+        )
+
+
+def _read_record(value: bytes | None) -> NodeRecord | None:
+    """Decode a heartbeat; one that cannot be read counts as missing."""
+    try:
+        return None if value is None else decode_record(value)
+    except BadMessageError:
+        return None
