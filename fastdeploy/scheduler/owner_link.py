@@ -205,7 +205,7 @@ class OwnerLink:
         try:
             messages = decode_to_owner(payload)
         except BadMessageError as error:
-            logger.warning("a message to this owner cannot be read: %s", error)
+            self._store.bad_messages.note(self._inbox, error)
             return
         for message in messages:
             self._on_message(message)

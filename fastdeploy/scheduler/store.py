@@ -295,28 +295,26 @@ class Store:
             *("STREAMS", *queues, *(">" for _ in queues)),
             block_s=block_s,
         )
-        found = [(Entry(queue, entry_id), payload) for queue, raw in parse_streams(answer) for entry_id, payload in raw]
-        return await self._decode_all(found)
+        return await self._decode_all(parse_streams(answer))
 
     async def read_pending(self, node: str, consumer: str, idle_s: float) -> list[tuple[Entry, Ticket]]:
         """Return the entries that are pending for this consumer, and take over those idle for `idle_s` of any other."""
         queues, idle_ms = self._queues(list(Stage), node), round(idle_s * 1000)
-        own, *others = await self._client.run_all(
-            (
-                *("XREADGROUP", "GROUP", CONSUMER_GROUP, consumer, "COUNT", READ_COUNT),
-                *("STREAMS", *queues, *("0" for _ in queues)),
-            ),
-            *(("XAUTOCLAIM", queue, CONSUMER_GROUP, consumer, idle_ms, "0-0", "COUNT", READ_COUNT) for queue in queues),
+        own = await self._client.run_one(
+            *("XREADGROUP", "GROUP", CONSUMER_GROUP, consumer, "COUNT", READ_COUNT),
+            *("STREAMS", *queues, *("0" for _ in queues)),
+        )  # fails if a queue is missing, before anything is taken over
+        answers = await self._client.run_all(
+            *(("XAUTOCLAIM", queue, CONSUMER_GROUP, consumer, idle_ms, "0-0", "COUNT", READ_COUNT) for queue in queues)
         )
-        found = [(Entry(queue, entry_id), payload) for queue, raw in parse_streams(own) for entry_id, payload in raw]
-        for queue, (_, claimed, *_) in zip(queues, others):
-            found += [(Entry(queue, entry_id), payload) for entry_id, payload in parse_entries(claimed)]
-        return await self._decode_all(found)
+        taken = [(queue, parse_entries(entries)) for queue, (_, entries, *_) in zip(queues, answers)]
+        return await self._decode_all([*parse_streams(own), *taken])
 
-    async def _decode_all(self, found: list[tuple[Entry, bytes | None]]) -> list[tuple[Entry, Ticket]]:
+    async def _decode_all(self, found: Sequence[tuple[str, list[RawEntry]]]) -> list[tuple[Entry, Ticket]]:
         """Return the tickets; drop entries that were deleted meanwhile (None), or that cannot be decoded."""
+        payloads = {Entry(queue, entry_id): payload for queue, raw in found for entry_id, payload in raw}
         tickets, dropped = [], []
-        for entry, payload in found:
+        for entry, payload in payloads.items():
             try:
                 if payload is None:
                     dropped.append(entry)
