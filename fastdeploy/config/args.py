@@ -71,7 +71,8 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
         if len(server.keys) > 1:
             values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
         cluster, more_notes = _cluster(values, env, provenance)
-        engine = replace(build_engine_config(values), hands_over=cluster.is_split)
+        engine = build_engine_config(values)
+        engine = replace(engine, is_clustered=cluster.is_clustered, hands_over=cluster.is_split)
         server = replace(server, served_model_name=server.served_model_name or engine.model)
     unknown = [
         f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown

@@ -84,7 +84,8 @@ class EngineConfig:
     """Everything that an engine is built from.
 
     Attributes:
-        hands_over: whether the engine exchanges KV blocks with other nodes; follows from `--scheduler-name`.
+        is_clustered: whether the engine's node works with others; follows from `--scheduler-name`.
+        hands_over: whether it also exchanges KV blocks with them.
     """
 
     model: Annotated[str, text(help="local directory, hub name, or `demo` for the demonstration model")]
@@ -108,6 +109,7 @@ class EngineConfig:
         str, choice("auto", "llguidance", "off", help="auto or llguidance for structured output, off to refuse it")
     ] = "auto"
     generation_config: Annotated[str, choice("auto", "none", help="none ignores generation_config.json")] = "auto"
+    is_clustered: bool = False
     hands_over: bool = False
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

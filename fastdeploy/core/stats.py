@@ -95,7 +95,8 @@ class EngineStats:
     """Counters since the engine's start, and its current state; `/metrics` and `/load` show them.
 
     Attributes:
-        num_waiting_tokens: prompt tokens of waiting and running requests that have still to be computed.
+        num_waiting_tokens: prompt tokens of waiting and running requests that have still to be computed; 0 without a
+            cluster.
         num_imported_tokens: tokens whose keys and values came from other nodes.
         num_failed_blocks: number of blocks that did not come from other nodes as they should have, by reason.
         node: what the agent reports; None without one.

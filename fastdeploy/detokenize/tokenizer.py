@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,10 @@ class Tokenizer:
     def has_token(self, token_id: int) -> bool:
         """Return whether the id belongs to a token; ids below `vocab_size` may be unused."""
         return bool(self.token_bytes(token_id)) or self._backend.id_to_token(token_id) is not None
+
+    def digest(self) -> str:
+        """Return a digest of everything that decides how texts become tokens, and tokens texts."""
+        return blake2b(self._backend.to_str().encode(), digest_size=8).hexdigest()
 
     def vocabulary(self) -> dict[str, int]:
         """Return token -> id, with tokens as in the tokenizer's file."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, Any]:
     """Return everything that decides the bits of a logit: equal fingerprints give equal texts."""
     return {
-        "checkpoint": _digest_checkpoint(model_config, config.load_choices),
+        "checkpoint": digest_checkpoint(model_config, config.load_choices),
         "dtype": model_config.dtype,
         "kv_cache_dtype": model_config.kv_cache_dtype,
         "quantization": str(config.quantization),
@@ -52,9 +53,13 @@ def describe_engine(
     }
 
 
-def _digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:
-    """Digest config.json and the size, start and end of each weight file, which is fast and tells checkpoints apart."""
-    digest = hashlib.blake2b(f"{load_choices}\0{model_config!r}".encode(), digest_size=8)
+def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:
+    """Digest config.json and the size, start and end of each weight file, which is fast and tells checkpoints apart.
+
+    The digest does not depend on the folder.
+    """
+    config = replace(model_config, path="")
+    digest = hashlib.blake2b(f"{load_choices}\0{config!r}".encode(), digest_size=8)
     for file in sorted(Path(model_config.path).glob("*.safetensors")):
         num_bytes = file.stat().st_size
         digest.update(f"{file.name}\0{num_bytes}\0".encode())

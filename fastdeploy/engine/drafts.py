@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets the drafts of the next step: what the proposer drafts, cut to what constraints allow.
 
-Both functions return the requests whose handling raised an exception, with the exception.
+`propose_drafts` and `constrain_drafts` return the requests whose handling raised an exception, with the exception.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from fastdeploy.core.constraint import TokenConstraint
 from fastdeploy.core.faults import fault_point
-from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request
+from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, Request, RequestStatus
 from fastdeploy.engine.stats_collector import StatsCollector
 from fastdeploy.spec_decode.proposers.base import Proposer
 
@@ -69,3 +69,9 @@ def _constrain(request: Request, constraint: TokenConstraint, stats: StatsCollec
     allowed = draft.cut(constraint.num_valid_tokens(draft.token_ids))
     stats.count_forbidden(len(draft) - len(allowed))
     return allowed if len(allowed) else Draft(constraint.forced_tokens(request.draft_room), FORCED_SOURCE)
+
+
+def may_draft(request: Request) -> bool:
+    """Return whether a request decodes in the next step and has room for drafts."""
+    decodes = request.num_pending == 1 and request.num_computed > 0 and not request.hands_over
+    return decodes and request.draft_room > 0 and request.status is not RequestStatus.FINISHED

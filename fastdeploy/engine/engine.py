@@ -23,7 +23,7 @@ from fastdeploy.core.stats import EngineStats
 from fastdeploy.core.step import RequestResult, ScheduledRequest, StepPlan
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
-from fastdeploy.engine.drafts import QuotaFunction, constrain_drafts, propose_drafts
+from fastdeploy.engine.drafts import QuotaFunction, constrain_drafts, may_draft, propose_drafts
 from fastdeploy.engine.futures import all_done
 from fastdeploy.engine.kv_transfer import KVTransfer, make_handover
 from fastdeploy.engine.output_processor import OutputProcessor
@@ -119,7 +119,7 @@ class Engine:
         self._with_deadline += [choice for choice in choices if choice.deadline_s is not None]
         self._stats.count_admitted(request)
         deltas = [self._finish(choice, delta) for choice, delta in ended]
-        ready = [choice for choice in choices if _may_draft(choice)]
+        ready = [choice for choice in choices if may_draft(choice)]
         if not ready or self.length_policy.is_adaptive:
             return deltas
         return deltas + self._draft(ready, partial(self.length_policy.draft_quotas, StepPlan([])))
@@ -191,8 +191,12 @@ class Engine:
     def stats(self) -> EngineStats:
         """Return counters and the current state."""
         stats = self._stats.collect(self.scheduler, chain.from_iterable(self._choices.values()))
+        if "cluster" in self._description:  # agents claim requests by it
+            pending = (choice.num_pending for choice in chain.from_iterable(self._choices.values()))
+            stats.num_waiting_tokens = sum(count for count in pending if count > 1)
         if self.transfer is not None:
             stats.num_failed_blocks = dict(self.transfer.num_failed_blocks)
+            stats.num_imported_tokens = self.transfer.num_imported_tokens
         return replace(stats, suffix_cache=self.proposer.suffix_cache_stats())
 
     def describe(self) -> dict[str, Any]:
@@ -290,7 +294,7 @@ class Engine:
 
     def _propose(self, plan: StepPlan) -> list[TokenDelta]:
         """Draft for the requests that decode in the next step, unless drafting is paused; return those that failed."""
-        requests = [scheduled.request for scheduled in plan.requests if _may_draft(scheduled.request)]
+        requests = [scheduled.request for scheduled in plan.requests if may_draft(scheduled.request)]
         return self._draft(requests, partial(self.length_policy.draft_quotas, plan))
 
     def _draft(self, requests: list[Request], make_quotas: QuotaFunction) -> list[TokenDelta]:
@@ -390,9 +394,3 @@ class Engine:
             request = scheduled.request
             if request.metrics.queue_s is None:
                 request.metrics.queue_s = self._clock() - request.arrival_s
-
-
-def _may_draft(request: Request) -> bool:
-    """Return whether a request decodes in the next step and has room for drafts."""
-    decodes = request.num_pending == 1 and request.num_computed > 0 and not request.hands_over
-    return decodes and request.draft_room > 0 and request.status is not RequestStatus.FINISHED

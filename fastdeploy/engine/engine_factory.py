@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -21,6 +22,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.detokenize.tokenizer_files import has_tokenizer
 from fastdeploy.engine.admission import Admission
 from fastdeploy.engine.batch_scheduler import BatchScheduler
+from fastdeploy.engine.cluster_group import group_digest, layout_digests
 from fastdeploy.engine.description import describe_engine, make_fingerprint
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.kv_transfer import KVTransfer
@@ -36,6 +38,7 @@ from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.drafting_model import (
+    DraftingModelConfig,
     describe_drafting_model,
     find_drafting_model,
     load_drafting_model,
@@ -106,7 +109,7 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     description = describe_engine(config, model_config, memory, fingerprint, max_model_len)
     description["speculation"] |= describe_drafting_model(drafting, drafter, config, memory.num_blocks)
     description |= {"weights_bytes": model.num_weight_bytes, "streamed_weights_bytes": model.num_streamed_bytes}
-    return Engine(
+    engine = Engine(
         _make_admission(spec, memory, structured_output),
         BatchScheduler(
             config.scheduler,
@@ -118,6 +121,30 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         OutputProcessor(spec.eos_token_ids, _make_scanner_factory(spec.tokenizer), time.monotonic),
         description=description,
     )
+    if config.is_clustered or config.hands_over:
+        description["cluster"] = _join_cluster(engine, spec, fingerprint, drafting, memory)
+    return engine
+
+
+def _join_cluster(
+    engine: Engine,
+    spec: EngineSpec,
+    fingerprint: Mapping[str, Any],
+    drafting: DraftingModelConfig | None,
+    memory: MemoryPlan,
+) -> dict[str, Any]:
+    """Let the engine exchange blocks, if it is configured to; describe what other nodes need to know of it."""
+    layouts: dict[str, str] = {}
+    if spec.config.hands_over:
+        layouts = layout_digests(spec, fingerprint, drafting)
+        engine.transfer = make_kv_transfer(engine, memory.num_slots, layouts)
+    return {
+        "group": group_digest(spec, fingerprint, engine.max_model_len),
+        "layouts": layouts,
+        "num_slots": memory.num_slots,
+        "bytes": memory.arena_bytes,
+        "block_size": memory.block_size,
+    }
 
 
 def _read_model_files(config: EngineConfig) -> EngineSpec:

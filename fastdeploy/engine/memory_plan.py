@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ModelConfig
@@ -11,6 +11,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.spec_decode.drafting.drafting_model import DraftingModelConfig
+from fastdeploy.worker.block_mover import slot_bytes
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,15 @@ class MemoryPlan:
     Attributes:
         block_bytes: of one block over all layers, including those of the drafting model.
         extra_bytes: of the drafting model's scratch blocks.
+        num_slots, slot_bytes: of the arena for blocks that other nodes fetch; 0 without one.
     """
 
     num_blocks: int
     block_size: int
     block_bytes: int
     extra_bytes: int = 0
+    num_slots: int = 0
+    slot_bytes: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -36,6 +40,11 @@ class MemoryPlan:
     def num_bytes(self) -> int:
         """Return the bytes of the whole cache."""
         return self.num_blocks * self.block_bytes + self.extra_bytes
+
+    @property
+    def arena_bytes(self) -> int:
+        """Return the bytes of the arena."""
+        return self.num_slots * self.slot_bytes
 
 
 def plan_memory(
@@ -72,6 +81,35 @@ def plan_memory(
         most = max(0, (free_bytes - extra_bytes) // block_bytes)
         message = f"{num_blocks} blocks of {block_bytes} bytes do not fit into the free memory, which holds {most}"
         raise ConfigError(flag, message)
+    return _plan_arena(config, plan, max_model_len, drafting, free_bytes) if config.hands_over else plan
+
+
+def _plan_arena(
+    config: EngineConfig, plan: MemoryPlan, max_model_len: int, drafting: DraftingModelConfig | None, free_bytes: int
+) -> MemoryPlan:
+    """Return the plan with the configured arena; by default, a quarter of the cache and at least two full contexts.
+
+    Raises:
+        ConfigError: the arena does not hold one block, or the memory does not hold the arena; names the maximum.
+    """
+    parts = [plan.block_bytes]
+    if drafting is not None:
+        states_bytes = drafting.state_bytes * plan.block_size
+        parts = [plan.block_bytes - drafting.block_bytes, drafting.cache_bytes, states_bytes]
+    size, configured = slot_bytes(parts), config.cache.kv_transfer_memory
+    if configured is not None:
+        num_slots = configured // size
+    else:
+        num_slots = max(plan.num_bytes // 4 // size, 2 * -(-max_model_len // plan.block_size))
+    if num_slots < 1:
+        raise ConfigError("kv_transfer_memory", f"too little for one block of {size} bytes")
+    plan = replace(plan, num_slots=num_slots, slot_bytes=size)
+    if plan.num_bytes + plan.arena_bytes > free_bytes:
+        raise ConfigError(
+            "kv_transfer_memory",
+            f"{plan.arena_bytes} bytes do not fit into the free memory beside the KV cache, which leaves "
+            f"{free_bytes - plan.num_bytes}",
+        )
     return plan
 
 

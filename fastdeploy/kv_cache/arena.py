@@ -79,7 +79,7 @@ class Arena:
         self.checksums: NDArray[np.uint32] = checksums.reshape(self.num_slots, self.num_checksums)
         first = _first_slot(self.num_slots, self.num_checksums)
         self._first_address = np.frombuffer(self._memory, np.uint8, 1, first).ctypes.data
-        self._stride = _round_up(self.slot_bytes)
+        self._stride = page_aligned(self.slot_bytes)
 
     @classmethod
     def create(cls, num_slots: int, parts: Sequence[SlotPart]) -> Arena:
@@ -192,14 +192,15 @@ def _read_header(page: bytes) -> tuple[int, int, int, list[SlotPart]]:
     return num_slots, slot_bytes, num_checksums, parts
 
 
-def _round_up(num_bytes: int) -> int:
+def page_aligned(num_bytes: int) -> int:
+    """Return the bytes of the pages that hold so many bytes."""
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _first_slot(num_slots: int, num_checksums: int) -> int:
     """Return where the slots begin: after the header's page and the table."""
-    return _round_up(PAGE_BYTES + num_slots * (8 + 4 * num_checksums))
+    return page_aligned(PAGE_BYTES + num_slots * (8 + 4 * num_checksums))
 
 
 def _total_bytes(num_slots: int, slot_bytes: int, num_checksums: int) -> int:
-    return _first_slot(num_slots, num_checksums) + num_slots * _round_up(slot_bytes)
+    return _first_slot(num_slots, num_checksums) + num_slots * page_aligned(slot_bytes)

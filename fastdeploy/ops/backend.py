@@ -45,10 +45,12 @@ class Backend(ABC):
         device: the name of the device in Paddle and in `--device`, such as "cpu".
         kernels: operator name -> native kernel, which takes the arguments of the operator's reference. An operator
             that is missing here runs its reference.
+        kv_layout: names how keys and values lie in a block; blocks move between engines of equal names.
     """
 
     device: str
     kernels: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    kv_layout: str = ""
 
     @abstractmethod
     def load(self) -> None:

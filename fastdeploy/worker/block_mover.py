@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fastdeploy.kv_cache.arena import Arena, SlotPart
+from fastdeploy.kv_cache.arena import Arena, SlotPart, page_aligned
 from fastdeploy.ops.block_moves import BlockRegions
 
 ALIGNMENT = 64  # bytes, of the parts of a slot
@@ -129,6 +129,15 @@ def _slot_parts(parts: Sequence[CachePart]) -> list[SlotPart]:
     for part in parts:
         num_bytes, num_checksums = part.regions.slot_bytes, part.regions.num_checksums
         places.append(SlotPart(part.name, part.digest, offset, num_bytes, first_checksum, num_checksums))
-        offset += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        offset += _aligned(num_bytes)
         first_checksum += num_checksums
     return places
+
+
+def slot_bytes(part_bytes: Iterable[int]) -> int:
+    """Return the memory that a slot of these parts takes in an arena."""
+    return page_aligned(sum(map(_aligned, part_bytes)))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

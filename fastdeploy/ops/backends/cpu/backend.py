@@ -52,6 +52,7 @@ class CpuBackend(Backend):
 
     device = "cpu"
     kernels = _KERNELS
+    kv_layout = "packed16"  # keys in groups of 16 positions, values in pairs of positions; the same on all paths
 
     def load(self) -> None:
         """Load the operator library, as `Backend.load` says."""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines may continue each other's texts (one group), and which blocks they may exchange (equal layouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastdeploy.engine.description import digest_checkpoint
+from fastdeploy.ops.golden import golden_digest
+from fastdeploy.ops.registry import selected_backend
+
+if TYPE_CHECKING:
+    from fastdeploy.engine.engine_factory import EngineSpec
+    from fastdeploy.spec_decode.drafting.drafting_model import DraftingModelConfig
+
+Fingerprint = Mapping[str, Any]
+
+
+def group_digest(spec: EngineSpec, fingerprint: Fingerprint, max_model_len: int) -> str:
+    """Return a digest of all that decides the bits of a text, and whether a request is accepted.
+
+    Methods of speculation may differ. So may the degree of tensor parallelism, which does not change the bits.
+
+    Args:
+        max_model_len: tokens of prompt and output together that the engine accepts.
+    """
+    config, speculative = spec.config, spec.config.speculative
+    contract = {
+        "tokenizer": spec.tokenizer and spec.tokenizer.digest(),
+        "vocab_limit": spec.vocab_limit,
+        "eos_token_ids": spec.eos_token_ids,
+        "max_model_len": max_model_len,
+        "guided_decoding_backend": config.guided_decoding_backend,
+        "libraries": [version(name) for name in ("llguidance", "tokenizers")],
+        "samples_greedily": speculative.verify_strategy == "greedy",
+        "lossy": repr(speculative) if speculative.is_lossy else "",
+        "logprobs_mode": config.logprobs_mode,
+        "reasoning_parser": config.reasoning_parser,
+    }
+    return _digest(_numerics(fingerprint), golden_digest(), contract)
+
+
+def layout_digests(spec: EngineSpec, fingerprint: Fingerprint, drafting: DraftingModelConfig | None) -> dict[str, str]:
+    """Return, by part of a slot (`target`, `drafting`, `states`), a digest of what its bytes depend on."""
+    target = _numerics(fingerprint), selected_backend().kv_layout, spec.config.cache.block_size
+    digests = {"target": _digest("target", target)}
+    if drafting is not None:
+        speculative = spec.config.speculative
+        quantization = getattr(speculative, "quantization", None)
+        checkpoint = drafting.path and digest_checkpoint(
+            replace(drafting.config, path=drafting.path), spec.config.load_choices
+        )
+        model = drafting.method, drafting.config.dtype, checkpoint, drafting.num_layers, quantization
+        digests["drafting"] = _digest("drafting", target, model)
+        if drafting.state_bytes:
+            digests["states"] = _digest("states", target, drafting.method)
+    return digests
+
+
+def _numerics(fingerprint: Fingerprint) -> list[tuple[str, Any]]:
+    return sorted((name, value) for name, value in fingerprint.items() if name != "tensor_parallel_size")
+
+
+def _digest(*values: Any) -> str:
+    return blake2b(repr(values).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of one group give equal texts, and blocks move between equal layouts; what must differ in either does."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.engine import cluster_group
+from fastdeploy.engine.engine import Engine
+from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.engine.kv_transfer import KVTransfer
+from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.ops.golden import golden_digest
+from fastdeploy.worker.block_mover import BlockMover
+from tests.exactness.engines import config, configured
+
+
+def clustered(cfg: EngineConfig, **changes: Any) -> EngineConfig:
+    return replace(cfg, is_clustered=True, hands_over=True, **changes)
+
+
+def cluster_of(cfg: EngineConfig) -> dict[str, Any]:
+    description: dict[str, Any] = make_engine(cfg).describe()["cluster"]
+    return description
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return cluster_of(clustered(config()))
+
+
+def copied(folder: Path) -> str:
+    shutil.copytree(resolve_model_path("demo"), folder / "model")
+    return str(folder / "model")
+
+
+def test_an_engine_alone_has_no_arena_and_describes_no_group() -> None:
+    engine = make_engine(config())
+    assert engine.transfer is None and "cluster" not in engine.describe()
+
+
+def test_with_one_queue_there_is_a_group_and_no_arena(plain: dict[str, Any]) -> None:
+    engine = make_engine(replace(config(), is_clustered=True))
+    assert engine.transfer is None
+    assert engine.describe()["cluster"] == plain | {"layouts": {}, "num_slots": 0, "bytes": 0}
+
+
+def test_equal_files_in_another_folder_form_one_group(tmp_path: Path, plain: dict[str, Any]) -> None:
+    model = copied(tmp_path)
+    assert cluster_of(clustered(config(), model=model)) == plain
+    assert (
+        make_engine(config()).describe()["fingerprint"]
+        == make_engine(replace(config(), model=model)).describe()["fingerprint"]
+    )
+
+
+def test_other_weights_form_another_group(tmp_path: Path, plain: dict[str, Any]) -> None:
+    model = copied(tmp_path)
+    with Path(model, "model.safetensors").open("r+b") as file:
+        file.seek(-2, 2)
+        byte = file.read(1)
+        file.seek(-2, 2)
+        file.write(bytes([byte[0] ^ 1]))
+    other = cluster_of(clustered(config(), model=model))
+    assert other["group"] != plain["group"] and other["layouts"] != plain["layouts"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float32"},
+        {"max_model_len": 128},
+        {"logprobs_mode": "processed_logprobs"},
+        {"reasoning_parser": "qwen3"},
+        {"guided_decoding_backend": "off"},
+        {"speculative": config(verify_strategy="greedy").speculative},
+        {"speculative": config("ngram", 3, verify_strategy="topp_relaxed").speculative},
+    ],
+)
+def test_what_changes_texts_or_admission_changes_the_group(plain: dict[str, Any], changes: dict[str, Any]) -> None:
+    other = cluster_of(clustered(config(), **changes))
+    assert other["group"] != plain["group"]
+    same_layout = changes.keys() <= {"max_model_len", "logprobs_mode", "reasoning_parser", "guided_decoding_backend"}
+    assert (other["layouts"] == plain["layouts"]) == (same_layout or "greedy" in str(changes))
+
+
+def test_another_tokenizer_changes_the_group_and_not_the_layout(tmp_path: Path, plain: dict[str, Any]) -> None:
+    model = copied(tmp_path)
+    file = Path(model, "tokenizer.json")
+    text = file.read_text()
+    assert text.count('"lstrip":false') or text.count('"lstrip": false')
+    file.write_text(text.replace('"lstrip":false', '"lstrip":true', 1).replace('"lstrip": false', '"lstrip": true', 1))
+    other = cluster_of(clustered(config(), model=model))
+    assert other["group"] != plain["group"] and other["layouts"] == plain["layouts"]
+
+
+def test_a_processor_that_computes_other_bits_is_in_another_group(
+    plain: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_group, "golden_digest", lambda: "other bits")
+    assert cluster_of(clustered(config()))["group"] != plain["group"]
+
+
+def test_golden_outputs_are_the_same_each_time_and_follow_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastdeploy.ops import registry
+
+    first = golden_digest()
+    assert golden_digest() == first
+    for name in ("append_attention", "linear", "rms_norm", "sample", "logprobs", "verify_draft_tokens"):
+        with monkeypatch.context() as patch:
+            entry = registry.entries()[name]
+            patch.setattr(entry, "examples", entry.examples[1:])
+            assert golden_digest() != first
+
+
+def test_methods_of_speculation_may_differ_and_drafting_models_have_layouts_of_their_own(plain: dict[str, Any]) -> None:
+    found = {method: cluster_of(clustered(config(configured(method), 3))) for method in ("ngram", "mtp", "draft_model")}
+    assert {one["group"] for one in found.values()} == {plain["group"]}
+    assert {one["layouts"]["target"] for one in found.values()} == {plain["layouts"]["target"]}
+    assert [sorted(one["layouts"]) for one in found.values()] == [
+        ["target"],
+        ["drafting", "states", "target"],
+        ["drafting", "target"],
+    ]
+    assert found["mtp"]["layouts"]["drafting"] != found["draft_model"]["layouts"]["drafting"]
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_the_block_size_is_part_of_the_layout_and_not_of_the_group(plain: dict[str, Any], block_size: int) -> None:
+    cfg = config()
+    other = cluster_of(clustered(cfg, cache=replace(cfg.cache, block_size=block_size)))
+    assert other["group"] == plain["group"]
+    assert (other["layouts"] == plain["layouts"]) == (block_size == 16)
+
+
+@pytest.mark.parametrize("method", ["naive", "mtp", "draft_model"])
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_the_arena_is_as_large_as_planned(method: str, dtype: str) -> None:
+    cfg = config(method, 3 if method != "naive" else 0)
+    cache = replace(cfg.cache, dtype=dtype, num_blocks=400)
+    engine = make_engine(clustered(cfg, cache=cache))
+    cluster, transfer = engine.describe()["cluster"], engine.transfer
+    assert isinstance(transfer, KVTransfer) and isinstance(transfer._mover, BlockMover)
+    arena = transfer.arena
+    stride = arena.address(1) - arena.address(0)
+    assert cluster["num_slots"] == arena.num_slots
+    assert cluster["bytes"] == arena.num_slots * stride
+    assert {part.name: part.digest for part in arena.parts.values()} == cluster["layouts"]
+    assert arena.num_slots <= 100 < arena.num_slots + 25, "a quarter of the cache's bytes"
+
+
+def test_waiting_tokens_are_counted_in_a_cluster(plain: dict[str, Any]) -> None:
+    from tests.ipc.served_engines import request
+
+    def waiting(engine: Engine) -> int:
+        engine.add_request(request(num_prompt=100, max_tokens=3))
+        found = [engine.stats().num_waiting_tokens]
+        while engine.has_unfinished():
+            engine.step()
+            found.append(engine.stats().num_waiting_tokens)
+        assert found[1:] == [0] * len(found[1:]) or len(found) == 1
+        return found[0]
+
+    assert waiting(make_engine(clustered(config()))) == 100
+    assert waiting(make_engine(config())) == 0
