@@ -103,6 +103,7 @@ class Agent:
         self._is_up: bool | None = None  # None: nobody has tried
         self._is_silent = False  # whether the engine is
         self._num_reads = self._num_role_changes = 0  # under way
+        self._asked_role = self.states.role
         self._prepared: dict[RunId, GenerationRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed, self._up, self._sync_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -150,6 +151,7 @@ class Agent:
                 case EngineHandedOver(num_slots=num_slots):
                     self._transfers.count_exported(num_slots)
                 case SetRole(role):
+                    self._asked_role = role
                     self._start_task(self._change_role(role))
         self.handle_all([event for event in events if not isinstance(event, SetRole)])
 
@@ -172,7 +174,10 @@ class Agent:
                 self._writer.put(action)
 
     async def _change_role(self, role: Role) -> None:
-        """Take another role once no read is under way that could still claim what other nodes are to run."""
+        """Take another role once no read is under way that could still claim what other nodes are to run.
+
+        If another role has been asked for meanwhile, only that one counts.
+        """
         self._num_role_changes += 1
         try:
             deadline = time.monotonic() + ROLE_S
@@ -181,6 +186,8 @@ class Agent:
                 await _wait(self._changed, deadline - time.monotonic())
         finally:
             self._num_role_changes -= 1
+        if role is not self._asked_role:
+            return
         logger.warning("the role is %s now", role.value)
         self._engine.keep_waiting()
         self.handle(SetRole(role))
@@ -275,6 +282,7 @@ class Agent:
         transfers, membership = self._transfers, self._membership
         roles = Counter(record.role.value for record in membership.records.values())
         leased = [held for held in tickets if held.state is HeldState.HANDING]
+        num_leased_slots = sum(held.num_slots for held in leased)
         return NodeStats(
             node=self._node,
             role=self.states.role.value,
@@ -283,7 +291,9 @@ class Agent:
             queue_length=membership.queue_length,
             num_held=dict(Counter(held.state.name.lower() for held in tickets)),
             num_foreign=sum(not membership.is_own(held.ticket.owner) for held in tickets if held not in leased),
-            num_leased_slots=sum(held.num_slots for held in leased),
+            num_orphaned=self.states.num_orphaned,
+            num_filling_slots=self._num_slots - self._engine.num_free_slots - num_leased_slots,
+            num_leased_slots=num_leased_slots,
             num_slots=self._num_slots,
             num_redis_commands=self._store.num_commands,
             transferred_bytes={name: dict(counts) for name, counts in transfers.transferred_bytes.items()},

@@ -189,7 +189,21 @@ def test_a_node_hands_over_in_waves_when_it_drains(tmp_path: Path, redis: RedisS
         await until(lambda: leaving.num_tickets == 0, "the images are released")
         report = leaving.agent._make_stats()
         assert (report.role, report.num_foreign, report.num_leased_slots) == ("draining", 0, 0)
+        assert (report.num_slots, report.num_filling_slots) == (4, 0)
         assert leaving.agent._membership.records["a"].role is Role.DRAINING
+
+    run(tmp_path, redis, test)
+
+
+def test_of_roles_asked_for_in_quick_succession_the_last_one_counts(tmp_path: Path, redis: RedisServer) -> None:
+    async def test(made: Cluster) -> None:
+        node = await made.node("a")
+        await until(lambda: node.agent._num_reads > 0, "a read delays the changes")
+        for count, role in enumerate(("draining", "decode", "prefill"), start=1):
+            node.set_role(role)
+            await until(lambda count=count: node.agent._num_role_changes == count, "the change is under way")
+        await until(lambda: node.agent._num_role_changes == 0, "no change is under way")
+        assert node.agent._make_stats().role == "prefill"
 
     run(tmp_path, redis, test)
 
