@@ -269,6 +269,8 @@ class EngineServer:
             self._in_flight[request_id].client = None
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
+        if client == AGENT:
+            self._node = None  # what it said no longer holds
         self._disconnected.add(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:

@@ -30,6 +30,7 @@ from fastdeploy.scheduler.agent_store import NotePrefixes, StoreWriter, format_e
 from fastdeploy.scheduler.agent_transfers import Transfers
 from fastdeploy.scheduler.held_ticket import HeldState, HeldTicket
 from fastdeploy.scheduler.keys import Keys
+from fastdeploy.scheduler.limits import limits_of
 from fastdeploy.scheduler.membership import Membership
 from fastdeploy.scheduler.messages import BadMessageError, NodeRecord, decode_to_node
 from fastdeploy.scheduler.node_events import (
@@ -87,10 +88,11 @@ class Agent:
         Args:
             record: what stays the same in all heartbeats; the rest is filled in.
         """
-        self._config, self._engine, self._store, self._keys = config, engine, store, keys
-        self._node, self._limits = config.cluster.node_id, config.limits
         assert engine.ready is not None
-        cluster = engine.ready.description["cluster"]
+        description = engine.ready.description
+        self._config, self._engine, self._store, self._keys = config, engine, store, keys
+        self._node, self._limits = config.cluster.node_id, limits_of(config.cluster, description)
+        cluster = description["cluster"]
         self._block_size: int = cluster["block_size"]
         self._num_slots: int = cluster["num_slots"]
         self._group = record.group
@@ -106,6 +108,7 @@ class Agent:
         self._asked_role = self.states.role
         self._prepared: dict[RunId, GenerationRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # of one of them
         self._changed, self._up, self._sync_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._writer = StoreWriter(store, keys, self._node, self._limits.expire_s, self)
         engine.on_events, engine.on_ended = self._on_engine, self._note_prefixes
@@ -120,7 +123,7 @@ class Agent:
         loops: list[Awaitable[None]] = [self._sync_forever(), self._read_forever(), self._writer.run()]
         tasks = [asyncio.ensure_future(loop) for loop in (*loops, *(self._claim_forever(stage) for stage in stages))]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*tasks, self._failure}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
@@ -188,7 +191,7 @@ class Agent:
             self._num_role_changes -= 1
         if role is not self._asked_role:
             return
-        logger.warning("the role is %s now", role.value)
+        logger.info("the role is %s now", role.value)
         self._engine.keep_waiting()
         self.handle(SetRole(role))
 
@@ -213,7 +216,13 @@ class Agent:
     def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
     # Redis: whether it is there.
 
@@ -230,7 +239,7 @@ class Agent:
     def lose_redis(self, error: StoreError) -> None:
         """Take note that Redis is away."""
         if self._is_up is not False:
-            logger.warning("Redis is away: %s", error)
+            logger.info("Redis is away: %s", error)  # owners warn
         self._is_up = False
         self._up.clear()
         self.handle(RedisLost())
@@ -238,7 +247,7 @@ class Agent:
     def return_to_redis(self) -> None:
         """Take note that Redis is there, and that it may have lost what was written."""
         if self._is_up is False:
-            logger.warning("Redis is there again")
+            logger.info("Redis is there again")
         self._is_up = True
         self._up.set()
         self.handle(RedisReturned())
@@ -361,7 +370,7 @@ class Agent:
             try:
                 self.handle_all(decode_to_node(payload))
             except BadMessageError as error:
-                logger.warning("a message cannot be read: %s", error)
+                self._store.bad_messages.note(stream, error)
         if found:
             await self._store.delete_entries(stream, [entry_id for entry_id, _ in found])
 

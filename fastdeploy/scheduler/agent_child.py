@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError, EngineDeadError
 from fastdeploy.core.stats import EngineStats
+from fastdeploy.ipc import messages
 from fastdeploy.ipc.child import AGENT, ChildProcess
 from fastdeploy.scheduler.agent_config import AgentConfig
 from fastdeploy.scheduler.request_states import Role
@@ -23,7 +25,7 @@ MODULE = "fastdeploy.scheduler.agent_process"
 MAX_QUICK_ENDS = 3  # in a row, after which the node goes on without an agent
 QUICK_S = 10.0  # a process that ends within this time has not worked
 RESTART_S = 0.2  # until the engine has seen that the connection is closed
-REDIS_S = 30.0  # how long a server that starts waits for Redis
+REDIS_S = 30.0  # how long a server waits for Redis once its engine is ready
 POLL_S = 0.05
 STOP_S = 3.0  # for the agent to delete the key of the node
 BAD_CONFIG = 2  # exit status
@@ -34,6 +36,7 @@ logger = logging.getLogger("fastdeploy.server")
 class EngineOwner(Protocol):
     """The connection of the process that started the engine; `EngineClient` is one."""
 
+    ready: messages.Ready | None
     stats: EngineStats
     dead_error: EngineDeadError | None
 
@@ -78,14 +81,16 @@ class AgentChild:
         self._tasks = [asyncio.create_task(self._keep_alive()), asyncio.create_task(self._end_with_engine())]
 
     async def wait_for_redis(self) -> None:
-        """Wait until the agent reaches Redis, but no longer than a server may take to start."""
-        deadline = time.monotonic() + REDIS_S
+        """Wait until the agent of an engine that is ready reaches Redis, but not longer than a server may wait."""
+        deadline = math.inf
         while not self.refused.done() and self._client.dead_error is None and time.monotonic() < deadline:
             node = self._client.stats.node
             if node is not None and node.is_redis_up:
                 return
+            if deadline == math.inf and self._client.ready is not None:
+                deadline = time.monotonic() + REDIS_S
             await asyncio.sleep(POLL_S)
-        if not self.refused.done():
+        if time.monotonic() >= deadline:
             logger.warning("Redis is not there: this node serves alone until it is")
 
     async def drain(self) -> None:

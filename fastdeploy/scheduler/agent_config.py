@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fastdeploy.config.cluster_config import ClusterConfig
-from fastdeploy.scheduler.request_states import Limits, Role
+from fastdeploy.scheduler.request_states import Role
 
 DEFAULT_GRACEFUL_S = 30.0  # of a drain whose length is not limited
 
@@ -25,12 +25,6 @@ class AgentConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     graceful_s: float = 0.0
-
-    @property
-    def limits(self) -> Limits:
-        """Return the times of the state machine."""
-        sync_s, expire_s = self.cluster.scheduler_sync_period / 1000, self.cluster.scheduler_expire_period / 1000
-        return Limits(sync_s=sync_s, expire_s=expire_s, step_tokens=self.max_num_batched_tokens)
 
     @property
     def first_role(self) -> Role:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from fastdeploy.core.errors import ConfigError
@@ -18,6 +20,7 @@ from fastdeploy.scheduler.store import Store
 from fastdeploy.version import __version__
 
 LENGTHS_PERIOD = 4  # sync periods between looks at the lengths of the queues
+FORGET_PERIODS = 10  # expire periods without a key after which a name is forgotten
 NUM_FOREIGN_BEATS = 2  # in a row that find the record of another process, after which the node id is in use
 
 
@@ -39,10 +42,12 @@ class Membership:
         self.records: dict[str, NodeRecord] = {}
         self.owners: list[str] = []
         self.queue_length: dict[str, int] = {}
-        self._node, self._record, self._limits, self._store, self._keys = node, record, limits, store, keys
+        self._node, self._record, self._store, self._keys = node, record, store, keys
+        self._expire_s = limits.expire_s
         self._heartbeat = Heartbeat()
         self._incarnations: set[int] = set()
         self._num_looks = self._num_foreign_beats = 0
+        self._gone_since: dict[str, float] = {}
 
     async def beat(self, states: NodeStates, stats: EngineStats) -> bool:
         """Write the heartbeat; return whether Redis has lost writes.
@@ -56,13 +61,13 @@ class Membership:
         streams = [self._keys.node_inbox(self._node)]
         streams += [self._keys.queue(stage, hint) for stage in Stage for hint in ("", self._node)]
         record = self._make_record(states, stats)
-        beat = await self._store.beat_node(self._node, record, self._limits.expire_s, streams)
+        beat = await self._store.beat_node(self._node, record, self._expire_s, streams)
         old = _read_record(beat.old_value)
         self._check_alone(old)
         return self._heartbeat.lost_writes(None if old is None else old.count, beat.server, beat.has_streams)
 
     async def look(self, states: NodeStates) -> tuple[Looked, OwnersLooked]:
-        """Look at the keys of all nodes and owners; raise StoreError."""
+        """Look at the keys of all nodes and owners, and clean up after those that are long gone; raise StoreError."""
         self.records = await self._store.read_nodes()
         members = {name: Member(record.incarnation, record.role) for name, record in self.records.items()}
         owners = await self._store.read_owners()
@@ -72,7 +77,15 @@ class Membership:
             lengths = await self._store.queue_lengths()
             self.queue_length = {stage.value: length for stage, length in lengths.items()}
         self._num_looks += 1
+        await self._forget(time.monotonic())
         return Looked(members), OwnersLooked(owners & {*listed, *self.owners, *states.owners})
+
+    async def _forget(self, now_s: float) -> None:
+        nodes, owners = (self._store.gone_names.get(names, []) for names in (self._keys.nodes, self._keys.owners))
+        self._gone_since = {name: self._gone_since.get(name, now_s) for name in (*nodes, *owners)}
+        old = {name for name, since_s in self._gone_since.items() if now_s - since_s > FORGET_PERIODS * self._expire_s}
+        if old:
+            await self._store.forget([name for name in nodes if name in old], [name for name in owners if name in old])
 
     def is_own(self, owner: str) -> bool:
         """Return whether an owner is an API process of this node."""
@@ -92,7 +105,7 @@ class Membership:
             num_waiting_tokens=stats.num_waiting_tokens,
             num_free_blocks=stats.num_free_blocks,
             num_blocks=stats.num_blocks,
-            num_free_slots=max(0, states.num_free_slots),  # a node that drains gives away what it has promised
+            num_free_slots=max(0, states.num_free_slots),  # it does not count the slots that a drain hands out
         )
         return msgspec.structs.replace(
             self._record,

@@ -155,9 +155,12 @@ class NodeStates(NodeTickets):
 
     def _on_role(self, role: Role) -> None:
         self.role = role
-        if role is Role.DRAINING:
+        others = {member.role for name, member in self._members.items() if name != self.name}
+        is_for_others = role is Role.PREFILL and bool(others & {Role.DECODE, Role.MIXED})
+        if role is Role.DRAINING or is_for_others:
             running = [held for held in self.tickets.values() if held.state is HeldState.RUNNING]
-            self._actions += [HandOver(held.key, held.leg) for held in running]
+            leaving = [held for held in running if role is Role.DRAINING or not held.hands_over]
+            self._actions += [HandOver(held.key, held.leg) for held in leaving]
         self._actions.append(Register(self.incarnation))
 
     # What owners say.

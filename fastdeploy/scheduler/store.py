@@ -69,6 +69,7 @@ class Store:
     Attributes:
         keys: names of the keys.
         bad_messages: what could not be decoded; readers of inboxes note theirs.
+        gone_names: by set (`Keys.nodes`, `Keys.owners`), the names whose key was missing at the last look.
     """
 
     def __init__(self, config: ClusterConfig, keys: Keys) -> None:
@@ -79,6 +80,7 @@ class Store:
         """
         self.keys = keys
         self.bad_messages = BadMessages()
+        self.gone_names: dict[str, list[str]] = {}
         self._address = parse_address(config)
         expire_s = config.scheduler_expire_period / 1000
         self._client = RedisClient(self._address, keys.nodes, timeout_s=min(5.0, max(1.0, expire_s)))
@@ -129,6 +131,8 @@ class Store:
         """Return the records of the nodes of this group whose key exists; one that cannot be read is left out."""
         records = {}
         for node, value in (await self._read_names(self.keys.nodes, self.keys.node)).items():
+            if value is None:
+                continue
             try:
                 record = decode_record(value)
             except BadMessageError:
@@ -139,13 +143,15 @@ class Store:
 
     async def read_owners(self) -> frozenset[str]:
         """Return the owners whose key exists."""
-        return frozenset(await self._read_names(self.keys.owners, self.keys.owner))
+        values = await self._read_names(self.keys.owners, self.keys.owner)
+        return frozenset(name for name, value in values.items() if value is not None)
 
-    async def _read_names(self, names_key: str, key: Any) -> dict[str, bytes]:
-        """Return the values of the keys of the names in a set, if they exist."""
+    async def _read_names(self, names_key: str, key: Any) -> dict[str, bytes | None]:
+        """Return the values of the keys of the names in a set; None for those whose key is gone."""
         names = sorted(name.decode(errors="replace") for name in await self._client.run_one("SMEMBERS", names_key))
         values = await self._client.run_one("MGET", *map(key, names)) if names else []
-        return {name: value for name, value in zip(names, values) if value is not None}
+        self.gone_names[names_key] = [name for name, value in zip(names, values) if value is None]
+        return dict(zip(names, values))
 
     async def forget(self, nodes: Sequence[str], owners: Sequence[str]) -> None:
         """Remove names of the sets whose keys are gone, and the consumers and hint queues of these nodes."""

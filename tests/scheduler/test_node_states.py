@@ -132,6 +132,23 @@ def test_tickets_that_hand_over_wait_for_slots_in_the_order_of_their_claims() ->
     assert node.started[2:] == [(1, 1, True), (2, 1, True)]
 
 
+@pytest.mark.parametrize(
+    ("role", "others", "hands_over"),
+    [
+        (Role.DRAINING, {}, True),
+        (Role.PREFILL, {"d": Role.DECODE}, True),
+        (Role.PREFILL, {"p": Role.PREFILL}, False),  # nobody else would go on with it
+        (Role.DECODE, {"d": Role.DECODE}, False),
+        (Role.MIXED, {"d": Role.DECODE}, False),
+    ],
+)
+def test_what_runs_is_handed_over_when_its_role_ends(role: Role, others: dict[str, Role], hands_over: bool) -> None:
+    node = Node(Role.DECODE)
+    node.look(n=Role.DECODE, **others)
+    node.read(0, stage=DECODE)
+    assert (HandOver(("o", 0), 1) in node.tell(SetRole(role))) is hands_over
+
+
 def test_a_prompt_larger_than_the_arena_takes_all_of_it() -> None:
     node = Node(slots=4)
     node.read(0, slots=9)

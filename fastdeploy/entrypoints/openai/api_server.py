@@ -163,9 +163,7 @@ async def _load(scheduler: RequestScheduler, agent: AgentChild | None, stop: asy
 async def _start(scheduler: RequestScheduler, agent: AgentChild | None) -> None:
     if agent is not None:
         await agent.start()
-    await scheduler.start(ProgressBar().show)
-    if agent is not None:
-        await agent.wait_for_redis()
+    await asyncio.gather(scheduler.start(ProgressBar().show), *(() if agent is None else (agent.wait_for_redis(),)))
 
 
 async def _wait_first(events: set[asyncio.Task[Any]], agent: AgentChild | None) -> None:
