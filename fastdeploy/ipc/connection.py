@@ -233,13 +233,14 @@ class EngineConnection:
                 self._finish_start(ConfigError(field, text))
 
     def _put(self, delta: TokenDelta) -> None:
-        stream = self._streams.get(delta.request_id)
+        request_id = delta.request_id  # a stream that passes the delta on may change it
+        stream = self._streams.get(request_id)
         if stream is None or stream.error is not None:
             return
         stream.put(delta)
         if stream.num_open == 0:
             stream.wake()
-            self._drop_abandoned(delta.request_id)
+            self._drop_abandoned(request_id)
         else:
             self._note_arrival(stream)
 

@@ -20,13 +20,14 @@ import pytest
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed
 from fastdeploy.ipc import messages
 from fastdeploy.ipc.client import EngineClient
 from fastdeploy.ipc.connection import EngineConnection
-from fastdeploy.ipc.streams import MAX_UNREAD
+from fastdeploy.ipc.streams import MAX_UNREAD, DeltaStream
 from tests.ipc.engine_clients import collect, expected_tokens, request, running, tokens, until
 from tests.mock_engine import FACTORY, save_mock_model
 
@@ -105,6 +106,25 @@ def test_connection_marked_dead_before_its_start_does_not_wait() -> None:
         await connection.close()
 
     asyncio.run(scenario())
+
+
+def test_a_stream_may_pass_its_deltas_on_under_another_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    received: list[TokenDelta] = []
+
+    class Renaming(DeltaStream):
+        def put(self, delta: TokenDelta) -> None:
+            super().put(delta)
+            delta.request_id = "of the client"
+            received.append(delta)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as client:
+            client.run(request("of the engine", max_tokens=1), Renaming("of the engine", 1))
+            await until(lambda: client.num_requests == 0, "the stream is dropped at its end")
+
+    asyncio.run(scenario())
+    assert received[-1].finish_reason == "length"
+    assert "cannot read" not in caplog.text
 
 
 def test_received_message_is_read_although_something_was_sent_meanwhile(tmp_path: Path) -> None:
