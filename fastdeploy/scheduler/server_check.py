@@ -56,7 +56,7 @@ def _raise_config_error(error: StoreError, address: RedisAddress, keys: Keys) ->
     if error.code in WRONG_PASSWORD:
         raise ConfigError(address.credentials_flag, text) from None
     if error.code == "NOPERM":
-        grant = f"~{{{keys.topic}}}:* +@read +@write +@connection +@transaction +@blocking +info"
+        grant = f"~{{{keys.topic}}}:* +@read +@write +@connection +@transaction +@blocking +info +eval"
         message = f"the user may not use the keys or commands that are needed, which are {grant}: {text}"
         raise ConfigError("--scheduler-username", message) from None
     if error.code == WRONG_KIND or "certificate verify failed" in text.lower():
@@ -96,7 +96,7 @@ def _probe(keys: Keys) -> list[Command]:
             ("EXPIRE", stream, 1),
             ("XGROUP", "DESTROY", *group),
         ]
-    return [*commands, ("DEL", *strings, *streams)]
+    return [*commands, ("EVAL", "return 1", 0), ("DEL", *strings, *streams)]
 
 
 def _parse_info(answer: bytes) -> dict[str, str]:

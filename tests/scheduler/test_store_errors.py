@@ -14,7 +14,8 @@ import pytest
 import redis
 
 from fastdeploy.config.cluster_config import ClusterConfig
-from fastdeploy.scheduler.store import GroupMissingError, Store, StoreError
+from fastdeploy.scheduler.request_states import Stage
+from fastdeploy.scheduler.store import Entry, GroupMissingError, Store, StoreError
 from tests.cluster.redis_server import DEFAULT_SAVE, RedisServer, free_port
 from tests.scheduler.fake_redis import fake_redis
 from tests.scheduler.redis_stores import CLAIMED, DECODE, INBOX, KEYS, OWNER, config, opened, record, run_with, ticket
@@ -95,11 +96,17 @@ async def reads(store: Store) -> None:
     await store.read_owners()
 
 
+async def claims(store: Store) -> None:
+    await store.claim(OWNER, [CLAIMED], Entry(KEYS.queue(Stage.DECODE), b"1-1"))
+
+
 @pytest.mark.parametrize(
     ("settings", "command", "words"),
     [
         (["CONFIG SET min-replicas-to-write 1"], beats, "too few replicas follow it"),
+        (["CONFIG SET min-replicas-to-write 1"], claims, "too few replicas follow it"),
         (["REPLICAOF 127.0.0.1 1"], beats, "is a read-only replica"),
+        (["REPLICAOF 127.0.0.1 1"], claims, "is a read-only replica"),
         (
             ["REPLICAOF 127.0.0.1 1", "CONFIG SET replica-serve-stale-data no"],
             reads,

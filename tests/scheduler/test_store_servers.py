@@ -15,7 +15,7 @@ from tests.cluster.redis_server import RedisServer, free_port
 from tests.scheduler.fake_redis import bulk, fake_redis
 from tests.scheduler.redis_stores import CLAIMED, DECODE, INBOX, OWNER, config, opened, run_with, ticket
 
-LEAST_RIGHTS = "~{topic}:* +@read +@write +@connection +@transaction +@blocking +info"
+LEAST_RIGHTS = "~{topic}:* +@read +@write +@connection +@transaction +@blocking +info +eval"
 
 
 async def check(store: Store) -> None:
@@ -107,7 +107,7 @@ def test_the_rights_that_the_message_names_are_enough_and_each_is_needed(tmp_pat
         url = f"redis://node:secret@127.0.0.1:{server.port}"
         server.execute("ACL", "SETUSER", "node", "on", ">secret", *rights)
         run_with(server, work, url=url)
-        for right in ("~{topic}:*", "+@read", "+@write", "+@transaction", "+info"):
+        for right in ("~{topic}:*", "+@read", "+@write", "+@transaction", "+info", "+eval"):
             server.execute("ACL", "SETUSER", "node", "resetkeys", "-@all", *(one for one in rights if one != right))
             run_with(server, scenario, url=url)
         server.execute("ACL", "SETUSER", "node", *rights, "resetkeys", "~{another}:*")
