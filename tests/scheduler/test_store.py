@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.scheduler.keys import Keys
 from fastdeploy.scheduler.request_states import Abort, Stage
-from fastdeploy.scheduler.store import Entry, GroupMissingError, Store, StoreError
+from fastdeploy.scheduler.store import GroupMissingError, Store, StoreError
 from tests.cluster.redis_server import RedisServer
 from tests.scheduler.redis_stores import CLAIMED, DECODE, INBOX, KEYS, OWNER, config, opened, record, run_with, ticket
 
@@ -388,15 +388,5 @@ def test_a_ticket_needs_one_command_of_its_owner_and_two_of_its_node(server: Red
         assert store.num_commands - before == 1
         await store.claim(OWNER, [CLAIMED], entry)
         assert store.num_commands - before == 2
-
-    run_with(server, scenario)
-
-
-def test_entries_are_named_by_stream_and_id(server: RedisServer) -> None:
-    async def scenario(store: Store) -> None:
-        entry = await store.enqueue(ticket(1))
-        assert isinstance(entry, Entry)
-        ((entry_id, _),) = server.execute("XRANGE", SHARED, "-", "+")
-        assert entry == (SHARED, entry_id)
 
     run_with(server, scenario)
