@@ -332,9 +332,12 @@ def encode_image(image: KVImage) -> bytes:
 def decode_image(content: bytes) -> KVImage:
     """Decode `Image.content`; raise TransferError if it cannot be read."""
     try:
-        return msgspec.msgpack.decode(content, type=KVImage)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        image = msgspec.msgpack.decode(content, type=KVImage)
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
         raise TransferError("refused", f"the image cannot be read: {error}") from None
+    if image.num_tokens < 1 or not image.slots or len(image.slots) != len(image.generations):
+        raise TransferError("refused", "the image has no tokens, or not one generation per slot")
+    return image
 
 
 def _finish(future: asyncio.Future[T] | None, result: T, error: Exception | None = None) -> None:

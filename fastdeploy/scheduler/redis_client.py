@@ -52,7 +52,7 @@ class RedisClient:
         self._address, self._slot_key, self._timeout_s = address, slot_key, timeout_s
         self._hosts = list(address.hosts)
         self._server: Server | None = None  # None: sentinels or cluster have to be asked
-        self._generation = 0  # how often they had to be asked again
+        self._generation = 0  # how often all connections had to be made again
         self._idle: list[tuple[int, AbstractConnection]] = []
         if address.kind == "tcp":
             self._server = dict(zip(("host", "port"), address.hosts[0]))
@@ -212,11 +212,11 @@ class RedisClient:
             await connection.disconnect(nowait=True)
 
     def _note_wrong_server(self, error: StoreError, generation: int) -> None:
-        """Ask the sentinels or the cluster again before the next command, if another server may be the right one."""
-        is_chosen = self._address.kind in ("sentinel", "cluster")
-        if is_chosen and generation == self._generation and (not error.code or error.code in ANOTHER_SERVER):
-            self._server = None
+        """Connect again before the next command, if another server may have taken the place of this one by then."""
+        if generation == self._generation and (not error.code or error.code in ANOTHER_SERVER):
             self._generation += 1
+            if self._hosts and self._address.kind != "tcp":
+                self._server = None
 
     def _describe(self, error: Exception) -> StoreError:
         """Return what an error of the library means."""

@@ -21,6 +21,7 @@ class GroupMissingError(StoreError):
 
 
 MISSING_GROUP = ("NOGROUP", "UNBLOCKED")
+MISSING_KEY = ("no such key", "requires the key to exist")
 WRONG_PASSWORD = ("WRONGPASS", "NOAUTH")
 WRONG_KIND = "KIND"  # of a StoreError: what was asked is no sentinel or cluster, or has no master of that name
 ANOTHER_SERVER = ("MOVED", "ASK", "TRYAGAIN", "READONLY", "CLUSTERDOWN", "MASTERDOWN")  # may be the right one
@@ -46,7 +47,7 @@ _MEANINGS = {
 
 def describe_answer(shown: str, code: str, text: str) -> StoreError:
     """Return the error for an answer of Redis that begins with `code`, at the address `shown`."""
-    if code in MISSING_GROUP or "no such key" in text:
+    if code in MISSING_GROUP or any(words in text for words in MISSING_KEY):
         return GroupMissingError(f"Redis at {shown} has lost a queue", code)
     meaning = _MEANINGS.get(code, "does not execute a command")
     detail = text if text.startswith(code) else f"{code} {text}"

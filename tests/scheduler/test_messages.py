@@ -12,9 +12,12 @@ import msgspec
 import pytest
 
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.handover import KVImage
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta, TokenLogprobs
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.kv_cache.connectors.base import TransferError
 from fastdeploy.scheduler import messages
+from fastdeploy.scheduler.agent_engine import decode_image, encode_image
 from fastdeploy.scheduler.messages import (
     BadMessageError,
     decode_record,
@@ -188,6 +191,26 @@ LOGPROBS = [TokenLogprobs(1, -1.0, 1)]
 def test_a_message_that_no_node_sends_is_refused(bad: Any, words: str) -> None:
     with pytest.raises(BadMessageError, match=words):
         decode_to_owner(encode([bad]))
+
+
+IMAGE = KVImage("n:1", [3, 4], [1, 2], 70, [[64], [6]])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"\xc1",
+        encode_image(replace(IMAGE, num_tokens=0)),
+        encode_image(replace(IMAGE, num_tokens=-1)),
+        encode_image(replace(IMAGE, slots=[], generations=[])),
+        encode_image(replace(IMAGE, generations=[1])),
+    ],
+)
+def test_an_image_that_no_node_makes_is_not_fetched(bad: bytes) -> None:
+    assert decode_image(encode_image(IMAGE)) == IMAGE
+    with pytest.raises(TransferError, match="the image"):
+        decode_image(bad)
 
 
 # Broken and hostile messages.

@@ -309,3 +309,20 @@ def test_a_connection_that_the_server_has_closed_is_replaced(tmp_path: Path) -> 
 
     with RedisServer(tmp_path) as server:
         run_with(server, scenario)
+
+
+def test_a_name_that_leads_to_another_server_is_looked_up_again(tmp_path: Path) -> None:
+    """A master that becomes a replica keeps its connections, while its name may already lead to the new master."""
+
+    async def scenario(store: Store) -> None:
+        await beats(store)
+        num_connections = server.execute("INFO", "stats")["total_connections_received"]
+        server.execute("REPLICAOF", "127.0.0.1", 1)
+        await fails(store, "is a read-only replica")
+        server.execute("REPLICAOF", "NO", "ONE")
+        await beats(store)
+        own = 3  # those of this function
+        assert server.execute("INFO", "stats")["total_connections_received"] == num_connections + 1 + own
+
+    with RedisServer(tmp_path) as server:
+        run_with(server, scenario)
