@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counters of a node's agent as Prometheus metrics; they come with the engine's, so `/metrics` needs no Redis."""
+"""The counters of a node's agent and of its engine's transfers as Prometheus metrics; `/metrics` needs no Redis."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ClusterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric."""
-        node = self._read_stats().node or NodeStats()
+        stats = self._read_stats()
+        node = stats.node or NodeStats()
         for family in self._processes.collect():
             if family.name == ATTEMPTS:
                 _add(family, node.num_orphaned, {"reason": OWNER_LOST})
@@ -39,6 +40,7 @@ class ClusterCollector(Collector):
             yield family
         yield from _cluster(node)
         yield from _transfers(node)
+        yield from _imports(stats)
 
 
 def _cluster(node: NodeStats) -> Iterator[Metric]:
@@ -101,6 +103,19 @@ def _transfers(node: NodeStats) -> Iterator[Metric]:
     )
     text = "Time from the decision to hand a request over until its blocks could be fetched"
     yield _summary("handover_seconds", text, [], {(): node.handover_s})
+
+
+def _imports(stats: EngineStats) -> Iterator[Metric]:
+    """Yield what the engine itself counts of the blocks that it copies."""
+    name, text = "kv_transfer_imported_tokens", "Tokens whose keys and values came from other nodes"
+    yield _family(CounterMetricFamily, name, text, [], {(): stats.num_imported_tokens})
+    yield _family(
+        CounterMetricFamily,
+        "kv_transfer_failed_blocks",
+        "KV blocks that did not come from other nodes as they should have, by reason",
+        ["reason"],
+        {(reason,): count for reason, count in stats.num_failed_blocks.items()},
+    )
 
 
 def _pairs(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, ...], int]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -15,7 +17,16 @@ from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import EngineDeadError
+from fastdeploy.core.errors import (
+    AttemptsFailedError,
+    EngineDeadError,
+    FastDeployError,
+    NoProgressError,
+    QueueFullError,
+    QueueTimeoutError,
+)
+from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats, NodeStats
 from fastdeploy.entrypoints.openai import routes_cluster
 from fastdeploy.entrypoints.openai.app import make_app
@@ -232,3 +243,38 @@ def test_a_server_that_works_alone_says_nothing_of_nodes() -> None:
     server = make_server(FakeScheduler(None), ClusterConfig())
     assert send(server, "GET", "/health").json() == {"status": "ready"}
     assert "num_foreign_requests" not in send(server, "GET", "/load").json()
+
+
+class FailingScheduler(FakeScheduler):
+    """Emits some tokens and then fails."""
+
+    def __init__(self, error: FastDeployError, num_tokens: int) -> None:
+        super().__init__(make_node())
+        self._error, self._num_tokens = error, num_tokens
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[list[TokenDelta], None]:
+        if self._num_tokens:
+            yield [TokenDelta(request.request_id, 0, [10] * self._num_tokens)]
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        (AttemptsFailedError("every attempt failed: node b2 is gone"), 503, "attempts_failed", None),
+        (NoProgressError("no progress for 900 s"), 504, "no_progress", None),
+        (QueueFullError("8 requests are waiting already"), 429, "server_overloaded", "1"),
+        (QueueTimeoutError("waited longer than 2 s"), 429, "server_overloaded", "1"),
+    ],
+)
+def test_what_ends_a_request_among_nodes_is_typed_also_inside_a_stream(
+    error: FastDeployError, status: int, code: str, retry_after: str | None
+) -> None:
+    body = {"prompt": "the", "max_tokens": 9}
+    refused = send(make_server(FailingScheduler(error, 0)), "POST", "/v1/completions", json=body)
+    assert error_of(refused) == (status, code, str(error))
+    assert refused.headers.get("retry-after") == retry_after
+    begun = send(make_server(FailingScheduler(error, 2)), "POST", "/v1/completions", json={**body, "stream": True})
+    *tokens, last, done = begun.text.strip().split("\n\n")
+    assert (begun.status_code, len(tokens), done) == (200, 1, "data: [DONE]")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == code

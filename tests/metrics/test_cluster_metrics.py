@@ -47,7 +47,8 @@ def page(metrics: ServerMetrics) -> dict[str, float]:
 
 
 def make_metrics(node: NodeStats | None = NODE, is_clustered: bool = True) -> ServerMetrics:
-    return ServerMetrics(lambda: EngineStats(node=node), dict, is_clustered=is_clustered)
+    stats = EngineStats(node=node, num_imported_tokens=640, num_failed_blocks={"stale": 3})
+    return ServerMetrics(lambda: stats, dict, is_clustered=is_clustered)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,8 @@ def make_metrics(node: NodeStats | None = NODE, is_clustered: bool = True) -> Se
         ('kv_transfer_recomputed_tokens_total{reason="arena_full"}', 64),
         ("handover_seconds_sum", 0.25),
         ("handover_seconds_count", 5),
+        ("kv_transfer_imported_tokens_total", 640),
+        ('kv_transfer_failed_blocks_total{reason="stale"}', 3),
     ],
 )
 def test_counters_of_agent_and_owner_have_the_documented_names(name: str, value: float) -> None:
