@@ -52,19 +52,40 @@ class Text:
     error: ErrorInfo | None = None
 
 
-def make_requests(tokenizer: Tokenizer, plain_engine: Engine, max_tokens: int = 40) -> list[GenerationRequest]:
-    """Return the requests r0 .. r15; their stops and bad words are tokens that the model emits without them."""
+def make_requests(
+    tokenizer: Tokenizer,
+    plain_engine: Engine,
+    max_tokens: int = 40,
+    prompts: Sequence[list[int]] = (),
+    variants: Sequence[dict[str, Any]] = VARIANTS,
+) -> list[GenerationRequest]:
+    """Return the requests r0 .. r15; their stops and bad words are tokens that the model emits without them.
+
+    Args:
+        prompts: used in turn; those of HEADS if there are none.
+    """
+    prompts = prompts or [tokenizer.encode(head) for head in HEADS]
     requests = []
-    for i, variant in enumerate(VARIANTS):
+    for i, variant in enumerate(variants):
         params = {"max_tokens": max_tokens, "ignore_eos": True, **variant}
         derived = {name: params.pop(name) for name in DERIVED if name in params}
-        request = GenerationRequest(f"r{i}", tokenizer.encode(HEADS[i % len(HEADS)]), SamplingParams(**params))
+        request = GenerationRequest(f"r{i}", list(prompts[i % len(prompts)]), SamplingParams(**params))
         if derived:
             tokens = run_all(plain_engine, [request])[f"r{i}", 0].token_ids
             values = {key: value for name, at in derived.items() for key, value in DERIVED[name](tokenizer, tokens, at)}
             request = replace(request, params=replace(request.params, **values))
         requests.append(request)
     return requests
+
+
+def prompts_of_lengths(tokenizer: Tokenizer, lengths: Sequence[int]) -> list[list[int]]:
+    """Return prompts of exactly so many tokens, each of which begins with another of HEADS."""
+    prompts = []
+    for i, length in enumerate(lengths):
+        first = i % len(HEADS)
+        text = "\n".join((*HEADS[first:], *HEADS[:first])) + "\n"
+        prompts.append(tokenizer.encode(text * (1 + 4 * length // len(text)))[:length])
+    return prompts
 
 
 def _first_token(tokenizer: Tokenizer, text: str) -> int:
