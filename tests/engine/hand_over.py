@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 
@@ -145,3 +146,16 @@ def make_pair(
         return build(change(cfg), proposer_of(method, plain, num_drafts))
 
     return Pair(engine(prefill), engine(decode))
+
+
+def run_moving(pair: Pair, requests: Sequence[GenerationRequest], generator: random.Random) -> Texts:
+    """Run requests of which each is handed over after a random number of steps."""
+    moments = {request.request_id: generator.randrange(1, 30) for request in requests}
+    for request in requests:
+        pair.add(request, hands_over=False)
+    for step in range(1, 31):
+        for request_id, moment in moments.items():
+            if moment == step:
+                pair.first.hand_over(request_id)
+        pair.step()
+    return pair.texts()

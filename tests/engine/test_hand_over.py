@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -15,9 +15,9 @@ import pytest
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.engine.engine_factory import make_engine, make_kv_transfer
+from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
-from tests.engine.hand_over import DIGESTS, Pair, make_pair
+from tests.engine.hand_over import Pair, make_pair, run_moving
 from tests.exactness.engines import METHODS, Texts, build, config, exists
 from tests.exactness.requests import VARIANTS, make_requests, prompts_of_lengths, run_alone
 from tests.pairwise import pairwise
@@ -125,25 +125,11 @@ def test_prompts_computed_elsewhere_give_the_same_texts(case: Case) -> None:
     check_prompts_computed_elsewhere(case)
 
 
-def run_moving(pair: Pair, requests: Sequence[GenerationRequest], seed: int) -> Texts:
-    """Run requests of which each is handed over after a random number of steps."""
-    generator = random.Random(seed)
-    moments = {request.request_id: generator.randrange(1, 30) for request in requests}
-    for request in requests:
-        pair.add(request, hands_over=False)
-    for step in range(1, 31):
-        for request_id, moment in moments.items():
-            if moment == step:
-                pair.first.hand_over(request_id)
-        pair.step()
-    return pair.texts()
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_a_text_is_handed_over_at_any_step(requests: list[GenerationRequest], plain: Texts, seed: int) -> None:
     prefill, decode = random.Random(seed).choices(["naive", "ngram", "suffix", "mtp", "draft_model"], k=2)
     pair = make_pair(plain, prefill, decode, chunk=64, caches_prefixes=seed % 2 == 0)
-    assert run_moving(pair, requests, seed) == plain
+    assert run_moving(pair, requests, random.Random(seed)) == plain
     assert pair.importing.num_imported_blocks > 0
 
 
@@ -151,34 +137,6 @@ def test_a_text_is_handed_over_at_any_step(requests: list[GenerationRequest], pl
 @pytest.mark.parametrize("seed", range(6, 106))
 def test_texts_are_handed_over_at_any_step(requests: list[GenerationRequest], plain: Texts, seed: int) -> None:
     test_a_text_is_handed_over_at_any_step(requests, plain, seed)
-
-
-def test_a_request_drafts_with_mtp_only_if_the_states_arrive(requests: list[GenerationRequest], plain: Texts) -> None:
-    accepted = {}
-    for name, digests in {"equal": DIGESTS, "another": {**DIGESTS, "states": "another"}}.items():
-        pair = make_pair(plain, "mtp", "mtp", caches_prefixes=False)
-        pair.second.transfer = make_kv_transfer(pair.second, 1, digests)
-        pair.importing.attach("first", pair.exporting.arena)
-        for request in requests:
-            pair.add(request)
-        assert pair.texts() == plain
-        assert pair.importing.num_imported_blocks > 0
-        accepted[name] = pair.second.stats().num_accepted_tokens
-    assert accepted["equal"] > 0 == accepted["another"]
-
-
-def test_mtp_drafts_after_a_hand_over_as_on_one_engine(requests: list[GenerationRequest], plain: Texts) -> None:
-    alone = build(config("mtp", 3))
-    assert run_alone(alone, requests) == plain
-    pair = make_pair(plain, "mtp", "mtp")
-    for request in requests:
-        pair.add(request)
-        assert pair.texts().items() >= {k: v for k, v in plain.items() if k[0] == request.request_id}.items()
-    ours, expected = pair.second.stats(), alone.stats()
-    assert (ours.num_draft_tokens, ours.num_accepted_tokens) == (
-        expected.num_draft_tokens,
-        expected.num_accepted_tokens,
-    )
 
 
 def test_with_too_few_slots_only_the_first_blocks_are_handed_over(
