@@ -14,7 +14,7 @@ SLOW_MODULES = {  # start servers or other processes, train models, or search th
     "cluster": "test_harness test_node_routes",
     "benchmarks": "test_bench_speculation test_commands test_launches test_peers",
     "detokenize": "test_chat_template",
-    "engine": "test_engine_fuzz test_fair_share_fuzz",
+    "engine": "test_engine_fuzz test_fair_share_fuzz test_hand_over_fuzz",
     "entrypoints": """
         test_bench test_border_fuzz test_cli test_clients test_cluster_secrets test_completion_fields
         test_connection_gate test_docs_pages test_endpoints test_faults test_formats test_http_protocol

@@ -9,11 +9,19 @@ from concurrent.futures import Future
 from typing import Any
 
 
+class _AllDone(Future[None]):
+    """Keeps the futures that it waits for: a form whose futures are all gone is not compiled."""
+
+    def __init__(self, futures: Sequence[Future[Any]]) -> None:
+        super().__init__()
+        self.futures = futures
+
+
 def all_done(futures: Sequence[Future[Any]]) -> Future[Any] | None:
     """Return a future that is done when all of these are; None for none."""
     if len(futures) < 2:
         return next(iter(futures), None)
-    done: Future[None] = Future()
+    done = _AllDone(futures)
     left = [len(futures)]
     lock = threading.Lock()
 

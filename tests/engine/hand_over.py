@@ -78,15 +78,28 @@ class Pair:
         for handover in self.first.pop_handovers():
             self.handovers.append(handover)
             self.pass_on(handover)
-        for ticket in self.waiting:
+        for ticket in [ticket for ticket in self.waiting if self.is_due(ticket)]:
+            self.waiting.remove(ticket)
             self.collect(self.second.add_request(ticket))
             self.release(ticket.request_id)
-        self.waiting.clear()
         self.collect(self.second.step())
         self.first.check_integrity()
         self.second.check_integrity()
 
+    def is_due(self, ticket: GenerationRequest) -> bool:
+        """Return whether a prepared request is added in this step."""
+        return True
+
     def pass_on(self, handover: Handover) -> None:
+        """Prepare a request in the second engine, and let its blocks arrive."""
+        ticket = self.ticket_for(handover)
+        prepared = self.second.prepare(ticket)
+        if prepared is not None:
+            wait([prepared])
+        self.waiting.append(ticket)
+
+    def ticket_for(self, handover: Handover) -> GenerationRequest:
+        """Return the request that goes on behind what was emitted."""
         request = self.requests[handover.request_id]
         ended = [self.has_ended(request.request_id, index) for index in range(request.params.n)]
         resumed = [
@@ -94,11 +107,7 @@ class Pair:
         ]
         image = handover.image and replace(handover.image, arena="first")
         params = replace(request.params, prompt_logprobs=None) if any(handover.resumed) else request.params
-        ticket = replace(request, params=params, resumed=resumed, image=image)
-        prepared = self.second.prepare(ticket)
-        if prepared is not None:
-            wait([prepared])
-        self.waiting.append(ticket)
+        return replace(request, params=params, resumed=resumed, image=image)
 
     def release(self, request_id: str) -> None:
         """Let other requests have the slots of this one."""

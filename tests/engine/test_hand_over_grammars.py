@@ -61,7 +61,7 @@ def test_a_constrained_text_is_handed_over_at_any_step(
 ) -> None:
     pair = thinking_pair(folder, plain, *PAIRS[seed % len(PAIRS)], chunk=64)
     assert run_moving(pair, requests, random.Random(seed)) == plain
-    assert len(pair.handovers) > len(requests) / 2
+    assert len(pair.handovers) > 3
     assert pair.importing.num_imported_blocks > 0
 
 
