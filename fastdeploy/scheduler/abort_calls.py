@@ -13,6 +13,7 @@ from fastdeploy.scheduler.owner_link import OwnerLink, Send
 from fastdeploy.scheduler.store import Store, StoreError
 
 ANSWER_S = 1.0  # that an asker waits for the owners that are alive
+MAX_REMEMBERED = 256  # calls that were answered: Redis may deliver a call again, when other requests are in flight
 
 logger = logging.getLogger("fastdeploy.cluster")
 
@@ -30,6 +31,7 @@ class AbortCalls:
         self._name, self._store, self._link, self._abort_own = name, store, link, abort_own
         self._call_ids = itertools.count()
         self._calls: dict[int, _Call] = {}
+        self._answered: dict[tuple[str, int], AbortAnswer] = {}
 
     async def abort(self, request_ids: Sequence[str] | None, salt_prefix: str) -> Aborted:
         """Abort requests of all owners; while Redis is away, of this one only."""
@@ -57,9 +59,14 @@ class AbortCalls:
         return aborted + call.aborted
 
     def on_call(self, call: AbortCall) -> None:
-        """Abort own requests for another owner, and answer."""
-        aborted = self._abort_own(call.request_ids, call.salt_prefix)
-        self._link.write(Send(call.asker, AbortAnswer(call.call_id, self._name, aborted)))
+        """Abort own requests for another owner, unless that was done for the same call, and answer."""
+        key = call.asker, call.call_id
+        if key not in self._answered:
+            aborted = self._abort_own(call.request_ids, call.salt_prefix)
+            self._answered[key] = AbortAnswer(call.call_id, self._name, aborted)
+            if len(self._answered) > MAX_REMEMBERED:
+                del self._answered[next(iter(self._answered))]
+        self._link.write(Send(call.asker, self._answered[key]))
 
     def on_answer(self, answer: AbortAnswer) -> None:
         """Take the answer of another owner; one that is late or comes twice is ignored."""

@@ -24,6 +24,10 @@ class LocalLegs:
         self._on_message = on_message
         self._legs: dict[str, _Leg] = {}
 
+    def __len__(self) -> int:
+        """Return the number of legs that run."""
+        return len(self._legs)
+
     def run(self, ticket: Ticket) -> None:
         """Begin a leg; nothing happens if the engine has ended, of which the owner is told otherwise."""
         request = ticket.engine_request()

@@ -39,7 +39,7 @@ from fastdeploy.scheduler.owner_events import (
     RunLocal,
     Submit,
 )
-from fastdeploy.scheduler.owner_link import OwnerLink
+from fastdeploy.scheduler.owner_link import OwnerLink, restarted
 from fastdeploy.scheduler.owner_states import OwnerStates
 from fastdeploy.scheduler.placement import Hint, Placement, local_room
 from fastdeploy.scheduler.request_states import Tick
@@ -146,7 +146,8 @@ class ClusterScheduler:
         if away is not None:
             self._link.lose(away)
         await self._link.start()
-        self._tasks += [asyncio.create_task(self._tick_forever()), asyncio.create_task(self._watch_engine())]
+        self._tasks.append(asyncio.create_task(restarted(self._tick_forever)))
+        self._tasks.append(asyncio.create_task(self._watch_engine()))
 
     def _set_up(self) -> None:
         """Make the parts that depend on the engine's description of itself."""
@@ -240,6 +241,7 @@ class ClusterScheduler:
     def _cancel(self, client: ClientRequest) -> None:
         """Forget a request, and end what still runs of it."""
         if self._clients.pop(client.number, None) is not None:
+            self._count_end(client)
             self._handle(Cancelled(client.number))
 
     def end_requests(self, error: FastDeployError) -> None:
@@ -308,23 +310,27 @@ class ClusterScheduler:
         assert self._link is not None
         self._link.write(end)
         client = self._clients.pop(end.number, None)
-        if client is not None and (error := error_of(end)) is not None:
+        if client is None:
+            return
+        self._count_end(client)
+        if (error := error_of(end)) is not None:
             client.fail(error)
-        if self._metrics is not None and client is not None and client.owned is not None:
+
+    def _count_end(self, client: ClientRequest) -> None:
+        if self._metrics is not None and client.owned is not None:
             self._metrics.ended(client.owned.path)
 
     def _observe(self) -> None:
         """Count what the state machine has noted."""
         assert self._states is not None
-        if not self._states.observed:
-            return
-        observed, self._states.observed = self._states.observed, []
-        for one in observed if self._metrics is not None else ():
-            assert self._metrics is not None
-            if isinstance(one, LegClaimed):
-                self._metrics.claimed(one.stage, one.waited_s)
-            else:
-                self._metrics.lost(one.reason)
+        observed, metrics = self._states.observed, self._metrics
+        if metrics is not None:
+            for one in observed:
+                if isinstance(one, LegClaimed):
+                    metrics.claimed(one.stage, one.waited_s)
+                else:
+                    metrics.lost(one.reason)
+        observed.clear()
 
     def _receive(self, message: ToOwner) -> None:
         assert self._calls is not None
@@ -343,10 +349,10 @@ class ClusterScheduler:
         assert self._states is not None and self._link is not None and self.ready is not None
         while True:
             await asyncio.sleep(self._limits.sync_s)
-            self._handle(Tick(local_room(self.stats, self.ready.description)))
+            self._handle(Tick(local_room(self.stats, self.ready.description, len(self._legs))))
             if self._metrics is not None:
                 self._metrics.sent(self._link.take_num_commands())
-            if self.dead_error is not None and self._link.is_up and self._states.is_alone:
+            if self.dead_error is not None and self._states.is_alone:
                 self.end_requests(self.dead_error)  # nobody is left to go on with them
 
     async def _watch_engine(self) -> None:

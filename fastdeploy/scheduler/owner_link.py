@@ -83,6 +83,7 @@ class OwnerLink:
         self._lost_data = False
         self._writes: list[Write] = []
         self._has_writes = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._up = asyncio.Event()  # set while Redis answers, and the inbox exists
         self._entries: dict[int, dict[int, list[Entry]]] = {}  # request -> leg -> where its ticket stands
         self._cursor, self._num_returns = _BEGIN, 0
@@ -98,7 +99,7 @@ class OwnerLink:
         """Look for the nodes once, and begin to read and to write."""
         await self._try(self._sync_once())
         for loop in (self._sync_forever, self._read_forever, self._write_forever):
-            self._tasks.append(asyncio.create_task(_restarted(loop)))
+            self._tasks.append(asyncio.create_task(restarted(loop)))
 
     def write(self, action: Write) -> None:
         """Carry out an action after those before it, or drop it if Redis is away by then."""
@@ -130,9 +131,6 @@ class OwnerLink:
         await self._store.close()
 
     async def _finish(self) -> None:
-        writer = self._tasks.pop()
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
         await self._write_all()
         await self._store.delete_owner(self._name)
 
@@ -224,18 +222,22 @@ class OwnerLink:
             await self._write_all()
 
     async def _write_all(self) -> None:
-        while self._writes:
-            writes, self._writes = self._writes, []
-            for kind, group in groupby(writes, key=type):
-                actions: list[Any] = list(group)
-                if kind is End:
-                    for end in actions:
-                        self._entries.pop(end.number, None)
-                elif kind is Enqueue:
-                    for action in actions:
-                        await self._enqueue(action)
-                elif self.is_up:
-                    await self._try(self._write(kind, actions))
+        async with self._writing:
+            while self._writes:
+                writes, self._writes = self._writes, []
+                await self._write_in_order(writes)
+
+    async def _write_in_order(self, writes: Sequence[Write]) -> None:
+        for kind, group in groupby(writes, key=type):
+            actions: list[Any] = list(group)
+            if kind is End:
+                for end in actions:
+                    self._entries.pop(end.number, None)
+            elif kind is Enqueue:
+                for action in actions:
+                    await self._enqueue(action)
+            elif self.is_up:
+                await self._try(self._write(kind, actions))
 
     async def _enqueue(self, action: Enqueue) -> None:
         """Write a ticket; whether an attempt that failed has written it is for the next audit to find out."""
@@ -287,11 +289,11 @@ class OwnerLink:
         self._on_event(Audited(count, standing))
 
 
-async def _restarted(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def restarted(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a loop again if it fails in a way that nobody expects, so that one bad message does not end the owner."""
     while True:
         try:
             await loop()
         except Exception:
-            logger.exception("the traffic with Redis failed; it is begun again")
+            logger.exception("a loop of the owner failed; it is begun again")
             await asyncio.sleep(MAX_BACK_OFF_S)

@@ -58,8 +58,8 @@ class Placement:
         return Hint(node, 0 if is_prefill else (len(hashes) - index) * self._block_size)
 
 
-def local_room(stats: EngineStats, description: Mapping[str, Any]) -> int:
-    """Return how many more requests an engine may take."""
+def local_room(stats: EngineStats, description: Mapping[str, Any], num_legs: int) -> int:
+    """Return how many more requests an engine may take, given its latest counters and our own legs that it has."""
     if stats.num_free_blocks <= RESERVED_BLOCKS * stats.num_blocks:
         return 0
-    return max(0, int(description.get("max_num_seqs", 1)) - stats.num_running - stats.num_waiting)
+    return max(0, int(description.get("max_num_seqs", 1)) - max(stats.num_running + stats.num_waiting, num_legs))

@@ -16,6 +16,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages as engine_messages
 from fastdeploy.ipc.streams import DeltaStream
+from fastdeploy.metrics.cluster_metrics import ClusterMetrics
 from fastdeploy.scheduler import request_states as states
 from fastdeploy.scheduler.keys import Keys
 from fastdeploy.scheduler.messages import Host, NodeLoad, NodeRecord, ToOwner, decode_to_node
@@ -250,10 +251,12 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def owner(config: ClusterConfig, worker: int = 0) -> AsyncIterator[tuple[Owner, FakeConnection]]:
+async def owner(
+    config: ClusterConfig, worker: int = 0, metrics: ClusterMetrics | None = None
+) -> AsyncIterator[tuple[Owner, FakeConnection]]:
     """Run an owner on the node `own`, with the seed 7."""
     connection = FakeConnection()
-    scheduler = Owner(config, connection, worker, 7)  # type: ignore[arg-type]
+    scheduler = Owner(config, connection, worker, 7, metrics)  # type: ignore[arg-type]
     try:
         await scheduler.start()
         yield scheduler, connection

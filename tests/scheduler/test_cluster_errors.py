@@ -24,6 +24,7 @@ from fastdeploy.core.outputs import ErrorInfo
 from fastdeploy.core.seeds import request_seed
 from fastdeploy.entrypoints.openai.errors import to_api_error
 from fastdeploy.scheduler import owner as owner_module
+from fastdeploy.scheduler.messages import AbortAnswer, AbortCall, decode_to_owner
 from fastdeploy.scheduler.owned_request import OwnedState
 from fastdeploy.scheduler.request_states import Abort, Holding, Refused, Stage
 from tests.cluster.redis_server import RedisServer
@@ -257,6 +258,48 @@ def test_requests_of_all_owners_are_aborted_by_id_and_salt(
     asyncio.run(run())
 
 
+def test_a_call_that_arrives_twice_aborts_once(redis: RedisServer) -> None:
+    """Redis may deliver it again after a restart, when other requests are in flight."""
+    config = cluster_config(redis)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node, owner(config) as (scheduler, _):
+            await node.store.create_inbox(node.keys.owner_inbox("asker"))
+            call = AbortCall("asker", 1, None, "")
+            first = Client(scheduler, request("a"))
+            await node.claim()
+            await node.store.send_to_owner(scheduler.name, [call])
+            await first.end()
+            second = Client(scheduler, request("b", max_tokens=1))
+            ticket = await node.claim()
+            await node.store.send_to_owner(scheduler.name, [call])
+            await node.send(ticket, node.tokens(ticket, 0, 5, finish="length"))
+            assert await second.end() == [5]
+            answers = await node.store.read_inbox(node.keys.owner_inbox("asker"), b"0", 5.0)
+            assert [decode_to_owner(payload) for _, payload in answers] == [
+                [AbortAnswer(1, scheduler.name, [("a", 0)])],
+                [AbortAnswer(1, scheduler.name, [("a", 0)])],
+            ]
+
+    asyncio.run(run())
+
+
+def test_an_abort_ends_only_the_choices_that_have_not_ended(redis: RedisServer) -> None:
+    config = cluster_config(redis)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node, owner(config) as (scheduler, _):
+            client = Client(scheduler, request("r", n=2))
+            ticket = await node.claim()
+            await node.send(ticket, node.tokens(ticket, 0, 5, finish="stop"))
+            await until(lambda: client.tokens == [5], "the end of choice 0")
+            assert await scheduler.abort_requests(["r"]) == [("r", 1)]
+            await client.end()
+            assert [(delta.index, delta.finish_reason) for delta in client.deltas] == [(0, "stop"), (1, "abort")]
+
+    asyncio.run(run())
+
+
 def test_streams_of_other_nodes_go_on_after_the_engine_of_this_one_has_died(redis: RedisServer) -> None:
     config = cluster_config(redis)
 
@@ -300,5 +343,21 @@ def test_the_end_of_an_owner_leaves_nothing_behind(redis: RedisServer) -> None:
             assert await node.inbox() == [Abort(scheduler.name, 0, 1)]
             assert [key for key in redis.execute("KEYS", "*") if scheduler.name.encode() in key] == []
             assert await node.store.read_owners() == frozenset()
+
+    asyncio.run(run())
+
+
+def test_an_owner_that_ends_at_once_aborts_what_runs_elsewhere(redis: RedisServer) -> None:
+    config = cluster_config(redis)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node:
+            async with owner(config) as (scheduler, _):
+                client = Client(scheduler, request())
+                await node.claim()
+                await until(lambda: scheduler.owned(0).state is OwnedState.RUNNING, "the claim")
+            assert await node.inbox() == [Abort(scheduler.name, 0, 1)]
+            with pytest.raises(ShuttingDownError):
+                await client.end()
 
     asyncio.run(run())

@@ -8,14 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from fastdeploy.core.errors import (
     ConfigError,
 )
 from fastdeploy.core.seeds import request_seed
+from fastdeploy.metrics.cluster_metrics import ClusterMetrics
 from fastdeploy.scheduler import wait_for_redis
+from fastdeploy.scheduler.messages import encode
 from fastdeploy.scheduler.owned_request import OwnedState
-from fastdeploy.scheduler.request_states import Abort, Handed, Image, Resend, Role, Stage
+from fastdeploy.scheduler.request_states import Abort, Handed, Holding, Image, Resend, Role, Stage
 from tests.cluster.redis_server import RedisServer
 from tests.scheduler.scripted_node import Client, ScriptedNode, cluster_config, owner, request, until, until_async
 
@@ -144,6 +147,38 @@ def test_a_gap_is_asked_for(redis: RedisServer) -> None:
     asyncio.run(run())
 
 
+def test_waits_losses_ends_and_commands_are_counted(redis: RedisServer) -> None:
+    config = cluster_config(redis)
+    registry = CollectorRegistry()
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"fastdeploy:cluster_{name}", labels)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node, owner(config, 0, ClusterMetrics(registry)) as (scheduler, engine):
+            client = Client(scheduler, request("a", max_tokens=1))
+            ticket = await node.claim()
+            await node.send(ticket, Holding("n", 1, node.source(ticket)[-1], []))
+            ticket = await node.claim()
+            await node.send(ticket, node.tokens(ticket, 0, 5, finish="length"))
+            await client.end()
+            left = Client(scheduler, request("b"))
+            await node.claim()
+            await until(lambda: scheduler.owned(1).state is OwnedState.RUNNING, "the claim")
+            await left.leave()
+            await node.die()
+            await until(lambda: scheduler.is_alone, "the node is gone")
+            local = Client(scheduler, request("c"))
+            engine.emit(await engine.next_run(), 0, 5, finish="length")
+            await local.end()
+            await until(lambda: (value("redis_commands_total") or 0) > 20, "commands are counted")
+
+    asyncio.run(run())
+    assert [value("requests_total", path=path) for path in ("redis", "local", "taken_over")] == [2, 1, 0]
+    assert [value("attempts_total", reason=reason) for reason in ("forgotten", "node_lost")] == [1, 0]
+    assert value("queue_wait_seconds_count", stage="decode") == 3
+
+
 def test_seeds_are_those_that_one_engine_draws_for_worker_0_and_others_for_worker_1(redis: RedisServer) -> None:
     config = cluster_config(redis)
 
@@ -241,6 +276,42 @@ def test_a_ticket_that_redis_has_lost_is_written_again(redis: RedisServer) -> No
             assert ticket.leg == 1
             await node.send(ticket, node.tokens(ticket, 0, 5, finish="length"))
             assert await client.end() == [5]
+
+    asyncio.run(run())
+
+
+def test_messages_that_were_read_are_deleted(redis: RedisServer) -> None:
+    config = cluster_config(redis)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node, owner(config) as (scheduler, _):
+            client = Client(scheduler, request(max_tokens=1))
+            ticket = await node.claim()
+            await node.send(ticket, node.tokens(ticket, 0, 5, finish="length"))
+            await client.end()
+            inbox = node.keys.owner_inbox(scheduler.name)
+            await until(lambda: redis.execute("XLEN", inbox) == 0, "the inbox is empty")
+
+    asyncio.run(run())
+
+
+def test_a_redis_whose_clock_is_slower_is_read_from_the_beginning(redis: RedisServer) -> None:
+    """A replica that takes over may give its entries ids below those that were read."""
+    config = cluster_config(redis)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node, owner(config) as (scheduler, _):
+            client = Client(scheduler, request(max_tokens=2))
+            ticket = await node.claim()
+            await node.send(ticket, node.tokens(ticket, 0, 5))
+            await until(lambda: client.tokens == [5], "the first token")
+            inbox = node.keys.owner_inbox(scheduler.name)
+            redis.execute("FLUSHALL")
+            await until(lambda: redis.execute("EXISTS", inbox), "the inbox is there again")
+            redis.execute("DEL", inbox)
+            payload = encode([node.tokens(ticket, 1, 6, finish="length")])
+            redis.execute("XADD", inbox, "1-1", "m", payload)
+            assert await client.end() == [5, 6]
 
     asyncio.run(run())
 

@@ -17,6 +17,7 @@ import uvloop
 
 from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import read_env
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
@@ -84,7 +85,9 @@ async def _run(server: ApiServer, connection: EngineConnection, lines: asyncio.S
     reading = asyncio.create_task(_read_messages(connection, lines))
     starting = asyncio.create_task(server.scheduler.start())
     await asyncio.wait({starting, stop}, return_when=asyncio.FIRST_COMPLETED)
-    if starting.done() and starting.exception() is None:
+    if starting.done() and isinstance(starting.exception(), ConfigError):
+        await stop  # the supervisor's own processes find the same, and it reports that
+    elif starting.done() and starting.exception() is None:
         freeze_gc()
         sys.stdout.buffer.write(READY_LINE)
         sys.stdout.flush()
