@@ -38,6 +38,7 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.mock_transfer import BLOCK_SIZE, LAYOUT, MockTransfer
 
 FACTORY = "tests.mock_engine:make_engine"
+SLOT_BYTES = 2**16  # that the mock engine says a slot of its arena has
 BLOCKS = 100
 SLOTS = 64
 
@@ -176,6 +177,7 @@ class MockEngine:
                 "group": self._options.get("group", "mock"),
                 "layouts": LAYOUT if self.transfer else {},
                 "num_slots": self.transfer.arena.num_slots if self.transfer else 0,
+                "bytes": self.transfer.arena.num_slots * SLOT_BYTES if self.transfer else 0,
                 "block_size": BLOCK_SIZE,
             },
             "speculation": {"method": "naive", "num_speculative_tokens": 0, "lossy": False},

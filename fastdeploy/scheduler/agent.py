@@ -97,7 +97,8 @@ class Agent:
         self._num_slots: int = cluster["num_slots"]
         self._group = record.group
         self._rooms = Rooms(config.max_num_seqs, config.max_num_batched_tokens)
-        self._transfers = Transfers(engine, connectors, record.layouts, cluster.get("slot_bytes", 0))
+        slot_bytes = cluster["bytes"] // max(1, self._num_slots)
+        self._transfers = Transfers(engine, connectors, record.layouts, slot_bytes)
         now, incarnation = time.monotonic(), int(time.time() * 1000)
         self.states = NodeStates(self._node, incarnation, config.first_role, self._num_slots, self._limits, now)
         self.states.handle(RedisLost(), now)  # until the first heartbeat
