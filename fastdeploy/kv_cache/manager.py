@@ -78,8 +78,8 @@ class KVCacheManager:
             request.metrics.num_cached_tokens = request.num_computed
 
     def can_hold(self, request: Request) -> bool:
-        """Return whether the free blocks suffice for all tokens of the request."""
-        return self.num_missing(request, request.num_tokens) <= self.pool.num_free
+        """Return whether the free blocks suffice for all tokens of the request, and for its draft."""
+        return self.num_missing(request, request.num_tokens + len(request.draft)) <= self.pool.num_free
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks the first `num_tokens` tokens of the request need; at most 0 if none."""

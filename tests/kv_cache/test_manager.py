@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fastdeploy.core.request import GenerationRequest, Request
+from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.kv_cache.manager import KVCacheManager
 
@@ -63,3 +63,13 @@ def test_equal_blocks_after_different_tokens_are_not_shared() -> None:
     kv = KVCacheManager(8, 4, True)
     compute(kv, request([1, 2, 3, 4, 5, 6, 7, 8, 9]), 9)
     assert kv.match_prefix(request([0, 2, 3, 4, 5, 6, 7, 8, 9])) == 0
+
+
+def test_the_draft_of_a_continued_request_needs_room_too() -> None:
+    kv = KVCacheManager(1, 4, True)
+    r = request([1, 2, 3])
+    assert kv.can_hold(r)
+    r.draft = Draft([4], "ngram")
+    assert kv.can_hold(r)
+    r.draft = Draft([4, 5], "ngram")
+    assert not kv.can_hold(r)
