@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.ipc.heartbeat import STALLED_S, heartbeat_file
 from fastdeploy.scheduler.request_states import Claimed, Role, Stage, Tokens
 from tests.cluster.redis_server import RedisServer
 from tests.scheduler.agent_nodes import KEYS, Cluster, cluster, until
@@ -242,5 +245,21 @@ def test_a_node_that_ends_deletes_its_key(tmp_path: Path, redis: RedisServer) ->
         assert redis.execute("EXISTS", KEYS.node("n")) == 1
         await node.stop()
         assert redis.execute("EXISTS", KEYS.node("n")) == 0
+
+    run(tmp_path, redis, test)
+
+
+def test_a_node_whose_engine_is_silent_leaves_until_it_responds(tmp_path: Path, redis: RedisServer) -> None:
+    async def test(made: Cluster) -> None:
+        node, owner = await made.node("n"), await made.owner()
+        beat = Path(heartbeat_file(node.thread.address))
+        beat.touch()
+        os.utime(beat, ns=(0, time.monotonic_ns() - int((STALLED_S + 1) * 1e9)))
+        await until(lambda: not redis.execute("EXISTS", KEYS.node("n")), "the key is gone")
+        await owner.enqueue(1)
+        await asyncio.sleep(0.3)
+        assert owner.messages == []
+        beat.unlink()
+        await owner.wait_ended(1)
 
     run(tmp_path, redis, test)
