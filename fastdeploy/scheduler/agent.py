@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Coroutine, Sequence
 
 from fastdeploy.core.generation_request import GenerationRequest
@@ -25,6 +24,7 @@ from fastdeploy.kv_cache.hashes import hash_blocks
 from fastdeploy.scheduler.agent_config import AgentConfig
 from fastdeploy.scheduler.agent_engine import AgentEngine
 from fastdeploy.scheduler.agent_legs import Leg, load_of, make_request, num_blocks, num_context_tokens
+from fastdeploy.scheduler.agent_report import make_report
 from fastdeploy.scheduler.agent_rooms import Load, Rooms
 from fastdeploy.scheduler.agent_store import NotePrefixes, StoreWriter, format_entry, guarded
 from fastdeploy.scheduler.agent_transfers import Transfers
@@ -105,6 +105,7 @@ class Agent:
         self._membership = Membership(self._node, record, self._limits, store, keys)
         self._is_up: bool | None = None  # None: nobody has tried
         self._is_silent = False  # whether the engine is
+        self._is_first_look = True
         self._num_reads = self._num_role_changes = 0  # under way
         self._asked_role = self.states.role
         self._prepared: dict[RunId, GenerationRequest] = {}
@@ -268,7 +269,7 @@ class Agent:
                 looking = None
             self.handle(Tick())
             self._engine.hand_over_waiting()
-            self._engine.report(self._make_stats())
+            self._engine.report(self.report())
             rest_s = self._limits.sync_s - (time.monotonic() - start_s)
             await _wait(self._sync_now, max(0.0, rest_s))
 
@@ -281,37 +282,26 @@ class Agent:
             self._is_silent = True
             return
         self._is_silent = False
+        if self._is_first_look:
+            await self._check_redis()
+        self._is_first_look = False
         lost_writes = await self._membership.beat(self.states, self._engine.stats)
         if lost_writes or not self._is_up:
             self.return_to_redis()
         self.handle_all(await self._membership.look(self.states))
         self._transfers.keep_only(self._membership.records)
 
-    def _make_stats(self) -> NodeStats:
-        tickets = self.states.tickets.values()
-        transfers, membership = self._transfers, self._membership
-        roles = Counter(record.role.value for record in membership.records.values())
-        leased = [held for held in tickets if held.state is HeldState.HANDING]
-        num_leased_slots = sum(held.num_slots for held in leased)
-        return NodeStats(
-            node=self._node,
-            role=self.states.role.value,
-            is_redis_up=self.is_redis_up,
-            nodes=dict(roles),
-            queue_length=membership.queue_length,
-            num_held=dict(Counter(held.state.name.lower() for held in tickets)),
-            num_foreign=sum(not membership.is_own(held.ticket.owner) for held in tickets if held not in leased),
-            num_orphaned=self.states.num_orphaned,
-            num_filling_slots=self._num_slots - self._engine.num_free_slots - num_leased_slots,
-            num_leased_slots=num_leased_slots,
-            num_slots=self._num_slots,
-            num_redis_commands=self._store.num_commands,
-            transferred_bytes={name: dict(counts) for name, counts in transfers.transferred_bytes.items()},
-            transfer_s=dict(transfers.seconds),
-            transfer_failures={name: dict(counts) for name, counts in transfers.failures.items()},
-            recomputed_tokens=dict(transfers.recomputed_tokens),
-            handover_s=self._engine.handover_s,
-        )
+    async def _check_redis(self) -> None:
+        """Check that Redis can be used, and that no other node has this id; raise ConfigError, StoreError."""
+        for note in await self._store.check_server():
+            logger.warning(note)
+        if not self._config.is_replacement:
+            await self._membership.wait_alone()
+
+    def report(self) -> NodeStats:
+        """Return the agent's counters and its present state."""
+        num_commands = self._store.num_commands
+        return make_report(self.states, self._membership, self._transfers, self._engine, self.is_redis_up, num_commands)
 
     # Tickets and messages.
 
@@ -386,4 +376,5 @@ class Agent:
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
     """Wait for an event, but not longer than this."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):  # `wait_for` of Python 3.11 may swallow that the task is cancelled
+            await event.wait()

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -119,7 +120,8 @@ class AgentChild:
 
     def _make_child(self, is_replacement: bool) -> ChildProcess:
         command = child_command(MODULE, "--address", self._client.address, "--parent", str(os.getpid()))
-        return ChildProcess(command, self._config, self._log_file, self._json_log, is_replacement)
+        config = replace(self._config, is_replacement=is_replacement)
+        return ChildProcess(command, config, self._log_file, self._json_log, is_replacement)
 
     async def _end_with_engine(self) -> None:
         """Let the agent delete the key of the node as soon as the engine has ended."""

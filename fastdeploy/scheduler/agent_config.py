@@ -18,6 +18,7 @@ class AgentConfig:
     Attributes:
         cluster: with a node id.
         max_num_seqs, max_num_batched_tokens: limits of a step of the engine.
+        is_replacement: whether it follows an agent of the same server that has died.
         graceful_s: `--timeout-graceful-shutdown`; 0 is no limit.
     """
 
@@ -25,6 +26,7 @@ class AgentConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     graceful_s: float = 0.0
+    is_replacement: bool = False
 
     @property
     def first_role(self) -> Role:

@@ -93,6 +93,11 @@ class AgentEngine:
         return self._socket.is_stalled
 
     @property
+    def num_slots(self) -> int:
+        """Return the number of slots of the arena."""
+        return self._slots.num_slots
+
+    @property
     def num_free_slots(self) -> int:
         """Return the number of free slots of the arena."""
         return self._slots.num_free

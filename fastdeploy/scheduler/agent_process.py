@@ -80,18 +80,28 @@ async def _run(config: AgentConfig, address: str) -> int:
 
 
 async def _work(config: AgentConfig, engine: AgentEngine, address: str) -> None:
-    checking = asyncio.create_task(_check_server(config))
-    starting = asyncio.create_task(engine.start())
-    await asyncio.wait({checking, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if checking.done():
-        checking.result()
-    await starting
+    await _start(config, engine)
     agent, store = make_agent(config, engine, address)
     try:
         await agent.run()
+    except asyncio.CancelledError:  # not after an error: the key may be that of another node with this id
+        await _leave(agent)
+        raise
+    finally:
+        await store.close()
+
+
+async def _start(config: AgentConfig, engine: AgentEngine) -> None:
+    """Wait until the model is loaded; raise ConfigError as soon as it is clear that Redis cannot be used."""
+    checking, starting = asyncio.create_task(_check_server(config)), asyncio.create_task(engine.start())
+    try:
+        await asyncio.wait({checking, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if checking.done():
+            checking.result()
+        await starting
     finally:
         checking.cancel()
-        await _leave(agent, store)
+        starting.cancel()
 
 
 def make_agent(config: AgentConfig, engine: AgentEngine, address: str) -> tuple[Agent, Store]:
@@ -114,22 +124,21 @@ def make_agent(config: AgentConfig, engine: AgentEngine, address: str) -> tuple[
     return Agent(config, engine, store, keys, connectors, record), store
 
 
-async def _leave(agent: Agent, store: Store) -> None:
+async def _leave(agent: Agent) -> None:
     try:
-        await asyncio.wait_for(agent.leave(), LEAVE_S)
+        async with asyncio.timeout(LEAVE_S):
+            await agent.leave()
     except TimeoutError:
         logger.warning("Redis does not answer: the key of this node expires by itself")
-    await store.close()
 
 
 async def _check_server(config: AgentConfig) -> None:
-    """Check the server once it is there; raise ConfigError."""
+    """Check Redis once it is there; the agent does it again when it begins to work."""
     store = Store(config.cluster, Keys(config.cluster.scheduler_topic, ""))
     try:
         while True:
             try:
-                for note in await store.check_server():
-                    logger.warning(note)
+                await store.check_server()
                 return
             except StoreError:
                 await asyncio.sleep(CHECK_PERIOD_S)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
@@ -20,6 +21,7 @@ from fastdeploy.scheduler.store import Store
 from fastdeploy.version import __version__
 
 LENGTHS_PERIOD = 4  # sync periods between looks at the lengths of the queues
+LOOK_S = 0.1  # between looks for another process with this node's id
 FORGET_PERIODS = 10  # expire periods without a key after which a name is forgotten
 NUM_FOREIGN_BEATS = 2  # in a row that find the record of another process, after which the node id is in use
 
@@ -48,6 +50,21 @@ class Membership:
         self._incarnations: set[int] = set()
         self._num_looks = self._num_foreign_beats = 0
         self._gone_since: dict[str, float] = {}
+
+    async def wait_alone(self) -> None:
+        """Wait until the key of a former process with this node's id has expired.
+
+        Raises:
+            ConfigError: that process is alive.
+            StoreError: Redis is away.
+        """
+        first = (await self._store.read_nodes()).get(self._node)
+        found = first
+        while first is not None and found is not None:
+            if found.count != first.count:
+                raise self._id_error()
+            await asyncio.sleep(LOOK_S)
+            found = (await self._store.read_nodes()).get(self._node)
 
     async def beat(self, states: NodeStates, stats: EngineStats) -> bool:
         """Write the heartbeat; return whether Redis has lost writes.
@@ -96,7 +113,10 @@ class Membership:
         is_foreign = old is not None and old.incarnation < min(self._incarnations)
         self._num_foreign_beats = self._num_foreign_beats + 1 if is_foreign else 0
         if self._num_foreign_beats >= NUM_FOREIGN_BEATS:
-            raise ConfigError("--node-id", f"another live node has the id {self._node!r}; ids must differ")
+            raise self._id_error()
+
+    def _id_error(self) -> ConfigError:
+        return ConfigError("--node-id", f"another live node has the id {self._node!r}; ids must differ")
 
     def _make_record(self, states: NodeStates, stats: EngineStats) -> NodeRecord:
         load = NodeLoad(

@@ -57,12 +57,12 @@ def test_a_prompt_is_handed_over_with_its_blocks(tmp_path: Path, redis: RedisSer
         await owner.enqueue(1, prompt=300)
         image = await owner.wait_handed(1)
         assert image is not None
-        assert (image.node, len(owner.tokens[1]), prefill.agent._make_stats().num_leased_slots) == ("p", 1, 5)
+        assert (image.node, len(owner.tokens[1]), prefill.agent.report().num_leased_slots) == ("p", 1, 5)
         await owner.enqueue(1, DECODE, leg=2, image=image, prompt=300)
         await owner.wait_ended(1)
         assert [message.node for message in owner.find(Claimed)] == ["p", "d"]
         await until(lambda: prefill.num_tickets == 0, "the image is released")  # by d
-        report = decode.agent._make_stats()
+        report = decode.agent.report()
         assert (report.transfer_failures, report.recomputed_tokens) == ({}, {})
         assert report.transferred_bytes == {"ipc": {"in": 5 * 2**16, "out": 0}}
         assert prefill.agent._make_stats().transferred_bytes == {"ipc": {"in": 0, "out": 5 * 2**16}}
@@ -82,7 +82,7 @@ def test_an_image_that_is_gone_is_computed_and_counted(tmp_path: Path, redis: Re
         await until(lambda: len(decode.agent._membership.records) == 1, "d sees that p has gone")
         await owner.enqueue(1, DECODE, leg=2, image=image, prompt=300)
         await owner.wait_ended(1)
-        report = decode.agent._make_stats()
+        report = decode.agent.report()
         assert (report.transfer_failures, report.recomputed_tokens) == ({"none": {"gone": 1}}, {"gone": 300})
 
     run(tmp_path, redis, test)
@@ -146,7 +146,7 @@ def test_an_agent_that_is_started_again_has_a_later_incarnation(tmp_path: Path, 
         await owner.enqueue(1, params={"max_tokens": 1500})
         await until(lambda: owner.tokens[1], "there are tokens")
         await node.kill()
-        again = await made.node("n", engine=node.thread)
+        again = await made.node("n", engine=node.thread, config_is_replacement=True)
         await until(lambda: not node.thread.engine.has_unfinished(), "the engine has aborted it")
         assert again.agent.states.incarnation > node.agent.states.incarnation
         await owner.enqueue(2)
@@ -164,7 +164,7 @@ def test_a_stream_goes_on_after_redis_was_away_and_emptied(tmp_path: Path, redis
         await until(lambda: owner.tokens[1], "there are tokens")
         await asyncio.to_thread(redis.kill)
         await until(lambda: not node.agent.is_redis_up, "the loss is noticed")
-        assert node.agent._make_stats().is_redis_up is False
+        assert node.agent.report().is_redis_up is False
         await asyncio.to_thread(redis.start)
         await owner.wait_ended(1, 150)
         await owner.enqueue(2)
@@ -192,7 +192,7 @@ def test_a_node_hands_over_in_waves_when_it_drains(tmp_path: Path, redis: RedisS
         for number in (1, 2, 3):
             await owner.wait_ended(number, 300)
         await until(lambda: leaving.num_tickets == 0, "the images are released")
-        report = leaving.agent._make_stats()
+        report = leaving.agent.report()
         assert (report.role, report.num_foreign, report.num_leased_slots) == ("draining", 0, 0)
         assert (report.num_slots, report.num_filling_slots) == (4, 0)
         assert leaving.agent._membership.records["a"].role is Role.DRAINING
@@ -208,7 +208,7 @@ def test_of_roles_asked_for_in_quick_succession_the_last_one_counts(tmp_path: Pa
             node.set_role(role)
             await until(lambda count=count: node.agent._num_role_changes == count, "the change is under way")
         await until(lambda: node.agent._num_role_changes == 0, "no change is under way")
-        assert node.agent._make_stats().role == "prefill"
+        assert node.agent.report().role == "prefill"
 
     run(tmp_path, redis, test)
 
@@ -227,14 +227,26 @@ def test_a_drain_without_time_hands_over_without_blocks(tmp_path: Path, redis: R
     run(tmp_path, redis, test)
 
 
-def test_of_two_nodes_with_one_id_the_second_ends(tmp_path: Path, redis: RedisServer) -> None:
+@pytest.mark.parametrize("is_replacement", [False, True])  # which is taken for one, but is none
+def test_of_two_nodes_with_one_id_the_second_ends(tmp_path: Path, redis: RedisServer, is_replacement: bool) -> None:
     async def test(made: Cluster) -> None:
-        first = await made.node("n")
-        second = await made.node("n", engine=(await made.node("other")).thread)
+        first, other = await made.node("n"), await made.node("other")
+        second = await made.node("n", engine=other.thread, config_is_replacement=is_replacement)
         await until(lambda: second.error is not None, "the second has ended")
         assert isinstance(second.error, ConfigError)
         assert str(second.error) == "--node-id: another live node has the id 'n'; ids must differ"
         assert first.error is None
+
+    run(tmp_path, redis, test)
+
+
+def test_a_node_waits_until_the_key_of_one_that_was_killed_has_expired(tmp_path: Path, redis: RedisServer) -> None:
+    async def test(made: Cluster) -> None:
+        node = await made.node("n")
+        await node.kill()
+        assert redis.execute("EXISTS", KEYS.node("n")) == 1
+        again = await made.node("n", engine=node.thread)
+        assert again.error is None
 
     run(tmp_path, redis, test)
 

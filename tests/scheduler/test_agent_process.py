@@ -26,9 +26,16 @@ EXPIRE_MS = 60_000  # a key that is gone was deleted
 
 
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture
+def redis(server: RedisServer) -> RedisServer:
+    """Return a Redis without keys of nodes that the tests before have killed."""
+    server.execute("FLUSHALL")
+    return server
 
 
 @contextlib.asynccontextmanager
