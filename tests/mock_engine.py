@@ -63,6 +63,7 @@ class MockEngine:
         self._handovers: list[Handover] = []  # without a transfer
         self._num_blocks = options.get("num_blocks", BLOCKS)
         self._step_tokens = config.scheduler.max_num_batched_tokens
+        self._max_num_seqs = config.scheduler.max_num_seqs
         self._stats = EngineStats(num_blocks=self._num_blocks, num_free_blocks=self._num_blocks)
         self.transfer: MockTransfer | None = None
         if config.hands_over:
@@ -167,6 +168,7 @@ class MockEngine:
             "model": "mock",
             "architecture": "Mock",
             "max_model_len": self.max_model_len,
+            "max_num_seqs": self._max_num_seqs,
             "kv_cache": {
                 "num_blocks": self._num_blocks,
                 "block_size": BLOCK_SIZE,

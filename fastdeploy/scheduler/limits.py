@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import Any
 
 from fastdeploy.config.cluster_config import LEAST_PERIOD_MS, ClusterConfig
@@ -35,8 +34,6 @@ def block_size_of(description: Mapping[str, Any]) -> int:
 
 def group_of(description: Mapping[str, Any]) -> str:
     """Return the digest of what decides the bits of an engine's texts."""
-    if "cluster" not in description:
-        return blake2b(repr(description["fingerprint"]).encode(), digest_size=8).hexdigest()
     return str(description["cluster"]["group"])
 
 

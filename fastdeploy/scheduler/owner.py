@@ -75,6 +75,7 @@ class ClusterScheduler:
         """
         self.name = f"{config.node_id}.{worker}.{secrets.token_hex(4)}"
         self._config, self._connection, self._metrics = config, connection, metrics
+        self._worker = worker
         self._server_seed = None if server_seed is None else choice_seed(server_seed, worker)
         self._num_arrivals = 0
         self._clients: dict[int, ClientRequest] = {}
@@ -158,9 +159,8 @@ class ClusterScheduler:
         store, members = Store(config, keys), Members(config.node_id)
         self._states = OwnerStates(self.name, config.node_id, limits, config.is_split, time.monotonic())
         self._placement = Placement(store, members, group, block_size_of(ready.description))
-        self._link = OwnerLink(
-            store, self.name, keys.owner_inbox(self.name), members, limits, self._handle, self._receive
-        )
+        inbox, is_quiet = keys.owner_inbox(self.name), self._worker > 0
+        self._link = OwnerLink(store, self.name, inbox, members, limits, self._handle, self._receive, is_quiet=is_quiet)
         self._calls = AbortCalls(self.name, store, self._link, self._abort_own)
         self._limits = limits
 

@@ -65,18 +65,21 @@ class OwnerLink:
         limits: Limits,
         on_event: Callable[[OwnerEvent], None],
         on_message: Callable[[ToOwner], None],
+        is_quiet: bool = False,
     ) -> None:
         """Prepare the traffic of the owner `name`, who reads the stream `inbox`.
 
         Args:
             on_event: told of what happened to Redis, of members, and of results of writes.
             on_message: told of every message that was read.
+            is_quiet: whether loss and return of Redis are not worth a line, because another owner of the node says so.
         """
         self.is_up = True
         self.members = members
         self._store, self._name, self._limits = store, name, limits
         self._on_event, self._on_message = on_event, on_message
         self._inbox = inbox
+        self._log_level = logging.DEBUG if is_quiet else logging.WARNING
         self._num_commands = 0  # that were taken
         self._heartbeat = Heartbeat()
         self._lost_at = 0.0
@@ -111,7 +114,8 @@ class OwnerLink:
         if self.is_up:
             self.is_up, self._lost_at = False, time.monotonic()
             self._up.clear()
-            logger.warning("Redis is away: %s; new requests run on this node", error)
+            if self._heartbeat.count:  # else: the server says so when it starts
+                logger.log(self._log_level, "Redis is away: %s; new requests run on this node", error)
             self._on_event(RedisLost())
 
     def take_num_commands(self) -> int:
@@ -175,7 +179,7 @@ class OwnerLink:
     def _return(self) -> None:
         """Take note that Redis answers again, or that it has lost writes."""
         if not self.is_up:
-            logger.info("Redis is back after %.1f s", time.monotonic() - self._lost_at)
+            logger.log(self._log_level, "Redis is back after %.1f s", time.monotonic() - self._lost_at)
         self.is_up, self._lost_data = True, False
         self._cursor, self._num_returns = _BEGIN, self._num_returns + 1
         self._on_event(RedisReturned())

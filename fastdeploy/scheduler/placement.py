@@ -62,4 +62,4 @@ def local_room(stats: EngineStats, description: Mapping[str, Any], num_legs: int
     """Return how many more requests an engine may take, given its latest counters and our own legs that it has."""
     if stats.num_free_blocks <= RESERVED_BLOCKS * stats.num_blocks:
         return 0
-    return max(0, int(description.get("max_num_seqs", 1)) - max(stats.num_running + stats.num_waiting, num_legs))
+    return max(0, int(description["max_num_seqs"]) - max(stats.num_running + stats.num_waiting, num_legs))

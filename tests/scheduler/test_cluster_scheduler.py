@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
@@ -202,7 +203,9 @@ def test_seeds_are_those_that_one_engine_draws_for_worker_0_and_others_for_worke
 # Redis goes away and comes back.
 
 
-def test_without_redis_new_requests_run_here_and_streams_wait_for_its_return(tmp_path: Path) -> None:
+def test_without_redis_new_requests_run_here_and_streams_wait_for_its_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with RedisServer(tmp_path) as redis:
         config = cluster_config(redis)
 
@@ -225,6 +228,8 @@ def test_without_redis_new_requests_run_here_and_streams_wait_for_its_return(tmp
                 assert engine.runs == {}
 
         asyncio.run(run())
+        lines = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert [line[:14] for line in lines] == ["Redis is away:", "Redis is back "]
 
 
 def test_streams_that_stand_still_without_redis_are_taken_over(tmp_path: Path) -> None:
