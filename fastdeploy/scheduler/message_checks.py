@@ -62,15 +62,22 @@ def _check_request(request: GenerationRequest) -> None:
 
 
 def _check_delta(delta: TokenDelta) -> None:
+    """Check the delta of a `Tokens`, of which there is one per step, choice and request: an index, tokens, sources."""
     num_tokens = len(delta.token_ids)
-    _check(0 <= delta.index < MAX_CHOICES, f"expected an index in [0, {MAX_CHOICES - 1}]")
-    _check(_are_token_ids(delta.token_ids), "expected token ids in the delta")
-    _check(delta.logprobs is None or len(delta.logprobs) == num_tokens, "expected log-probabilities of each token")
-    _check(delta.finish_reason in FINISH_REASONS, "expected another finish_reason")
-    _check((delta.error is not None) == (delta.finish_reason == "error"), "expected an error with its finish_reason")
-    steps = delta.sources_per_step()
-    _check(sum(count for count, _ in steps) == num_tokens, "expected steps of all tokens")
-    _check(all(len(sources) <= count for count, sources in steps), "expected at most one source per token")
+    if not 0 <= delta.index < MAX_CHOICES:
+        raise ValueError(f"expected an index in [0, {MAX_CHOICES - 1}]")
+    if not _are_token_ids(delta.token_ids):
+        raise ValueError("expected token ids in the delta")
+    if delta.logprobs is not None and len(delta.logprobs) != num_tokens:
+        raise ValueError("expected log-probabilities of each token")
+    if delta.finish_reason not in FINISH_REASONS:
+        raise ValueError("expected another finish_reason")
+    if (delta.error is not None) != (delta.finish_reason == "error"):
+        raise ValueError("expected an error with its finish_reason")
+    if delta.steps is not None and sum(count for count, _ in delta.steps) != num_tokens:
+        raise ValueError("expected steps of all tokens")
+    if any(len(sources) > count for count, sources in delta.sources_per_step()):
+        raise ValueError("expected at most one source per token")
 
 
 def _check_image(image: Image | None, sender: NodeMessage | Holding, leg: int) -> None:
