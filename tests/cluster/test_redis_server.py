@@ -19,7 +19,7 @@ def test_a_restarted_server_is_empty_without_persistence(tmp_path: Path) -> None
 
 
 def test_a_restarted_server_has_its_data_with_an_append_only_file(tmp_path: Path) -> None:
-    with RedisServer(tmp_path, appendonly="yes") as server:
+    with RedisServer(tmp_path, appendonly="yes", appendfsync="always") as server:
         server.execute("SET", "key", "value")
         server.restart()
         assert server.execute("GET", "key") == b"value"

@@ -282,7 +282,8 @@ def test_no_command_gets_the_answer_of_one_that_was_cancelled(tmp_path: Path) ->
             assert await store.find_prefixes([b"a", b"b"]) == [f"n{num_steps}", ""]
             if num_steps % 3 == 0:
                 await store.close()  # so that the next one has to connect
-        assert server.execute("INFO", "clients")["connected_clients"] <= 4
+        while server.execute("INFO", "clients")["connected_clients"] > 3:  # two of the store, and that of this command
+            await asyncio.sleep(0.01)
 
     with RedisServer(tmp_path) as server:
         run_with(server, scenario)
