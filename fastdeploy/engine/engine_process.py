@@ -47,7 +47,6 @@ def main() -> int:
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineConfig)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.set_hwm(0)  # no limit, since a ROUTER drops messages if a queue is full
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent that is started again has the identity of the former one
         socket.bind(args.address)
         clients = _wait_for_owner(socket)
         return _serve(config, args, socket, clients)

@@ -79,8 +79,10 @@ class EngineServer:
         self._in_flight: dict[str, _InFlight] = {}
         self._prepared = PreparedRequests(engine)
         self._peers = PeerArenas(engine.transfer, self._send)
+        self._is_clustered = engine.transfer is not None
         self._node: NodeStats | None = None
         self._role: messages.SetRole | None = None
+        self._agents = [client for client in clients if client.startswith(AGENT)]  # the newest is the last
         self._disconnected: set[bytes] = set()
         self._outbox = Outbox(self._send)
         self._stats_sent_s = 0.0
@@ -99,10 +101,8 @@ class EngineServer:
                     self._take_prepared()
                 if self._engine.has_unfinished():
                     self._emit(self._engine.step())
-                if self._engine.is_moving:
-                    self._send_handovers()
-                if self._peers.is_opening:
-                    self._peers.poll()
+                if self._is_clustered:
+                    self._poll_transfers()
         finally:
             self._outbox.send()
 
@@ -115,16 +115,14 @@ class EngineServer:
             self._socket.poll(PENDING_POLL_MS if is_pending else None)
         while not self._stopping and zmq.zmq_poll(self._polled, 0):
             client, payload = self._socket.recv_multipart()
-            message = messages.decode_to_engine(payload)
-            returns = client == AGENT and isinstance(message, messages.Hello)
-            if returns or client not in self._disconnected:  # last messages may arrive after `ClientDisconnected`
-                self._handle(client, message)
+            if client not in self._disconnected:  # its last messages may arrive after `ClientDisconnected`
+                self._handle(client, messages.decode_to_engine(payload))
 
     def _handle(self, client: bytes, message: messages.ToEngine) -> None:
         match message:
             case messages.AddRequest(request):
                 self._prepare(client, request, is_added=True)
-            case messages.AbortRequest(request_id):
+            case messages.AbortRequest(request_id) | messages.CancelPrepared(request_id):
                 self._abort(request_id)
             case messages.AbortMany(call_id, request_ids, salt_prefix):
                 self._abort_many(client, call_id, request_ids, salt_prefix)
@@ -139,11 +137,10 @@ class EngineServer:
 
     def _handle_cluster(self, client: bytes, message: messages.ToEngine) -> None:
         """Handle a message about requests and blocks that move between nodes."""
+        self._is_clustered = True
         match message:
             case messages.Prepare(request):
                 self._prepare(client, request, is_added=False)
-            case messages.CancelPrepared(request_id):
-                self._prepared.remove(request_id)
             case messages.HandOver(request_id, export_slots):
                 self._hand_over(client, request_id, export_slots)
             case messages.AttachArena(name, path):
@@ -152,19 +149,18 @@ class EngineServer:
                 self._peers.detach(name)
             case messages.SetRole():
                 self._role = message
-                self._send(AGENT, message)
+                for agent in self._agents[-1:]:
+                    self._send(agent, message)
             case messages.AgentReport(stats):
                 self._node = stats
 
     def _connect(self, client: bytes) -> None:
-        if client == AGENT:  # the former agent may have died without a word
-            if client in self._clients:
-                self._disconnect_client(client)
-            self._disconnected.discard(client)
         self._clients.add(client)
         self._send(client, self._ready())
-        if client == AGENT and self._role is not None:
-            self._send(client, self._role)
+        if client.startswith(AGENT):
+            self._agents.append(client)
+            if self._role is not None:
+                self._send(client, self._role)
 
     def _prepare(self, client: bytes, request: GenerationRequest, is_added: bool) -> None:
         """Prepare a request, and add it now or when it is prepared, so that steps wait for no compiler and no copy."""
@@ -209,6 +205,12 @@ class EngineServer:
             is_known = self._engine.hand_over(request_id)
         if not is_known and request_id not in self._in_flight:
             self._send(client, messages.HandedOver(request_id, None))
+
+    def _poll_transfers(self) -> None:
+        if self._engine.is_moving:
+            self._send_handovers()
+        if self._peers.is_opening:
+            self._peers.poll()
 
     def _send_handovers(self) -> None:
         """Send the requests that the engine has given up, behind all of their deltas."""
@@ -262,6 +264,9 @@ class EngineServer:
             if prepared.client == client:
                 self._prepared.remove(prepared.request.request_id)
         self._peers.disconnect(client)
+        if client in self._agents:
+            self._agents.remove(client)
+            self._node = None  # what it said no longer holds
         aborted = [request_id for request_id, entry in self._in_flight.items() if entry.client == client]
         logger.warning("connection %s is closed; %d requests are aborted", client.decode(), len(aborted))
         self._outbox.discard(client)
@@ -269,8 +274,6 @@ class EngineServer:
             self._in_flight[request_id].client = None
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
-        if client == AGENT:
-            self._node = None  # what it said no longer holds
         self._disconnected.add(client)
 
     def _emit(self, deltas: list[TokenDelta]) -> None:

@@ -23,8 +23,13 @@ from fastdeploy.metrics.logs import engine_line
 DEFAULT_FACTORY = "fastdeploy.engine.engine_factory:make_engine"
 MODULE = "fastdeploy.engine.engine_process"
 OWNER = b"owner"  # connection identity of the process that started the engine
-AGENT = b"agent"  # of the agent, which connects again under this identity when it is started again
+AGENT = b"agent."  # beginning of the connection identities of agents
 NUM_TAIL_LINES = 40
+
+
+def agent_identity(process_id: int) -> bytes:
+    """Return the connection identity of an agent, which differs from that of the agent before it."""
+    return AGENT + str(process_id).encode()
 
 
 class ChildProcess:
@@ -79,6 +84,12 @@ class ChildProcess:
     def is_running(self) -> bool:
         """Return whether the process has started and not ended."""
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def process_id(self) -> int:
+        """Return its process id, also after its end."""
+        assert self._process is not None
+        return self._process.pid
 
     def write_stacks(self) -> None:
         """Let the process write the stacks of all its threads to its log; a stopped process does when it continues."""

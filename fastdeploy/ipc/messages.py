@@ -37,7 +37,7 @@ class Prepare(Message):
 
 
 class CancelPrepared(Message):
-    """Agent: a prepared request will not be added; release what was imported for it."""
+    """Agent: a prepared request will not be added; release what was imported for it. One that was added is aborted."""
 
     request_id: str
 

@@ -72,10 +72,11 @@ class KVCacheManager:
 
     def count_lookup(self, request: Request) -> None:
         """Count the prefix hits of a request that was admitted."""
+        num_hit, metrics = request.num_computed, request.metrics
+        if metrics.num_preemptions == 0:
+            num_hit = metrics.num_cached_tokens = max(0, num_hit - metrics.num_transferred_tokens)
         self.num_lookup_tokens += request.num_tokens
-        self.num_hit_tokens += request.num_computed
-        if request.metrics.num_preemptions == 0:
-            request.metrics.num_cached_tokens = request.num_computed
+        self.num_hit_tokens += num_hit
 
     def can_hold(self, request: Request) -> bool:
         """Return whether the free blocks suffice for all tokens of the request, and for its draft."""

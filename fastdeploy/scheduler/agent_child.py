@@ -18,7 +18,7 @@ from fastdeploy.core.child_command import child_command
 from fastdeploy.core.errors import ConfigError, EngineDeadError
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import AGENT, ChildProcess
+from fastdeploy.ipc.child import ChildProcess, agent_identity
 from fastdeploy.scheduler.agent_config import AgentConfig
 from fastdeploy.scheduler.request_states import Role
 
@@ -138,7 +138,7 @@ class AgentChild:
             status = await self._child.wait()
             if self._is_stopping:
                 return
-            self._client.disconnect_client(AGENT)
+            self._client.disconnect_client(agent_identity(self._child.process_id))
             if status == BAD_CONFIG:
                 field, message = msgspec.json.decode(self._child.tail[-1], type=tuple[str, str])
                 self.refused.set_result(ConfigError(field, message))

@@ -17,7 +17,6 @@ from fastdeploy.core.handover import KVImage
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.stats import EngineStats, NodeStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import AGENT
 from fastdeploy.ipc.engine_socket import EngineSocket
 from fastdeploy.ipc.merge import join_delta, join_tokens
 from fastdeploy.kv_cache.connectors.base import TransferError
@@ -54,11 +53,12 @@ class AgentEngine:
         on_ended: called with a leg whose text has ended here.
     """
 
-    def __init__(self, address: str, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, address: str, identity: bytes, on_lost: Callable[[str], None]) -> None:
         """Create the client.
 
         Args:
             address: ZeroMQ address of the engine.
+            identity: of this agent (`agent_identity`), which no other one has or had.
             on_lost: called with the reason if nothing more can be received.
         """
         self.ready: messages.Ready | None = None
@@ -74,7 +74,7 @@ class AgentEngine:
         self._started: asyncio.Future[None] | None = None
         self.on_events: Callable[[Sequence[NodeEvent]], None] = _ignore
         self.on_ended: Callable[[Leg], None] = _ignore
-        self._socket = EngineSocket(address, AGENT, self._on_message, on_lost)
+        self._socket = EngineSocket(address, identity, self._on_message, on_lost)
 
     async def start(self) -> messages.Ready:
         """Connect and wait until the model is loaded."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from fastdeploy.config.env import read_env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import die_with_parent, write_stacks_on_signal
+from fastdeploy.ipc.child import agent_identity
 from fastdeploy.kv_cache.arena_socket import arena_file
 from fastdeploy.kv_cache.connectors.base import Connector, Host
 from fastdeploy.kv_cache.connectors.ipc import IpcConnector, this_host
@@ -64,7 +66,7 @@ async def _run(config: AgentConfig, address: str) -> int:
         lost.append(reason)
         stop.set()
 
-    engine = AgentEngine(address, on_lost)
+    engine = AgentEngine(address, agent_identity(os.getpid()), on_lost)
     working, stopped = asyncio.create_task(_work(config, engine, address)), asyncio.create_task(stop.wait())
     await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

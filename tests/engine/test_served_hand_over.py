@@ -16,10 +16,9 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import AGENT
 from tests.exactness.engines import Texts, config
 from tests.exactness.requests import join, make_requests, run_alone
-from tests.ipc.served_engines import ServedEngine, served
+from tests.ipc.served_engines import FIRST_AGENT, SECOND_AGENT, ServedEngine, served
 
 SLOTS_PER_REQUEST = 16
 
@@ -113,6 +112,8 @@ def test_prompts_are_computed_by_one_server_and_continued_by_another(
     nodes[1].agent.send(messages.HandOver("nobody", []))
     nodes[1].agent.expect(messages.HandedOver)
     stats = nodes[1].agent.stats.stats
+    assert stats.num_prefix_hit_tokens + stats.num_imported_tokens <= stats.num_prefix_lookup_tokens
+    assert stats.num_prefix_hit_tokens < 200, "imported tokens are no prefix hits"
     assert stats.num_imported_tokens >= sum(len(request.prompt_token_ids) - 1 for request in requests) // 2
     assert stats.num_failed_blocks == {}
 
@@ -143,10 +144,9 @@ def test_agents_that_die_leave_nothing_behind(
         if isinstance(message, messages.HandedOver) and message.handover is not None:
             request = next(one for one in requests if one.request_id == message.request_id)
             nodes[1].agent.send(messages.Prepare(continued(request, message.handover)))
-    nodes[0].connect(b"api").send(messages.ClientDisconnected(AGENT))
-    nodes[1].connect(b"api").send(messages.ClientDisconnected(AGENT))
     for node in nodes:
-        node.agent = node.connect(AGENT)
+        node.connect(b"api").send(messages.ClientDisconnected(FIRST_AGENT))
+        node.agent = node.connect(SECOND_AGENT)
     nodes[1].agent.send(messages.AttachArena("first", nodes[0].arena_path))
     nodes[1].agent.expect(messages.ArenaAttached)
     while any(node.server._in_flight for node in nodes):

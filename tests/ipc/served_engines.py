@@ -19,11 +19,12 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.engine.engine_server import EngineLike, EngineServer
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import AGENT
+from fastdeploy.ipc.child import agent_identity
 from fastdeploy.kv_cache.arena_socket import serve_arena
 from tests.mock_engine import MockEngine, make_engine, save_mock_model
 
 WAIT_MS = 30_000
+FIRST_AGENT, SECOND_AGENT = agent_identity(1), agent_identity(2)
 M = TypeVar("M", bound=messages.Message)
 
 
@@ -89,7 +90,7 @@ class ServedEngine:
     """An engine whose server runs in a thread.
 
     Attributes:
-        agent: connected under the agent's identity.
+        agent: connected as FIRST_AGENT.
         arena_path: where its arena is served, if it has one.
     """
 
@@ -97,7 +98,6 @@ class ServedEngine:
         self.engine, self.arena_path = engine, str(folder / f"{name}.arena")
         self._context, self._address = context, f"ipc://{folder}/{name}.socket"
         self._router = context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._router.bind(self._address)
         if engine.transfer is not None:
             serve_arena(engine.transfer.arena, self.arena_path)
@@ -106,7 +106,7 @@ class ServedEngine:
         self._thread.start()
         self._sockets = [self._router]
         self._last = self.connect(b"last")
-        self.agent = self.connect(AGENT)
+        self.agent = self.connect(FIRST_AGENT)
 
     def connect(self, identity: bytes) -> Client:
         """Return a new client, which the engine has greeted."""

@@ -13,8 +13,7 @@ from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.handover import Handover, KVImage
 from fastdeploy.core.stats import NodeStats
 from fastdeploy.ipc import messages
-from fastdeploy.ipc.child import AGENT
-from tests.ipc.served_engines import ServedEngine, mock_engine, request, served
+from tests.ipc.served_engines import FIRST_AGENT, SECOND_AGENT, Client, ServedEngine, mock_engine, request, served
 
 SLOTS = [3, 5, 7, 9]
 
@@ -132,6 +131,8 @@ def test_prepared_requests_are_cancelled_aborted_and_refused_if_their_id_is_in_u
         node.agent.expect(messages.Deltas)
         node.agent.send(messages.Prepare(request()))
         assert node.agent.receive() == in_use
+        node.agent.send(messages.AddRequest(request("added", max_tokens=9)), messages.CancelPrepared("added"))
+        assert node.agent.finish("added").finish_reason == "abort"
         node.agent.send(messages.AbortMany(1, None, ""))
         assert node.agent.finish("r").finish_reason == "abort"
         assert node.agent.expect(messages.Aborted) == messages.Aborted(1, [("r", 1)])
@@ -149,7 +150,10 @@ def test_what_an_agent_has_prepared_runs_and_hands_over_ends_with_it(tmp_path: P
         node.agent.send(messages.HandOver("leaves", []))
         while not engine.is_moving:
             time.sleep(0.001)
-        again = node.connect(AGENT)
+        again = node.connect(SECOND_AGENT)
+        node.connect(b"owner").send(messages.ClientDisconnected(FIRST_AGENT))
+        while node.server._clients >= {FIRST_AGENT}:
+            time.sleep(0.001)
         again.send(messages.AddRequest(request("leaves", max_tokens=1)), messages.AttachArena("first", "/nowhere"))
         assert again.expect(messages.Rejected).message == "'leaves' is in flight already"
         assert again.expect(messages.ArenaAttached).error == "/nowhere: [Errno 2] No such file or directory"
@@ -167,17 +171,27 @@ def test_what_an_agent_has_prepared_runs_and_hands_over_ends_with_it(tmp_path: P
         ]
 
 
+def reported(client: Client) -> NodeStats | None:
+    """Return what the engine's statistics say of the agent, after all that the client has sent."""
+    for _ in range(2):  # they follow the answer
+        client.send(messages.HandOver("gone", []))
+        client.receive()
+    return client.stats.stats.node
+
+
 def test_the_agents_report_goes_to_all_clients_and_a_role_to_the_agent(tmp_path: Path) -> None:
     with served(tmp_path, mock_engine(tmp_path / "m")) as [node]:
         api = node.connect(b"api")
         node.agent.send(messages.AgentReport(NodeStats(node="n1", role="decode")))
         api.send(messages.SetRole("draining"))
         assert node.agent.receive() == messages.SetRole("draining")
-        api.send(messages.HandOver("gone", []))
-        api.receive()
-        assert api.stats.stats.node == NodeStats(node="n1", role="decode")
-        again = node.connect(AGENT)
+        assert reported(api) == NodeStats(node="n1", role="decode")
+        again = node.connect(SECOND_AGENT)
         assert again.receive() == messages.SetRole("draining"), "a new agent is told the role that was set last"
+        api.send(messages.SetRole("mixed"))
+        assert again.receive() == messages.SetRole("mixed")
+        api.send(messages.ClientDisconnected(FIRST_AGENT))
+        assert reported(api) is None, "what the former agent has reported is no longer so"
 
 
 def test_slots_that_do_not_exist_or_twice_give_no_image(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.engine.engine_server import EngineServer
 from fastdeploy.ipc import messages
+from fastdeploy.ipc.child import agent_identity
 from fastdeploy.kv_cache.arena_socket import arena_file, serve_arena
 from fastdeploy.scheduler.agent import Agent
 from fastdeploy.scheduler.agent_config import AgentConfig
@@ -44,6 +46,7 @@ from tests.cluster.redis_server import RedisServer
 from tests.mock_engine import MockEngine, next_token, save_mock_model
 
 KEYS = Keys("default", "mock")
+AGENT_NUMBERS = itertools.count(1)  # all in one process
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
@@ -87,7 +90,6 @@ class EngineThread:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.bind(self.address)
         self._thread = threading.Thread(target=EngineServer(self.engine, self._socket, set()).run, daemon=True)
         self._thread.start()
@@ -130,7 +132,8 @@ class Node:
         self._has_ended = False
 
     async def start(self) -> None:
-        self._engine = AgentEngine(self.thread.address, self._fail)
+        self._identity = agent_identity(next(AGENT_NUMBERS))
+        self._engine = AgentEngine(self.thread.address, self._identity, self._fail)
         await self._engine.start()
         self.agent, self._store = make_agent(self._config, self._engine, self.thread.address)
         self._task = asyncio.create_task(self._run())
@@ -151,6 +154,7 @@ class Node:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._engine.close()
+        self.thread.send(messages.ClientDisconnected(self._identity))
         await self._store.close()
 
     @property

@@ -47,7 +47,7 @@ class ScriptedEngine:
         self.batches: list[list[NodeEvent]] = []
         self.ended: list[Leg] = []
         self.lost: list[str] = []
-        self.agent = AgentEngine(address, self.lost.append)
+        self.agent = AgentEngine(address, b"agent", self.lost.append)
         self.agent.on_events = self._on_events
         self.agent.on_ended = self.ended.append
 
