@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from fastdeploy.core.faults import POINTS, Fault, arm
 
 BATCH_POINTS = ("propose", "observe", "run")
-CLUSTER_POINTS = tuple(point for point in POINTS if point.startswith("agent_"))
+CLUSTER_POINTS = tuple(point for point in POINTS if point.startswith(("agent_", "owner_")))
 API_POINTS = ("parse", "tokenise", "build", "detokenise")
 
 

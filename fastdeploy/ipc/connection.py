@@ -142,9 +142,9 @@ class EngineConnection:
         """
         if self.dead_error is not None:
             raise self.dead_error
+        self._send(messages.AddRequest(request))
         stream.drops_itself = True
         self._streams[request.request_id] = stream
-        self._send(messages.AddRequest(request))
 
     def abort(self, request_id: str) -> bool:
         """Abort a request; its stream ends with finish_reason abort. Return whether it was in flight."""

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from fastdeploy.core.errors import EngineDeadError, FastDeployError, InvalidRequestError, QueueFullError
+from fastdeploy.core.errors import (
+    EngineDeadError,
+    FastDeployError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestFailedError,
+)
 from fastdeploy.core.outputs import ErrorInfo, TokenDelta
 from fastdeploy.ipc.connection import EngineConnection
 from fastdeploy.ipc.streams import DeltaStream
 from fastdeploy.scheduler.owned_request import LOCAL_CLAIMANT
 from fastdeploy.scheduler.request_states import Refused, Ticket, Tokens, leg_id
+
+logger = logging.getLogger("fastdeploy.cluster")
 
 OnMessage = Callable[[Tokens | Refused], None]
 
@@ -37,6 +46,9 @@ class LocalLegs:
             self._connection.run(request, leg)
         except EngineDeadError:
             self._drop(request.request_id)
+        except Exception:
+            logger.exception("request %s cannot be given to the engine", ticket.request.request_id)
+            leg.fail(RequestFailedError("internal error"))
 
     def abort(self, owner: str, number: int, leg: int) -> None:
         """End a leg; nothing comes back of it any more."""

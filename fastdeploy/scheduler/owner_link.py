@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from fastdeploy.core.faults import fault_point
 from fastdeploy.scheduler.liveness import Heartbeat
 from fastdeploy.scheduler.members import Members
 from fastdeploy.scheduler.messages import BadMessageError, ToOwner, decode_to_owner
@@ -165,6 +166,7 @@ class OwnerLink:
     async def _sync_once(self) -> None:
         """Renew this owner's key, notice what Redis has lost, and look which nodes live."""
         store, is_first = self._store, self._heartbeat.count == 0
+        fault_point("owner_beat")
         beat = await store.beat_owner(self._name, self._heartbeat.next_count(), self._limits.expire_s)
         echo = None if beat.old_value is None else int(beat.old_value)
         has_lost = self._heartbeat.lost_writes(echo, beat.server, beat.has_streams) or self._lost_data
@@ -195,6 +197,8 @@ class OwnerLink:
     async def _read_once(self) -> None:
         num_returns = self._num_returns
         entries = await self._store.read_inbox(self._inbox, self._cursor, BLOCK_S)
+        if entries:
+            fault_point("owner_receive")
         for _, payload in entries:
             self._receive(payload)
         if entries and num_returns == self._num_returns:  # else: read from the beginning
@@ -223,7 +227,11 @@ class OwnerLink:
         while True:
             await self._has_writes.wait()
             self._has_writes.clear()
-            await self._write_all()
+            try:
+                await self._write_all()
+            except Exception:
+                self._lost_data = True  # an audit finds out what was not written
+                raise
 
     async def _write_all(self) -> None:
         async with self._writing:
@@ -245,17 +253,21 @@ class OwnerLink:
 
     async def _enqueue(self, action: Enqueue) -> None:
         """Write a ticket; whether an attempt that failed has written it is for the next audit to find out."""
-        ticket, has_failed = action.ticket, not self.is_up
-        if not has_failed:
+        ticket, is_written = action.ticket, False
+        if self.is_up:
             try:
+                fault_point("owner_enqueue", ticket.request.request_id)
                 entry = await self._store.enqueue(ticket, action.hint)
                 self._entries.setdefault(ticket.number, {}).setdefault(ticket.leg, []).append(entry)
+                is_written = True
+                fault_point("owner_enqueued", ticket.request.request_id)
             except GroupMissingError:
-                self._lost_data = has_failed = True
+                self._lost_data = True
             except StoreError as error:
-                has_failed = True
                 self.lose(error)
-        if has_failed:
+            except Exception:  # such as a text that cannot be encoded, which concerns this request alone
+                logger.exception("the ticket of request %s cannot be written", ticket.request.request_id)
+        if not is_written:
             self._on_event(EnqueueFailed(ticket.number, ticket.leg))
 
     async def _write(self, kind: type[Write], actions: Sequence[Any]) -> None:
@@ -285,6 +297,7 @@ class OwnerLink:
 
     async def _audit(self, count: int) -> None:
         """List the tickets of this owner in all queues."""
+        fault_point("owner_audit")
         found = await self._store.find_tickets(self._name)
         self._entries.clear()
         for entry, ticket, _ in found:

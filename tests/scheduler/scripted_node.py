@@ -88,6 +88,7 @@ class FakeConnection:
     def run(self, request: GenerationRequest, stream: DeltaStream) -> None:
         if self.dead_error is not None:
             raise self.dead_error
+        engine_messages.encode(engine_messages.AddRequest(request))
         self.runs[request.request_id] = request, stream
 
     def abort(self, request_id: str) -> bool:

@@ -149,6 +149,24 @@ def test_a_fault_of_this_node_s_engine_ends_every_choice(redis: RedisServer) -> 
     asyncio.run(run())
 
 
+def test_a_request_that_cannot_be_written_fails_alone(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    config = cluster_config(redis)
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n") as node, owner(config) as (scheduler, engine):
+            bad = Client(scheduler, request("bad", cache_salt="\ud800"))
+            good = Client(scheduler, request("good", max_tokens=1))
+            ticket = await node.claim()
+            await node.send(ticket, node.tokens(ticket, 0, 5, finish="length"))
+            assert await good.end() == [5]
+            await bad.end()
+            assert bad.deltas[-1].error == ErrorInfo("internal_error", "internal error")
+            assert engine.runs == {}
+
+    asyncio.run(run())
+    assert "the ticket of request bad cannot be written" in caplog.text
+
+
 def test_a_client_that_does_not_read_loses_its_request(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner_module, "MAX_UNREAD", 4)
 
