@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
@@ -16,14 +17,17 @@ from fastdeploy.scheduler.liveness import Heartbeat
 from fastdeploy.scheduler.messages import BadMessageError, NodeLoad, NodeRecord, decode_record
 from fastdeploy.scheduler.node_events import OwnersLooked
 from fastdeploy.scheduler.node_states import NodeStates
-from fastdeploy.scheduler.request_states import Limits, Looked, Member, Stage
+from fastdeploy.scheduler.request_states import Limits, Looked, Member, Role, Stage
 from fastdeploy.scheduler.store import Store
 from fastdeploy.version import __version__
 
 LENGTHS_PERIOD = 4  # sync periods between looks at the lengths of the queues
 LOOK_S = 0.1  # between looks for another process with this node's id
 FORGET_PERIODS = 10  # expire periods without a key after which a name is forgotten
+OTHER_KIND = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 NUM_FOREIGN_BEATS = 2  # in a row that find the record of another process, after which the node id is in use
+
+logger = logging.getLogger("fastdeploy.agent")
 
 
 class Membership:
@@ -50,6 +54,8 @@ class Membership:
         self._incarnations: set[int] = set()
         self._num_looks = self._num_foreign_beats = 0
         self._gone_since: dict[str, float] = {}
+        self._missing_since = 0.0  # time since which no node of the other kind was seen; 0.0: there is one
+        self._has_warned = False  # of that
 
     async def wait_alone(self) -> None:
         """Wait until the key of a former process with this node's id has expired.
@@ -94,8 +100,21 @@ class Membership:
             lengths = await self._store.queue_lengths()
             self.queue_length = {stage.value: length for stage, length in lengths.items()}
         self._num_looks += 1
+        self._warn_of_missing_kind(states.role, time.monotonic())
         await self._forget(time.monotonic())
         return Looked(members), OwnersLooked(owners & {*listed, *self.owners, *states.owners})
+
+    def _warn_of_missing_kind(self, role: Role, now_s: float) -> None:
+        """Say once that this node does the work of nodes of the other kind, because none has lived for a while."""
+        other = OTHER_KIND.get(role)
+        roles = {record.role for record in self.records.values()}
+        if other is None or roles & {other, Role.MIXED}:
+            self._missing_since, self._has_warned = 0.0, False
+            return
+        self._missing_since = self._missing_since or now_s
+        if not self._has_warned and now_s - self._missing_since > self._expire_s:
+            self._has_warned = True
+            logger.warning("no %s node lives: this %s node does its work as well", other.value, role.value)
 
     async def _forget(self, now_s: float) -> None:
         nodes, owners = (self._store.gone_names.get(names, []) for names in (self._keys.nodes, self._keys.owners))

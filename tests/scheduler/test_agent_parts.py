@@ -12,12 +12,14 @@ from fastdeploy.core.handover import KVImage
 from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.stats import EngineStats
-from fastdeploy.kv_cache.connectors.base import TransferError
+from fastdeploy.kv_cache.connectors.base import Host, TransferError
 from fastdeploy.scheduler.agent_engine import decode_image, encode_image
 from fastdeploy.scheduler.agent_legs import load_of, make_leg, make_request
 from fastdeploy.scheduler.agent_rooms import Load, Rooms
 from fastdeploy.scheduler.agent_slots import Slots
-from fastdeploy.scheduler.request_states import Image, Stage, Ticket
+from fastdeploy.scheduler.membership import Membership
+from fastdeploy.scheduler.messages import NodeRecord
+from fastdeploy.scheduler.request_states import Image, Limits, Role, Stage, Ticket
 
 ONE, TWO = ("o", 1, 1), ("o", 2, 1)
 
@@ -107,3 +109,26 @@ def test_an_image_travels_as_bytes() -> None:
     assert decode_image(encode_image(image)) == image
     with pytest.raises(TransferError, match="the image cannot be read"):
         decode_image(b"\x93\x01")
+
+
+def test_a_node_that_does_the_work_of_the_other_kind_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    def record(role: Role) -> NodeRecord:
+        return NodeRecord(1, 1, role, "g", Host("boot", "net", 0))
+
+    membership = Membership("d", record(Role.DECODE), Limits(expire_s=3.0), None, None)  # type: ignore[arg-type]
+
+    def look(now_s: float, *others: Role, role: Role = Role.DECODE) -> list[str]:
+        caplog.clear()
+        membership.records = {str(i): record(one) for i, one in enumerate((role, *others))}
+        membership._warn_of_missing_kind(role, now_s)
+        return caplog.messages
+
+    warning = ["no prefill node lives: this decode node does its work as well"]
+    assert [look(now_s, Role.DECODE) for now_s in (10.0, 13.0, 13.5, 20.0)] == [[], [], warning, []]
+    assert [look(now_s, Role.MIXED) for now_s in (21.0, 30.0)] == [[], []]
+    assert [look(now_s, Role.DRAINING) for now_s in (31.0, 34.5)] == [[], warning]
+    assert [look(now_s, role=Role.MIXED) for now_s in (35.0, 40.0)] == [[], []]
+    assert [look(now_s, role=Role.PREFILL) for now_s in (41.0, 44.5)] == [
+        [],
+        ["no decode node lives: this prefill node does its work as well"],
+    ]
