@@ -65,7 +65,7 @@ def test_a_prompt_is_handed_over_with_its_blocks(tmp_path: Path, redis: RedisSer
         report = decode.agent.report()
         assert (report.transfer_failures, report.recomputed_tokens) == ({}, {})
         assert report.transferred_bytes == {"ipc": {"in": 5 * 2**16, "out": 0}}
-        assert prefill.agent._make_stats().transferred_bytes == {"ipc": {"in": 0, "out": 5 * 2**16}}
+        assert prefill.agent.report().transferred_bytes == {"ipc": {"in": 0, "out": 5 * 2**16}}
         assert (report.transfer_s["ipc"][1], decode.thread.engine.stats().num_imported_tokens) == (1, 300)
         assert prefill.agent._engine.num_free_slots == 64
 
@@ -135,7 +135,7 @@ def test_the_requests_of_an_owner_that_died_are_aborted(tmp_path: Path, redis: R
         await until(lambda: owner.tokens[1], "there are tokens")
         await owner.stop()
         await until(lambda: not node.thread.engine.has_unfinished(), "the engine has aborted it")
-        assert (node.num_tickets, node.agent._make_stats().num_orphaned) == (0, 1)
+        assert (node.num_tickets, node.agent.report().num_orphaned) == (0, 1)
 
     run(tmp_path, redis, test)
 
