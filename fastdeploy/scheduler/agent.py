@@ -34,7 +34,6 @@ from fastdeploy.scheduler.limits import limits_of
 from fastdeploy.scheduler.membership import Membership
 from fastdeploy.scheduler.messages import BadMessageError, NodeRecord, decode_to_node
 from fastdeploy.scheduler.node_events import (
-    EngineHandedOver,
     Fetch,
     Fetched,
     FreeImage,
@@ -114,6 +113,7 @@ class Agent:
         self._changed, self._up, self._sync_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._writer = StoreWriter(store, keys, self._node, self._limits.expire_s, self)
         engine.on_events, engine.on_ended = self._on_engine, self._note_prefixes
+        engine.on_handed_over = self._transfers.count_handed_over
 
     async def run(self) -> None:
         """Work until the task is cancelled.
@@ -152,12 +152,9 @@ class Agent:
     def _on_engine(self, events: Sequence[NodeEvent]) -> None:
         """Take what the engine says."""
         for event in events:
-            match event:
-                case EngineHandedOver(num_slots=num_slots):
-                    self._transfers.count_exported(num_slots)
-                case SetRole(role):
-                    self._asked_role = role
-                    self._start_task(self._change_role(role))
+            if isinstance(event, SetRole):
+                self._asked_role = event.role
+                self._start_task(self._change_role(event.role))
         self.handle_all([event for event in events if not isinstance(event, SetRole)])
 
     def _do(self, action: NodeAction) -> None:

@@ -51,6 +51,7 @@ class AgentEngine:
         handover_s: seconds from the decision to hand over until the image was ready, and their number.
         on_events: called with what the state machine is to be told.
         on_ended: called with a leg whose text has ended here.
+        on_handed_over: called with a leg that the engine has given up, and its image, if there is one.
     """
 
     def __init__(self, address: str, identity: bytes, on_lost: Callable[[str], None]) -> None:
@@ -74,6 +75,7 @@ class AgentEngine:
         self._started: asyncio.Future[None] | None = None
         self.on_events: Callable[[Sequence[NodeEvent]], None] = _ignore
         self.on_ended: Callable[[Leg], None] = _ignore
+        self.on_handed_over: Callable[[Leg, KVImage | None], None] = _ignore
         self._socket = EngineSocket(address, identity, self._on_message, on_lost)
 
     async def start(self) -> messages.Ready:
@@ -291,6 +293,7 @@ class AgentEngine:
         image = None if handover is None else handover.image
         slots = [] if image is None else image.slots
         self._slots.keep(leg.run, slots)
+        self.on_handed_over(leg, image)
         content = encode_image(image) if image is not None and slots else None
         num_cached_tokens = 0 if handover is None else handover.num_cached_tokens
         self.on_events([EngineHandedOver(leg.key, leg.ticket.leg, content, len(slots), num_cached_tokens)])
@@ -325,7 +328,7 @@ class AgentEngine:
         self.on_events(events)
 
 
-def _ignore(_: object) -> None:
+def _ignore(*_: object) -> None:
     """Do nothing, as long as there is no agent."""
 
 

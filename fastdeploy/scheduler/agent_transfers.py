@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.handover import KVImage
 from fastdeploy.kv_cache.connectors.base import Connector, TransferError
 from fastdeploy.scheduler.agent_engine import AgentEngine, decode_image
-from fastdeploy.scheduler.agent_legs import make_request
+from fastdeploy.scheduler.agent_legs import Leg, make_request
 from fastdeploy.scheduler.messages import NodeRecord
 from fastdeploy.scheduler.request_states import Image, Ticket
 
@@ -98,10 +99,13 @@ class Transfers:
         self._num_failures = defaultdict(int, {p: n for p, n in self._num_failures.items() if p in peers})
         self._skipped_until = {peer: until for peer, until in self._skipped_until.items() if peer in peers}
 
-    def count_exported(self, num_slots: int) -> None:
-        """Count the bytes of an image that this node has made."""
-        for connector in self._connectors[:1]:
-            self.transferred_bytes[connector.name]["out"] += num_slots * self._slot_bytes
+    def count_handed_over(self, leg: Leg, image: KVImage | None) -> None:
+        """Count the bytes of an image that this node has made, and the computed tokens that are not in it."""
+        if image is not None:
+            for connector in self._connectors[:1]:
+                self.transferred_bytes[connector.name]["out"] += len(image.slots) * self._slot_bytes
+        if leg.has_tokens:  # so that all of its context is computed but the last token
+            self._count_recomputed("no_slots", leg.num_context_tokens - 1 - (image.num_tokens if image else 0))
 
     def _check(self, image: Image, record: NodeRecord | None) -> NodeRecord:
         """Return the record of the node that keeps an image, if its slots can be read here."""
