@@ -17,7 +17,7 @@ from fastdeploy.scheduler.liveness import Heartbeat
 from fastdeploy.scheduler.messages import BadMessageError, NodeLoad, NodeRecord, decode_record
 from fastdeploy.scheduler.node_events import OwnersLooked
 from fastdeploy.scheduler.node_states import NodeStates
-from fastdeploy.scheduler.request_states import Limits, Looked, Member, Role, Stage
+from fastdeploy.scheduler.request_states import Limits, Looked, Member, Role
 from fastdeploy.scheduler.store import Store
 from fastdeploy.version import __version__
 
@@ -81,8 +81,7 @@ class Membership:
         """
         fault_point("agent_beat")
         self._incarnations.add(states.incarnation)
-        streams = [self._keys.node_inbox(self._node)]
-        streams += [self._keys.queue(stage, hint) for stage in Stage for hint in ("", self._node)]
+        streams = [self._keys.node_inbox(self._node), *self._store.queues(self._node)]
         record = self._make_record(states, stats)
         beat = await self._store.beat_node(self._node, record, self._expire_s, streams)
         old = _read_record(beat.old_value)

@@ -92,6 +92,7 @@ class Store:
         expire_s = config.scheduler_expire_period / 1000
         self._client = RedisClient(self._address, keys.nodes, timeout_s=min(5.0, max(1.0, expire_s)))
         self._ttl_s = config.scheduler_ttl
+        self._stages = list(Stage) if config.is_split else [Stage.DECODE]
         self._hints: set[str] = set()  # nodes for which this process has written tickets
 
     @property
@@ -166,11 +167,11 @@ class Store:
         if owners:
             commands.append(("SREM", self.keys.owners, *owners))
         if nodes:
-            queues = [self.keys.queue(stage, node) for node in nodes for stage in Stage]
+            queues = [self.keys.queue(stage, node) for node in nodes for stage in self._stages]
             commands += [("SREM", self.keys.nodes, *nodes), ("DEL", *queues)]
         if commands:
             await self._client.run_all(*commands)
-        for stage in Stage if nodes else ():
+        for stage in self._stages if nodes else ():
             await self._delete_consumers(self.keys.queue(stage), nodes)
 
     async def _delete_consumers(self, queue: str, nodes: Sequence[str]) -> None:
@@ -191,7 +192,7 @@ class Store:
 
     async def delete_node(self, node: str) -> None:
         """Delete a node's key, name, inbox and hint queues, because it ends."""
-        queues = [self.keys.queue(stage, node) for stage in Stage]
+        queues = [self.keys.queue(stage, node) for stage in self._stages]
         await self._client.run_all(
             ("DEL", self.keys.node(node), self.keys.node_inbox(node), *queues), ("SREM", self.keys.nodes, node)
         )
@@ -243,7 +244,7 @@ class Store:
     async def create_queues(self, node: str) -> None:
         """Create the queues of all stages, shared and of this node, with their group, unless they exist."""
         commands: list[Command] = []
-        for queue in self._queues(list(Stage), node):
+        for queue in self.queues(node):
             commands += [("XGROUP", "CREATE", queue, CONSUMER_GROUP, "0", "MKSTREAM"), ("EXPIRE", queue, self._ttl_s)]
         for answer in await self._client.run(*commands, atomic=True):
             if isinstance(answer, StoreError) and answer.code != "BUSYGROUP":
@@ -276,7 +277,7 @@ class Store:
         return [
             (Entry(queue, entry_id), ticket, hint)
             for hint in hints
-            for queue in (self.keys.queue(stage, hint) for stage in Stage)
+            for queue in (self.keys.queue(stage, hint) for stage in self._stages)
             for entry_id, payload in await self._list(queue)
             if (ticket := _decode_or_none(payload)) is not None and ticket.owner == owner
         ]
@@ -301,7 +302,7 @@ class Store:
         Raises:
             GroupMissingError: a queue is missing.
         """
-        queues = self._queues(stages, node)
+        queues = self.queues(node, stages)
         block, block_s = _block(block_s)
         answer = await self._client.run_one(
             *("XREADGROUP", "GROUP", CONSUMER_GROUP, consumer, "COUNT", 1, *block),
@@ -312,7 +313,7 @@ class Store:
 
     async def read_pending(self, node: str, consumer: str, idle_s: float) -> list[tuple[Entry, Ticket]]:
         """Return the entries that are pending for this consumer, and take over those idle for `idle_s` of any other."""
-        queues, idle_ms = self._queues(list(Stage), node), round(idle_s * 1000)
+        queues, idle_ms = self.queues(node), round(idle_s * 1000)
         own = await self._client.run_one(
             *("XREADGROUP", "GROUP", CONSUMER_GROUP, consumer, "COUNT", READ_COUNT),
             *("STREAMS", *queues, *("0" for _ in queues)),
@@ -355,12 +356,12 @@ class Store:
 
     async def queue_lengths(self) -> dict[Stage, int]:
         """Return the number of tickets in the shared queue of each stage."""
-        lengths = await self._client.run_all(*(("XLEN", self.keys.queue(stage)) for stage in Stage))
-        return dict(zip(Stage, lengths))
+        lengths = await self._client.run_all(*(("XLEN", self.keys.queue(stage)) for stage in self._stages))
+        return dict(zip(self._stages, lengths))
 
-    def _queues(self, stages: Sequence[Stage], node: str) -> list[str]:
-        """Return the queues that a node reads, its own before the shared ones."""
-        return [self.keys.queue(stage, hint) for hint in (node, "") for stage in stages]
+    def queues(self, node: str, stages: Sequence[Stage] = ()) -> list[str]:
+        """Return the queues of these stages that a node reads, or of all: its own before the shared ones."""
+        return [self.keys.queue(stage, hint) for hint in (node, "") for stage in stages or self._stages]
 
     # Prefixes.
 

@@ -25,7 +25,7 @@ CLAIMED = Claimed(1, 1, "n1", 1, 1)
 
 
 def config(url: str, **keys: Any) -> ClusterConfig:
-    return ClusterConfig(scheduler_name="global", scheduler_url=url, **keys)
+    return ClusterConfig(**{"scheduler_name": "splitwise", "scheduler_url": url, **keys})
 
 
 def run_with(server: RedisServer, scenario: Callable[[Store], Coroutine[Any, Any, None]], **keys: Any) -> None:

@@ -121,6 +121,7 @@ class ScriptedNode:
         self.keys = Keys(config.scheduler_topic, GROUP)
         self.store = Store(config, self.keys)
         self._expire_s = config.scheduler_expire_period / 1000
+        self._stages = list(Stage) if config.is_split else [Stage.DECODE]
         self._num_sent = 0
         self._beating: asyncio.Task[None] | None = None
 
@@ -160,7 +161,7 @@ class ScriptedNode:
         """Take the next ticket out of a queue, without telling its owner."""
         async with asyncio.timeout(20):
             while True:
-                found = await self.store.read_tickets(stages or list(Stage), self.name, f"{self.name}.1", 1.0)
+                found = await self.store.read_tickets(stages or self._stages, self.name, f"{self.name}.1", 1.0)
                 if found:
                     (entry, self.ticket), *_ = found
                     self.entry = entry

@@ -48,7 +48,7 @@ def test_a_request_that_nobody_claims_ends_with_a_typed_error(
             client = Client(scheduler, request())
             with pytest.raises(error, match=message):
                 await client.end()
-            await until_async(lambda: node.store.queue_lengths(), {Stage.PREFILL: 0, Stage.DECODE: 0})
+            await until_async(lambda: node.store.queue_lengths(), {Stage.DECODE: 0})
 
     asyncio.run(run())
 
@@ -243,7 +243,7 @@ def test_a_client_that_leaves_takes_its_ticket_and_its_leg_with_it(redis: RedisS
             await running.leave()
             await waiting.leave()
             await until_async(node.inbox, [Abort(scheduler.name, 0, 1)])
-            await until_async(lambda: node.store.queue_lengths(), {Stage.PREFILL: 0, Stage.DECODE: 0})
+            await until_async(lambda: node.store.queue_lengths(), {Stage.DECODE: 0})
             assert (scheduler.num_requests, scheduler.link.num_tickets) == (0, 0)
 
     asyncio.run(run())
