@@ -7,7 +7,8 @@ Options come from `mock.json` in the model's folder: `step_s` seconds per step, 
 `config_error`, `start_error` (name and message of an exception), `load_s`, `script` (the output is what the prompt
 holds between the last `[[` and `]]`, then the end token), `hold` (while the file `hold` is in the folder, no
 output grows past its first tokens), `prefill_s_per_token` (of prompts and resumed tokens that are not imported, up to
-`max_num_batched_tokens` tokens per step), `num_blocks`, `num_slots`, `export_s`, `import_s`. While the file `compiling`
+`max_num_batched_tokens` tokens per step), `num_blocks`, `num_slots`, `caches_prefixes`,
+`export_s`, `import_s`. While the file `compiling`
 is there, no grammar is compiled. With `EngineConfig.hands_over` it has an arena (`mock_transfer.py`).
 """
 
@@ -181,6 +182,7 @@ class MockEngine:
                 "num_slots": self.transfer.arena.num_slots if self.transfer else 0,
                 "bytes": self.transfer.arena.num_slots * SLOT_BYTES if self.transfer else 0,
                 "block_size": BLOCK_SIZE,
+                "caches_prefixes": self._options.get("caches_prefixes", True),
             },
             "speculation": {"method": "naive", "num_speculative_tokens": 0, "lossy": False},
             "fingerprint": {"dtype": "float32", "isa": "mock", "exact": True},

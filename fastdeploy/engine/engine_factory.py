@@ -144,6 +144,7 @@ def _join_cluster(
         "num_slots": memory.num_slots,
         "bytes": memory.arena_bytes,
         "block_size": memory.block_size,
+        "caches_prefixes": spec.config.cache.enable_prefix_caching,
     }
 
 

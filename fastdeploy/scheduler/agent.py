@@ -112,7 +112,9 @@ class Agent:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # of one of them
         self._changed, self._up, self._sync_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._writer = StoreWriter(store, keys, self._node, self._limits.expire_s, self)
-        engine.on_events, engine.on_ended = self._on_engine, self._note_prefixes
+        engine.on_events = self._on_engine
+        if cluster.get("caches_prefixes", True):
+            engine.on_ended = self._note_prefixes
         engine.on_handed_over = self._transfers.count_handed_over
 
     async def run(self) -> None:

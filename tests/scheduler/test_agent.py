@@ -13,6 +13,7 @@ import pytest
 
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.ipc.heartbeat import STALLED_S, heartbeat_file
+from fastdeploy.kv_cache.hashes import hash_blocks
 from fastdeploy.scheduler.request_states import Claimed, Role, Stage, Tokens
 from tests.cluster.redis_server import RedisServer
 from tests.scheduler.agent_nodes import KEYS, Cluster, cluster, until
@@ -68,6 +69,28 @@ def test_a_prompt_is_handed_over_with_its_blocks(tmp_path: Path, redis: RedisSer
         assert prefill.agent.report().transferred_bytes == {"ipc": {"in": 0, "out": 5 * 2**16}}
         assert (report.transfer_s["ipc"][1], decode.thread.engine.stats().num_imported_tokens) == (1, 300)
         assert prefill.agent._engine.num_free_slots == 64
+
+    run(tmp_path, redis, test)
+
+
+@pytest.mark.parametrize(("caches_prefixes", "noted"), [(True, "n"), (False, "")])
+def test_a_node_notes_the_prefixes_that_its_engine_caches(
+    tmp_path: Path, redis: RedisServer, caches_prefixes: bool, noted: str
+) -> None:
+    async def test(made: Cluster) -> None:
+        await made.node("n", caches_prefixes=caches_prefixes)
+        owner = await made.owner()
+        await owner.enqueue(1, prompt=130)
+        await owner.wait_ended(1)
+        await until(made.is_empty, "the ticket has ended")
+        prompt = [11, *range(20, 149)]
+        [key] = hash_blocks("mock", "", prompt, 64)[-1:]
+        if noted:
+            for _ in range(500):
+                if await owner.store.find_prefixes([key]) == [noted]:
+                    return
+                await asyncio.sleep(0.01)
+        assert await owner.store.find_prefixes([key]) == [noted]
 
     run(tmp_path, redis, test)
 
