@@ -36,9 +36,10 @@ class Members:
         return any(name != self._node and record.role is not Role.DRAINING for name, record in self.records.items())
 
     def is_overloaded(self, name: str) -> bool:
-        """Return whether a node has far more sequences than the nodes have on average."""
-        mean = fmean(map(num_sequences, self.records.values()))
-        return num_sequences(self.records[name]) > MAX_LOAD * mean + SPARE_SEQUENCES
+        """Return whether a node has far more sequences than the nodes of its role have on average."""
+        record = self.records[name]
+        mean = fmean(num_sequences(other) for other in self.records.values() if other.role is record.role)
+        return num_sequences(record) > MAX_LOAD * mean + SPARE_SEQUENCES
 
     def choose(self, nodes: Iterable[str]) -> tuple[int, str] | None:
         """Return index and name of the first of these nodes that should get a prompt, which it has cached."""

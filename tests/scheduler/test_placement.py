@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
+from fastdeploy.core.stats import EngineStats
 from fastdeploy.kv_cache.hashes import hash_blocks
-from fastdeploy.scheduler.messages import NodeLoad
+from fastdeploy.scheduler.members import Members
+from fastdeploy.scheduler.messages import Host, NodeLoad, NodeRecord
+from fastdeploy.scheduler.placement import local_room
 from fastdeploy.scheduler.request_states import Role, Stage
 from tests.cluster.redis_server import RedisServer
 from tests.scheduler.scripted_node import Client, ScriptedNode, cluster_config, owner, request, until
@@ -57,3 +61,31 @@ def test_what_a_decode_node_has_cached_counts_for_the_stage(redis: RedisServer) 
                     await client.leave()
 
     asyncio.run(run())
+
+
+def test_a_node_is_overloaded_beyond_a_quarter_and_one_more_than_the_mean_of_its_role() -> None:
+    members = Members("own")
+
+    def overloaded(**nodes: tuple[Role, int]) -> list[str]:
+        host = Host("boot", "net", 0)
+        members.update(
+            {
+                name: NodeRecord(1, 1, role, "g", host, load=NodeLoad(num_running=number - 1, num_waiting=1))
+                for name, (role, number) in nodes.items()
+            }
+        )
+        return [name for name in nodes if members.is_overloaded(name)]
+
+    mixed = Role.MIXED
+    assert overloaded(a=(mixed, 5), b=(mixed, 3)) == []
+    assert overloaded(a=(mixed, 7), b=(mixed, 1)) == ["a"]
+    assert overloaded(a=(mixed, 2), b=(mixed, 1)) == []
+    assert overloaded(p=(Role.PREFILL, 1), d=(Role.DECODE, 30)) == []
+
+
+def test_the_engine_has_room_for_what_neither_its_counters_nor_our_own_legs_take() -> None:
+    description = {"max_num_seqs": 8}
+    busy = EngineStats(num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=50)
+    assert [local_room(busy, description, num_legs) for num_legs in (0, 6, 9)] == [3, 2, 0]
+    assert local_room(replace(busy, num_free_blocks=8), description, 0) == 0
+    assert local_room(replace(busy, num_free_blocks=9), description, 0) == 3
