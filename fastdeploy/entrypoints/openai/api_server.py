@@ -108,7 +108,7 @@ async def _run(server: ApiServer, client: EngineClient, agent: AgentChild | None
         announce_drain(server.limiter.num_inside, args.server.timeout_graceful_shutdown)
         await _drain_node(agent, drain(server, engine_dead))
     if engine_dead.done():
-        await finish_streams(server)
+        await finish_streams(server, stop)
         return print_engine_death(client)
     return 0
 

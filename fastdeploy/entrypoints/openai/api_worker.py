@@ -96,7 +96,7 @@ async def _run(server: ApiServer, connection: EngineConnection, lines: asyncio.S
         await drain(server, engine_dead)
     reading.cancel()
     if connection.dead_error is not None:
-        await finish_streams(server)
+        await finish_streams(server, stop)
         return 1
     return 0
 

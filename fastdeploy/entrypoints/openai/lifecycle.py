@@ -132,14 +132,16 @@ async def drain(server: ApiServer, engine_dead: asyncio.Task[None]) -> None:
         await wait_empty(server, FINAL_RESPONSES_S)
 
 
-async def finish_streams(server: ApiServer) -> None:
+async def finish_streams(server: ApiServer, stop: asyncio.Task[bool]) -> None:
     """Wait until all clients have their responses, because the engine has died.
 
-    With a cluster, streams that run on other nodes have the graceful timeout to end.
+    With a cluster, streams that run on other nodes have the graceful timeout to end, or until a signal asks to stop.
     """
     scheduler = server.scheduler
     if server.cluster.is_clustered and scheduler.dead_error is not None:
-        await wait_empty(server, server.config.timeout_graceful_shutdown or None)
+        emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
+        await asyncio.wait({emptied, stop}, return_when=asyncio.FIRST_COMPLETED)
+        emptied.cancel()
         scheduler.end_requests(scheduler.dead_error)
     await wait_empty(server, FINAL_RESPONSES_S)
 
