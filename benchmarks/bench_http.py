@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -72,22 +71,23 @@ class Server:
     def cpu_s(self) -> list[float]:
         """Return the processor seconds of the API, the engine and the client."""
         api = self._api()
-        engine = [pid for pid in self._children() if pid not in api]
-        return [sum(map(_cpu_s, pids)) for pids in (api, engine, [self._client.pid])]
+        engine = [pid for pid in self.children() if pid not in api]
+        return [sum(map(cpu_s, pids)) for pids in (api, engine, [self._client.pid])]
 
-    def _children(self) -> list[int]:
+    def children(self) -> list[int]:
+        """Return its processes but the first."""
         listed = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
         return [int(line) for line in listed.stdout.split()]
 
     def _api(self) -> list[int]:
         """Return the API processes: the server's own process and its workers."""
-        workers = [pid for pid in self._children() if "openai.api_worker" in Path(f"/proc/{pid}/cmdline").read_text()]
+        workers = [pid for pid in self.children() if "openai.api_worker" in Path(f"/proc/{pid}/cmdline").read_text()]
         return [self.process.pid, *workers]
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds of all threads of a process."""
+    return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3), which Python lacks for other processes
 
 
 @contextmanager
