@@ -42,7 +42,7 @@ from fastdeploy.scheduler.owner_events import (
 from fastdeploy.scheduler.owner_link import OwnerLink, restarted
 from fastdeploy.scheduler.owner_states import OwnerStates
 from fastdeploy.scheduler.placement import Hint, Placement, local_room
-from fastdeploy.scheduler.request_states import Tick
+from fastdeploy.scheduler.request_states import Limits, Tick
 from fastdeploy.scheduler.store import Store, StoreError
 from fastdeploy.scheduler.wait_for_redis import wait_for_redis
 
@@ -82,7 +82,8 @@ class ClusterScheduler:
         self._numbers: dict[str, int] = {}  # by the client's request id, until its reader has left
         self._end_error: FastDeployError | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._states: OwnerStates | None = None  # these four are made when the engine has described itself
+        self._limits = Limits()
+        self._states: OwnerStates | None = None  # these and the limits are made when the engine has described itself
         self._link: OwnerLink | None = None
         self._calls: AbortCalls | None = None
         self._placement: Placement | None = None
@@ -155,6 +156,7 @@ class ClusterScheduler:
         config, ready = self._config, self._connection.ready
         assert ready is not None
         group, limits = group_of(ready.description), limits_of(config, ready.description)
+        self._limits = limits
         keys = Keys(config.scheduler_topic, group)
         store, members = Store(config, keys), Members(config.node_id)
         self._states = OwnerStates(self.name, config.node_id, limits, config.is_split, time.monotonic())
@@ -162,7 +164,6 @@ class ClusterScheduler:
         inbox, is_quiet = keys.owner_inbox(self.name), self._worker > 0
         self._link = OwnerLink(store, self.name, inbox, members, limits, self._handle, self._receive, is_quiet=is_quiet)
         self._calls = AbortCalls(self.name, store, self._link, self._abort_own)
-        self._limits = limits
 
     async def close(self) -> None:
         """Abort all requests, delete this owner's keys in Redis, and disconnect from it; the engine runs on."""
