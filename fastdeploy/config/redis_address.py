@@ -6,8 +6,9 @@
     sentinel://[USER:PASSWORD@]HOST[:PORT],...[/MASTER[/DB]]
     cluster://[USER:PASSWORD@]HOST[:PORT],...
 
-Options: `tls=1`, `ca=FILE` (with TLS; the system's certificates without it), `db=DB`, and `protocol=2` or 3 (RESP; 3 by
-default). User and password are percent-encoded.
+Options: `tls=1`; with TLS `ca=FILE` (the system's certificates without it), `cert=FILE` and `key=FILE` (for servers
+that demand a certificate of their clients); `db=DB`; `protocol=2` or 3 (RESP; 3 by default). User and password are
+percent-encoded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fastdeploy.core.errors import ConfigError
 URL_FLAG = "--scheduler-url"
 DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "unix": 0, "sentinel": 26379, "cluster": 6379}
 DEFAULT_MASTER = "mymaster"
-OPTIONS = ("tls", "ca", "db", "protocol")
+FILES = ("ca", "cert", "key")
+OPTIONS = ("tls", *FILES, "db", "protocol")
 _HOST = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<host>[^\[\]:]+))(?::(?P<port>[0-9]{1,9}))?")
 
 
@@ -38,6 +40,7 @@ class RedisAddress:
         path: of the Unix socket.
         master: name of the servers that the sentinels watch.
         ca: file with the certificates of the authority; "" for those of the system.
+        cert, key: files with the certificate of this client and its key; "" without one.
         protocol: version of RESP.
         shown: the address without user and password, for messages.
         flag, credentials_flag: what gave the address, and user and password, for messages.
@@ -52,6 +55,8 @@ class RedisAddress:
     password: str = field(default="", repr=False)
     tls: bool = False
     ca: str = ""
+    cert: str = ""
+    key: str = ""
     protocol: int = 3
     shown: str = ""
     flag: str = URL_FLAG
@@ -88,9 +93,7 @@ def _parse_url(config: ClusterConfig) -> RedisAddress:
     uses_tls = scheme == "rediss" or options.get("tls") == "1"
     if scheme == "unix" and (hosts or not path or uses_tls):
         raise ConfigError(URL_FLAG, "expected unix:// and the absolute path of a socket, as in unix:///run/redis.sock")
-    if "ca" in options and not (uses_tls and Path(options["ca"]).is_file()):
-        problem = f"there is no file {options['ca']!r}" if uses_tls else "needs rediss:// or tls=1"
-        raise ConfigError(URL_FLAG, f"option ca: {problem}")
+    _check_files(options, uses_tls)
     return RedisAddress(
         kind="tcp" if scheme in ("redis", "rediss") else scheme,
         hosts=() if scheme == "unix" else _parse_hosts(scheme, hosts),
@@ -101,6 +104,8 @@ def _parse_url(config: ClusterConfig) -> RedisAddress:
         password=password or config.scheduler_password,
         tls=uses_tls,
         ca=options.get("ca", ""),
+        cert=options.get("cert", ""),
+        key=options.get("key", ""),
         protocol=int(options.get("protocol", "3")),
         shown=config.address,
         credentials_flag=URL_FLAG if at else RedisAddress.credentials_flag,
@@ -118,6 +123,16 @@ def _parse_options(query: str) -> dict[str, str]:
         if options.get(name, valid[0]) not in valid:
             raise ConfigError(URL_FLAG, f"option {name}: expected {' or '.join(valid)}")
     return options
+
+
+def _check_files(options: dict[str, str], uses_tls: bool) -> None:
+    for name in FILES:
+        if name in options and not uses_tls:
+            raise ConfigError(URL_FLAG, f"option {name}: needs rediss:// or tls=1")
+        if name in options and not Path(options[name]).is_file():
+            raise ConfigError(URL_FLAG, f"option {name}: there is no file {options[name]!r}")
+    if ("cert" in options) != ("key" in options):
+        raise ConfigError(URL_FLAG, "needs cert and key together")
 
 
 def _parse_credentials(text: str) -> tuple[str, str]:

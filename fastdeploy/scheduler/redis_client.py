@@ -163,7 +163,10 @@ class RedisClient:
             keys |= {"username": address.username or None, "password": address.password}
         if "path" in server:
             return UnixDomainSocketConnection(**keys)
-        return SSLConnection(**keys, ssl_ca_certs=address.ca or None) if address.tls else Connection(**keys)
+        if not address.tls:
+            return Connection(**keys)
+        keys |= {"ssl_ca_certs": address.ca or None, "ssl_certfile": address.cert or None}
+        return SSLConnection(**keys, ssl_keyfile=address.key or None)
 
     # Sentinels and clusters.
 

@@ -68,6 +68,10 @@ def test_certificates_of_an_authority(tmp_path: Path) -> None:
         parse(f"redis://host?ca={file}")
     with pytest.raises(ConfigError, match=r"--scheduler-url: option ca: there is no file '/missing\.pem'"):
         parse("rediss://host?ca=/missing.pem")
+    with pytest.raises(ConfigError, match="--scheduler-url: needs cert and key together"):
+        parse(f"rediss://host?cert={file}")
+    address = parse(f"rediss://host?cert={file}&key={file}")
+    assert (address.cert, address.key) == (str(file), str(file))
 
 
 def test_a_url_without_credentials_or_database_takes_those_of_the_flags() -> None:
@@ -101,7 +105,7 @@ def test_a_cluster_has_no_other_database_by_flag_either() -> None:
         ("redis://u:secret@a,b", "has several hosts, which need sentinel:// or cluster://"),
         ("redis://u:secret@host?tls=yes", "option tls: expected 0 or 1"),
         ("redis://u:secret@host?protocol=4", "option protocol: expected 2 or 3"),
-        ("redis://host?password=secret", "expected no options but tls, ca, db, protocol, each with =VALUE"),
+        ("redis://host?password=secret", "expected no options but tls, ca, cert, key, db, protocol, each with =VALUE"),
         ("redis://host?secret", "expected no options but"),
         ("redis://host?Secret!=1", "expected no options but"),
         ("unix://u:secret@host/run/redis.sock", "the absolute path of a socket"),

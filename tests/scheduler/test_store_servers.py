@@ -190,6 +190,19 @@ def test_tls_with_an_own_authority(tmp_path: Path) -> None:
         run_with(server, without_tls, url=f"redis://127.0.0.1:{server.port}")
 
 
+def test_tls_with_a_certificate_of_the_client(tmp_path: Path) -> None:
+    async def without_certificate(store: Store) -> None:
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await store.check_server()
+
+    certificate, key = make_certificate(tmp_path)
+    files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
+    with RedisServer(tmp_path, tls_port=free_port(), **files) as server:
+        url = f"rediss://127.0.0.1:{server.port}?ca={certificate}"
+        run_with(server, work, url=f"{url}&cert={certificate}&key={key}")
+        run_with(server, without_certificate, url=url)
+
+
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """Return the files of a certificate for 127.0.0.1, which is its own authority, and of its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
