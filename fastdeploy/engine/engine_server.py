@@ -59,9 +59,9 @@ class EngineLike(Protocol):
 
 @dataclass
 class _InFlight:
-    """A request in the engine, or one that it has given up and not returned yet; `client` is None if it is gone."""
+    """A request in the engine, or one that it has given up and not returned yet."""
 
-    client: bytes | None
+    client: bytes
     num_unfinished: int  # choices
     cache_salt: str
     num_tokens: int = 0
@@ -219,8 +219,7 @@ class EngineServer:
             self._outbox.send()
         for handover in handovers:
             client = self._in_flight.pop(handover.request_id).client
-            if client is not None:
-                self._send(client, messages.HandedOver(handover.request_id, handover))
+            self._send(client, messages.HandedOver(handover.request_id, handover))
 
     def _add(self, client: bytes, request: GenerationRequest) -> None:
         try:
@@ -269,9 +268,7 @@ class EngineServer:
             self._node = None  # what it said no longer holds
         aborted = [request_id for request_id, entry in self._in_flight.items() if entry.client == client]
         logger.warning("connection %s is closed; %d requests are aborted", client.decode(), len(aborted))
-        self._outbox.discard(client)
         for request_id in aborted:
-            self._in_flight[request_id].client = None
             self._emit(self._engine.abort(request_id))
         self._clients.discard(client)
         self._disconnected.add(client)
@@ -282,8 +279,7 @@ class EngineServer:
             request = self._in_flight[delta.request_id]
             is_urgent |= request.num_tokens == 0
             request.num_tokens += len(delta.token_ids)
-            if request.client is not None:
-                self._outbox.put(request.client, delta)
+            self._outbox.put(request.client, delta)
             if delta.finish_reason is not None:
                 has_end = True
                 request.num_unfinished -= 1

@@ -128,6 +128,8 @@ class KVTransfer:
         token_ids = request.prompt_token_ids + request.open_choices[0][1]
         size = self._kv_cache_manager.block_size
         num_tokens = min(image.num_tokens, len(image.slots) * size, len(image.generations) * size, len(token_ids))
+        if num_tokens < 1:
+            return None
         held = self._kv_cache_manager.begin_import(request.request_id, token_ids, request.cache_salt, num_tokens)
         if held is None:
             self.num_failed_blocks["no_room"] += self._kv_cache_manager.num_blocks_for(num_tokens)

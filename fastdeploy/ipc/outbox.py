@@ -48,10 +48,6 @@ class Outbox:
         """Add the delta of a step and choice."""
         self._unsent[client].append(delta)
 
-    def discard(self, client: bytes) -> None:
-        """Drop the deltas of a client that is gone."""
-        self._unsent.pop(client, None)
-
     def send_when_due(self, num_streams: int) -> None:
         """Send at the end of a step if the interval for this many streams ends before the middle of the next step.
 

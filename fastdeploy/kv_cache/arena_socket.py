@@ -52,7 +52,7 @@ def open_arena(path: str, timeout_s: float) -> Arena:
         try:
             connection.connect(path)
             return receive_arena(connection)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a path may hold a null byte
             raise ArenaError(f"{path}: {error}") from error
 
 

@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.handover import Handover, KVImage
 from fastdeploy.core.stats import NodeStats
+from fastdeploy.engine.engine_factory import make_engine as make_real_engine
 from fastdeploy.ipc import messages
+from fastdeploy.ipc.client import EngineClient
+from fastdeploy.kv_cache.arena_socket import arena_file, open_arena
+from tests.exactness.engines import config
 from tests.ipc.served_engines import FIRST_AGENT, SECOND_AGENT, Client, ServedEngine, mock_engine, request, served
+from tests.mock_engine import FACTORY, save_mock_model
 
 SLOTS = [3, 5, 7, 9]
 
@@ -63,13 +70,17 @@ def test_a_prompt_is_computed_by_one_engine_and_continued_by_another(tmp_path: P
 
 def test_a_text_is_handed_over_in_the_middle_behind_all_of_its_tokens(tmp_path: Path) -> None:
     text = alone(tmp_path, max_tokens=300)
-    with served(tmp_path, mock_engine(tmp_path / "p", step_s=0.001), mock_engine(tmp_path / "d")) as [first, second]:
+    engines = mock_engine(tmp_path / "p", step_s=0.001, export_s=0.1), mock_engine(tmp_path / "d")
+    with served(tmp_path, *engines) as [first, second]:
         attach(first, second)
         first.agent.send(messages.AddRequest(request(max_tokens=300)))
         while len(first.agent.tokens("r")) < 20:
             first.agent.receive()
-        first.agent.send(messages.HandOver("r", [0, 1, 2, 3, 4, 5, 6, 7]))
+        once_and_again = messages.HandOver("r", [0, 1, 2, 3, 4, 5, 6, 7]), messages.HandOver("r", [])
+        first.agent.send(*once_and_again)
         handover = handed_over(first)
+        first.agent.send(messages.HandOver("gone", []))
+        assert first.agent.receive() == messages.HandedOver("gone", None), "a request is handed over once"
         [resumed] = handover.resumed
         assert resumed == first.agent.tokens("r") == text[: len(resumed or ())]
         assert handover.image is not None and handover.image.num_tokens == 150 + len(resumed) - 1
@@ -88,7 +99,7 @@ def test_a_prompt_is_handed_over_before_its_first_token(tmp_path: Path) -> None:
 
 
 def test_without_a_transfer_requests_are_handed_over_without_images(tmp_path: Path) -> None:
-    with served(tmp_path, mock_engine(tmp_path / "g", hands_over=False, hold=True)) as [node]:
+    with served(tmp_path, mock_engine(tmp_path / "g", hands_over=False, hold=True, step_s=0.001)) as [node]:
         (tmp_path / "g" / "hold").touch()
         node.agent.send(messages.AddRequest(request(max_tokens=50)))
         node.agent.expect(messages.Deltas)
@@ -117,7 +128,7 @@ def attach_self(node: ServedEngine) -> None:
 
 
 def test_prepared_requests_are_cancelled_aborted_and_refused_if_their_id_is_in_use(tmp_path: Path) -> None:
-    with served(tmp_path, mock_engine(tmp_path / "m", hold=True)) as [node]:
+    with served(tmp_path, mock_engine(tmp_path / "m", hold=True, step_s=0.001)) as [node]:
         (tmp_path / "m" / "hold").touch()
         node.agent.send(messages.Prepare(request()), messages.Prepare(request()))
         in_use = messages.Rejected("r", "invalid", "request_id", "'r' is in flight already")
@@ -139,7 +150,7 @@ def test_prepared_requests_are_cancelled_aborted_and_refused_if_their_id_is_in_u
 
 
 def test_what_an_agent_has_prepared_runs_and_hands_over_ends_with_it(tmp_path: Path) -> None:
-    engine = mock_engine(tmp_path / "m", hold=True, export_s=2.0)
+    engine = mock_engine(tmp_path / "m", hold=True, step_s=0.001, export_s=2.0)
     (tmp_path / "m" / "hold").touch()
     with served(tmp_path, engine) as [node]:
         attach_self(node)
@@ -171,31 +182,31 @@ def test_what_an_agent_has_prepared_runs_and_hands_over_ends_with_it(tmp_path: P
         ]
 
 
-def reported(client: Client) -> NodeStats | None:
-    """Return what the engine's statistics say of the agent, after all that the client has sent."""
-    for _ in range(2):  # they follow the answer
+def wait_for_report(client: Client, expected: NodeStats | None) -> None:
+    """Wait until the engine's statistics say this of the agent; they are sent whenever the engine becomes idle."""
+    while client.stats.stats.node != expected:
         client.send(messages.HandOver("gone", []))
         client.receive()
-    return client.stats.stats.node
 
 
+@pytest.mark.timeout(60)
 def test_the_agents_report_goes_to_all_clients_and_a_role_to_the_agent(tmp_path: Path) -> None:
     with served(tmp_path, mock_engine(tmp_path / "m")) as [node]:
         api = node.connect(b"api")
         node.agent.send(messages.AgentReport(NodeStats(node="n1", role="decode")))
         api.send(messages.SetRole("draining"))
         assert node.agent.receive() == messages.SetRole("draining")
-        assert reported(api) == NodeStats(node="n1", role="decode")
+        wait_for_report(api, NodeStats(node="n1", role="decode"))
         again = node.connect(SECOND_AGENT)
         assert again.receive() == messages.SetRole("draining"), "a new agent is told the role that was set last"
         api.send(messages.SetRole("mixed"))
         assert again.receive() == messages.SetRole("mixed")
         api.send(messages.ClientDisconnected(FIRST_AGENT))
-        assert reported(api) is None, "what the former agent has reported is no longer so"
+        wait_for_report(api, None)  # what the former agent has reported is no longer so
 
 
 def test_slots_that_do_not_exist_or_twice_give_no_image(tmp_path: Path) -> None:
-    with served(tmp_path, mock_engine(tmp_path / "m", hold=True)) as [node]:
+    with served(tmp_path, mock_engine(tmp_path / "m", hold=True, step_s=0.001)) as [node]:
         (tmp_path / "m" / "hold").touch()
         for slots in ([64], [-1], [2, 2]):
             node.agent.send(messages.AddRequest(request(max_tokens=9)))
@@ -219,3 +230,40 @@ def test_detached_arenas_deliver_nothing(tmp_path: Path, name: str) -> None:
         second.agent.send(messages.CancelPrepared("r"), messages.Prepare(ticket))
         assert second.agent.receive() == messages.Prepared("r", 0 if name == "first" else 150)
         second.agent.send(messages.CancelPrepared("r"))
+
+
+def test_the_engine_process_serves_its_arena_beside_its_socket(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = EngineConfig(model=str(save_mock_model(tmp_path, num_slots=5)), max_model_len=400, hands_over=True)
+        client = EngineClient(config, factory=FACTORY)
+        try:
+            await client.start()
+            arena = await asyncio.to_thread(open_arena, arena_file(client.address), 10.0)
+            assert arena.num_slots == 5
+            arena.close()
+            assert client.ready is not None and client.ready.description["cluster"]["num_slots"] == 5
+        finally:
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        KVImage("first", [0], [0], -100),
+        KVImage("first", [], [], 64),
+        KVImage("first", [-1, 2**62], [-1, 2**63], 128, [[-1], [2**40]]),
+        KVImage("nobody", [0], [0], 64),
+    ],
+)
+def test_images_that_make_no_sense_deliver_nothing(tmp_path: Path, image: KVImage) -> None:
+    cfg = config("mtp", 3)
+    engine = make_real_engine(replace(cfg, is_clustered=True, hands_over=True))
+    with served(tmp_path, engine) as [node]:
+        attach(node, node)
+        ticket = replace(request(num_prompt=100, max_tokens=4), image=image)
+        node.agent.send(messages.Prepare(ticket), messages.AddRequest(ticket))
+        assert node.agent.finish("r").finish_reason == "length"
+        assert [m for m in node.agent.received if isinstance(m, messages.Prepared)] in ([], [messages.Prepared("r", 0)])
+    engine.check_integrity()

@@ -124,6 +124,12 @@ def test_where_nobody_serves_an_arena_the_error_names_the_path(tmp_path: Path) -
         open_arena(str(tmp_path / "none"), TIMEOUT_S)
 
 
+@pytest.mark.parametrize("path", ["x" * 200, "a\0b", ""])
+def test_what_is_no_path_is_refused(path: str) -> None:
+    with pytest.raises(ArenaError):
+        open_arena(path, TIMEOUT_S)
+
+
 def test_a_peer_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "silent"))
