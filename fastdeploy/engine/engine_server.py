@@ -156,11 +156,11 @@ class EngineServer:
 
     def _connect(self, client: bytes) -> None:
         self._clients.add(client)
-        self._send(client, self._ready())
         if client.startswith(AGENT):
             self._agents.append(client)
             if self._role is not None:
-                self._send(client, self._role)
+                self._send(client, self._role)  # before `Ready`, so that it begins with this role
+        self._send(client, self._ready())
 
     def _prepare(self, client: bytes, request: GenerationRequest, is_added: bool) -> None:
         """Prepare a request, and add it now or when it is prepared, so that steps wait for no compiler and no copy."""

@@ -59,9 +59,8 @@ def _cluster(node: NodeStats) -> Iterator[Metric]:
         ["role", "state"],
         _pairs(states),
     )
-    yield _family(
-        GaugeMetricFamily, "cluster_redis_up", "1 while Redis answers this node", [], {(): int(node.is_redis_up)}
-    )
+    redis_up: dict[tuple[str, ...], int] = {(): int(node.is_redis_up)} if node.node else {}  # no agent: nobody knows
+    yield _family(GaugeMetricFamily, "cluster_redis_up", "1 while Redis answers this node", [], redis_up)
 
 
 def _transfers(node: NodeStats) -> Iterator[Metric]:

@@ -99,7 +99,7 @@ class Agent:
         slot_bytes = cluster["bytes"] // max(1, self._num_slots)
         self._transfers = Transfers(engine, connectors, record.layouts, slot_bytes)
         now, incarnation = time.monotonic(), int(time.time() * 1000)
-        self.states = NodeStates(self._node, incarnation, config.first_role, self._num_slots, self._limits, now)
+        self.states = NodeStates(self._node, incarnation, record.role, self._num_slots, self._limits, now)
         self.states.handle(RedisLost(), now)  # until the first heartbeat
         self._membership = Membership(self._node, record, self._limits, store, keys)
         self._is_up: bool | None = None  # None: nobody has tried

@@ -47,6 +47,7 @@ class AgentEngine:
     Attributes:
         ready: the engine's description, once the model is loaded.
         stats: its latest counters.
+        role: that was asked for last; None if none was.
         legs: what it runs for this agent, by request id.
         handover_s: seconds from the decision to hand over until the image was ready, and their number.
         on_events: called with what the state machine is to be told.
@@ -64,6 +65,7 @@ class AgentEngine:
         """
         self.ready: messages.Ready | None = None
         self.stats = EngineStats()
+        self.role: Role | None = None
         self.legs: dict[str, Leg] = {}
         self.handover_s = (0.0, 0)
         self._slots = Slots(0)
@@ -231,7 +233,8 @@ class AgentEngine:
                 failure = TransferError("unreachable", error) if error else None
                 _finish(self._attached.get(name), None, failure)
             case messages.SetRole(role):
-                self.on_events([SetRole(Role(role))])
+                self.role = Role(role)
+                self.on_events([SetRole(self.role)])
             case messages.Ready():
                 self.ready = message
                 _finish(self._started, None)

@@ -115,7 +115,7 @@ def make_agent(config: AgentConfig, engine: AgentEngine, address: str) -> tuple[
     record = NodeRecord(
         0,
         0,
-        config.first_role,
+        engine.role or config.first_role,
         cluster["group"],
         host,
         cluster["layouts"],

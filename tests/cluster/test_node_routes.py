@@ -185,6 +185,17 @@ def test_without_redis_a_node_is_degraded_and_serves(cluster: Cluster, nodes: tu
     until(lambda: first.metric("cluster_redis_up") == 1, "the metric says so")
 
 
+def test_a_node_whose_agent_is_killed_is_degraded_until_it_has_another_one(nodes: tuple[Node, Node]) -> None:
+    _, second = nodes
+    assert set_role(second, "decode").status_code == 200
+    second.kill("agent")
+    until(lambda: second.health()["cluster"] == "degraded: agent", "the loss of the agent is noticed")
+    with stream(second, max_tokens=5) as running:
+        assert len(running.read().token_ids) == 5
+    until(lambda: second.health()["cluster"] == "ok", "there is another agent", why=second.health)
+    assert second.health()["role"] == "decode", "the new agent begins with the role of the former one"
+
+
 def test_a_node_whose_peer_is_killed_goes_on_with_its_streams_alone(cluster: Cluster) -> None:
     first, second = cluster.nodes
     with stream(first, max_tokens=60) as whole:

@@ -216,7 +216,7 @@ def test_a_server_that_shuts_down_keeps_its_role() -> None:
         (make_node(nodes={"decode": 1, "draining": 3}), "alone"),
         (make_node(nodes={}), "alone"),
         (make_node(is_redis_up=False, nodes={"decode": 2}), "degraded: redis"),
-        (None, "degraded: redis"),
+        (None, "degraded: agent"),
     ],
 )
 def test_health_says_whether_other_nodes_help_and_is_200_in_every_case(node: NodeStats | None, cluster: str) -> None:

@@ -250,6 +250,20 @@ def test_a_drain_without_time_hands_over_without_blocks(tmp_path: Path, redis: R
     run(tmp_path, redis, test)
 
 
+def test_an_agent_that_is_started_again_begins_with_the_role_that_was_asked_for(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    async def test(made: Cluster) -> None:
+        node = await made.node("n", "decode")
+        node.set_role("draining")
+        await until(lambda: node.agent.states.role is Role.DRAINING, "the role is taken")
+        await node.kill()
+        again = await made.node("n", "decode", engine=node.thread)
+        assert again.agent.states.role is Role.DRAINING
+
+    run(tmp_path, redis, test)
+
+
 @pytest.mark.parametrize("is_replacement", [False, True])  # which is taken for one, but is none
 def test_of_two_nodes_with_one_id_the_second_ends(tmp_path: Path, redis: RedisServer, is_replacement: bool) -> None:
     async def test(made: Cluster) -> None:

@@ -22,7 +22,7 @@ from fastdeploy.entrypoints.openai.server import ApiServer, ServerStatus
 from fastdeploy.scheduler.request_states import Role
 from fastdeploy.version import __version__
 
-ClusterState = Literal["ok", "degraded: redis", "alone"]
+ClusterState = Literal["ok", "degraded: redis", "degraded: agent", "alone"]
 
 
 class ModelPermission(ResponseBody, kw_only=True):
@@ -72,8 +72,8 @@ class HealthResponse(ResponseBody, kw_only=True):
 
     Attributes:
         node, role: name and present role of a node that works with others
-        cluster: whether it does; `degraded: redis` while Redis does not answer, `alone` while no other node of its
-            group takes requests. Requests are served in every case
+        cluster: whether it does; `degraded: redis` while Redis does not answer, `degraded: agent` while the agent does
+            not run, `alone` while no other node of its group takes requests. Requests are served in every case
     """
 
     status: ServerStatus
@@ -185,7 +185,9 @@ async def health(request: Request) -> Response:
 
 
 def _cluster_state(node: NodeStats | None) -> ClusterState:
-    if node is None or not node.is_redis_up:
+    if node is None:
+        return "degraded: agent"
+    if not node.is_redis_up:
         return "degraded: redis"
     num_ready = sum(count for role, count in node.nodes.items() if role != Role.DRAINING)
     return "ok" if num_ready > (node.role != Role.DRAINING) else "alone"
