@@ -30,6 +30,7 @@ from fastdeploy.scheduler.store import Entry, GroupMissingError, Store, StoreErr
 
 BLOCK_S = 1.0  # that a read waits for messages
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.1, 2.0
+STABLE_S = 10.0  # after a return, before a loss begins with the first back-off again
 MAX_READ = 256  # entries that were read, before they are deleted without waiting for the next heartbeat
 CLOSE_S = 2.0  # for the last writes of an owner that ends
 _BEGIN = b"0"
@@ -83,7 +84,7 @@ class OwnerLink:
         self._log_level = logging.DEBUG if is_quiet else logging.WARNING
         self._num_commands = 0  # that were taken
         self._heartbeat = Heartbeat()
-        self._lost_at = 0.0
+        self._lost_at = self._returned_at = 0.0
         self._lost_data = False
         self._writes: list[Write] = []
         self._has_writes = asyncio.Event()
@@ -156,9 +157,10 @@ class OwnerLink:
         back_off_s = FIRST_BACK_OFF_S
         while True:
             if self.is_up:
-                back_off_s = FIRST_BACK_OFF_S
+                if time.monotonic() - self._returned_at > STABLE_S:  # else it may answer nothing but heartbeats
+                    back_off_s = FIRST_BACK_OFF_S
                 await asyncio.sleep(self._limits.sync_s)
-            else:
+            if not self.is_up:
                 await asyncio.sleep(back_off_s)
                 back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
             await self._try(self._sync_once())
@@ -182,6 +184,7 @@ class OwnerLink:
         """Take note that Redis answers again, or that it has lost writes."""
         if not self.is_up:
             logger.log(self._log_level, "Redis is back after %.1f s", time.monotonic() - self._lost_at)
+            self._returned_at = time.monotonic()
         self.is_up, self._lost_data = True, False
         self._cursor, self._num_returns = _BEGIN, self._num_returns + 1
         self._on_event(RedisReturned())

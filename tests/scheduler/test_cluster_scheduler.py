@@ -268,6 +268,31 @@ def test_a_silent_redis_counts_as_away(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
+def test_a_redis_that_answers_heartbeats_only_is_tried_less_and_less(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = cluster_config(redis)
+
+    def returns() -> list[float]:
+        lines = [record.message for record in caplog.records if record.message.startswith("Redis is back")]
+        return [float(line.split()[-2]) for line in lines]
+
+    async def run() -> None:
+        async with ScriptedNode(config, "n"), owner(config) as (scheduler, engine):
+            redis.execute("ACL", "SETUSER", "default", "-xadd")
+            while len(returns()) < 3:
+                client = Client(scheduler, request(max_tokens=1))
+                engine.emit(await engine.next_run(), 0, 5, finish="length")
+                assert await client.end() == [5]
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(run())
+    finally:
+        redis.execute("ACL", "SETUSER", "default", "+xadd")
+    assert [found >= least for found, least in zip(returns(), (0.1, 0.2, 0.4))] == [True] * 3
+
+
 def test_a_ticket_that_redis_has_lost_is_written_again(redis: RedisServer) -> None:
     config = cluster_config(redis)
 
