@@ -290,7 +290,7 @@ def test_the_model_answers_like_redis(tmp_path: Path, appendonly: str) -> None:
     """With the default `appendfsync everysec`, a kill may lose what was written while the disk was busy."""
     seen: set[str] = set()
     with RedisServer(tmp_path, appendonly=appendonly, appendfsync="always") as server:
-        for seed in range(12):
+        for seed in range(8):
             server.execute("FLUSHALL")
             seen |= asyncio.run(compare(server, seed, 300, keeps_data=appendonly == "yes"))
     expected = {
