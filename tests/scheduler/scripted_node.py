@@ -44,7 +44,7 @@ def cluster_config(redis: RedisServer, **fields: Any) -> ClusterConfig:
         "scheduler_url": f"unix://{redis.socket}",
         "node_id": "own",
         "scheduler_sync_period": 100,
-        "scheduler_expire_period": 400,
+        "scheduler_expire_period": 1000,
     }
     return ClusterConfig(**{**defaults, **fields})
 

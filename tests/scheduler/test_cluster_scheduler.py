@@ -354,7 +354,7 @@ def test_an_owner_that_stood_still_takes_its_requests_back(redis: RedisServer) -
             client = Client(scheduler, request(max_tokens=1))
             ticket = await node.claim()
             await until(lambda: scheduler.owned(0).state is OwnedState.RUNNING, "the claim")
-            time.sleep(0.6)  # as if the process was stopped for longer than the expire period
+            time.sleep(1.2)  # as if the process was stopped for longer than the expire period
             redis.execute("DEL", node.keys.owner_inbox(scheduler.name))  # nodes have dropped its requests
             other = await node.claim()
             assert (other.leg, other.num_attempts) == (2, 0)
