@@ -98,6 +98,7 @@ def test_spoilt_blocks_are_counted_and_never_seen_in_a_text(
     loses_blocks = not reason.startswith(("drafting", "states"))
     num_arrived = num_sent - len(requests) if loses_blocks else num_sent
     assert caches_prefixes or pair.importing.num_imported_blocks == num_arrived
+    assert (pair.second.stats().num_accepted_tokens == 0) == (reason == "states_checksum"), "no drafts without states"
 
 
 def test_a_block_behind_a_spoilt_one_is_computed_too(requests: list[GenerationRequest], plain: Texts) -> None:
