@@ -13,7 +13,7 @@ import pytest
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.engine import cluster_group
 from fastdeploy.engine.engine import Engine
-from fastdeploy.engine.engine_factory import make_engine
+from fastdeploy.engine.engine_factory import _read_model_files, make_engine
 from fastdeploy.engine.kv_transfer import KVTransfer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ops.golden import golden_digest
@@ -169,3 +169,12 @@ def test_waiting_tokens_are_counted_in_a_cluster(plain: dict[str, Any]) -> None:
 
     assert waiting(make_engine(clustered(config()))) == 100
     assert waiting(make_engine(config())) == 0
+
+
+@pytest.mark.parametrize("changes", [{"eos_token_ids": [5]}, {"vocab_limit": 100}, {"tokenizer": None}])
+def test_end_tokens_and_vocabulary_are_part_of_the_group(changes: dict[str, Any]) -> None:
+    spec = _read_model_files(config())
+    fingerprint = {"dtype": "bfloat16", "tensor_parallel_size": 1}
+    group = cluster_group.group_digest(spec, fingerprint, 256)
+    assert cluster_group.group_digest(replace(spec, **changes), fingerprint, 256) != group
+    assert cluster_group.group_digest(spec, fingerprint | {"tensor_parallel_size": 4}, 256) == group
