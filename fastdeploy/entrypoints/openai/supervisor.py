@@ -93,8 +93,13 @@ class Supervisor:
         await self._failed.wait()
 
     async def drain(self, engine_dead: asyncio.Task[None]) -> None:
-        """Let running requests finish within the graceful timeout; return when all processes have ended."""
+        """Let running requests finish within the graceful timeout; return when all processes have ended.
+
+        From now on, only they have descriptors of the listening socket, so that a client that connects after their end
+        is refused and does not wait for this process.
+        """
         self._is_stopping = True
+        self._listener.close()
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
                 worker.process.send_signal(signal.SIGTERM)
