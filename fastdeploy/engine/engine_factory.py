@@ -142,6 +142,7 @@ def _join_cluster(
         "group": group_digest(spec, fingerprint, engine.max_model_len),
         "layouts": layouts,
         "num_slots": memory.num_slots,
+        "slot_bytes": memory.slot_bytes,
         "bytes": memory.arena_bytes,
         "block_size": memory.block_size,
         "caches_prefixes": spec.config.cache.enable_prefix_caching,

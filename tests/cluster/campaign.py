@@ -3,14 +3,15 @@
 
     python -m tests.cluster.campaign --log campaign.txt --clusters 0-19 [--real]
 
-runs eight slices on each of these clusters. Clusters whose lines are in the log already are skipped, so that it can be
-run in parts. The status is 1 if a slice had problems.
+runs eight slices on each of these clusters. Clusters that are `ok` in the log already are skipped, so that it can be
+run in parts. After a slice with problems, the output of all servers is beside the log, and the status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -39,6 +40,8 @@ class Report:
     Attributes:
         num_events: kills, stops, wakings and events of Redis that took place.
         problems: what must not be; empty if all is right.
+        errors: those that are allowed.
+        slowest_s: time of the slowest request.
     """
 
     plan: Plan
@@ -48,14 +51,16 @@ class Report:
     num_events: int = 0
     num_retries: int = 0
     problems: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         outcomes = " ".join(f"{name}={count}" for name, count in sorted(self.outcomes.items()))
-        verdict = "; ".join(self.problems) or "ok"
+        verdict = "; ".join(self.problems) or "; ".join(["ok", *sorted(set(self.errors))])
         where = f"slice {self.plan.seed} {self.shape} redis={self.persistence}"
-        counts = f"events={self.num_events} {outcomes} retries={self.num_retries} {self.seconds:.1f}s"
-        return f"{where} [{self.plan}] {counts}: {verdict}"
+        counts = f"events={self.num_events} {outcomes} retries={self.num_retries}"
+        return f"{where} [{self.plan}] {counts} {self.slowest_s:.1f} of {self.seconds:.1f}s: {verdict}"
 
 
 def judge(answer: Answer, expected: Answer, faults: Faults) -> tuple[str, str]:
@@ -73,7 +78,7 @@ def judge(answer: Answer, expected: Answer, faults: Faults) -> tuple[str, str]:
     return "lost", answer.outcome()
 
 
-async def run_slice(cluster: Cluster, plan: Plan, expected: list[Answer]) -> tuple[list[Answer], Faults]:
+async def run_slice(cluster: Cluster, plan: Plan) -> tuple[list[Answer], Faults]:
     """Send the requests of a slice while its events happen; return the answers once all have ended."""
     faults = Faults(cluster, plan)
     async with make_client() as client:
@@ -95,11 +100,14 @@ def run_and_judge(cluster: Cluster, plan: Plan, reference: Reference, persistenc
     report, began_s = Report(plan, cluster.shape, persistence), time.monotonic()
     expected = reference.answers([asked.body for asked in plan.requests])
     cluster.arm(plan.faults)
-    answers, faults = asyncio.run(run_slice(cluster, plan, expected))
+    answers, faults = asyncio.run(run_slice(cluster, plan))
     for asked, answer, right in zip(plan.requests, answers, expected, strict=True):
         word, problem = judge(answer, right, faults)
         report.outcomes[word] += 1
         report.num_retries += answer.num_retries
+        report.slowest_s = max(report.slowest_s, answer.ended_s - answer.began_s)
+        if word == "error":
+            report.errors.append(answer.outcome())
         if problem:
             report.problems.append(f"{asked.body['request_id']} on node {answer.node}: {problem}")
     report.num_events, report.problems[:0] = faults.num_events, faults.problems
@@ -126,6 +134,8 @@ def run_cluster(
             report = run_and_judge(cluster, plan, reference, persistence)
             if is_last and not report.problems:
                 _end(cluster, report)
+            if report.problems:
+                cluster.write_logs(folder / "servers.log")
             yield report
             if report.problems:
                 return
@@ -154,7 +164,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, single_node(Path(folder), args.real) as alone:
         reference = Reference(alone.urls[0])
         for seed in range(int(first), int(last or first) + 1):
-            if f"\ncluster {seed} " in args.log.read_text():
+            if f"\ncluster {seed} ok" in args.log.read_text():
                 continue
             failed |= _run_to_log(seed, reference, Path(folder) / str(seed), args)
     return int(failed)
@@ -168,6 +178,8 @@ def _run_to_log(seed: int, reference: Reference, folder: Path, args: argparse.Na
             num_events, has_problems = num_events + report.num_events, has_problems or bool(report.problems)
             for stream in (log, sys.stdout):
                 print(report, file=stream, flush=True)
+        if has_problems:
+            shutil.copy(folder / "servers.log", args.log.with_suffix(f".{seed}.servers"))
         print(f"cluster {seed} {'had problems' if has_problems else 'ok'}: {num_events} events", file=log)
     return has_problems
 

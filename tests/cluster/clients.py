@@ -122,9 +122,12 @@ async def ask(client: httpx.AsyncClient, url: str, body: dict[str, Any], answer:
             if response.status_code != 200:
                 answer.error = json.loads(await response.aread())["error"]
                 return answer
-            async for line in response.aiter_lines():
-                if line:
-                    answer.read(line)
+            rest = b""
+            async for data in response.aiter_bytes():
+                *lines, rest = (rest + data).split(b"\n")  # a text may hold other separators of lines
+                for line in lines:
+                    if line:
+                        answer.read(line.decode())
     except httpx.HTTPError as error:
         answer.broken = type(error).__name__
     return answer

@@ -65,14 +65,18 @@ class Node:
     Attributes:
         server: the present process.
         known: all processes that this node was seen to have.
+        name: its --node-id, which each start draws.
+        servers: all processes that it has had.
         num_descriptors: files that a process had open when it was first looked at.
     """
 
     def __init__(self, flags: Sequence[str], factory: str, env: Mapping[str, str], role: str) -> None:
         self.role = role
         self.known: set[processes.Identity] = set()
+        self.name = ""
         self.num_descriptors: dict[int, int] = {}
         self.server: ServerProcess
+        self.servers: list[ServerProcess] = []
         self._flags, self._factory, self._env = flags, factory, env
         self._stopped: set[int] = set()
 
@@ -89,11 +93,13 @@ class Node:
         """
         faults = {"FD_DEBUG": "1", "FD_FAULT": fault} if fault else {}
         self.server = ServerProcess(list(self._flags), self._factory, {**self._env, **faults})
+        self.servers.append(self.server)
 
     def wait_ready(self) -> None:
         """Wait for the ready line, and note all processes."""
         self.server.wait_ready()
         self.pids("all")
+        self.name = self.health().get("node", "")
 
     def pids(self, kind: str) -> list[int]:
         """Return the live processes of one kind: `engine`, `agent`, `api` (what clients are connected to) or `all`."""
@@ -135,6 +141,10 @@ class Node:
         page = httpx.get(self.url + "/metrics", timeout=30).text
         rows = re.findall(rf"^fastdeploy:{re.escape(name)}(\{{[^}}]*\}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for found, value in rows if labels in found)
+
+    def load(self) -> dict[str, Any]:
+        """Return the body of /load."""
+        return dict(httpx.get(self.url + "/load", timeout=30).json())
 
     def health(self) -> dict[str, Any]:
         """Return the body of /health."""
@@ -238,6 +248,15 @@ class Cluster:
             if node.has_ended():
                 node.start()
         self.wait_ready()
+
+    def write_logs(self, file: Path) -> None:
+        """Write what all servers have printed."""
+        parts = [
+            f"===== node {index}, server {number}: {server.stdout}\n{server.stderr}"
+            for index, node in enumerate(self.nodes)
+            for number, server in enumerate(node.servers)
+        ]
+        file.write_text("\n".join(parts))
 
     def end(self) -> list[int]:
         """Send SIGTERM to all nodes, one after the other, and return the exit statuses."""

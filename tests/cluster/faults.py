@@ -34,6 +34,7 @@ class Faults:
         self._lost_connections: list[tuple[int, float]] = []  # node, and when API processes of it were killed
         self._lost_engines: set[int] = set()
         self._ended: set[int] = set()
+        self._ending: set[int] = set()  # another event starts them again
         self._harmed: set[int] = set()
         self._lost_redis = False
         self._redis_lock = asyncio.Lock()
@@ -65,6 +66,8 @@ class Faults:
             await self._happen_to_redis(event)
             return
         node = self._cluster.nodes[event.node]
+        if event.action == "restart" and event.node in self._ending:
+            return  # a second SIGTERM would end it at once
         if not node.url or not node.pids("all" if event.process == "all" else event.process):
             return  # an earlier event has ended it
         self.num_events += 1
@@ -102,12 +105,14 @@ class Faults:
         if event.process in ("all", "api"):
             self._lost_connections.append((event.node, time.monotonic()))
         node.kill(event.process)
-        if is_whole or event.process == "engine":
+        if (is_whole or event.process == "engine") and event.node not in self._ending:
+            self._ending.add(event.node)
             status = await asyncio.to_thread(node.server.wait_end, END_S)
             self._check(event, status, -signal.SIGKILL if is_whole else 1)
             self._ended.add(event.node)
             await asyncio.sleep(event.length_s)
             node.start()
+            self._ending.discard(event.node)
 
     async def _stop(self, node: Node, event: Event) -> None:
         node.stop(event.process)
@@ -117,9 +122,12 @@ class Faults:
 
     async def _restart(self, node: Node, event: Event) -> None:
         self._ended.add(event.node)
+        self._ending.add(event.node)
         node.server.terminate()
-        self._check(event, await asyncio.to_thread(node.server.wait_end, END_S), 0)
+        status = await asyncio.to_thread(node.server.wait_end, END_S)
+        self._check(event, status, 1 if event.node in self._lost_engines else 0)
         node.start()
+        self._ending.discard(event.node)
 
     def _check(self, event: Event, status: int, expected: int) -> None:
         if status not in (expected, -signal.SIGKILL):  # another event may have killed it

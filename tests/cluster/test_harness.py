@@ -116,6 +116,16 @@ def test_what_is_left_in_redis_is_named(tmp_path: Path) -> None:
         assert entries(server.client()) == {"kept": "no TTL", "queue": "pending entries"}
 
 
+def test_messages_to_a_process_that_is_gone_may_stay_until_their_ttl(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        server.execute("XADD", "{t}:out:a", "*", "a", 1)
+        assert entries(server.client()) == {"{t}:out:a": "no TTL"}
+        server.execute("EXPIRE", "{t}:out:a", 100)
+        assert entries(server.client()) == {}
+        server.execute("SET", "{t}:owner:a", 1, "EX", 100)
+        assert entries(server.client()) == {"{t}:out:a": "1 entries"}
+
+
 @pytest.mark.parametrize(("persistence", "after_restart"), [("none", None), ("default", b"1"), ("aof", b"1")])
 def test_a_replica_without_the_last_writes_takes_over_the_port(
     tmp_path: Path, persistence: str, after_restart: bytes | None

@@ -48,7 +48,7 @@ def test_an_engine_alone_has_no_arena_and_describes_no_group() -> None:
 def test_with_one_queue_there_is_a_group_and_no_arena(plain: dict[str, Any]) -> None:
     engine = make_engine(replace(config(), is_clustered=True))
     assert engine.transfer is None
-    assert engine.describe()["cluster"] == plain | {"layouts": {}, "num_slots": 0, "bytes": 0}
+    assert engine.describe()["cluster"] == plain | {"layouts": {}, "num_slots": 0, "slot_bytes": 0, "bytes": 0}
 
 
 def test_equal_files_in_another_folder_form_one_group(tmp_path: Path, plain: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def test_the_arena_is_as_large_as_planned(method: str, dtype: str) -> None:
     assert isinstance(transfer, KVTransfer) and isinstance(transfer._mover, BlockMover)
     arena = transfer.arena
     stride = arena.address(1) - arena.address(0)
-    assert cluster["num_slots"] == arena.num_slots
+    assert (cluster["num_slots"], cluster["slot_bytes"]) == (arena.num_slots, stride)
     assert cluster["bytes"] == arena.num_slots * stride
     assert {part.name: part.digest for part in arena.parts.values()} == cluster["layouts"]
     assert arena.num_slots <= 100 < arena.num_slots + 25, "a quarter of the cache's bytes"
