@@ -20,6 +20,7 @@ from fastdeploy.spec_decode.proposers.registry import PROPOSERS
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "guide"
 MODELS, LIMITS = ((DOCS / name).read_text() for name in ("models.md", "limits.md"))
 WITHOUT_EFFECT = {"tensor_parallel_size", "trust_remote_code"}
+PARTLY_HONOURED = {"cache_transfer_protocol", "scheduler_name"}  # the page names values that are refused
 
 
 def test_models_page_names_every_architecture_rope_rule_hub_and_file() -> None:
@@ -34,7 +35,7 @@ def test_every_flag_of_the_limits_page_is_refused_or_has_no_effect() -> None:
     texts = missing.partition("## Texts")[0] + missing.partition("## Deployment")[2]
     flags = {name.replace("-", "_") for name in re.findall(r"`--([a-z-]+)`", texts)}
     assert len(flags) > 15
-    for name in sorted(flags):
+    for name in sorted(flags - PARTLY_HONOURED):
         expected = FlagClass.NO_EFFECT if name in WITHOUT_EFFECT else FlagClass.REFUSED
         assert FLAG_BY_NAME[name].flag_class is expected, name
 

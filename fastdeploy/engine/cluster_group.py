@@ -40,6 +40,7 @@ def group_digest(spec: EngineSpec, fingerprint: Fingerprint, max_model_len: int)
         "lossy": repr(speculative) if speculative.is_lossy else "",
         "logprobs_mode": config.logprobs_mode,
         "reasoning_parser": config.reasoning_parser,
+        "hands_over": config.hands_over,  # nodes with one queue would leave tickets for prefill standing
     }
     return _digest(_numerics(fingerprint), golden_digest(), contract)
 

@@ -48,7 +48,10 @@ def test_an_engine_alone_has_no_arena_and_describes_no_group() -> None:
 def test_with_one_queue_there_is_a_group_and_no_arena(plain: dict[str, Any]) -> None:
     engine = make_engine(replace(config(), is_clustered=True))
     assert engine.transfer is None
-    assert engine.describe()["cluster"] == plain | {"layouts": {}, "num_slots": 0, "slot_bytes": 0, "bytes": 0}
+    cluster = engine.describe()["cluster"]
+    assert cluster["group"] != plain["group"], "its nodes leave tickets for prefill standing"
+    nothing = {"layouts": {}, "num_slots": 0, "slot_bytes": 0, "bytes": 0}
+    assert cluster == plain | nothing | {"group": cluster["group"]}
 
 
 def test_equal_files_in_another_folder_form_one_group(tmp_path: Path, plain: dict[str, Any]) -> None:
