@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -70,7 +71,8 @@ def test_peers_that_say_nothing_send_garbage_or_leave_do_not_keep_others_waiting
     for i, peer in enumerate(peers):
         peer.connect(path)
         if i % 3 == 1:
-            peer.sendall(b"x" * 1000)
+            with contextlib.suppress(BrokenPipeError):  # it has been answered already
+                peer.sendall(b"x" * 1000)
         elif i % 3 == 2:
             peer.close()
     open_arena(path, TIMEOUT_S).close()
