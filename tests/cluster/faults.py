@@ -123,15 +123,17 @@ class Faults:
     async def _restart(self, node: Node, event: Event) -> None:
         self._ended.add(event.node)
         self._ending.add(event.node)
+        was_lost = event.node in self._lost_engines
         node.server.terminate()
         status = await asyncio.to_thread(node.server.wait_end, END_S)
-        self._check(event, status, 1 if event.node in self._lost_engines else 0)
+        can_be_lost = event.node in self._lost_engines  # before, or while it ended
+        self._check(event, status, 1 if was_lost else 0, *([1] if can_be_lost else []))
         node.start()
         self._ending.discard(event.node)
 
-    def _check(self, event: Event, status: int, expected: int) -> None:
-        if status not in (expected, -signal.SIGKILL):  # another event may have killed it
-            self.problems.append(f"{event}: exit status {status}, expected {expected}")
+    def _check(self, event: Event, status: int, *expected: int) -> None:
+        if status not in (*expected, -signal.SIGKILL):  # another event may have killed it
+            self.problems.append(f"{event}: exit status {status}, expected {expected[0]}")
 
     async def _watch(self, index: int) -> None:
         """Note what a fault point has done, and wake what it has stopped."""
