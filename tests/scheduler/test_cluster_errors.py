@@ -74,7 +74,8 @@ def test_a_deadline_ends_a_request_wherever_it_runs(redis: RedisServer) -> None:
         async with ScriptedNode(config, "n") as node, owner(config) as (scheduler, _):
             client = Client(scheduler, request(timeout_s=0.3))
             ticket = await node.claim()
-            assert ticket.timeout_s is not None and ticket.timeout_s <= 0.3
+            assert ticket.timeout_s is not None
+            assert ticket.timeout_s < 0.3 + 1e-6  # a difference of two floats
             with pytest.raises(RequestTimeoutError):
                 await client.end()
             await until_async(node.inbox, [Abort(scheduler.name, 0, 1)])
