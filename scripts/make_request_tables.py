@@ -11,14 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
+from fastdeploy.entrypoints.openai.field_rules import REFUSED, WITHOUT_EFFECT
 from fastdeploy.entrypoints.openai.openapi import describe_fields
-from fastdeploy.entrypoints.openai.protocol import (
-    REFUSED,
-    WITHOUT_EFFECT,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationFields,
-)
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
 from tests.entrypoints.openapi_fields import RELEASED, document_lines, make_document, range_text
 

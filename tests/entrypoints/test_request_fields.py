@@ -6,14 +6,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from fastdeploy.entrypoints.openai.field_rules import REFUSED, WITHOUT_EFFECT
 from fastdeploy.entrypoints.openai.openapi import describe_fields
-from fastdeploy.entrypoints.openai.protocol import (
-    REFUSED,
-    WITHOUT_EFFECT,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationFields,
-)
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 from scripts.make_request_tables import fresh_pages
 
 SHARED = """model frequency_penalty presence_penalty prompt_logprobs include_draft_logprobs

@@ -30,11 +30,12 @@ from fastdeploy.entrypoints.openai.errors import (
     route_not_found,
     to_api_error,
 )
+from fastdeploy.entrypoints.openai.generation_response import MAX_HEADER_ID_LENGTH, GenerationResponse
 from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware, path_of
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.prompt import has_client_template
-from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, RequestFields
 from fastdeploy.entrypoints.openai.responses import (
     ChatCompletionResponse,
     ChatCompletionStreamResponse,
@@ -43,7 +44,7 @@ from fastdeploy.entrypoints.openai.responses import (
 )
 from fastdeploy.entrypoints.openai.routes_info import server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.entrypoints.openai.serving_base import MAX_HEADER_ID_LENGTH, GenerationResponse, ServingBase
+from fastdeploy.entrypoints.openai.serving_base import Serving
 from fastdeploy.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
@@ -109,7 +110,7 @@ async def chat_completions(request: Request) -> GenerationResponse:
 
 
 async def _generate(
-    request: Request, model: type[Any], make_serving: Callable[[ApiServer, Any], ServingBase]
+    request: Request, model: type[Any], make_serving: Callable[[ApiServer, Any], Serving]
 ) -> GenerationResponse:
     """Parse and check the body; return the response, which runs the request when it is sent.
 
@@ -130,7 +131,7 @@ async def _generate(
 async def _prepare(
     request: Request,
     model: type[Any],
-    make_serving: Callable[[ApiServer, Any], ServingBase],
+    make_serving: Callable[[ApiServer, Any], Serving],
     arrival_s: float,
     limit: asyncio.Timeout,
 ) -> GenerationResponse:
@@ -140,8 +141,8 @@ async def _prepare(
     header_id = _header_id(request)
     raw_body = await read_body(request, server.config)
 
-    def parse() -> GenerationFields:
-        body: GenerationFields = parse_body(raw_body, model, server.config)
+    def parse() -> RequestFields:
+        body: RequestFields = parse_body(raw_body, model, server.config)
         fault_point("parse", body.request_id or "")
         server.check_model(body.model)
         check_request_fields(body)
@@ -172,7 +173,7 @@ def _deadline_s(arrival_s: float, *timeouts_s: float | None) -> float | None:
     return arrival_s + min(given_s) if given_s else None
 
 
-def _assign_client(serving: ServingBase, client: Client) -> None:
+def _assign_client(serving: Serving, client: Client) -> None:
     """Mark the prompts as requests of this client; ids and cached prefixes are separate for each key."""
     for request in serving.requests:
         if client.salt:

@@ -16,6 +16,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.connection_gate import SMALL_BODY_BYTES, body_of
 from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.entrypoints.openai.field_rules import FieldRules, rules_of
 from fastdeploy.entrypoints.openai.json_fields import (
     check_duplicates,
     check_size,
@@ -24,8 +25,6 @@ from fastdeploy.entrypoints.openai.json_fields import (
     split_object,
 )
 from fastdeploy.entrypoints.openai.protocol import (
-    REFUSED,
-    WITHOUT_EFFECT,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
@@ -78,9 +77,9 @@ def parse_body(body: bytes, model: type[T], config: ServerConfig) -> T:
     """
     given = split_object(body)
     known = _known_fields(model)
-    is_generation = issubclass(model, GenerationFields)
+    rules = rules_of(model)
     for name in given:
-        if name not in known and not (is_generation and (name in REFUSED or name in WITHOUT_EFFECT)):
+        if name not in known and name not in rules.refused and name not in rules.without_effect:
             raise _unknown_field(name, model)
     check_size(body, given, config.max_json_depth, config.max_json_elements)
     values = {name: decode_field(name, text, known.get(name, _ANY)) for name, text in given.items()}
@@ -90,7 +89,7 @@ def parse_body(body: bytes, model: type[T], config: ServerConfig) -> T:
         if name in known and value is not None:
             used[name] = value
         elif value is not None:
-            _check_without_effect(name, value)
+            _check_without_effect(rules, name, value)
     request = model(**used)
     if isinstance(request, GenerationFields) and request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options", "needs stream: true")
@@ -127,16 +126,16 @@ def _known_fields(model: type[msgspec.Struct]) -> dict[str, msgspec.json.Decoder
     }  # resolving annotations takes 2 ms
 
 
-def _check_without_effect(name: str, value: Any) -> None:
+def _check_without_effect(rules: FieldRules, name: str, value: Any) -> None:
     """Check a field that the server does not use."""
-    if name in REFUSED:
-        _check_refused(name, value)
+    if name in rules.refused:
+        _check_refused(rules, name, value)
     elif name == "metadata":
         _check_metadata(value)
 
 
-def _check_refused(name: str, value: Any) -> None:
-    reason, neutral = REFUSED[name]
+def _check_refused(rules: FieldRules, name: str, value: Any) -> None:
+    reason, neutral = rules.refused[name]
     if value not in neutral:
         raise ApiError(400, f"{name}: {reason}", param=name, code="unsupported_parameter")
 
@@ -153,7 +152,8 @@ def _unknown_field(name: str, model: type[msgspec.Struct]) -> ApiError:
     elif model is ChatCompletionRequest and name in _known_fields(CompletionRequest):
         hint = "it belongs to /v1/completions"
     else:
-        known = [*_known_fields(model), *([*REFUSED, *WITHOUT_EFFECT] if issubclass(model, GenerationFields) else [])]
+        rules = rules_of(model)
+        known = [*_known_fields(model), *rules.refused, *rules.without_effect]
         nearest = difflib.get_close_matches(name[:64], known, n=1)
         hint = f"did you mean {nearest[0]!r}?" if nearest else ""
     message = f"{name[:64]}: unknown field" + (f"; {hint}" if hint else "")

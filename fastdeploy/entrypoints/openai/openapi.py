@@ -29,11 +29,13 @@ from fastdeploy.core.sampling_params import (
     Range,
 )
 from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
+from fastdeploy.entrypoints.openai.field_rules import rules_of
+from fastdeploy.entrypoints.openai.generation_response import MAX_HEADER_ID_LENGTH
 from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
-from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, WITHOUT_EFFECT, GenerationFields
+from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
-from fastdeploy.entrypoints.openai.serving_base import MAX_HEADER_ID_LENGTH, MAX_REQUEST_ID_LENGTH
+from fastdeploy.entrypoints.openai.serving_base import MAX_REQUEST_ID_LENGTH
 from fastdeploy.scheduler.request_states import Role
 from fastdeploy.version import __version__
 
@@ -308,10 +310,10 @@ def _complete_body(schema: Schema, model: type) -> None:
         if name in MAX_ITEMS:
             part["maxItems"] = MAX_ITEMS[name]
         part.update(FIELD_SCHEMAS.get(name, {}))
-    if issubclass(model, GenerationFields):
-        for name, reason in WITHOUT_EFFECT.items():
-            properties[name] = {"description": f"accepted without effect: {reason}"}
-        properties["metadata"] |= {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+    for name, reason in rules_of(model).without_effect.items():
+        properties[name] = {"description": f"accepted without effect: {reason}"}
+        if name == "metadata":
+            properties[name] |= {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
     schema["additionalProperties"] = False
 
 

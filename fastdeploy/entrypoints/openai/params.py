@@ -18,6 +18,7 @@ from fastdeploy.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
+    RequestFields,
 )
 
 COMMON_FIELDS = (
@@ -114,14 +115,14 @@ def completion_logprobs(body: CompletionRequest) -> int | None:
     return body.logprobs
 
 
-def check_request_fields(body: GenerationFields) -> None:
+def check_request_fields(body: RequestFields) -> None:
     """Check the ranges and lengths of the fields that are not sampling parameters.
 
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
     """
     for name in ("priority", "timeout", "max_streaming_response_tokens"):
-        if (value := getattr(body, name)) is not None:
+        if (value := getattr(body, name, None)) is not None:
             FIELD_RANGES[name].check(name, value)
     if body.cache_salt is not None and len(body.cache_salt) > MAX_SALT_LENGTH:
         raise InvalidRequestError(

@@ -19,6 +19,7 @@ from fastdeploy.detokenize.preprocess import (
     max_text_length,
     prepare_params,
 )
+from fastdeploy.entrypoints.openai.choice_serving import ChoiceServing
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.logprobs import (
     CompletionLogprobsBuilder,
@@ -29,7 +30,7 @@ from fastdeploy.entrypoints.openai.params import completion_logprobs, completion
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
 from fastdeploy.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
 from fastdeploy.entrypoints.openai.server import ApiServer
-from fastdeploy.entrypoints.openai.serving_base import ServingBase, make_request_id
+from fastdeploy.entrypoints.openai.serving_base import make_request_id
 
 MAX_CHOICES = 1024
 MAX_IDS = 2**20  # in the parameters of all prompts, each of which is sent with a copy
@@ -37,7 +38,7 @@ MAX_IDS = 2**20  # in the parameters of all prompts, each of which is sent with 
 Prompt = str | list[int]
 
 
-class ServingCompletion(ServingBase):
+class ServingCompletion(ChoiceServing):
     """A request for completions of one or several prompts."""
 
     body: CompletionRequest

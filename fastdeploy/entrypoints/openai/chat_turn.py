@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One turn of a conversation: its prompt, the constraint on its output, and the output's parts, in every protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.reasoning import ReasoningState
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.preprocess import build_request, max_text_length
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
+from fastdeploy.entrypoints.openai.logprobs import check_num_prompt_logprobs
+from fastdeploy.entrypoints.openai.params import chat_params
+from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
+from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
+from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
+from fastdeploy.entrypoints.openai.prompt import reasoning_format, reasoning_state, render_prompt
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.tool_choice import tool_use
+
+
+class ChatTurn:
+    """The request of a chat for the engine, and the parsers of its choices.
+
+    Attributes:
+        request: the prompt and its parameters.
+        has_reasoning: the server separates the reasoning of this model.
+    """
+
+    def __init__(self, server: ApiServer, body: ChatCompletionRequest, response_id: str) -> None:
+        """Check the request and render the conversation.
+
+        Raises:
+            InvalidRequestError: naming the field and its range.
+        """
+        self._tokenizer = server.tokenizer
+        self._reasoning = reasoning_format(server)
+        self._tools = tool_use(body, server.config.tool_call_parser)
+        params = chat_params(body, server.defaults, server.param_limits)
+        is_truncated = body.truncate_prompt_tokens is not None
+        max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
+        prompt = render_prompt(server, body, max_length)
+        state = reasoning_state(server, body, prompt)
+        self._add_constraint(params)
+        add_special = body.add_special_tokens is True or (  # templates write the special tokens themselves
+            body.disable_chat_template and body.add_special_tokens is None
+        )
+        field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
+        request = build_request(server.tokenizer, server.limits, response_id, prompt, params, add_special, field)
+        request.cache_salt = body.cache_salt or ""
+        request.reasoning = state
+        self.request: GenerationRequest = request
+        check_num_prompt_logprobs("prompt_logprobs", [request], 1)
+        is_plain = self._reasoning is None and self._tools is None
+        self._parsers = None if is_plain else [self._make_parser(state) for _ in range(params.n)]
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Return whether the server separates the reasoning of this model."""
+        return self._reasoning is not None
+
+    def parts(self, update: ChoiceUpdate) -> list[Part]:
+        """Return the parts of the message that an update completes: the next ones of its choice."""
+        if self._parsers is None:
+            return [Part("content", update.text)] if update.text else []
+        return self._parsers[update.index].push(update.text, update.delta.finish_reason is not None)
+
+    def message(self, update: ChoiceUpdate) -> Message:
+        """Return the whole message of a choice, whose only update this is."""
+        message = Message()
+        message.add(self.parts(update))
+        return message
+
+    def num_calls(self, index: int) -> int:
+        """Return the number of tool calls of a choice so far."""
+        return 0 if self._parsers is None else self._parsers[index].num_calls
+
+    def reasoning_counters(self) -> Sequence[ReasoningCounter]:
+        """Return a counter of reasoning tokens per choice; none if the server does not separate the reasoning."""
+        if self._reasoning is None:
+            return ()
+        state, n = self.request.reasoning, self.request.params.n
+        return [ReasoningCounter(self._tokenizer, self._reasoning, state) for _ in range(n)]
+
+    def _add_constraint(self, params: SamplingParams) -> None:
+        """Constrain the output to what the tools require, and keep the markers of the parsers in its text."""
+        markers = self._reasoning.markers if self._reasoning is not None else ()
+        if self._tools is not None:
+            params.guided_decoding = self._tools.constraint(self._tokenizer, params.guided_decoding)
+            markers += self._tools.markers
+        params.visible_token_ids = list(self._tokenizer.find_special_ids(markers).values())
+
+    def _make_parser(self, state: ReasoningState) -> MessageParser:
+        reasoning = ReasoningParser(self._reasoning, state) if self._reasoning is not None else None
+        if self._tools is None:
+            return MessageParser(reasoning, None)
+        return MessageParser(reasoning, self._tools.make_parser(), self._tools.max_calls)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of request bodies that are accepted without effect, or refused by name (docs/guide/request-fields.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FieldRules:
+    """What happens to fields of a body that the server does not use.
+
+    Attributes:
+        without_effect: field -> why it is accepted without effect.
+        refused: field -> why it is refused, and the values that are accepted because they request nothing.
+    """
+
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
+
+
+NO_RULES = FieldRules()
+
+
+def rules_of(model: type) -> FieldRules:
+    """Return the rules of a body's struct, which are its class attribute `rules` if it has any."""
+    rules: FieldRules = getattr(model, "rules", NO_RULES)
+    return rules
+
+
+_SERVICE = "identifies or stores the request in a hosted service"
+WITHOUT_EFFECT: dict[str, str] = {
+    "user": _SERVICE,
+    "metadata": f"{_SERVICE}; its values are texts",
+    "store": _SERVICE,
+    "safety_identifier": _SERVICE,
+    "prompt_cache_key": "equal prefixes are found without it; `cache_salt` separates them",
+    "prompt_cache_retention": "cached prefixes stay as long as there is room",
+    "trace_context": "this server sends no traces",
+}
+"""Field -> why it is accepted without effect."""
+
+_OFF: tuple[Any, ...] = (False, [], {}, "", 0)
+_TEXT_ONLY = "this server reads and writes text only"
+_NO_BEAM_SEARCH = "beam search is not supported"
+_BY_SERVER = "the server has one kind of log-probabilities; see --logprobs-mode"
+_DISAGGREGATED = "internal to prefill/decode separation; clients do not send it"
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "functions": ("is OpenAI's older spelling; use tools", ([],)),
+    "function_call": ("is OpenAI's older spelling; use tool_choice", ("none", "auto")),
+    "service_tier": ("there are no service tiers", ("auto", "default")),
+    "modalities": (_TEXT_ONLY, (["text"],)),
+    "audio": (_TEXT_ONLY, ()),
+    "mm_hashes": (_TEXT_ONLY, _OFF),
+    "mm_processor_kwargs": (_TEXT_ONLY, _OFF),
+    "prediction": ("speculation finds repeated text without it", ()),
+    "verbosity": ("describe the length of the answer in the prompt", ("medium",)),
+    "web_search_options": ("web search is not supported", ()),
+    "use_beam_search": (_NO_BEAM_SEARCH, (False,)),
+    "length_penalty": (_NO_BEAM_SEARCH, (1, 1.0)),
+    "early_stopping": (_NO_BEAM_SEARCH, (False,)),
+    "include_draft_logprobs": ("tokens are sampled from the target; drafts have no probabilities", (False,)),
+    "temp_scaled_logprobs": (_BY_SERVER, (False,)),
+    "top_p_normalized_logprobs": (_BY_SERVER, (False,)),
+    "completion_token_ids": ("append the tokens to continue from to prompt_token_ids", ([],)),
+    "disaggregate_info": (_DISAGGREGATED, ({},)),
+    "kv_transfer_params": (_DISAGGREGATED, ({},)),
+    "guided_whitespace_pattern": ("the grammar defines the whitespace", ()),
+    "guided_decoding_backend": ("the server has one backend; see --guided-decoding-backend", ("auto",)),
+    "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
+    "return_tokens_as_token_ids": ("see return_token_ids", (False,)),
+    "structured_outputs": ("use response_format or the guided_ fields", ({},)),
+    "logits_processors": ("see logits_processors_args", ([],)),
+    "vllm_xargs": ("there are no plug-ins that read it", ({},)),
+    "documents": ("put them into chat_template_kwargs", ([],)),
+    "enable_thinking": ("put it into chat_template_kwargs", ()),
+    "thinking_token_budget": ("use reasoning_max_tokens", ()),
+    "include_reasoning": ("reasoning is always separate, in reasoning_content", (True,)),
+    "allowed_token_ids": ("see guided_choice and guided_regex", ([],)),
+}
+"""Field -> (why it is refused, values that are accepted because they request nothing)."""
