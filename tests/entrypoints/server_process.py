@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,3 +130,12 @@ def real_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[S
         yield server.wait_ready()
     finally:
         server.close()
+
+
+def wait_in_company(server: ServerProcess) -> None:
+    """Wait until every API process of a node sees the other node."""
+    deadline, num_in_company = time.monotonic() + 60, 0
+    while num_in_company < 12:  # connections are spread over the processes by the kernel
+        num_in_company = num_in_company + 1 if server.get("/health").json()["cluster"] == "ok" else 0
+        assert time.monotonic() < deadline, f"it stays alone: {server.stderr}"
+        time.sleep(0.02)

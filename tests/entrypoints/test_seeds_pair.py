@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import openai
@@ -13,7 +12,7 @@ import pytest
 from fastdeploy.ipc.child import DEFAULT_FACTORY
 from tests.cluster.redis_server import RedisServer
 from tests.entrypoints.seeds_commands import COMMANDS
-from tests.entrypoints.server_process import ROOT, ServerProcess, real_server
+from tests.entrypoints.server_process import ROOT, ServerProcess, real_server, wait_in_company
 from tests.entrypoints.test_seeds import flags_of
 
 PASSWORD = "scheduler_mtp"
@@ -48,15 +47,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server
         finally:
             for server in started.values():
                 server.close()
-
-
-def wait_in_company(server: ServerProcess) -> None:
-    """Wait until every API process of a node sees the other node."""
-    deadline, num_in_company = time.monotonic() + 60, 0
-    while num_in_company < 12:  # connections are spread over the processes by the kernel
-        num_in_company = num_in_company + 1 if server.get("/health").json()["cluster"] == "ok" else 0
-        assert time.monotonic() < deadline, f"it stays alone: {server.stderr}"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
