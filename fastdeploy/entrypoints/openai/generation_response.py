@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from fastdeploy.entrypoints.openai.clients import Client
 from fastdeploy.entrypoints.openai.errors import deadline_exceeded, error_response, record_refusal, to_api_error
+from fastdeploy.entrypoints.openai.event_stream import EventStream
 from fastdeploy.entrypoints.openai.serving_base import Serving
 
 MAX_HEADER_ID_LENGTH = 96  # of X-Request-Id, to which a random suffix is appended
@@ -84,22 +85,19 @@ class GenerationResponse:
 
     async def _stream(self, scope: Scope, send: Send) -> None:
         """Send events. An error before the first one is an ordinary error response; later it is an event."""
-        has_started = False
+        serving = self._serving
+        stream = EventStream(send, self._start(200, b"text/event-stream; charset=utf-8"))
         try:
-            async with contextlib.aclosing(self._serving.events()) as events:
+            async with stream.kept_alive(serving), contextlib.aclosing(serving.events()) as events:
                 async for event in events:
-                    if not has_started:
-                        await send(self._start(200, b"text/event-stream; charset=utf-8"))
-                        has_started = True
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    await stream.send(event)
         except Exception as error:
-            if not has_started or isinstance(error, OSError):
+            if not stream.has_started or isinstance(error, OSError):
                 raise
-            api_error = to_api_error(error, self._serving.response_id)
+            api_error = to_api_error(error, serving.response_id)
             record_refusal(scope, api_error)
-            event = self._serving.error_event(api_error)
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": self._serving.last_event})
+            await stream.send(serving.error_event(api_error))
+        await stream.close(serving.last_event)
 
     def _start(self, status: int, media_type: bytes, length: int | None = None) -> Message:
         headers = [(b"content-type", media_type), *self._headers]

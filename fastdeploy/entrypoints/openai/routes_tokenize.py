@@ -27,7 +27,7 @@ from fastdeploy.entrypoints.openai.routes_info import json_response, server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 
-ID_PREFIXES = ("", "cmpl-", "chatcmpl-")  # clients may send the request's id or the response's
+ID_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_", "msg_")  # clients may send the request's id or the response's
 MAX_IDS = 4096
 TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 

@@ -37,7 +37,8 @@ class Serving(ABC):
     """A checked request and the format of its answer.
 
     Attributes:
-        last_event: what a stream ends with, also after an error.
+        last_event: what a stream ends with, also after an error; may be empty.
+        keep_alive_event: what is sent while a stream has no event for a while; empty for nothing.
         response_id: the response's `id`.
         requests: the prompts for the engine.
         bucket: counts the output tokens of a client with a limit of tokens per minute; None without one.
@@ -45,6 +46,7 @@ class Serving(ABC):
     """
 
     last_event = b"data: [DONE]\n\n"
+    keep_alive_event = b""
 
     def __init__(self, server: ApiServer, body: RequestFields, response_id: str) -> None:
         self.server = server
