@@ -7,13 +7,13 @@ With --renew-openapi, at a release, it also writes the paths, fields and ranges 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import REFUSED, WITHOUT_EFFECT
 from fastdeploy.entrypoints.openai.openapi import describe_fields
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
+from scripts.protocol_tables import table
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
 from tests.entrypoints.openapi_fields import RELEASED, document_lines, make_document, range_text
 
@@ -41,12 +41,12 @@ def field_tables() -> str:
             for name, text in texts.items()
             if model is GenerationFields or name not in shared
         ]
-        tables.append(_table(f"**{title}**", ("field", "", "range"), rows))
+        tables.append(table(f"**{title}**", ("field", "", "range"), rows))
     rows_without_range = [(f"`{name}`", reason) for name, reason in WITHOUT_EFFECT.items()]
-    tables.append(_table("**Accepted without effect**", ("field", "why"), rows_without_range))
+    tables.append(table("**Accepted without effect**", ("field", "why"), rows_without_range))
     rows_without_range = [(f"`{name}`", reason) for name, (reason, _) in REFUSED.items()]
     tables.append(
-        _table("**Refused by name**, except for values that request nothing", ("field", "why"), rows_without_range)
+        table("**Refused by name**, except for values that request nothing", ("field", "why"), rows_without_range)
     )
     return "\n\n".join(tables)
 
@@ -60,9 +60,9 @@ def error_tables() -> str:
     absent = [(f"`{path}`", reason) for path, reason in ABSENT_ROUTES.items()]
     return "\n\n".join(
         [
-            _table("**Fields**", header, fields),
-            _table("**Bodies, headers, models, routes**", header, others),
-            _table("**Routes of FastDeploy, vLLM and OpenAI that do not exist** (404)", ("route", ""), absent),
+            table("**Fields**", header, fields),
+            table("**Bodies, headers, models, routes**", header, others),
+            table("**Routes of FastDeploy, vLLM and OpenAI that do not exist** (404)", ("route", ""), absent),
         ]
     )
 
@@ -87,12 +87,6 @@ def _cells(row: Row, where: str) -> tuple[str, ...]:
     param = f"`{row.param}`" if row.param else ""
     message = row.message + ("…" if row.message.endswith(" ") else "")
     return where, _escaped(row.wrong), str(row.status), _escaped(message), param, f"`{row.code}`"
-
-
-def _table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = list(header)
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in lines)])
 
 
 def _escaped(text: str) -> str:
