@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_unicode, parse_json, replace_surrogates
+from fastdeploy.detokenize.null_content import compares_content_with_none
 
 Messages = Sequence[Mapping[str, Any]]
 DEFAULT, WITH_TOOLS = "default", "tool_use"
@@ -30,7 +31,7 @@ class Conversation:
     """The input of a template.
 
     Attributes:
-        messages: mappings with `role` and `content`.
+        messages: mappings with `role` and `content`, which is text, or None for a message that has none.
         add_generation_prompt: end with the start of the assistant's message.
         continue_final_message: end within the last message, which the output continues.
         tools: function definitions in OpenAI's format; None for none.
@@ -128,9 +129,10 @@ def render_template(
         InvalidRequestError: as `ChatTemplates.render`, or rendering takes more than `MAX_CPU_S` of processor time.
     """
     compiled = _compile(template)
-    values = {**variables, "messages": [_for_template(message) for message in messages]}
+    no_content = None if compiled.compares_content_with_none else ""
+    values = {**variables, "messages": [_for_template(message, no_content) for message in messages]}
     try:
-        return _join(compiled.generate(values), max_length)
+        return _join(compiled.template.generate(values), max_length)
     except (InvalidRequestError, MemoryError):
         raise
     except jinja2.TemplateError as error:
@@ -188,8 +190,10 @@ class Arguments(dict[str, Any]):
         return text + self._text
 
 
-def _for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message whose calls have `Arguments`."""
+def _for_template(message: Mapping[str, Any], no_content: str | None) -> Mapping[str, Any]:
+    """Return a message whose calls have `Arguments`, and with `no_content` in place of a content that is None."""
+    if message.get("content", "") is None:
+        message = {**message, "content": no_content}
     if not message.get("tool_calls"):
         return message
     calls = [
@@ -217,10 +221,18 @@ class _GenerationTag(Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
+@dataclass(frozen=True)
+class _CompiledTemplate:
+    template: jinja2.Template
+    compares_content_with_none: bool
+
+
 @lru_cache(maxsize=16)
-def _compile(template: str) -> jinja2.Template:
+def _compile(template: str) -> _CompiledTemplate:
     try:
-        return _environment().from_string(template)
+        tree = _environment().parse(template)
+        compares = compares_content_with_none(tree)
+        return _CompiledTemplate(_environment().from_string(tree), compares)
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
         raise InvalidRequestError("chat_template", f"cannot be compiled: {_message(error)}") from error
 

@@ -12,7 +12,8 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_json, check_unicode, shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_KEYS = ("name", "tool_call_id", "reasoning_content")
+REASONING_KEYS = ("reasoning_content", "reasoning")  # two names of one text
+TEXT_KEYS = ("name", "tool_call_id", *REASONING_KEYS)
 REFUSED_KEYS = {
     "function_call": "is deprecated in OpenAI's API; use tool_calls",
     "audio": "this server supports text only",
@@ -28,7 +29,8 @@ FUNCTION_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the messages as templates expect them: contents are text, developer becomes system, nulls are dropped.
 
-    Unknown keys are kept, because the template may use them.
+    An assistant's content may be missing, and is None then. Its reasoning has both names, `reasoning` and
+    `reasoning_content`. Unknown keys are kept, because the template may use them.
 
     Raises:
         InvalidRequestError: a message is invalid; the field is `messages[i].KEY`, or `messages` if there are too many.
@@ -69,11 +71,10 @@ def _message(field: str, message: Any) -> dict[str, Any]:
         if not key.isascii() or not isinstance(value, str) or not value.isascii():
             check_unicode(field, key)
             _check_value(f"{field}.{key[:64]}", key, value)
-    if "reasoning" in result:  # an alias
-        result.setdefault("reasoning_content", result.pop("reasoning"))
     for key in TEXT_KEYS:
         if not isinstance(result.get(key, ""), str):
             raise InvalidRequestError(f"{field}.{key}", f"expected text, got {shorten(result[key])}")
+    _add_reasoning(field, result)
     if (calls := result.pop("tool_calls", None)) not in (None, []):
         result["tool_calls"] = _calls(f"{field}.tool_calls", role, calls)
     result["content"] = _content(f"{field}.content", result)
@@ -89,13 +90,20 @@ def _check_value(field: str, key: str, value: Any) -> None:
         check_json(field, value, None if key == "content" and isinstance(value, list) else MAX_JSON_LENGTH)
 
 
+def _add_reasoning(field: str, message: dict[str, Any]) -> None:
+    """Give the reasoning of a message, if it has one, both of its names."""
+    given = {key: message[key] for key in REASONING_KEYS if key in message}
+    if len(set(given.values())) > 1:
+        raise InvalidRequestError(f"{field}.reasoning", "differs from reasoning_content; send one of them")
+    for text in given.values():
+        message.update(dict.fromkeys(REASONING_KEYS, text))
+
+
 def _content(field: str, message: Mapping[str, Any]) -> str | None:
+    """Return the content of a message as text; None for an assistant's message without content."""
     content, role = message.get("content"), message["role"]
     if content is None and role == "assistant":
-        if isinstance(message.get("refusal"), str):
-            return str(message["refusal"])
-        if "tool_calls" in message or "reasoning_content" in message:
-            return None
+        return message["refusal"] if isinstance(message.get("refusal"), str) else None
     if isinstance(content, Mapping) and role == "tool":
         return json.dumps(content, ensure_ascii=False)
     return _text(field, content, ("text", "refusal") if role == "assistant" else ("text",))

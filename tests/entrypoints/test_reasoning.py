@@ -105,9 +105,11 @@ def test_reasoning_is_a_separate_field(
 ) -> None:
     message = chat(parsing_client, text, extra).choices[0].message
     assert (message.reasoning_content, message.content) == expected
+    assert message.reasoning == expected[0]
     deltas = [chunk.choices[0].delta for chunk in chat(parsing_client, text, extra, stream=True)]
-    reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-    assert (reasoning or None, "".join(delta.content or "" for delta in deltas)) == expected
+    names = [[getattr(delta, name, "") for delta in deltas] for name in ("reasoning", "reasoning_content")]
+    assert names[0] == names[1], "each delta has both names"
+    assert ("".join(names[0]) or None, "".join(delta.content or "" for delta in deltas)) == expected
 
 
 def test_reasoning_comes_before_the_answer(parsing_client: openai.OpenAI) -> None:

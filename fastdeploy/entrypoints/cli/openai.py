@@ -138,7 +138,9 @@ class Session:
             async for event in self.client.stream("/chat/completions", body):
                 for choice in event["choices"]:
                     content = choice["delta"].get("content") or ""
-                    printer.print_delta(choice, content, choice["delta"].get("reasoning_content") or "")
+                    delta = choice["delta"]
+                    reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""  # two names of one text
+                    printer.print_delta(choice, content, reasoning)
                     answer += content
         except (ServerError, UnreachableError):
             answer = ""

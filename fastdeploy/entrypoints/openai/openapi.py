@@ -72,6 +72,7 @@ _MESSAGE: Schema = {
     "properties": {
         "role": {"enum": list(ROLES)},
         "content": {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]},
+        "reasoning": {"type": ["string", "null"]},
         "reasoning_content": {"type": ["string", "null"]},
         "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
         "tool_call_id": {"type": ["string", "null"]},

@@ -233,12 +233,13 @@ class ChatMessage(ResponseBody, kw_only=True):
 
     Attributes:
         content: the text; null beside tool calls without text
-        reasoning_content: the reasoning, if the server separates it
+        reasoning, reasoning_content: the reasoning, if the server separates it, under both of its names
     """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
@@ -274,10 +275,15 @@ class DeltaToolCall(ResponseBody, kw_only=True):
 
 
 class DeltaMessage(ResponseBody, kw_only=True):
-    """What a chunk adds to a message."""
+    """What a chunk adds to a message.
+
+    Attributes:
+        reasoning, reasoning_content: the same text
+    """
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[DeltaToolCall] | UnsetType = UNSET
 

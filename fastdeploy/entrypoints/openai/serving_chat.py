@@ -81,7 +81,7 @@ class ServingChat(ChoiceServing):
         """Return the message of the response; beside calls, empty content is null."""
         message = ChatMessage(content=parsed.content)
         if self._turn.has_reasoning:
-            message.reasoning_content = parsed.reasoning or None
+            message.reasoning = message.reasoning_content = parsed.reasoning or None
         if parsed.calls:
             message.content = parsed.content or None
             message.tool_calls = [
@@ -115,7 +115,7 @@ def _delta(part: Part) -> DeltaMessage:
     """Return a part as the delta of a chunk; a call's id, type and name come once, its arguments in pieces."""
     match part.kind:
         case "reasoning":
-            return DeltaMessage(reasoning_content=part.text)
+            return DeltaMessage(reasoning=part.text, reasoning_content=part.text)
         case "content":
             return DeltaMessage(content=part.text)
         case "call":

@@ -214,7 +214,8 @@ async def _send_request(client: HttpClient, path: str, body: dict[str, Any]) -> 
 
 def _has_text(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta", {})
-    return bool(choice.get("text") or any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls")))
+    keys = ("content", "reasoning", "reasoning_content", "tool_calls")
+    return bool(choice.get("text") or any(delta.get(key) for key in keys))
 
 
 async def _warm_up(client: HttpClient, path: str, bodies: Sequence[dict[str, Any]], count: int) -> None:
