@@ -106,6 +106,23 @@ def test_strict_arguments_within_a_text_follow_their_schema(model: Model, format
     )
 
 
+def test_call_without_its_first_marker_follows_its_schema_as_well(model: Model) -> None:
+    grammar = ToolCallGrammar(FORMATS["qwen3_coder"], SCHEMAS, model.special_ids).within_text()
+    call = "<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>"
+    assert model.accepts(grammar, f"Well: {call} {call}\nDone. {TEXTS['qwen3_coder']}")
+    assert not model.accepts(grammar, call.replace("city", "town"))
+    assert not model.accepts(grammar, call.replace("weather", "tides"))
+    assert not model.accepts(grammar, "write <function=")
+
+
+@pytest.mark.parametrize("tag", ["</parameter>", "<parameter="])
+def test_text_of_a_parameter_contains_no_tag_that_would_end_it(model: Model, tag: str) -> None:
+    grammar = ToolCallGrammar(FORMATS["qwen3_coder"], SCHEMAS, model.special_ids).required()
+    call = f"<tool_call>\n<function=weather>\n<parameter=city>\na {tag} b\n</parameter>\n</function>\n</tool_call>"
+    assert not model.accepts(grammar, call)
+    assert model.accepts(grammar, call.replace(f"a {tag}", "</function> <parameter"))
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_maximum_number_of_calls_is_enforced(model: Model, format_name: str) -> None:
     one = ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids, max_calls=1)

@@ -21,6 +21,8 @@ from tests.entrypoints.message_texts import CALL, CALL_END, CALLS, LIST, LIST_EN
 
 ROOT = Path(__file__).parents[2]
 F = ToolCall("f", '{"a": 1}')
+F_AB = ToolCall("f", '{"a": 1, "b": 2}')
+TWO_FUNCTIONS = Message(calls=[ToolCall("f", "{}"), ToolCall("g", "{}")])
 
 
 def test_every_name_has_a_format_and_every_format_a_name() -> None:
@@ -71,7 +73,36 @@ def test_text_without_calls_is_unchanged_content(format_name: str) -> None:
         # truncated within the arguments
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', Message(calls=[ToolCall("f", '{"a": [1')])),
         ("qwen3_coder", "<tool_call><function=f><parameter=a>\n1", Message(calls=[ToolCall("f", '{"a": 1')])),
+        # without the first marker, or end tags
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter></function>", Message(calls=[F])),
+        ("qwen3_coder", "So:\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>.", Message("", "So:.", [F])),
+        ("qwen3_coder", "<tool_call><function=f></function><function=g></function></tool_call>", TWO_FUNCTIONS),
+        ("qwen3_coder", "<function=f></function>\n<tool_call>\n<function=g>\n</function>\n</tool_call>", TWO_FUNCTIONS),
+        (
+            "qwen3_coder",
+            "<function=f><parameter=a>\n1\n<parameter=b>\n2\n</parameter></function>",
+            Message(calls=[F_AB]),
+        ),
+        ("qwen3_coder", "<function=f><parameter=a>1<parameter=b>2</function> x", Message("", " x", [F_AB])),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</tool_call> x", Message("", " x", [F])),
+        ("qwen3_coder", "<function=f><parameter=a>1</parameter></tool_call>", Message(calls=[F])),
+        (
+            "qwen3_coder",
+            "<function=f><parameter=a>1</function><function=f><parameter=a>1<parameter=b>2</parameter></function>",
+            Message(calls=[F, F_AB]),
+        ),
+        # other tags within a value
+        (
+            "qwen3_coder",
+            "<function=f><parameter=a><tool_call></function></parameter></function>",
+            Message(calls=[ToolCall("f", '{"a": "<tool_call></function>"}')]),
+        ),
         # not calls
+        (
+            "qwen3_coder",
+            "write <function=NAME or <function= f g>",
+            Message(content="write <function=NAME or <function= f g>"),
+        ),
         ("hermes", '<tool_call>{"name": "f", "argum', Message(content='<tool_call>{"name": "f", "argum')),
         ("hermes", "<tool_call>f(1)</tool_call>", Message(content="<tool_call>f(1)</tool_call>")),
         ("hermes", '<tool_call>{"name": 3}</tool_call>', Message(content='<tool_call>{"name": 3}</tool_call>')),

@@ -110,14 +110,14 @@ class JsonToolParser(ToolParser):
 class HermesToolParser(JsonToolParser):
     """Parses `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once per call: Hermes, Qwen, ERNIE."""
 
-    start_marker = "<tool_call>"
+    start_markers = ("<tool_call>",)
     end_marker = "</tool_call>"
 
 
 class Llama3JsonToolParser(JsonToolParser):
     """Parses `{"name": ..., "parameters": {...}}`, separated by `;`, optionally after `<|python_tag|>`: Llama 3.1."""
 
-    start_marker = "<|python_tag|>"
+    start_markers = ("<|python_tag|>",)
     separator = ";"
     is_unmarked = True
 
@@ -125,7 +125,7 @@ class Llama3JsonToolParser(JsonToolParser):
 class JsonArrayToolParser(JsonToolParser):
     """Parses `[{"name": ..., "parameters": {...}}, ...]`, which the grammar of required calls enforces by default."""
 
-    start_marker = "["
+    start_markers = ("[",)
     end_marker = "]"
     separator = ","
 
@@ -152,7 +152,7 @@ class DeepSeekToolParser(ToolParser):
     V3 and R1 write type, separator, name and a fenced JSON object; V3.1 writes name, separator and object.
     """
 
-    start_marker = DEEPSEEK_LIST_BEGIN
+    start_markers = (DEEPSEEK_LIST_BEGIN,)
 
     def _parse_head(self) -> bool:
         head = self._buffer[self._head_start : self._head_start + MAX_HEAD_LENGTH]

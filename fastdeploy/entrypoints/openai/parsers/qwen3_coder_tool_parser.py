@@ -4,26 +4,35 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import parse_json
+from fastdeploy.entrypoints.openai.parsers.stream_parser import find_first
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 
 MAX_TAG_LENGTH = 400  # characters; a longer tag is not a call
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_OTHER_TAGS = (_FUNCTION_END, _CALL_END, _CALL, _FUNCTION)
+VALUE_ENDS = (_PARAMETER_END, _PARAMETER)
+_NAME = re.compile(r"[^\s<]+")
 
 
 class Qwen3CoderToolParser(ToolParser):
     """Parses `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
 
+    Models leave out `<tool_call>` and end tags. A value without `</parameter>` ends at the next parameter. If none
+    follows, it ends at the first tag of another kind.
+
     A value is converted to the type in the function's schema, and remains text if that fails. A value is emitted when
     it is complete.
     """
 
-    start_marker = "<tool_call>"
+    start_markers = (_CALL, _FUNCTION)
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         """Create a parser for functions, given the schema of each function's parameters."""
@@ -33,12 +42,16 @@ class Qwen3CoderToolParser(ToolParser):
         self._num_values = 0
 
     def _parse_head(self) -> bool:
-        head = self._buffer[self._head_start : self._head_start + MAX_TAG_LENGTH]
+        start = self._head_start
+        if self._buffer.endswith(_FUNCTION, 0, start):
+            start -= len(_FUNCTION)
+        head = self._buffer[start : start + MAX_TAG_LENGTH]
         text = head.lstrip()
         end = head.find(">")
         if end >= 0 and text.startswith(_FUNCTION):
             name = head[:end].lstrip()[len(_FUNCTION) :].strip()
-            return self._begin_function(name, self._head_start + end + 1) if name else self._reject_call()
+            is_name = _NAME.fullmatch(name) is not None
+            return self._begin_function(name, start + end + 1) if is_name else self._reject_call()
         may_be_function = _FUNCTION.startswith(text[: len(_FUNCTION)]) or text.startswith(_FUNCTION)
         is_decided = not may_be_function or end >= 0 or len(head) == MAX_TAG_LENGTH or self._is_finished
         return self._reject_call() if is_decided else False
@@ -65,25 +78,31 @@ class Qwen3CoderToolParser(ToolParser):
         return True
 
     def _parse_parameter(self) -> bool:
-        end = self._buffer.find(_PARAMETER_END, self._num_scanned)
-        if end < 0 and not self._is_finished:
-            self._num_scanned = max(0, len(self._buffer) - len(_PARAMETER_END) + 1)
+        end = find_first(self._buffer, VALUE_ENDS, self._num_scanned)
+        if end is None and not self._is_finished:
+            self._num_scanned = max(0, len(self._buffer) - max(map(len, VALUE_ENDS)) + 1)
             return False
-        key, bracket, value = self._buffer[: end if end >= 0 else None].partition(">")
-        text = self._format_argument(key.strip(), value) if bracket else json.dumps(key)
-        separator = ", " if self._num_values else ""
-        self._num_values += 1
-        self._emit_arguments(separator + text)
-        self._buffer = self._buffer[end + len(_PARAMETER_END) :] if end >= 0 else ""
+        index, marker = end or (len(self._buffer), "")
+        if marker != _PARAMETER_END:
+            index, _ = find_first(self._buffer, _OTHER_TAGS, end=index) or (index, "")
+        self._emit_parameter(self._buffer[:index])
+        self._buffer = self._buffer[index:].removeprefix(_PARAMETER_END)
         self._state = self._between_parameters
         return True
+
+    def _emit_parameter(self, text: str) -> None:
+        """Emit a parameter, given the text after `<parameter=`."""
+        key, bracket, value = text.partition(">")
+        separator = ", " if self._num_values else ""
+        self._num_values += 1
+        self._emit_arguments(separator + (self._format_argument(key.strip(), value) if bracket else json.dumps(key)))
 
     def _format_argument(self, key: str, text: str) -> str:
         value = convert(text.removeprefix("\n").removesuffix("\n"), self._properties.get(key, {}))
         return f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
 
     def _parse_end(self) -> bool:
-        if self._consume("</tool_call>") is None:
+        if self._consume(_CALL_END) is None:
             return False
         self._state = self._after_calls
         return True

@@ -46,7 +46,7 @@ class ReasoningParser(StreamParser):
         if self._is_finished and end not in self._buffer:
             self._emit_buffer("reasoning", len(self._buffer))
             return False
-        self._emit_buffer("reasoning", length_before(self._buffer, end))
+        self._emit_buffer("reasoning", length_before(self._buffer, (end,)))
         if not self._consume(end):
             return False
         self._state = self._after_reasoning
@@ -69,7 +69,7 @@ class ReasoningParser(StreamParser):
         end = self._format.answer_end
         if self._is_finished and end not in self._buffer:
             return self._parse_answer()
-        self._emit_buffer("content", length_before(self._buffer, end))
+        self._emit_buffer("content", length_before(self._buffer, (end,)))
         if not self._consume(end):
             return False
         self._state = self._after_answer

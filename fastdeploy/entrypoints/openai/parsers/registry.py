@@ -34,6 +34,8 @@ class ToolFormat:
         markers: texts that may be special tokens of the model, and that the parser needs in the text.
         begin, end: text before and after the arguments of a call; `{name}` is replaced by the function's name.
         list_begin, separator, list_end: text before, between and after calls.
+        bare_begin, bare_end: text around the arguments of a call without its first marker, which parsers accept, too;
+            empty for formats without such calls.
         is_unmarked: no marker distinguishes a call from other text.
         is_tagged: the arguments are tags instead of JSON.
     """
@@ -45,6 +47,8 @@ class ToolFormat:
     list_begin: str = ""
     separator: str = ""
     list_end: str = ""
+    bare_begin: str = ""
+    bare_end: str = ""
     is_unmarked: bool = False
     is_tagged: bool = False
 
@@ -73,6 +77,8 @@ FORMATS = {
         begin="<tool_call>\n<function={name}>\n",
         end="</function>\n</tool_call>",
         separator="\n",
+        bare_begin="<function={name}>\n",
+        bare_end="</function>",
         is_tagged=True,
     ),
     "llama3_json": ToolFormat(

@@ -8,7 +8,7 @@ prefix of that text alone, so the result does not depend on how the text is divi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _STRING_CONTENT = re.compile(r'[^"\\]*')
@@ -88,11 +88,19 @@ def partial_match_length(text: str, marker: str) -> int:
     return 0
 
 
-def length_before(text: str, marker: str) -> int:
-    """Return how many characters of `text` precede `marker`, or a partial match at the end, and the space before it."""
-    index = text.find(marker)
-    if index < 0:
-        index = len(text) - partial_match_length(text, marker)
+def find_first(text: str, markers: Sequence[str], start: int = 0, end: int | None = None) -> tuple[int, str] | None:
+    """Return the index and text of the marker that comes first in `text[start:end]`; None if it contains none."""
+    found = [(index, marker) for marker in markers if (index := text.find(marker, start, end)) >= 0]
+    return min(found, default=None)
+
+
+def length_before(text: str, markers: Sequence[str]) -> int:
+    """Return how many characters of `text` precede the first of the markers, or a partial match at the end.
+
+    White space before a marker does not count.
+    """
+    first = find_first(text, markers)
+    index = first[0] if first else len(text) - max(partial_match_length(text, marker) for marker in markers)
     return len(text[:index].rstrip())
 
 

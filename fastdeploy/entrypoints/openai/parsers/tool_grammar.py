@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import schema_types
+from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import VALUE_ENDS, schema_types
 from fastdeploy.entrypoints.openai.parsers.registry import Schemas, ToolFormat
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -49,12 +49,31 @@ class ToolCallGrammar:
         opening = (self.tool_format.list_begin or self.tool_format.begin).replace("{name}", "\0")
         trigger = next(marker for marker in self.tool_format.markers if opening.startswith(marker))
         if trigger in self.special_ids:
-            head = [f"calls_in_text: TEXT {self._literal(trigger)} calls_rest"]
+            head = [f"triggered_calls: TEXT {self._literal(trigger)} calls_rest"]
         else:
-            head = [f"trigger[lazy]: TEXT {_quote(trigger)}", "calls_in_text: trigger calls_rest"]
+            head = [f"trigger[lazy]: TEXT {_quote(trigger)}", "triggered_calls: trigger calls_rest"]
+        bare_trigger = self.tool_format.bare_begin.partition("{name}")[0]
+        if bare_trigger:
+            head += ["calls_in_text: triggered_calls | bare_call", *self._bare_calls(bare_trigger)]
+        else:
+            head += ["calls_in_text: triggered_calls"]
         count = "*" if self.max_calls is None else f"{{0,{self.max_calls}}}"
-        lines = [f"start: calls_in_text{count} tail", "tail: TEXT", f"TEXT: {ANY_TEXT}", *head]
+        text = text_without(bare_trigger) if bare_trigger else ANY_TEXT
+        lines = [f"start: calls_in_text{count} tail", "tail: TEXT", f"TEXT: {text}", *head]
         return "\n".join([*lines, *self._calls("calls_rest", len(trigger)), ""])
+
+    def _bare_calls(self, trigger: str) -> list[str]:
+        """Return the rules of a text that ends with a call without its first marker."""
+        begin, end = self.tool_format.bare_begin.removeprefix(trigger), self._literal(self.tool_format.bare_end)
+        calls = [
+            f"{_quote(begin.replace('{name}', name))} arguments_{index} {end}"
+            for index, name in enumerate(self.schemas)
+        ]
+        return [
+            f"bare_trigger[lazy]: {ANY_TEXT} {_quote(trigger)}",
+            "bare_call: bare_trigger bare_rest",
+            _alternatives("bare_rest", calls),
+        ]
 
     def _grammar(self, start: str, lines: Sequence[str]) -> str:
         return "\n".join([f"start: {start}", *lines, *self._calls("calls", 0), ""])
@@ -103,19 +122,26 @@ def json_expression(schema: Any) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
+def text_without(*texts: str) -> str:
+    """Return the Lark expression of a text that contains none of `texts`."""
+    pattern = "|".join(re.escape(text).replace("/", "\\/") for text in texts)
+    return rf"{ANY_TEXT} & ~/(.|\n)*({pattern})(.|\n)*/"
+
+
 def _json_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
     return [f"arguments_{index}: {json_expression(schema)}"]
 
 
 def _tagged_arguments(index: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return the rules of parameters as tags, in the order of the schema; strings are unrestricted."""
+    """Return the rules of parameters as tags, in the order of the schema; strings contain no tag that ends them."""
     lines, rules = [], []
+    text = text_without(*VALUE_ENDS)
     required = {name for name in schema.get("required") or () if isinstance(name, str)}
     for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
         rule = f"parameter_{index}_{number}"
         begin = _quote(f"<parameter={key}>\n")
         if "string" in schema_types(value):
-            lines += [f"{rule}: {begin} {rule}_text", f"{rule}_text[suffix={_quote(TAG_END)}]: {ANY_TEXT}"]
+            lines += [f"{rule}: {begin} {rule}_text", f"{rule}_text[suffix={_quote(TAG_END)}]: {text}"]
         else:
             definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
             value = value if isinstance(value, bool) else {**definitions, **value}

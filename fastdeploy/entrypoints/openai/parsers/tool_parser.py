@@ -9,7 +9,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import parse_json
-from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner, StreamParser, length_before
+from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner, StreamParser, find_first, length_before
 
 
 class ToolParser(StreamParser):
@@ -20,11 +20,11 @@ class ToolParser(StreamParser):
     unchanged. White space around calls is dropped.
 
     Attributes:
-        start_marker: text that begins a call or a list of calls.
+        start_markers: texts that begin a call or a list of calls.
         num_calls: calls so far.
     """
 
-    start_marker = ""
+    start_markers: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__(self._parse_content)
@@ -35,14 +35,15 @@ class ToolParser(StreamParser):
 
     def _parse_content(self) -> bool:
         """Emit content up to the next start marker."""
-        is_found = self.start_marker in self._buffer
-        if self._is_finished and not is_found:
+        if self._is_finished and find_first(self._buffer, self.start_markers) is None:
             self._emit_buffer("content", len(self._buffer))
             return False
-        self._emit_buffer("content", length_before(self._buffer, self.start_marker))
-        if is_found:
-            self._begin_head(self._buffer.index(self.start_marker) + len(self.start_marker))
-        return is_found
+        self._emit_buffer("content", length_before(self._buffer, self.start_markers))
+        first = find_first(self._buffer, self.start_markers)
+        if first is not None:
+            index, marker = first
+            self._begin_head(index + len(marker))
+        return first is not None
 
     def _begin_head(self, start: int) -> None:
         self._head_start = self._num_scanned = start
