@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jinja2
@@ -19,7 +20,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import check_unicode, parse_json, replace_surrogates
+from fastdeploy.core.json_types import check_unicode, parse_json, replace_surrogates, shorten
+from fastdeploy.detokenize.messages import ROLES
 from fastdeploy.detokenize.null_content import compares_content_with_none
 
 Messages = Sequence[Mapping[str, Any]]
@@ -47,6 +49,8 @@ class Conversation:
 
 Render = Callable[[str, Messages, Mapping[str, Any], int], str]
 """`render_template`, or a function with these parameters that runs it in another process."""
+Run = Callable[[Messages, Mapping[str, Any], int], str]
+"""The same for one template."""
 
 MAX_CPU_S = 2.0  # for rendering one conversation
 MAX_OUTPUT_LENGTH = 2**24  # characters, for callers without a limit of their own
@@ -92,32 +96,59 @@ class ChatTemplates:
             max_length: maximum length of the text, in characters.
 
         Raises:
-            InvalidRequestError: the template cannot be compiled, rejects the messages or fails, or the text is too long
-                or not valid Unicode.
+            InvalidRequestError: the template cannot be compiled, rejects the messages, leaves out one of a role that
+                it does not know, or fails, or the text is too long or not valid Unicode.
         """
         variables = {**self._special_tokens, **conversation.variables, "tools": conversation.tools}
         variables["add_generation_prompt"] = conversation.add_generation_prompt
-        render = render or render_template
-        if not conversation.continue_final_message:
-            return _checked(render(template, conversation.messages, variables, max_length))
-        marker = f"<continue {secrets.token_hex(8)}>"
-        messages = _with_marker(conversation.messages, marker)
-        text, separator, _ = render(template, messages, variables, max_length + len(marker)).partition(marker)
-        if not separator:
-            raise InvalidRequestError("continue_final_message", "the chat template omits the last message's content")
-        return _checked(text)
+        run = partial(render or render_template, template)
+        if conversation.continue_final_message:
+            text = _render_continued(run, conversation.messages, variables, max_length)
+        else:
+            text = run(conversation.messages, variables, max_length)
+        check_unicode("messages", text)  # a template can write parts of characters
+        self._check_roles(template, run, conversation.messages, variables, max_length)
+        return text
+
+    def _check_roles(
+        self, template: str, run: Run, messages: Messages, variables: Mapping[str, Any], max_length: int
+    ) -> None:
+        """Raise InvalidRequestError if the template leaves out the text of a message whose role is not in `ROLES`.
+
+        The conversation is rendered with a marker at the end of each such text: the texts alone could be in the prompt
+        by chance, or be there with escapes.
+        """
+        others = {i for i, message in enumerate(messages) if message.get("role") not in ROLES}
+        if not others:
+            return
+        mark = f"end of {secrets.token_hex(8)} "
+        marked = [_with_text(message, f"{mark}{i};") if i in others else message for i, message in enumerate(messages)]
+        num_added = sum(len(f"{mark}{i};") for i in others)
+        text = run(marked, variables, max_length + num_added)
+        missing = others - {int(index) for index in re.findall(f"{mark}([0-9]+);", text)}
+        if missing:
+            i = min(missing)
+            name = next((name for name in self.templates if self.templates[name] == template), template)
+            role = shorten(messages[i].get("role"))
+            raise InvalidRequestError(
+                f"messages[{i}].role",
+                f"the chat template {shorten(name)} leaves out messages of role {role}; send them as system or user",
+            )
 
 
-def _checked(text: str) -> str:
-    """Return the text of a prompt if it is valid Unicode; a template can write parts of characters."""
-    check_unicode("messages", text)
+def _render_continued(run: Run, messages: Messages, variables: Mapping[str, Any], max_length: int) -> str:
+    """Return the text up to the end of the last message's content."""
+    marker = f"<continue {secrets.token_hex(8)}>"
+    marked = [*messages[:-1], _with_text(messages[-1], marker)]
+    text, separator, _ = run(marked, variables, max_length + len(marker)).partition(marker)
+    if not separator:
+        raise InvalidRequestError("continue_final_message", "the chat template omits the last message's content")
     return text
 
 
-def _with_marker(messages: Messages, marker: str) -> Messages:
-    """Append `marker` to the content of the last message."""
-    last = messages[-1]
-    return [*messages[:-1], {**last, "content": (last.get("content") or "") + marker}]
+def _with_text(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+    """Append a text to the content of a message."""
+    return {**message, "content": (message.get("content") or "") + text}
 
 
 def render_template(

@@ -12,6 +12,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_json, check_unicode, shorten
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles of OpenAI's API. Templates know others; `ChatTemplates.render` checks that they do."""
 REASONING_KEYS = ("reasoning_content", "reasoning")  # two names of one text
 TEXT_KEYS = ("name", "tool_call_id", *REASONING_KEYS)
 REFUSED_KEYS = {
@@ -61,8 +62,9 @@ def _message(field: str, message: Any) -> dict[str, Any]:
     role = message.get("role")
     if role == "function":
         raise InvalidRequestError(f"{field}.role", "'function' is deprecated in OpenAI's API; use tool")
-    if role not in ROLES:
-        raise InvalidRequestError(f"{field}.role", f"expected one of {', '.join(ROLES)}, got {shorten(role)}")
+    if not isinstance(role, str) or not role:
+        expected = f"expected {', '.join(ROLES)} or another role that the chat template knows"
+        raise InvalidRequestError(f"{field}.role", f"{expected}, got {shorten(role)}")
     for key, reason in REFUSED_KEYS.items():
         if message.get(key) is not None:
             raise InvalidRequestError(f"{field}.{key}", reason)

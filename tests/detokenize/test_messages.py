@@ -99,3 +99,37 @@ def test_reasoning_that_differs_from_reasoning_content_is_refused() -> None:
         check_messages([HI, message])
     with pytest.raises(InvalidRequestError, match=r"^messages\[0\].reasoning: expected text, got 3"):
         check_messages([{"role": "assistant", "reasoning": 3}])
+
+
+SOME_ROLES = "{% for m in messages if m.role != 'critic' %}[{{ m.role }}] {{ m.content | trim }}{% endfor %}"
+
+
+def test_other_roles_are_handed_to_the_template() -> None:
+    messages = [{"role": "latest_reminder", "content": " be\n"}, {"role": "ipython", "content": '"1"'}, HI]
+    assert render(SOME_ROLES, *messages) == '[latest_reminder] be[ipython] "1"[user] hi'
+    assert render(LLAMA32, *messages[1:]) == '<s><system><ipython>"\\"1\\""<user>hi'
+    assert render(SOME_ROLES, {"role": "developer", "content": "be"}) == "[system] be"
+
+
+@pytest.mark.parametrize("content", ["h", "", " hi", "so"])
+def test_role_that_the_template_leaves_out_is_refused_even_if_its_text_is_elsewhere(content: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        render(SOME_ROLES, HI, {"role": "ipython", "content": "so"}, {"role": "critic", "content": content})
+    message = "the chat template 'default' leaves out messages of role 'critic'; send them as system or user"
+    assert str(caught.value) == f"messages[2].role: {message}"
+
+
+def test_role_is_checked_in_a_conversation_that_is_continued() -> None:
+    last = {"role": "assistant", "content": "Well, "}
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    template = "{% for m in messages if m.role != 'critic' %}[{{ m.role }}] {{ m.content }}{% endfor %} end"
+    assert render(template, {"role": "judge", "content": "x"}, last, **options) == "[judge] x[assistant] Well, "
+    with pytest.raises(InvalidRequestError, match="leaves out messages of role 'critic'"):
+        render(template, {"role": "critic", "content": "x"}, last, **options)
+
+
+def test_other_roles_do_not_change_the_limit_of_the_text() -> None:
+    template, conversation = "{{ messages[0].content }}", Conversation([{"role": "critic", "content": "x" * 10}])
+    assert ChatTemplates({}, {}).render(conversation, template, max_length=10) == "x" * 10
+    with pytest.raises(InvalidRequestError, match="the chat template renders more than 9 characters"):
+        ChatTemplates({}, {}).render(conversation, template, max_length=9)

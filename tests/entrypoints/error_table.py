@@ -174,7 +174,7 @@ ONE: list[Row] = [
         "prompt_token_ids", body={"prompt_token_ids": ["a"]}),
     wrong(CHATS, "messages", None, "expected at least one message"),
     wrong(CHATS, "messages", [], "expected at least one message"),
-    wrong(CHATS, "messages", [{"role": "robot", "content": "x"}], "expected one of system", "messages[0].role"),
+    wrong(CHATS, "messages", [{"role": 3, "content": "x"}], "expected system, developer, user", "messages[0].role"),
     wrong(CHATS, "messages", [{"role": "user"}], "expected text", "messages[0].content"),
     wrong(CHATS, "messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
           "this server supports text only", "messages[0].content"),

@@ -47,6 +47,7 @@ def prompt_of(chats: ServerProcess, folder: Path, body: dict[str, Any]) -> str:
     ("messages", "expected"),
     [
         ([{"role": "developer", "content": "be brief"}, HI], "system=be brief;user=hi;"),
+        ([{"role": "latest_reminder", "content": [{"type": "text", "text": "x"}]}, HI], "latest_reminder=x;user=hi;"),
         ([{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}], "user=a\nb;"),
         ([HI, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, HI], None),
         ([HI, {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None}, HI], None),
@@ -66,9 +67,11 @@ def test_messages_reach_the_template(
 @pytest.mark.parametrize(
     ("message", "field", "reason"),
     [
-        ({"content": "x"}, "role", "expected one of system, developer, user, assistant, tool, got None"),
+        ({"content": "x"}, "role", "assistant, tool or another role that the chat template knows, got None"),
+        ({"role": "", "content": "x"}, "role", "another role that the chat template knows, got ''"),
         ({"role": "function", "content": "x"}, "role", "use tool"),
-        ({"role": ["user"], "content": "x"}, "role", "expected one of"),
+        ({"role": ["user"], "content": "x"}, "role", "expected system, developer"),
+        ({"role": "ipython"}, "content", "expected text or a list of text parts, got None"),
         ({"role": "user"}, "content", "expected text or a list of text parts, got None"),
         ({"role": "user", "content": 3}, "content", "expected text"),
         ({"role": "user", "content": {"a": 1}}, "content", "expected text"),
@@ -100,6 +103,17 @@ def test_wrong_messages_are_400_and_name_their_field(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, f"messages[1].{field}")
     assert reason in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_role_that_the_template_leaves_out_is_400(chats: ServerProcess, path: str) -> None:
+    template = "{% for m in messages if m.role in ('user', 'ipython') %}{{ m.content }};{% endfor %}"
+    messages = [HI, {"role": "ipython", "content": "h"}, {"role": "latest_reminder", "content": "h"}]
+    response = chats.post(path, {"messages": messages, "chat_template": template})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages[2].role")
+    assert f"the chat template {template[:64]!r} leaves out messages of role 'latest_reminder'" in error["message"]
+    assert chats.post(path, {"messages": messages[:2], "chat_template": template}).status_code == 200
 
 
 def test_last_message_is_continued(chats: ServerProcess, folder: Path) -> None:

@@ -70,7 +70,7 @@ _TEXT_PART: Schema = {
 _MESSAGE: Schema = {
     "type": "object",
     "properties": {
-        "role": {"enum": list(ROLES)},
+        "role": {**_NON_EMPTY, "description": f"{', '.join(ROLES)}, or another one that the chat template knows"},
         "content": {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]},
         "reasoning": {"type": ["string", "null"]},
         "reasoning_content": {"type": ["string", "null"]},
