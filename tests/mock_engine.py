@@ -70,7 +70,7 @@ class MockEngine:
         if config.hands_over:
             times = {name: options.get(name, 0.0) for name in ("export_s", "import_s")}
             self.transfer = MockTransfer(options.get("num_slots", SLOTS), **times)
-        self.max_model_len = config.max_model_len
+        self.max_model_len = config.max_model_len if isinstance(config.max_model_len, int) else 2048
         self.vocab_size = self._tokenizer.vocab_size
         self.eos_token_ids = [1]
 
@@ -381,7 +381,7 @@ def save_mock_model(folder: Path, special_tokens: Sequence[str] = (), **options:
         "num_attention_heads": 1,
         "num_hidden_layers": 1,
         "vocab_size": 512,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 2**21,
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "mock.json").write_text(json.dumps(options))

@@ -66,7 +66,7 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     if env.api_keys and "api_key" not in given:
         given["api_key"], provenance["api_key"] = env.api_keys, API_KEY_VARIABLE
     values, notes = _resolve_flags(given, provenance)
-    with _errors_name_the_origin(provenance):
+    with errors_name_the_origin(provenance):
         server = _with_keys(ServerConfig(**_section(SERVER, values)))
         if len(server.keys) > 1:
             values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
@@ -111,7 +111,7 @@ def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
         if FLAG_BY_NAME[name].section in SERVE_ONLY:
             raise ConfigError(_display_name(name, provenance), "is a flag of the server; this command runs none")
     values, _ = _resolve_flags(given, provenance)
-    with _errors_name_the_origin(provenance):
+    with errors_name_the_origin(provenance):
         build_engine_config(values)
     return given
 
@@ -249,7 +249,7 @@ def _resolve_flags(given: Mapping[str, Any], provenance: Mapping[str, str]) -> t
     notes, refused = [], []
     for name, raw in given.items():
         flag, shown = FLAG_BY_NAME[name], _display_name(name, provenance)
-        with _errors_name_the_origin(provenance, name):
+        with errors_name_the_origin(provenance, name):
             value = convert(flag, raw, shown)
         if flag.flag_class is FlagClass.HONOURED:
             values[name] = value
@@ -260,7 +260,7 @@ def _resolve_flags(given: Mapping[str, Any], provenance: Mapping[str, str]) -> t
     if refused:
         name, shown, value = refused[0]
         flag, others = FLAG_BY_NAME[name], ", ".join(shown for _, shown, _ in refused[1:])
-        with _errors_name_the_origin(provenance, name):
+        with errors_name_the_origin(provenance, name):
             origin = f"{shown} {value}" if flag.kind in ("str", "int", "float") and not flag.is_secret else shown
             raise ConfigError(origin, flag.reason + (f" (also refused: {others})" if others else ""))
     return values, tuple(notes)
@@ -272,7 +272,7 @@ def _display_name(name: str, provenance: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _errors_name_the_origin(provenance: Mapping[str, str], name: str = "") -> Iterator[None]:
+def errors_name_the_origin(provenance: Mapping[str, str], name: str = "") -> Iterator[None]:
     """Add the file or variable that a wrong value came from to errors about `name`, else about the error's field."""
     try:
         yield

@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastdeploy.config.flag import Flag, FlagClass
 from fastdeploy.core.errors import ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_TOKEN_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
@@ -72,6 +74,22 @@ def _to_bytes(raw: Any) -> int:
     return int(found.group(1)) * _UNITS[found.group(2)]
 
 
+def _to_tokens(raw: Any) -> int:
+    """Return a number of tokens; small letters are powers of 1,000, capital ones of 1,024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", raw.strip()) if isinstance(raw, str) else None
+    if found is None:
+        return _to_int(raw)
+    count = Decimal(found.group(1)) * _TOKEN_UNITS[found.group(2)]
+    if count != int(count):
+        raise ValueError
+    return int(count)
+
+
+def _to_tokens_or_auto(raw: Any) -> int | Literal["auto"]:
+    """Return a number of tokens, or `auto`, for which vLLM also takes -1."""
+    return "auto" if raw in ("auto", "-1", -1) else _to_tokens(raw)
+
+
 def _to_json(raw: Any) -> Any:
     value = json.loads(raw, object_pairs_hook=_without_repeats) if isinstance(raw, str) else raw
     if not isinstance(value, Mapping):
@@ -122,6 +140,8 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "float": (_to_float, "a number"),
     "bool": (_to_bool, "true or false"),
     "bytes": (_to_bytes, "a number of bytes such as 536870912 or 512Mi"),
+    "tokens": (_to_tokens, "a number of tokens such as 4096, 8k (8,000) or 8K (8,192)"),
+    "tokens_or_auto": (_to_tokens_or_auto, "auto, or a number of tokens such as 4096, 8k (8,000) or 8K (8,192)"),
     "json": (_to_json, "a JSON mapping"),
     "str_or_json": (_to_str_or_json, "a name or a JSON mapping"),
     "ports": (_to_ports, "ports in [1, 65535], separated by commas"),

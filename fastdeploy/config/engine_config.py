@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastdeploy.config.flag import check_fields, choice, integer, number, switch, text
-from fastdeploy.config.model_config import KV_CACHE_DTYPES
+from fastdeploy.config.flag import check_fields, choice, integer, integer_or_auto, number, switch, text
+from fastdeploy.config.model_config import DEFAULT_MAX_MODEL_LEN, KV_CACHE_DTYPES, ContextLength
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
 from fastdeploy.core.errors import ConfigError
@@ -57,7 +57,9 @@ class SchedulerConfig:
     """Limits of a step, of the queue and of one client; None is no limit."""
 
     max_num_seqs: Annotated[int, integer(1, 2**16, help="maximum number of requests in a step")] = 64
-    max_num_batched_tokens: Annotated[int, integer(1, 2**20, help="maximum number of tokens in a step")] = 2048
+    max_num_batched_tokens: Annotated[
+        int, integer(1, 2**20, kind="tokens", help="maximum number of tokens in a step")
+    ] = 2048
     long_prefill_token_threshold: Annotated[
         int, integer(0, MAX_COUNT, help="maximum size of a prefill chunk; 0: no limit")
     ] = 0
@@ -95,8 +97,16 @@ class EngineConfig:
     device: Annotated[str, text(help="cpu or auto")] = "cpu"
     load_choices: Annotated[str, choice("default_v1", "dummy", help="dummy loads random weights")] = "default_v1"
     max_model_len: Annotated[
-        int, integer(1, MAX_COUNT, help="maximum tokens of prompt and output, capped by the model")
-    ] = 2048
+        ContextLength,
+        integer_or_auto(
+            1,
+            MAX_COUNT,
+            kind="tokens_or_auto",
+            help="maximum tokens of prompt and output, such as 4096, 8k (8,000) or 8K (8,192); auto: the model's "
+            "limit, or what the KV cache holds (default: "
+            f"{DEFAULT_MAX_MODEL_LEN}, or the model's limit if that is less)",
+        ),
+    ] = None
     seed: Annotated[int | None, integer(*_SEEDS, help="seed of requests that bring none (default: random)")] = None
     logprobs_mode: Annotated[
         str, choice("raw_logprobs", "processed_logprobs", help="raw_logprobs or processed_logprobs")
@@ -121,12 +131,22 @@ class EngineConfig:
         if self.device != "cpu":
             raise ConfigError("device", f"{self.device!r} is not available yet; expected cpu or auto")
         num_tokens, num_drafts = self.scheduler.max_num_batched_tokens, self.speculative.num_speculative_tokens
-        if not self.scheduler.enable_chunked_prefill and num_tokens < self.max_model_len:
-            raise ConfigError(
-                "max_num_batched_tokens",
-                f"expected at least max_model_len {self.max_model_len} without chunked prefill, got {num_tokens}",
-            )
+        if isinstance(self.max_model_len, int):
+            self.check_prefill(self.max_model_len)
         if num_tokens <= num_drafts:
             raise ConfigError(
                 "max_num_batched_tokens", f"expected more than num_speculative_tokens {num_drafts}, got {num_tokens}"
+            )
+
+    def check_prefill(self, max_model_len: int) -> None:
+        """Check that a step holds a whole context if prompts are not prefilled in chunks.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        num_tokens = self.scheduler.max_num_batched_tokens
+        if not self.scheduler.enable_chunked_prefill and num_tokens < max_model_len:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                f"expected at least max_model_len {max_model_len} without chunked prefill, got {num_tokens}",
             )

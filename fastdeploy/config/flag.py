@@ -69,6 +69,12 @@ def integer(low: int | None = None, high: int | None = None, kind: str = "int", 
     return Flag(kind, *_range("an integer", (int,), low, high), **keys)
 
 
+def integer_or_auto(low: int, high: int, kind: str, **keys: Any) -> Flag:
+    """Accept integers in [low, high], and `auto`."""
+    expected, is_integer = _range("an integer", (int,), low, high)
+    return Flag(kind, f"{expected}, or auto", lambda value: value == "auto" or is_integer(value), **keys)
+
+
 def number(low: float | None = None, high: float | None = None, **keys: Any) -> Flag:
     """Accept numbers in [low, high]."""
     return Flag("float", *_range("a number", (int, float), low, high), **keys)

@@ -16,6 +16,9 @@ from fastdeploy.core.sampling_params import RANGES
 
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
+ContextLength = int | Literal["auto"] | None
+"""Value of `--max-model-len`: tokens, `auto` for as many as possible, None for DEFAULT_MAX_MODEL_LEN or fewer."""
+DEFAULT_MAX_MODEL_LEN = 2048
 _DEMO_MODEL = Path(__file__).resolve().parent.parent / "assets" / "demo_model"
 _SHORT_NAMES = {"demo": _DEMO_MODEL, "demo/draft": _DEMO_MODEL / "draft"}
 _MAX_HEAD_DIM = 256  # what the attention kernels hold
@@ -126,6 +129,21 @@ class ModelConfig:
     def state_bytes(self) -> int:
         """Return the bytes of one hidden state."""
         return self.hidden_size * _DTYPE_BYTES[self.dtype]
+
+    def choose_max_model_len(self, requested: ContextLength) -> int:
+        """Return the maximum number of tokens of prompt and output, for a value of `--max-model-len`.
+
+        Raises:
+            ConfigError: it is more than the checkpoint supports; names both numbers.
+        """
+        limit = self.max_context_len
+        if isinstance(requested, int):
+            if requested > limit:
+                raise ConfigError("max_model_len", f"{requested} is more than the model's limit of {limit} tokens")
+            self.check_max_model_len(requested)
+            return requested
+        longest = min(limit, self.sliding_window or limit)
+        return longest if requested == "auto" else min(DEFAULT_MAX_MODEL_LEN, longest)
 
     def check_max_model_len(self, max_model_len: int) -> None:
         """Refuse a context that is longer than the sliding window, which is not supported.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
-from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.model_config import ContextLength, ModelConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.engine.memory_plan import MemoryPlan
 from fastdeploy.ops.registry import is_exact, selected_backend
@@ -34,11 +34,15 @@ def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[st
 def describe_engine(
     config: EngineConfig, model_config: ModelConfig, memory: MemoryPlan, fingerprint: dict[str, Any], max_model_len: int
 ) -> dict[str, Any]:
-    """Return what `Engine.describe` says of the model, the memory and the speculation."""
+    """Return what `Engine.describe` says of the model, the memory and the speculation.
+
+    Args:
+        max_model_len: tokens of prompt and output together, if the KV cache holds them.
+    """
     return {
         "model": config.model,
         "architecture": model_config.architecture,
-        "max_model_len": max_model_len,
+        "max_model_len": min(max_model_len, memory.num_tokens),
         "kv_cache": {
             "num_blocks": memory.num_blocks,
             "block_size": memory.block_size,
@@ -50,7 +54,26 @@ def describe_engine(
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "fingerprint": fingerprint,
         "speculation": _describe_speculation(config.speculative),
+        "notes": context_notes(config.max_model_len, max_model_len, memory.num_tokens),
     }
+
+
+def context_notes(requested: ContextLength, max_model_len: int, num_cache_tokens: int) -> list[str]:
+    """Return what a start says of the context: which one `auto` is, and that the KV cache holds less.
+
+    Args:
+        requested: value of `--max-model-len`.
+        max_model_len: what follows from it and the model.
+        num_cache_tokens: tokens that the KV cache holds.
+    """
+    is_short = num_cache_tokens < max_model_len
+    if requested == "auto":
+        reason = f"what the KV cache holds; the model's limit is {max_model_len}" if is_short else "the model's limit"
+        return [f"max_model_len auto is {min(max_model_len, num_cache_tokens)} tokens, {reason}"]
+    if not is_short:
+        return []
+    limit = f"requests are limited to {num_cache_tokens} tokens (--kv-cache-memory)"
+    return [f"the KV cache is smaller than the context of {max_model_len} tokens: {limit}"]
 
 
 def digest_checkpoint(model_config: ModelConfig, load_choices: str) -> str:

@@ -163,8 +163,8 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
         kv_cache_dtype=config.cache.dtype,
     )
     config = _fall_back_to_suffix(config, path)
-    max_model_len = min(config.max_model_len, model_config.max_context_len)
-    model_config.check_max_model_len(max_model_len)
+    max_model_len = model_config.choose_max_model_len(config.max_model_len)
+    config.check_prefill(max_model_len)
     tokenizer = _load_tokenizer(config, path)
     vocab_limit = min(model_config.vocab_size, tokenizer.vocab_size) if tokenizer else model_config.vocab_size
     eos_token_ids = _find_eos_token_ids(model_config, tokenizer)

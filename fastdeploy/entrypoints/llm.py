@@ -63,6 +63,8 @@ class LLM:
         tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
         self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
         self.engine = Engine.from_config(config)
+        for note in self.engine.describe()["notes"]:
+            logger.warning("%s", note)
         self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
         self._defaults = _generation_defaults(folder, config.generation_config)
         self._chat_template = chat_template

@@ -60,7 +60,7 @@ def test_every_flag_of_the_other_servers_is_honoured_or_has_a_reason() -> None:
 
 def test_defaults() -> None:
     args = parse_serve_args(["demo"])
-    assert (args.engine.model, args.engine.max_model_len, args.engine.device) == ("demo", 2048, "cpu")
+    assert (args.engine.model, args.engine.max_model_len, args.engine.device) == ("demo", None, "cpu")
     assert (args.engine.scheduler.max_num_seqs, args.engine.cache.block_size) == (64, 64)
     assert args.engine.cache.enable_prefix_caching and args.engine.scheduler.enable_chunked_prefill
     assert (args.server.host, args.server.port, args.server.max_concurrency) == ("0.0.0.0", 8000, 512)
@@ -130,7 +130,7 @@ def test_quantization_is_a_name_or_a_mapping_of_parts(text: str, formats: tuple[
     ("content", "field", "message"),
     [
         ("max_modle_len: 5", "max_modle_len", r"unknown key of .*serve.yaml; did you mean 'max_model_len'"),
-        ("max_model_len: long", "max_model_len", r"expected an integer, got 'long' \(.*serve.yaml\)"),
+        ("max_model_len: long", "max_model_len", r"or 8K \(8,192\), got 'long' \(.*serve.yaml\)"),
         ("port: 1\nseed: 2\nport: 3", "port", r"is repeated in line 3 of .*serve.yaml"),
         ("speculative_config: {method: ngram, method: naive}", "method", "is repeated"),
         ("max-model-len: 5\nmax_model_len: 6", "max_model_len", "with hyphens and with underscores"),
@@ -144,7 +144,7 @@ def test_quantization_is_a_name_or_a_mapping_of_parts(text: str, formats: tuple[
         ("speculative_config: ngram", "speculative_config", "expected a JSON mapping"),
         ("tensor_parallel_size: 0", "tensor_parallel_size", r"at least 1, got 0 \(.*serve.yaml\)"),
         ("api_key: {a: sesame}", "api_key", "expected strings"),
-        ("max_model_len: [1]", "max_model_len", "expected an integer"),
+        ("max_model_len: [1]", "max_model_len", "expected auto, or a number of tokens"),
         ("enable_prefix_caching: 7", "enable_prefix_caching", "expected true or false, got 7"),
         ("- a", "--config", "is not a mapping"),
         ("a: [", "--config", "is not YAML"),

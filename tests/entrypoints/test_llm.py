@@ -235,6 +235,16 @@ def test_error_of_an_unknown_argument_suggests_the_nearest() -> None:
         LLM(model="demo", max_model_length=10)
 
 
+def test_a_context_beyond_the_models_limit_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"^max_model_len: 8192 is more than the model's limit of 2048 tokens$"):
+        LLM(model="demo", max_model_len="8K")
+
+
+def test_what_limits_the_context_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    LLM(model="demo", max_num_seqs=1, num_gpu_blocks_override=4)
+    assert "the KV cache is smaller than the context of 2048 tokens: requests are limited to 256 tokens" in caplog.text
+
+
 def test_fault_points_are_armed_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FD_DEBUG", "1")
     monkeypatch.setenv("FD_FAULT", "commit:raise@offline-1,tokenise:raise@offline-3")

@@ -29,6 +29,7 @@ SERVERS = {
     "vllm serve": 2,
 }
 NGRAM_ON_CPU = "benchmarks/yaml/demo-cpu.yaml"
+DEMO_CONTEXT = ("--max-model-len", "2048")  # as docs/guide/serving.md says for a file of a longer model
 PROMPT = "for name in names:\n    print(name)\nfor name in"
 WHOLE_MODELS = {"facebook/opt-6.7b": "demo", "facebook/opt-125m": "demo/draft"}
 PAGE = (ROOT / "docs" / "guide" / "serving.md").read_text()
@@ -90,6 +91,15 @@ def test_every_line_that_a_command_ends_with_is_documented() -> None:
         assert reason in promised, f"docs/guide/serving.md does not promise {reason!r}"
 
 
+@pytest.mark.parametrize("command", [one for one in COMMANDS if "32k" in one.text and not one.role], ids=by_name)
+def test_command_with_a_longer_context_than_the_model_has_needs_the_documented_flag(command: Command) -> None:
+    file = "benchmarks/yaml/eb45t-32k-wint4-mtp-h100-tp4.yaml"
+    done = start(flags_of(command.text))
+    message = f"max_model_len: 32768 is more than the model's limit of 2048 tokens ({file})"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fastdeploy: error: {message}\n")
+    assert f"serve demo --config {file} {' '.join(DEMO_CONTEXT)}" in PAGE
+
+
 def test_every_documented_line_follows_from_its_flag() -> None:
     rows = re.findall(r"^\| `(--[^`]+)`.* \| `(.+)` \|$", PAGE, re.MULTILINE)
     assert len(rows) >= 4
@@ -100,7 +110,8 @@ def test_every_documented_line_follows_from_its_flag() -> None:
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if not one.outcome + one.role], ids=by_name)
 def test_command_that_can_run_serves_the_official_client(command: Command, plain_text: str) -> None:
-    text, summary = serve_and_complete(flags_of(command.text))
+    flags = flags_of(command.text)
+    text, summary = serve_and_complete([*flags, *(DEMO_CONTEXT if "--config" in flags else ())])
     if "quantized: attention wint4, mlp wint4, head wint8" in summary:
         plain_text = serve_and_complete(["demo", "--quantization", "wint4"])[0]
     assert text == plain_text
@@ -206,7 +217,7 @@ def test_snippet_that_cannot_run_raises_the_documented_line(snippet: Snippet, mo
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one.role], ids=by_name)
 def test_command_of_a_node_is_understood(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    args = parse_serve_args([*flags_of(command.text), "--max-model-len", "2048"])
+    args = parse_serve_args([*flags_of(command.text), *DEMO_CONTEXT])
     assert (args.cluster.scheduler_name, args.cluster.splitwise_role) == ("splitwise", command.role)
     assert (args.cluster.address, args.cluster.scheduler_password) == ("redis://127.0.0.1:6379/0", "scheduler_mtp")
     assert (args.cluster.scheduler_topic, args.cluster.scheduler_ttl, args.cluster.connectors) == (

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.flags import FLAGS, FlagClass
+from fastdeploy.config.model_config import local_model_path
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.show_config import main
 
 
@@ -88,4 +92,41 @@ def test_yaml_output_is_a_file_with_the_same_configuration(
     copy = tmp_path / "copy.yaml"
     copy.write_text(printed)
     again, before = parse_serve_args(["--config", str(copy)]), parse_serve_args(flags)
-    assert (again.engine, again.server, again.cluster) == (before.engine, before.server, before.cluster)
+    engine = replace(before.engine, max_model_len=2048)  # the model is known
+    assert (again.engine, again.server, again.cluster) == (engine, before.server, before.cluster)
+
+
+def test_a_context_beyond_the_models_limit_is_an_error_with_its_origin(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "long.yaml"
+    file.write_text("model: demo\nmax_model_len: 32K\n")
+    message = f"max_model_len: 32768 is more than the model's limit of 2048 tokens ({file})"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        main(["--config", str(file)])
+    assert shown(capsys, "--config", str(file), "--max-model-len", "2048")["max_model_len"] == {
+        "value": 2048,
+        "from": "command line",
+    }
+
+
+def test_default_context_is_shown_once_the_model_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = json.loads((Path(str(local_model_path("demo"))) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 96}))
+    assert shown(capsys, str(tmp_path))["max_model_len"] == {"value": 96, "from": "default"}
+    assert shown(capsys, str(tmp_path), "--max-model-len", "auto")["max_model_len"]["value"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("owner/name", "owner/name is no local folder"), ("{folder}", "{folder} has no config.json")]
+)
+def test_it_says_when_it_could_not_look_at_the_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str, reason: str
+) -> None:
+    flags = [model.format(folder=tmp_path), "--max-model-len", "32K", "--output-format", "json"]
+    assert main(flags) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["values"]["max_model_len"]["value"] == 32768
+    assert printed["notes"] == [
+        f"max_model_len was not compared with the model's limit: {reason.format(folder=tmp_path)}"
+    ]

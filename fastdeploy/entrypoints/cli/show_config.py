@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
 
-from fastdeploy.config.args import COMMAND_LINE, ServeArgs, parse_serve_args
+from fastdeploy.config.args import COMMAND_LINE, ServeArgs, errors_name_the_origin, parse_serve_args
 from fastdeploy.config.cluster_args import PASSWORD_FILE_FLAG
 from fastdeploy.config.env import API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, read_env
 from fastdeploy.config.flag import CLUSTER
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
+from fastdeploy.config.model_config import ModelConfig, local_model_path
 from fastdeploy.config.redis_url import MASK
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
 
 SEPARATE_SPECULATION_FLAGS = (
@@ -35,10 +37,29 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--output-format", choices=("yaml", "json"), default="yaml", help="format of the output")
     own_args, flags = parser.parse_with_engine_flags(arguments)
-    args = parse_serve_args(flags, read_env())
+    args = with_known_context(parse_serve_args(flags, read_env()))
     values = resolved_values(args)
     print(_as_json(values, args.notes) if own_args.output_format == "json" else _as_yaml(values, args.notes))
     return 0
+
+
+def with_known_context(args: ServeArgs) -> ServeArgs:
+    """Return the configuration with the default context of a local model, or with a note why that is not known.
+
+    Raises:
+        ConfigError: `max_model_len` is more than the model's limit.
+    """
+    engine, path = args.engine, local_model_path(args.engine.model)
+    try:
+        if path is None:
+            raise ConfigError("model", f"{engine.model} is no local folder")
+        model = ModelConfig.from_pretrained(path, dtype=engine.dtype, generation_config="none")
+    except ConfigError as error:
+        note = f"max_model_len was not compared with the model's limit: {error.message}"
+        return replace(args, notes=(*args.notes, note))
+    with errors_name_the_origin(args.provenance):
+        max_model_len = model.choose_max_model_len(engine.max_model_len)
+    return args if engine.max_model_len else replace(args, engine=replace(engine, max_model_len=max_model_len))
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:

@@ -182,7 +182,7 @@ async def _drain_node(agent: AgentChild | None, own_clients: Coroutine[Any, Any,
 
 def announce(description: Mapping[str, Any], args: ServeArgs, defaults: GenerationDefaults, address: str) -> None:
     """Print the summary of the configuration, and the ready line with the server's address."""
-    notes = [*args.notes, *_sampling_note(defaults)]
+    notes = [*args.notes, *description.get("notes", ()), *_sampling_note(defaults)]
     print("\n".join(summary_lines(description, notes, args.cluster)), flush=True)
     print(f"Ready: {address}/v1 (model {args.server.served_model_name!r})", flush=True)
 

@@ -12,12 +12,13 @@ import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 from starlette.routing import Route
 
-from fastdeploy.config.args import ServeArgs
+from fastdeploy.config.args import ServeArgs, errors_name_the_origin
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.config.server_config import ServerConfig
@@ -53,6 +54,10 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
     folder = resolve_model_path(engine.model, engine.revision)
     generation_config = "none" if engine.generation_config == "none" else "auto"
     model_config = ModelConfig.from_pretrained(folder, dtype=engine.dtype, generation_config=generation_config)
+    with errors_name_the_origin(args.provenance):
+        max_model_len = model_config.choose_max_model_len(engine.max_model_len)
+    if engine.max_model_len is None:
+        engine = replace(engine, max_model_len=max_model_len)
     tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
     tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
     return ApiServer(
