@@ -77,6 +77,9 @@ class ServerConfig:
     max_json_depth: Annotated[
         int, integer(1, 256, help="maximum depth of arrays and objects in each other in a field of a body")
     ] = 64
+    ignore_unknown_fields: Annotated[
+        bool, switch(help="accept fields of bodies that the server does not know; each name is logged once")
+    ] = False
     max_logprobs: Annotated[
         int, integer(0, MAX_LOGPROBS_LIMIT, help="maximum number of alternatives per token in a response")
     ] = MAX_LOGPROBS_LIMIT

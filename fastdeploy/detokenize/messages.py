@@ -137,20 +137,27 @@ def _calls(field: str, role: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _call(field: str, call: Any) -> dict[str, Any]:
-    """Return a call with JSON text as arguments."""
-    if not isinstance(call, Mapping) or call.get("type", "function") != "function":
+    """Return a call with JSON text as arguments; nulls are dropped."""
+    if not isinstance(call, Mapping) or call.get("type") not in (None, "function"):
         raise InvalidRequestError(field, "expected an object of type function")
+    call = _without_nulls(call)
     if not isinstance(call.get("id", ""), str):
         raise InvalidRequestError(f"{field}.id", "expected text")
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequestError(f"{field}.function", "expected an object with name and arguments")
+    function = _without_nulls(function)
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(arguments, str):
         raise InvalidRequestError(f"{field}.function.arguments", "expected JSON text")
     return {**call, "type": "function", "function": {**function, "arguments": arguments or "{}"}}
+
+
+def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an object that are not null: null counts as absent."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -186,7 +193,7 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
     _check_type(f"{field}.function.description", function.get("description"), str, "text")
     _check_type(f"{field}.function.strict", function.get("strict"), bool, "true or false")
     _check_parameters(f"{field}.function.parameters", function.get("parameters"))
-    return {**tool, "function": dict(function)}
+    return {**_without_nulls(tool), "function": _without_nulls(function)}
 
 
 def _check_parameters(field: str, schema: Any) -> None:

@@ -35,7 +35,7 @@ def structural_tag_to_lark(field: str, text: str, special_ids: Mapping[str, int]
     """
     writer = _LarkWriter(field, special_ids)
     root = writer.mapping("", parse_json(field, text))
-    if "format" in root:
+    if root.get("format") is not None:
         body = writer.format("format", root["format"])
     else:
         body = writer.triggered_tags("", {**root, "tags": _tags_of(writer, root)})
@@ -197,7 +197,9 @@ class _LarkWriter:
         return node[name]
 
     def flag(self, path: str, node: Mapping[str, Any], name: str) -> bool:
-        value = node.get(name, False)
+        value = node.get(name)
+        if value is None:
+            return False
         if not isinstance(value, bool):
             raise self.error(_join(path, name), f"expected true or false, got {json_type(value)}")
         return value

@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 from email.message import Message
 from functools import cache
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -16,10 +17,11 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.clients import client_of
 from fastdeploy.entrypoints.openai.connection_gate import SMALL_BODY_BYTES, body_of
 from fastdeploy.entrypoints.openai.errors import ApiError
-from fastdeploy.entrypoints.openai.field_rules import FieldRules, rules_of
+from fastdeploy.entrypoints.openai.field_rules import FieldRules, objects_of, rules_of
 from fastdeploy.entrypoints.openai.json_fields import (
     check_duplicates,
     check_size,
+    convert_field,
     decode_field,
     decoder_of,
     split_object,
@@ -29,6 +31,7 @@ from fastdeploy.entrypoints.openai.protocol import (
     CompletionRequest,
     GenerationFields,
 )
+from fastdeploy.entrypoints.openai.unknown_fields import IGNORED_FIELDS, clean_object
 
 LARGE_BODY_BYTES = 8 * 2**10  # bodies of this size and above are parsed in a thread, not in the event loop
 
@@ -69,26 +72,32 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
 
 
 def parse_body(body: bytes, model: type[T], config: ServerConfig) -> T:
-    """Parse a JSON body into `model`.
+    """Parse a JSON body into `model`; fields that are null count as absent, also in objects and unknown ones.
 
     Raises:
         ApiError: 400, naming the field: no JSON object, a duplicate field, an unknown field (with the nearest known
-            one), a field of the wrong type, a refused one, or one with too many or too deeply nested values.
+            one) unless the server ignores them, a field of the wrong type, a refused one, or one with too many or too
+            deeply nested values.
     """
     given = split_object(body)
     known = _known_fields(model)
     rules = rules_of(model)
-    for name in given:
-        if name not in known and name not in rules.refused and name not in rules.without_effect:
-            raise _unknown_field(name, model)
+    unknown = [name for name in given if not (name in known or name in rules.refused or name in rules.without_effect)]
+    for name in unknown:
+        if bytes(given[name]) != b"null":
+            if not config.ignore_unknown_fields:
+                raise _unknown_field(name, model)
+            IGNORED_FIELDS.record(name)
     check_size(body, given, config.max_json_depth, config.max_json_elements)
     values = {name: decode_field(name, text, known.get(name, _ANY)) for name, text in given.items()}
     check_duplicates(body, given, values)
+    for name in unknown:
+        del values[name]
     used = {}
-    for name, value in values.items():
-        if name in known and value is not None:
+    for name, value in _clean_objects(values, model, config.ignore_unknown_fields).items():
+        if name in known:
             used[name] = value
-        elif value is not None:
+        else:
             _check_without_effect(rules, name, value)
     request = model(**used)
     if isinstance(request, GenerationFields) and request.stream_options is not None and not request.stream:
@@ -121,9 +130,43 @@ def _too_large(max_size: int) -> ApiError:
 
 @cache
 def _known_fields(model: type[msgspec.Struct]) -> dict[str, msgspec.json.Decoder[Any]]:
+    """Return a decoder for each field; objects with fields of their own are converted after the check of these."""
+    structs = _nested_structs(model)
     return {
-        field.name: decoder_of(field.type) for field in msgspec.structs.fields(model)
+        field.name: _ANY if field.name in structs else decoder_of(field.type) for field in msgspec.structs.fields(model)
     }  # resolving annotations takes 2 ms
+
+
+@cache
+def _nested_structs(model: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """Return the fields whose value is an object that is described by a struct."""
+    return {
+        field.name: kind
+        for field in msgspec.structs.fields(model)
+        if get_origin(field.type) is UnionType  # such as `StreamOptions | None`
+        for kind in get_args(field.type)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    }
+
+
+def _clean_objects(values: dict[str, Any], model: type[msgspec.Struct], ignores_unknown: bool) -> dict[str, Any]:
+    """Return the fields that are not null; in objects whose fields are known, nulls count as absent as well."""
+    values = {name: value for name, value in values.items() if value is not None}
+    for path, known in objects_of(model).items():
+        parent, _, name = path.rpartition(".")
+        fields = values.get(parent) if parent else values
+        if isinstance(fields, dict) and isinstance(value := fields.get(name), dict):
+            fields[name] = clean_object(path, value, known, ignores_unknown)
+    for name, kind in _nested_structs(model).items():
+        if isinstance(value := values.get(name), dict):
+            value = clean_object(name, value, kind.__struct_fields__, ignores_unknown)
+            for key in value:
+                if key not in kind.__struct_fields__:
+                    known = ", ".join(kind.__struct_fields__)
+                    raise InvalidRequestError(f"{name}.{key[:64]}", f"unknown key; known keys: {known}")
+        if name in values:
+            values[name] = convert_field(name, value, kind)
+    return values
 
 
 def _check_without_effect(rules: FieldRules, name: str, value: Any) -> None:

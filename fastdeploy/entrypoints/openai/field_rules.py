@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,15 @@ def rules_of(model: type) -> FieldRules:
     """Return the rules of a body's struct, which are its class attribute `rules` if it has any."""
     rules: FieldRules = getattr(model, "rules", NO_RULES)
     return rules
+
+
+def objects_of(model: type) -> Mapping[str, Collection[str]]:
+    """Return the objects in a body whose fields are checked: the body's class attribute `objects` if it has any.
+
+    Each is named by its path (`response_format`, `response_format.json_schema`), an outer one before its inner ones.
+    """
+    objects: Mapping[str, Collection[str]] = getattr(model, "objects", {})
+    return objects
 
 
 _SERVICE = "identifies or stores the request in a hosted service"

@@ -19,7 +19,6 @@ import msgspec
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.entrypoints.openai.errors import ApiError
 
-_VALUE = msgspec.json.Decoder()
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
@@ -89,10 +88,26 @@ def decode_field(name: str, text: msgspec.Raw, decoder: msgspec.json.Decoder[Any
     try:
         return decoder.decode(text)
     except msgspec.ValidationError as error:
-        message = str(error).replace("`", "").replace(" | null", "").replace("$", name)
-        raise InvalidRequestError(name, message[:1].lower() + message[1:]) from None
+        raise _wrong_type(name, error) from None
     except (ValueError, RecursionError) as error:
         raise _invalid_json(f"{name}: is not valid JSON: {error}", name) from None
+
+
+def convert_field(name: str, value: Any, kind: type) -> Any:
+    """Return a decoded value as a value of a type.
+
+    Raises:
+        InvalidRequestError: it is not of that type.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(name, error) from None
+
+
+def _wrong_type(name: str, error: msgspec.ValidationError) -> InvalidRequestError:
+    message = str(error).replace("`", "").replace(" | null", "").replace("$", name)
+    return InvalidRequestError(name, message[:1].lower() + message[1:])
 
 
 def check_duplicates(text: bytes, fields: Mapping[str, msgspec.Raw], values: Mapping[str, Any]) -> None:
@@ -111,8 +126,7 @@ def check_duplicates(text: bytes, fields: Mapping[str, msgspec.Raw], values: Map
     num_keys = len(fields)
     for name, value in values.items():
         if type(value) not in _WITHOUT_KEYS and b"{" in bytes(fields[name]):
-            is_struct = isinstance(value, msgspec.Struct)
-            num_keys += _num_keys(_VALUE.decode(fields[name]) if is_struct else value)
+            num_keys += _num_keys(value)
     # The bounds count some colons in strings, too. That makes them larger, so that they never hide a duplicate.
     if text.count(b":") == num_keys:
         return

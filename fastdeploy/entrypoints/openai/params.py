@@ -15,6 +15,10 @@ from fastdeploy.core.json_types import json_type, shorten
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.entrypoints.openai.protocol import (
     FIELD_RANGES,
+    JSON_SCHEMA_KEYS,
+    PROCESSOR_KEYS,
+    SPECULATIVE_KEYS,
+    TAG_KEYS,
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
@@ -43,9 +47,7 @@ COMMON_FIELDS = (
     "truncate_prompt_tokens",
 )
 REASONING_FIELDS = ("reasoning_max_tokens", "response_max_tokens")
-SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
 PROCESSORS = "logits_processors_args"
-PROCESSOR_KEYS = ("logit_bias", "thinking_budget")
 MAX_ID_DIGITS = 18
 MAX_SALT_LENGTH = 256  # characters; every prompt and every block of the prefix cache is marked with the salt
 KINDS_BY_FIELD = {
@@ -56,7 +58,6 @@ KINDS_BY_FIELD = {
     "structural_tag": "structural_tag",
 }
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
-TAG_KEYS = ("structures", "triggers", "format")
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ def _json_schema(field: str, given: Any) -> GuidedDecodingParams:
     """Read OpenAI's `json_schema`; the schema is followed exactly, whatever `strict` is."""
     if not isinstance(given, Mapping):
         raise InvalidRequestError(field, f"expected an object with name and schema, got {json_type(given)}")
-    _check_keys(field, given, ("name", "schema", "strict", "description"))
+    _check_keys(field, given, JSON_SCHEMA_KEYS)
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         value, expected = given.get(name), "a string" if kind is str else "true or false"
         if value is not None and not isinstance(value, kind):

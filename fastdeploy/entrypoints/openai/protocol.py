@@ -6,6 +6,7 @@ The docstrings describe the fields in the OpenAPI document and in the documentat
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,6 +14,11 @@ import msgspec
 from fastdeploy.config.server_config import MAX_TIMEOUT_S
 from fastdeploy.core.sampling_params import RANGES, Range
 from fastdeploy.entrypoints.openai.field_rules import NO_RULES, REFUSED, WITHOUT_EFFECT, FieldRules
+
+SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
+PROCESSOR_KEYS = ("logit_bias", "thinking_budget")
+TAG_KEYS = ("structures", "triggers", "format")
+JSON_SCHEMA_KEYS = ("name", "schema", "strict", "description")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +55,7 @@ class RequestFields(msgspec.Struct, kw_only=True):
     """
 
     rules: ClassVar[FieldRules] = NO_RULES
+    objects: ClassVar[Mapping[str, Collection[str]]] = {"speculative": SPECULATIVE_KEYS}
 
     model: str | None = None
     stream: bool = False
@@ -101,6 +108,12 @@ class GenerationFields(RequestFields, kw_only=True):
     """
 
     rules: ClassVar[FieldRules] = FieldRules(WITHOUT_EFFECT, REFUSED)
+    objects: ClassVar[Mapping[str, Collection[str]]] = {
+        **RequestFields.objects,
+        "logits_processors_args": PROCESSOR_KEYS,
+        "response_format": ("type", "json_schema", *TAG_KEYS),
+        "response_format.json_schema": JSON_SCHEMA_KEYS,
+    }
 
     stream_options: StreamOptions | None = None
     # sampling

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields that are null or unknown: what counts as absent, what is refused, and what `--ignore-unknown-fields` accepts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from fastdeploy.config.server_config import ServerConfig
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.detokenize.messages import check_messages, check_tools
+from fastdeploy.entrypoints.openai import unknown_fields
+from fastdeploy.entrypoints.openai.bodies import parse_body
+from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, StreamOptions
+from fastdeploy.entrypoints.openai.unknown_fields import IgnoredFieldLog
+from fastdeploy.structured_output.structural_tag import structural_tag_to_lark
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1]}}}
+IGNORING = ServerConfig(ignore_unknown_fields=True)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log of ignored fields of a process that has ignored none."""
+    monkeypatch.setattr("fastdeploy.entrypoints.openai.bodies.IGNORED_FIELDS", fresh := IgnoredFieldLog())
+    monkeypatch.setattr(unknown_fields, "IGNORED_FIELDS", fresh)
+    monkeypatch.setattr(unknown_fields.logger, "propagate", True)
+    caplog.set_level(logging.WARNING, "fastdeploy.server")
+    return caplog
+
+
+def parsed(config: ServerConfig = ServerConfig(), **fields: Any) -> ChatCompletionRequest:
+    return parse_body(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatCompletionRequest, config)
+
+
+def refusal(config: ServerConfig = ServerConfig(), **fields: Any) -> str:
+    """Return the field that is refused."""
+    with pytest.raises((ApiError, InvalidRequestError)) as refused:
+        parsed(config, **fields)
+    return str(refused.value.param if isinstance(refused.value, ApiError) else refused.value.field)
+
+
+def test_null_counts_as_absent_at_every_depth_also_in_unknown_fields() -> None:
+    options = {"include_usage": None, "continuous_usage_stats": True, "color": None}
+    schema = {"schema": SCHEMA, "strict": None, "color": None}
+    body = parsed(
+        stream=True,
+        temperature=None,
+        color=None,
+        functions=None,
+        user=None,
+        stream_options=options,
+        speculative={"method": None, "color": None, "num_speculative_tokens": 2},
+        logits_processors_args={"thinking_budget": None, "color": None},
+        response_format={"type": "json_schema", "json_schema": schema, "structures": None, "color": None},
+    )
+    assert body == ChatCompletionRequest(
+        messages=MESSAGES,
+        stream=True,
+        stream_options=StreamOptions(continuous_usage_stats=True),
+        speculative={"num_speculative_tokens": 2},
+        logits_processors_args={},
+        response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    )
+
+
+def test_null_counts_as_absent_in_tool_calls_and_tools_but_not_in_schemas() -> None:
+    call = {"id": None, "type": None, "function": {"name": "f", "arguments": None, "color": None}}
+    (message,) = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert message["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    function = {"name": "f", "description": None, "strict": None, "parameters": SCHEMA}
+    (tool,) = check_tools([{"type": "function", "function": function, "color": None}])
+    assert tool == {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+
+
+def test_null_counts_as_absent_in_a_structural_tag() -> None:
+    tags = [{"begin": "<a>", "content": {"type": "any_text", "excludes": None}, "end": "</a>"}]
+    given = {"type": "triggered_tags", "triggers": ["<a>"], "tags": tags}
+    plain = structural_tag_to_lark("structural_tag", json.dumps({"format": given}), {})
+    nulls = {"at_least_one": None, "stop_after_first": None}
+    assert structural_tag_to_lark("structural_tag", json.dumps({"format": {**given, **nulls}}), {}) == plain
+    structures = {"triggers": ["<a>"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]}
+    old = structural_tag_to_lark("structural_tag", json.dumps(structures), {})
+    assert structural_tag_to_lark("structural_tag", json.dumps({**structures, "format": None}), {}) == old
+
+
+def test_unknown_fields_with_a_value_are_refused_by_name() -> None:
+    assert refusal(color=0) == "color"
+    assert refusal(stream=True, stream_options={"color": False}) == "stream_options.color"
+    assert refusal(stream=True, stream_options={"include_usage": 1}) == "stream_options"
+
+
+def test_ignore_unknown_fields_accepts_them_at_every_depth_and_logs_each_name_once(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    fields = {
+        "color": {"color": [1]},
+        "stream": True,
+        "stream_options": {"include_usage": True, "color": 1},
+        "speculative": {"method": "off", "color": 1},
+        "logits_processors_args": {"color": 1},
+        "response_format": {"type": "json_schema", "color": 1, "json_schema": {"schema": SCHEMA, "color": 1}},
+    }
+    body = parsed(IGNORING, **fields)
+    assert (
+        body
+        == parsed(IGNORING, **fields)
+        == ChatCompletionRequest(
+            messages=MESSAGES,
+            stream=True,
+            stream_options=StreamOptions(include_usage=True),
+            speculative={"method": "off"},
+            logits_processors_args={},
+            response_format={"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+        )
+    )
+    assert [record.getMessage() for record in log.records] == [
+        f"the unknown field {name!r} is ignored (--ignore-unknown-fields)"
+        for name in (
+            "color",
+            "speculative.color",
+            "logits_processors_args.color",
+            "response_format.color",
+            "response_format.json_schema.color",
+            "stream_options.color",
+        )
+    ]
+
+
+def test_ignore_unknown_fields_keeps_what_is_refused_by_name(log: pytest.LogCaptureFixture) -> None:
+    assert refusal(IGNORING, functions=[{"name": "f"}]) == "functions"
+    assert refusal(IGNORING, temperature="hot") == "temperature"
+    assert refusal(IGNORING, color={"a": 1}, metadata={"a": 1}) == "metadata"
+    assert refusal(IGNORING, stream=True, stream_options={"include_usage": "yes"}) == "stream_options"
+
+
+def test_logged_names_are_short_safe_and_at_most_100_per_process(log: pytest.LogCaptureFixture) -> None:
+    parsed(IGNORING, **{"new\nline\u2028\x1b[31m" + "a" * 100: 1})
+    assert log.records[0].getMessage() == (
+        f"the unknown field 'new\\nline\\u2028\\x1b[31m{'a' * 50}' is ignored (--ignore-unknown-fields)"
+    )
+    parsed(IGNORING, **{f"field_{i}": 1 for i in range(200)})
+    messages = [record.getMessage() for record in log.records]
+    assert len(messages) == 101
+    assert messages[99:] == [
+        "the unknown field 'field_98' is ignored (--ignore-unknown-fields)",
+        "further names of ignored fields are not logged",
+    ]
