@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields that are null or unknown: what counts as absent, what is refused, and what `--ignore-unknown-fields` accepts."""
+"""Fields that are null or unknown: what is absent, what is refused, what `--ignore-unknown-fields` accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastdeploy.structured_output.structural_tag import structural_tag_to_lark
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1]}}}
-IGNORING = ServerConfig(ignore_unknown_fields=True)
+STRICT, IGNORING = ServerConfig(), ServerConfig(ignore_unknown_fields=True)
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> py
     return caplog
 
 
-def parsed(config: ServerConfig = ServerConfig(), **fields: Any) -> ChatCompletionRequest:
+def parsed(config: ServerConfig = STRICT, **fields: Any) -> ChatCompletionRequest:
     return parse_body(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatCompletionRequest, config)
 
 
-def refusal(config: ServerConfig = ServerConfig(), **fields: Any) -> str:
+def refusal(config: ServerConfig = STRICT, **fields: Any) -> str:
     """Return the field that is refused."""
     with pytest.raises((ApiError, InvalidRequestError)) as refused:
         parsed(config, **fields)
