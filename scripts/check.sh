@@ -18,6 +18,7 @@ check "ruff" ruff check .
 check "ruff format" ruff format --check .
 check "mypy" mypy
 check "clang-format" clang-format --dry-run --Werror "${native_sources[@]}"
+[ "$(uname -m)" != x86_64 ] || check "hadolint" hadolint scripts/deploy/Dockerfile # has no package for others
 check "import rules" python -m pytest -q tests/test_import_rules.py
 check "sizes, vocabulary, documents" python scripts/check_rules.py
 if [ ${#failed[@]} -gt 0 ]; then
