@@ -74,6 +74,7 @@ MAX_ITEMS: dict[str, int] = {
     "bad_words": 4096,
     "bad_words_token_ids": MAX_BAD_WORD_IDS,
     "stop_token_ids": 4096,
+    "allowed_token_ids": 1 << 18,
 }
 """Parameter -> the maximum length of its list."""
 MAX_BAD_WORDS_LENGTH = 4 * MAX_BAD_WORD_IDS
@@ -126,6 +127,8 @@ class SamplingParams:
         bad_words: strings that are never emitted, at most `MAX_BAD_WORDS_LENGTH` characters in all; the front end
             tokenizes them into bad_words_token_ids.
         bad_words_token_ids: token sequences that are never completed, at most `MAX_BAD_WORD_IDS` ids in all.
+        allowed_token_ids: the only token ids that may be emitted, end tokens included; the end marker of reasoning is
+            forced all the same when `reasoning_max_tokens` is reached. None allows all.
         ignore_eos: do not end at the model's end tokens.
         logit_bias: token id -> value added to its logit.
         logprobs: number of alternatives reported per output token; None reports nothing.
@@ -155,6 +158,7 @@ class SamplingParams:
     stop_token_ids: list[int] = field(default_factory=list)
     bad_words: list[str] = field(default_factory=list)
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
+    allowed_token_ids: list[int] | None = None
     ignore_eos: bool = False
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None
@@ -197,12 +201,14 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         for name, maximum in MAX_ITEMS.items():
-            if len(getattr(self, name)) > maximum:
+            items = getattr(self, name) or ()
+            if len(items) > maximum:
                 kind = "strings" if name == "stop" else "entries"
-                raise InvalidRequestError(name, f"at most {maximum} {kind}, got {len(getattr(self, name))}")
-        for name in ("stop_token_ids", "visible_token_ids"):
-            for token_id in getattr(self, name):
-                TOKEN_IDS.check(name, token_id)
+                raise InvalidRequestError(name, f"at most {maximum} {kind}, got {len(items)}")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequestError("allowed_token_ids", "expected at least one token id; leave it out to allow all")
+        for name in ("stop_token_ids", "visible_token_ids", "allowed_token_ids"):
+            _check_token_ids(name, getattr(self, name) or ())
         check_bad_word_ids("bad_words_token_ids", self.bad_words_token_ids)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):
             raise InvalidRequestError("bad_words_token_ids", "expected non-empty lists of token ids")
@@ -237,6 +243,13 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """True if a penalty depends on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check_token_ids(name: str, token_ids: Collection[int]) -> None:
+    if not token_ids or (set(map(type, token_ids)) == {int} and 0 <= min(token_ids) <= max(token_ids) <= _INT32_MAX):
+        return  # one by one takes five times as long
+    for token_id in token_ids:
+        TOKEN_IDS.check(name, token_id)
 
 
 def check_bad_word_ids(name: str, sequences: Collection[Sequence[int]]) -> None:

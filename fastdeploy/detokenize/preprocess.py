@@ -86,6 +86,7 @@ def prepare_params(tokenizer: Tokenizer, limits: RequestLimits, params: Sampling
     check_bad_word_ids("bad_words" if params.bad_words else "bad_words_token_ids", bad_words)
     check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
+    check_token_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
     for sequence in bad_words:
         check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
     return replace(params, bad_words_token_ids=bad_words)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,6 @@ from fastdeploy.core.generation_request import without_client_mark
 from fastdeploy.core.request import GenerationRequest, Prompt, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed, request_seed
-from fastdeploy.structured_output.constraint import OutputConstraint
 from fastdeploy.structured_output.manager import StructuredOutputManager, constraint_field
 
 
@@ -27,7 +26,7 @@ class Admission:
         vocab_size: number of token ids.
         eos_token_ids: the model's end tokens.
         has_tokenizer: whether stop strings are supported.
-        structured_output: makes the constraints of structured output and reasoning budgets; None refuses both.
+        structured_output: makes the constraints of constraints; None refuses structured output and reasoning budgets.
         server_seed: determines the seeds of requests without one; None draws them at random.
     """
 
@@ -69,7 +68,7 @@ class Admission:
         params = request.params
         self._check(request, used_ids)
         constraints = self._structured_output.make_constraints(request)
-        self._check_accept_policy(request, constraints)
+        self._check_accept_policy(params)
         seed = params.seed if params.seed is not None else request_seed(self._server_seed, self._num_arrivals)
         self._num_arrivals += 1
         if self._speculative.verify_strategy == "greedy" and not params.is_greedy:
@@ -105,8 +104,8 @@ class Admission:
         params = request.params
         if request.resumed is not None:
             self._check_resumed(request.resumed, params, num_prompt)
-        for name in ("stop_token_ids", "logit_bias"):
-            self._check_ids(name, getattr(params, name))
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            self._check_ids(name, getattr(params, name) or ())
         for sequence in params.bad_words_token_ids:
             self._check_ids("bad_words_token_ids", sequence)
         if params.stop and not self._has_tokenizer:
@@ -124,10 +123,10 @@ class Admission:
             if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
                 raise InvalidRequestError("resumed", f"expected token ids in [0, {self.vocab_size - 1}]")
 
-    def _check_accept_policy(self, request: GenerationRequest, constraints: Sequence[OutputConstraint | None]) -> None:
-        """Refuse constraints if all drafts are accepted, whether they are allowed or not."""
-        if constraints[0] is not None and self._speculative.accept_policy == "accept_all":
-            field = constraint_field(request.params) or ""
+    def _check_accept_policy(self, params: SamplingParams) -> None:
+        """Refuse forms and budgets if all drafts are accepted, whether they are allowed or not."""
+        field = constraint_field(params)
+        if field is not None and self._speculative.accept_policy == "accept_all":
             raise InvalidRequestError(field, "is not available with accept_policy accept_all")
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:

@@ -26,6 +26,7 @@ class ConstraintParams:
         reasoning_start_id, reasoning_end_id: tokens around the reasoning; -1 if the prompt has already closed it.
         reasoning_max_tokens, response_max_tokens: budgets; None means no limit.
         num_words: 32-bit words of a bitmask.
+        allowed: bitmask of the ids that the request allows at all; None allows all.
     """
 
     eos_token_ids: tuple[int, ...]
@@ -34,6 +35,7 @@ class ConstraintParams:
     reasoning_max_tokens: int | None
     response_max_tokens: int | None
     num_words: int
+    allowed: TokenArray | None = None
 
     def bitmask_of(self, token_ids: Collection[int]) -> TokenArray:
         """Return the bitmask that allows these ids only."""
@@ -87,11 +89,18 @@ class ConstraintState:
         """Return the bitmask of the allowed ids; None allows all."""
         if self.finish_reason is not None:
             return None  # a row after the end, whose token is discarded
+        if self.must_end_reasoning:
+            return self.params.bitmask_of([self.params.reasoning_end_id])  # whatever the request allows
+        allowed, bitmask = self.params.allowed, self._form_bitmask()
+        if bitmask is None or allowed is None:
+            return allowed if bitmask is None else bitmask
+        return bitmask & allowed
+
+    def _form_bitmask(self) -> TokenArray | None:
+        """Return the bitmask of the ids that the form allows; None if it allows all."""
         params = self.params
         if self.reasoning is ReasoningState.OPEN:
-            return (
-                params.bitmask_of([params.reasoning_end_id]) if self.must_end_reasoning else self._reasoning_bitmask()
-            )
+            return self._reasoning_bitmask()
         if self.grammar is None:
             return None
         bitmask = np.empty(params.num_words, np.int32)

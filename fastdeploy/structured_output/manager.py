@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
+import numpy as np
+
+from fastdeploy.core.constraint import TokenArray
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
@@ -20,7 +23,7 @@ from fastdeploy.structured_output.trial_process import Verdict
 
 
 class StructuredOutputManager:
-    """Creates the constraints of requests that have a form or a token budget."""
+    """Creates the constraints of requests that have a form, a token budget or a list of allowed ids."""
 
     def __init__(
         self,
@@ -73,9 +76,10 @@ class StructuredOutputManager:
         if params.reasoning_max_tokens is not None and self._format is None:
             raise InvalidRequestError("reasoning_max_tokens", "requires a server with --reasoning-parser")
         field = constraint_field(params)
-        if field is None:
+        if field is None and params.allowed_token_ids is None:
             return [None] * params.n
-        state = ConstraintState(self._params(request, field), request.reasoning, self._grammar(request))
+        reasoning = ReasoningState.CLOSED if field is None else request.reasoning  # allowed ids ignore the markers
+        state = ConstraintState(self._params(params, reasoning, field or ""), reasoning, self._grammar(request))
         return [OutputConstraint(state) for _ in range(params.n)]
 
     def _grammar(self, request: GenerationRequest) -> GrammarState | None:
@@ -95,8 +99,8 @@ class StructuredOutputManager:
             raise result
         return result
 
-    def _params(self, request: GenerationRequest, field: str) -> ConstraintParams:
-        params, is_closed = request.params, request.reasoning is ReasoningState.CLOSED
+    def _params(self, params: SamplingParams, reasoning: ReasoningState, field: str) -> ConstraintParams:
+        is_closed, allowed_ids = reasoning is ReasoningState.CLOSED, params.allowed_token_ids
         start_id, end_id = (-1, -1) if is_closed else self._reasoning_token_ids(field)
         return ConstraintParams(
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
@@ -105,6 +109,7 @@ class StructuredOutputManager:
             reasoning_max_tokens=params.reasoning_max_tokens,
             response_max_tokens=params.response_max_tokens,
             num_words=self._num_words,
+            allowed=None if allowed_ids is None else _bitmask_of(allowed_ids, self._num_words),
         )
 
     def _reasoning_token_ids(self, field: str) -> tuple[int, int]:
@@ -122,6 +127,13 @@ def constraint_field(params: SamplingParams) -> str | None:
     if params.response_max_tokens is not None:
         return "response_max_tokens"
     return "reasoning_max_tokens" if params.reasoning_max_tokens is not None else None
+
+
+def _bitmask_of(token_ids: list[int], num_words: int) -> TokenArray:
+    """Return the bitmask that allows these ids, which may be many."""
+    is_allowed = np.zeros(32 * num_words, np.uint8)
+    is_allowed[token_ids] = 1
+    return np.packbits(is_allowed, bitorder="little").view(np.int32)
 
 
 def _single_token(tokenizer: Tokenizer, field: str, text: str) -> int:

@@ -177,6 +177,24 @@ def test_a_dead_end_fails_only_its_request(server: ServerProcess) -> None:
     assert server.post("/v1/completions", body).json()["choices"][0]["text"] in ("a", "b")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_allowed_ids_restrict_the_output_with_and_without_drafts(server: ServerProcess, path: str) -> None:
+    allowed = list(range(300, 400, 3))
+    prompt = {"prompt": "x = x = x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    body = {"model": "demo", **prompt, "max_tokens": 20, "seed": 5, "return_token_ids": True}
+    answers = [server.post(path, {**body, "allowed_token_ids": allowed, "speculative": how}) for how in SWITCH]
+    one, other = (answer.json()["choices"][0] for answer in answers)
+    ids = one.get("completion_token_ids") or one["message"]["completion_token_ids"]
+    assert set(ids) <= set(allowed) and len(ids) == 20
+    assert (one["finish_reason"], one) == ("length", other)
+
+
+def test_allowed_ids_that_no_form_begins_with_are_a_dead_end(server: ServerProcess) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 9, "guided_regex": "[ab]", "allowed_token_ids": [300]}
+    response = server.post("/v1/completions", body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "no_token")
+
+
 @pytest.mark.parametrize("tokens_per_chunk", [1, 7])
 def test_a_stream_has_the_same_text_before_its_error_with_and_without_drafts(
     server: ServerProcess, tokens_per_chunk: int

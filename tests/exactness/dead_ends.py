@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests whose grammar and bad words allow no token at some position, and some that end before it."""
+"""Requests whose grammar and bad words, or allowed ids, allow no token somewhere, and some that end before it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ DEAD_ENDS: dict[str, tuple[dict[str, Any], str]] = {
     "stops": ({"temperature": 0.0, "stop": ["val"], "logprobs": 0}, FORCED),
     "repeats": ({"temperature": 0.0}, r"def mean\(data\):\n    total = 0"),
     "at_once": ({"temperature": 0.0}, r"[0-9]"),
+    "not_allowed": ({"temperature": 0.0, "bad_words_token_ids": []}, FORCED),
     "length": ({"temperature": 0.0, "max_tokens": 2}, FORCED),
 }
 
@@ -29,6 +30,7 @@ def make_dead_ends(tokenizer: Tokenizer) -> list[GenerationRequest]:
     """Return the requests of DEAD_ENDS."""
     texts = [tokenizer.decode([token_id]) for token_id in range(tokenizer.vocab_size)]
     digits = [[token_id] for token_id, text in enumerate(texts) if any(char.isdigit() for char in text)]
+    others = [token_id for token_id in range(len(texts)) if [token_id] not in digits]
     return [
         GenerationRequest(
             name,
@@ -37,6 +39,7 @@ def make_dead_ends(tokenizer: Tokenizer) -> list[GenerationRequest]:
                 **{
                     "max_tokens": 40,
                     "bad_words_token_ids": digits,
+                    "allowed_token_ids": others if name == "not_allowed" else None,
                     "guided_decoding": GuidedDecodingParams(regex=regex),
                     **params,
                 }

@@ -47,6 +47,7 @@ HASHES = "fastdeploy.kv_cache.hashes"
 CACHE, RUNNER = "fastdeploy.kv_cache.manager", "fastdeploy.worker.model_runner"
 REQUEST, OUTPUTS = "fastdeploy.core.request", "fastdeploy.engine.output_processor"
 BAD_WORDS, SUFFIX = "fastdeploy.core.bad_words", "fastdeploy.spec_decode.proposers.suffix"
+CONSTRAINT = "fastdeploy.structured_output.constraint"
 FAIR_SHARE = "fastdeploy.engine.fair_share"
 
 MUTANTS = {
@@ -84,6 +85,10 @@ MUTANTS = {
         METADATA, " + np.arange(len(ints)) * self._num_mask_words", " + np.zeros(len(ints), int)"
     ),
     "unconstrained rows have a mask": Mutant(METADATA, "np.where(constrained, begins, NO_MASK)", "begins"),
+    "a form allows ids that the request does not": Mutant(CONSTRAINT, "return bitmask & allowed", "return bitmask"),
+    "allowed ids do not constrain": Mutant(
+        CONSTRAINT, "return allowed if bitmask is None else bitmask", "return bitmask"
+    ),
     # min_tokens
     "end tokens are banned for one token too many": Mutant(
         METADATA, "num_output_tokens + i < request", "num_output_tokens + i <= request"

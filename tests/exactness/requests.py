@@ -32,7 +32,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "seed": 15, "stop_string_at": 14, "include_stop_str_in_output": True},
     {"temperature": 0.0, "bad_pair_at": 9},
     {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 1},
-    {"temperature": 1.0, "seed": 16, "n": 2, "top_p": 0.95},
+    {"temperature": 1.0, "seed": 16, "n": 2, "top_p": 0.95, "not_allowed_at": 5},
     {"temperature": 0.0, "logit_bias_of": "data"},
     {"temperature": 1.0, "seed": 17, "repetition_penalty": 1.1, "top_k": 5, "frequency_penalty": -0.3},
     {"temperature": 1.0, "seed": 18, "stop_token_at": 11},
@@ -102,6 +102,9 @@ def _across_tokens(tokenizer: Tokenizer, tokens: Sequence[int], at: int) -> str:
 DERIVED: dict[str, Callable[[Tokenizer, Sequence[int], Any], list[tuple[str, Any]]]] = {
     "stop_string_at": lambda tokenizer, tokens, at: [("stop", [_across_tokens(tokenizer, tokens, at)])],
     "stop_token_at": lambda _, tokens, at: [("stop_token_ids", [tokens[at]])],
+    "not_allowed_at": lambda tokenizer, tokens, at: [
+        ("allowed_token_ids", [token_id for token_id in range(tokenizer.vocab_size) if token_id != tokens[at]])
+    ],
     "bad_pair_at": lambda _, tokens, at: [("bad_words_token_ids", [list(tokens[at : at + 2])])],
     "logit_bias_of": lambda tokenizer, _, text: [("logit_bias", {_first_token(tokenizer, text): 5.0})],
     # a stop token that is sampled at every position: the text must end exactly where min_tokens allows it

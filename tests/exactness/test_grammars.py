@@ -75,6 +75,8 @@ FORMAT = {
         "stop_after_first": True,
     }
 }
+ALLOWED = list(range(267, 395, 2))
+WITHOUT_LETTERS = [token_id for token_id in range(4096) if token_id not in (267, 283, 284, 289)]
 OPEN, UNDECIDED = ReasoningState.OPEN, ReasoningState.UNDECIDED
 
 
@@ -109,6 +111,19 @@ REQUESTS: dict[str, tuple[dict[str, Any], ReasoningState]] = {
     "cut": ({"seed": 11, "max_tokens": 4, **guided(json=SCHEMA)}, ReasoningState.CLOSED),
     "tags": ({"temperature": 0.0, **guided(structural_tag=TAGS)}, ReasoningState.CLOSED),
     "format": ({"seed": 12, **guided(structural_tag=FORMAT)}, ReasoningState.CLOSED),
+    "allowed": ({"seed": 17, "temperature": 1.5, "allowed_token_ids": ALLOWED, "ignore_eos": True}, OPEN),
+    "allowed_json": (
+        {"seed": 18, "temperature": 1.3, "allowed_token_ids": WITHOUT_LETTERS, **guided(json=SCHEMA)},
+        ReasoningState.CLOSED,
+    ),
+    "allowed_thinks": (
+        {"seed": 19, "allowed_token_ids": ALLOWED, "reasoning_max_tokens": 6, **guided(regex=r"[a-z]{2,9}\.?")},
+        OPEN,
+    ),
+    "allowed_end": (
+        {"seed": 20, "allowed_token_ids": [*ALLOWED, EOS], "min_tokens": 9, "logit_bias": {EOS: 100.0}},
+        ReasoningState.CLOSED,
+    ),
     "thinks": ({"seed": 13, "logit_bias": {END: 24.0}, "temperature": 1.3, **guided(json=SCHEMA)}, OPEN),
     "thinks_briefly": ({"temperature": 0.0, "reasoning_max_tokens": 7, **guided(choice=["yes", "no"])}, OPEN),
     "may_think": (
@@ -173,6 +188,8 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "regex_ignore_eos": matches(r"[a-z ]+"),
     "choice": matches("return values?|total"),
     "choice_min_tokens": matches("yes|no"),
+    "allowed_json": valid(SCHEMA),
+    "allowed_thinks": lambda text: re.fullmatch(r"[a-z]{2,9}\.?", text.split("</think>")[1]) is not None,
     "lark": matches(r"f\(-?\d+\)"),
     "gbnf": matches(r"(- [a-z]{2,3}\n){3}"),
     "format": matches(r"(?s)<f>\{.*\}</f>"),
@@ -196,7 +213,7 @@ def test_outputs_conform_to_their_grammars(tokenizer: Tokenizer, plain: Texts, n
 
 def test_outputs_end_where_their_grammars_do(plain: Texts) -> None:
     ends = {name: text.finish_reason for (name, _), text in plain.items()}
-    endless = {"regex_ignore_eos", "cut", "tags", "budgets", "short_answer"}
+    endless = {"regex_ignore_eos", "cut", "tags", "budgets", "allowed", "short_answer"}
     assert {name for name, reason in ends.items() if reason == "length"} == endless
     assert plain["choice_min_tokens", 0].token_ids[-1] != EOS
     assert len(plain["choice_min_tokens", 0].token_ids) < 30
@@ -212,6 +229,16 @@ def test_budgets_are_kept_to_the_token(plain: Texts) -> None:
     may_think = plain["may_think", 0].token_ids
     assert (may_think[0], may_think.index(END)) == (START, 6)
     assert len(plain["short_answer", 0].token_ids) == 8
+
+
+def test_nothing_but_allowed_tokens_is_emitted_except_for_a_forced_end_of_the_reasoning(plain: Texts) -> None:
+    emitted = {name: plain[name, 0].token_ids for name in REQUESTS if name.startswith("allowed")}
+    assert set(emitted["allowed"]) <= set(ALLOWED) and len(emitted["allowed"]) == 100
+    assert set(emitted["allowed_json"]) <= {*WITHOUT_LETTERS, EOS}
+    assert set(emitted["allowed_thinks"]) - set(ALLOWED) == {END}
+    assert emitted["allowed_thinks"].index(END) == 6
+    assert set(emitted["allowed_end"]) <= {*ALLOWED, EOS}
+    assert emitted["allowed_end"].index(EOS) == 9 and plain["allowed_end", 0].finish_reason == "stop"
 
 
 def check_speculation(
@@ -277,6 +304,17 @@ def test_grammars_are_refused_if_all_drafts_are_accepted(folder: Path, requests:
             engine.add_request(request)
         assert caught.value.field == field
     assert not engine.has_unfinished()
+
+
+def test_drafts_that_are_accepted_unread_are_allowed_too(
+    folder: Path, requests: list[GenerationRequest], plain: Texts
+) -> None:
+    (request,) = [request for request in requests if request.request_id == "allowed"]
+    engine = build(thinking(folder, "ngram", 3, accept_policy="accept_all"), proposer_of("oracle", plain, 3))
+    assert set(run_all(engine, [request])["allowed", 0].token_ids) <= set(ALLOWED)
+    stats = engine.stats()
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert stats.num_forbidden_draft_tokens > 0
 
 
 def check_forbidden_drafts(engine: Engine, method: str, num_drafts: int) -> None:

@@ -65,7 +65,15 @@ def image(leg: int = 1) -> Image:
 
 
 def tickets() -> list[Any]:
-    params = SamplingParams(n=2, seed=7, stop=["x"], logit_bias={3: 1.0}, logprobs=2, bad_words_token_ids=[[1, 2]])
+    params = SamplingParams(
+        n=2,
+        seed=7,
+        stop=["x"],
+        logit_bias={3: 1.0},
+        logprobs=2,
+        bad_words_token_ids=[[1, 2]],
+        allowed_token_ids=[1, 2, 3],
+    )
     plain = GenerationRequest("client's id", [1, 2, 3], SamplingParams())
     rich = GenerationRequest("id", [5] * 40, params, "salt", 3, timeout_s=9.0, client_id="c", client_max_sequences=4)
     return [

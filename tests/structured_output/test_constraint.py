@@ -175,6 +175,55 @@ def test_output_cannot_end_before_its_reasoning_does() -> None:
     assert allowed(automaton) <= set(encode("byte_level", "y")) | set(encode("byte_level", "yes"))
 
 
+def test_allowed_ids_alone_are_the_mask_and_end_tokens_are_not_added() -> None:
+    automaton = constraint(allowed_token_ids=[7, 3, 7])
+    assert allowed(automaton) == {3, 7}
+    assert automaton.num_valid_tokens([3, 7, 4, 3]) == 2
+    assert [automaton.accept_token(token_id) for token_id in (3, 7)] == [None, None]
+    assert allowed(automaton) == {3, 7}
+    assert automaton.forced_tokens(4) == []
+
+
+def test_allowed_ids_need_neither_a_tokenizer_nor_a_reasoning_parser() -> None:
+    request = GenerationRequest("a", [1], SamplingParams(allowed_token_ids=[99]), reasoning=ReasoningState.OPEN)
+    (automaton,) = StructuredOutputManager(None, 100, [2], None).make_constraints(request)
+    assert automaton is not None
+    assert [automaton.num_valid_tokens([token_id]) for token_id in (98, 99, 2)] == [0, 1, 0]
+
+
+def test_allowed_ids_and_a_form_allow_what_both_do() -> None:
+    ids = {letter: encode("byte_level", letter)[0] for letter in "abcd"}
+    form = guided(regex="[abc]{2}")
+    automaton = constraint(guided_decoding=form, allowed_token_ids=[ids["b"], ids["c"], ids["d"]])
+    assert allowed(automaton) == {ids["b"], ids["c"]}
+    nothing = constraint(guided_decoding=form, allowed_token_ids=[ids["d"]])
+    assert allowed(nothing) == set()
+    assert nothing.num_valid_tokens([ids["a"]]) == 0
+
+
+def test_tokens_that_a_form_forces_are_drafts_only_as_far_as_they_are_allowed() -> None:
+    forced = constraint(guided_decoding=guided(regex="the words are given")).forced_tokens(100)
+    others = [token_id for token_id in range(make_tokenizer("byte_level").vocab_size) if token_id != forced[2]]
+    automaton = constraint(guided_decoding=guided(regex="the words are given"), allowed_token_ids=others)
+    assert forced.index(forced[2]) == 2
+    assert automaton.forced_tokens(100) == forced[:2]
+
+
+def test_only_a_forced_end_of_the_reasoning_is_allowed_though_it_is_not_listed() -> None:
+    tokenizer = make_tokenizer("byte_level")
+    start, end, marker = sorted(tokenizer.special_ids)
+    marks = ReasoningFormat(tokenizer.token_text(start), tokenizer.token_text(marker))
+    params = SamplingParams(reasoning_max_tokens=1, allowed_token_ids=[5, 6])
+    request = GenerationRequest("a", [1], params, reasoning=ReasoningState.OPEN)
+    (automaton,) = StructuredOutputManager(tokenizer, tokenizer.vocab_size, [end], marks).make_constraints(request)
+    assert automaton is not None
+    masks = [allowed(automaton)]
+    for token_id in (5, marker):
+        automaton.accept_token(token_id)
+        masks.append(allowed(automaton))
+    assert masks == [{5, 6}, {marker}, {5, 6}]
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("guided_json", {"json": {"type": "array", "uniqueItems": True}}, 'Unimplemented keys: ["uniqueItems"]'),
     ("guided_json", {"json": {"type": "object", "x-guidance": {"lenient": True}, "not": {}}}, "not"),

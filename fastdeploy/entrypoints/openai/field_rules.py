@@ -87,6 +87,5 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "enable_thinking": ("put it into chat_template_kwargs", ()),
     "thinking_token_budget": ("use reasoning_max_tokens", ()),
     "include_reasoning": ("reasoning is always separate, in reasoning_content", (True,)),
-    "allowed_token_ids": ("see guided_choice and guided_regex", ([],)),
 }
 """Field -> (why it is refused, values that are accepted because they request nothing)."""

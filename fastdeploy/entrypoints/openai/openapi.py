@@ -101,6 +101,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     "stop": {"items": {"type": "string", **_STOP_LENGTHS}, **_STOP_LENGTHS},
     "bad_words": {"items": _NON_EMPTY},
     "stop_token_ids": {"items": _TOKEN_ID},
+    "allowed_token_ids": {"items": _TOKEN_ID, "minItems": 1},
     "bad_words_token_ids": {"items": {"anyOf": [_TOKEN_ID, _BAD_WORD]}},
     "tokens": {"items": _TOKEN_ID},
     "logit_bias": _LOGIT_BIAS,

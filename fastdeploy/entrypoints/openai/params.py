@@ -40,6 +40,7 @@ COMMON_FIELDS = (
     "stop",
     "stop_token_ids",
     "bad_words",
+    "allowed_token_ids",
     "ignore_eos",
     "prompt_logprobs",
     "skip_special_tokens",

@@ -86,6 +86,8 @@ class GenerationFields(RequestFields, kw_only=True):
         stop_token_ids: token ids at which the output ends
         bad_words: texts that are never written; at most 65536 characters in all
         bad_words_token_ids: token sequences that are never written; at most 16384 ids in all, with those of `bad_words`
+        allowed_token_ids: the only token ids that may be written; without an end token the output ends at its
+            maximum length
         logit_bias: token id to a number that is added to its logit
         prompt_logprobs: number of alternatives per prompt token; they come with the first choice of each prompt, in a
             stream with its first chunk; at most 1048576 log-probabilities in one answer
@@ -127,6 +129,7 @@ class GenerationFields(RequestFields, kw_only=True):
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     bad_words_token_ids: list[Any] | None = None
+    allowed_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     prompt_logprobs: int | None = None
     include_logprobs_decode_token: bool = True
