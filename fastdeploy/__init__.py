@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from fastdeploy.core.outputs import (
         CompletionOutput,
         ErrorInfo,
+        Logprob,
         RequestMetrics,
         RequestOutput,
         SpeculateMetrics,
-        TokenLogprobs,
     )
+    from fastdeploy.core.prompts import TextPrompt, TokensPrompt
     from fastdeploy.core.sampling_params import SamplingParams
     from fastdeploy.entrypoints.llm import LLM
 
@@ -39,12 +40,14 @@ __all__ = [
     "FastDeployError",
     "GuidedDecodingParams",
     "InvalidRequestError",
+    "Logprob",
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SpeculateMetrics",
-    "TokenLogprobs",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
@@ -60,11 +63,12 @@ _MODULES = {
     "fastdeploy.core.outputs": (
         "CompletionOutput",
         "ErrorInfo",
+        "Logprob",
         "RequestMetrics",
         "RequestOutput",
         "SpeculateMetrics",
-        "TokenLogprobs",
     ),
+    "fastdeploy.core.prompts": ("TextPrompt", "TokensPrompt"),
     "fastdeploy.core.sampling_params": ("SamplingParams",),
     "fastdeploy.entrypoints.llm": ("LLM",),
 }

@@ -12,7 +12,7 @@ import pytest
 
 import fastdeploy
 
-PAGE = Path(fastdeploy.__file__).parents[1] / "docs" / "guide" / "quickstart.md"
+PAGE = Path(fastdeploy.__file__).parents[1] / "docs" / "guide" / "offline.md"
 NAMES = [
     "CompletionOutput",
     "ConfigError",
@@ -22,12 +22,14 @@ NAMES = [
     "GuidedDecodingParams",
     "InvalidRequestError",
     "LLM",
+    "Logprob",
     "QueueFullError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SpeculateMetrics",
-    "TokenLogprobs",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
@@ -61,6 +63,6 @@ assert "paddle" in sys.modules
 
 
 def test_docs_describe_every_public_name() -> None:
-    section = PAGE.read_text().partition("## Without a server")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Names")[2].partition("\n## ")[0]
     described = re.findall(r"`(\w+)`", "".join(line for line in section.splitlines() if line.startswith("| `")))
     assert sorted({*described} & {*NAMES}) == [name for name in NAMES if name != "__version__"]

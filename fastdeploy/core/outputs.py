@@ -24,6 +24,21 @@ class TokenLogprobs:
 
 
 @dataclass
+class Logprob:
+    """Log-probability of one token at one position of an offline result.
+
+    Attributes:
+        logprob: its natural-log probability under the target.
+        rank: 1 for the most probable token.
+        decoded_token: its text; None if the request asks for no text (`detokenize`).
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass
 class SpeculateMetrics:
     """Speculation metrics of one request, with FastDeploy's fields and a few more.
 
@@ -130,27 +145,52 @@ class TokenDelta:
 
 @dataclass
 class CompletionOutput:
-    """One choice of an offline result; `error` is set if the finish_reason is "error"."""
+    """One choice of an offline result.
+
+    Attributes:
+        logprobs: for each token, token id -> `Logprob`: the token itself, then the most probable ones; None if the
+            request asks for none.
+        cumulative_logprob: sum of the log-probabilities of the tokens; None if the request asks for none.
+        error: set if the finish_reason is "error".
+    """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     seed: int = 0
     speculate_metrics: SpeculateMetrics | None = None
     error: ErrorInfo | None = None
 
+    def finished(self) -> bool:
+        """Return whether the choice has ended."""
+        return self.finish_reason is not None
+
 
 @dataclass
 class RequestOutput:
-    """Result of one prompt: `outputs[i]` is choice i, `metrics` are those of the choice that ended last."""
+    """Result of one prompt.
+
+    Attributes:
+        outputs: [i] choice i.
+        prompt_logprobs: for each prompt token, a mapping as in `CompletionOutput.logprobs`, None for the first token;
+            None if the request asks for none.
+        finished: whether all choices have ended.
+        metrics: those of the choice that ended last.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = False
     metrics: RequestMetrics | None = None
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Number of prompt tokens found in the prefix cache; None until a choice has ended."""
+        return None if self.metrics is None else self.metrics.num_cached_tokens

@@ -83,6 +83,7 @@ MAX_STOP_LENGTH = 1024
 """Maximum length of a stop string in characters, all of which a stream may have to hold back."""
 
 TOKEN_IDS = Range(0, _INT32_MAX)
+PRIORITIES = Range(-(2**31), _INT32_MAX)
 LOGIT_BIASES = Range(-100.0, 100.0)
 NUM_SPECULATIVE_TOKENS = Range(0, 16)
 
@@ -133,6 +134,7 @@ class SamplingParams:
         logit_bias: token id -> value added to its logit.
         logprobs: number of alternatives reported per output token; None reports nothing.
         prompt_logprobs: the same for the tokens of the prompt.
+        detokenize: make the text of the output; False leaves it empty and allows no `stop` (offline only).
         skip_special_tokens: leave special tokens out of the text.
         visible_token_ids: special tokens that stay in the text all the same, such as the markers of tool calls.
         include_stop_str_in_output: keep the stop string in the text.
@@ -163,6 +165,7 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    detokenize: bool = True
     skip_special_tokens: bool = True
     visible_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False
@@ -185,6 +188,8 @@ class SamplingParams:
             raise InvalidRequestError("truncate_prompt_tokens", "expected -1 or at least 1, got 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
+        if self.stop and not self.detokenize:
+            raise InvalidRequestError("detokenize", "must be true with stop strings, which are found in the text")
         self._check_lists()
         self._check_texts()
 

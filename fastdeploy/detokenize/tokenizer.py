@@ -86,6 +86,11 @@ class Tokenizer:
         backend, special_tokens = load_backend(folder, config)
         return cls(backend, special_tokens, _chat_templates(folder, config))
 
+    @property
+    def num_base_tokens(self) -> int:
+        """Number of tokens without those that were added to the vocabulary."""
+        return int(self._backend.get_vocab_size(with_added_tokens=False))
+
     @convert_panics
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`; other threads run meanwhile.

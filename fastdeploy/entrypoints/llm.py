@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,29 +16,23 @@ from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import arm
-from fastdeploy.core.outputs import CompletionOutput, RequestOutput, TokenDelta
+from fastdeploy.core.outputs import RequestOutput
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
-from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.sampling_params import PRIORITIES, SamplingParams
 from fastdeploy.detokenize.messages import check_messages, check_tools
 from fastdeploy.detokenize.preprocess import RequestLimits, build_request
-from fastdeploy.detokenize.text_output import TextAssembler
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
+from fastdeploy.entrypoints.offline_results import RequestState
+from fastdeploy.entrypoints.offline_tokenizer import OfflineTokenizer
 from fastdeploy.hub.model_path import resolve_model_path
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+ShowProgress = bool | Callable[..., "tqdm[Any]"]
+"""Whether to show a progress bar, or the function that makes it, with the parameters of `tqdm`."""
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _RequestState:
-    """A request in flight: its result so far, and one text assembler per choice."""
-
-    output: RequestOutput
-    assemblers: list[TextAssembler]
-    num_running: int = field(default=0)
 
 
 class LLM:
@@ -75,20 +69,26 @@ class LLM:
         """Return the parameters of generation_config.json, which `generate` and `chat` use by default."""
         return SamplingParams(**self._defaults)
 
+    def get_tokenizer(self) -> OfflineTokenizer:
+        """Return the tokenizer, with `encode`, `decode`, `apply_chat_template` and others as transformers has them."""
+        return OfflineTokenizer(self.tokenizer)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ShowProgress = True,
         stream: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate outputs for one prompt or a list of prompts.
 
         Args:
             prompts: a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}, or a list of these.
             sampling_params: one object for all prompts, or one per prompt.
-            use_tqdm: show a progress bar.
-            stream: return a generator that yields the result of a prompt, so far, whenever it has new tokens.
+            use_tqdm: show a progress bar with tokens per second, or the function that makes it, such as `tqdm.tqdm`.
+            stream: return a generator that yields the result of a prompt, so far, whenever it has new tokens; no bar.
+            priority: one number per prompt; prompts with lower numbers start before others (default: 0 for all).
 
         Raises:
             InvalidRequestError: a prompt or parameter is invalid; no request has been started.
@@ -96,25 +96,27 @@ class LLM:
         prompt_list = _as_prompt_list(prompts)
         params = self._expand_params(prompt_list, sampling_params)
         requests = [self._make_request(prompt, p) for prompt, p in zip(prompt_list, params)]
+        _set_priorities(requests, priority)
         return self._generate(requests, [_prompt_text(prompt) for prompt in prompt_list], use_tqdm, stream)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ShowProgress = True,
         stream: bool = False,
         add_generation_prompt: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final_message: bool = False,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         """Generate the next message of one conversation or of a list of conversations, with a chat template.
 
         Args:
             messages: mappings with `role` and `content`, or a list of conversations of these.
-            sampling_params, use_tqdm, stream: as in `generate`.
+            sampling_params, use_tqdm, stream, priority: as in `generate`; `priority` has one number per conversation.
             add_generation_prompt: end the prompt with the start of the assistant's message; by default, unless
                 `continue_final_message` is set.
             chat_template_kwargs: further variables of the template.
@@ -146,13 +148,14 @@ class LLM:
         for request, prompt in zip(requests, prompts):
             if self._reasoning is not None:
                 request.reasoning = self._reasoning.state_after(prompt, continue_final_message)
+        _set_priorities(requests, priority)
         return self._generate(requests, prompts, use_tqdm, stream)
 
     def _generate(
-        self, requests: Sequence[GenerationRequest], texts: Sequence[str | None], use_tqdm: bool, stream: bool
+        self, requests: Sequence[GenerationRequest], texts: Sequence[str | None], use_tqdm: ShowProgress, stream: bool
     ) -> list[RequestOutput] | Iterator[RequestOutput]:
         states = self._add_requests(requests, texts)
-        updates = self._run_steps(states, use_tqdm and not stream)
+        updates = self._run_steps(states, False if stream else use_tqdm)
         if stream:
             return updates
         for _ in updates:
@@ -187,42 +190,37 @@ class LLM:
 
     def _add_requests(
         self, requests: Sequence[GenerationRequest], texts: Sequence[str | None]
-    ) -> dict[str, _RequestState]:
+    ) -> dict[str, RequestState]:
         """Add all requests; if one is rejected, abort those before it."""
-        states: dict[str, _RequestState] = {}
+        states: dict[str, RequestState] = {}
         try:
             for request, text in zip(requests, texts):
                 self.engine.add_request(request)
-                states[request.request_id] = self._make_state(request, text)
+                states[request.request_id] = RequestState(self.tokenizer, request, text)
         except Exception:
             for request_id in states:
                 self.engine.abort(request_id)
             raise
         return states
 
-    def _make_state(self, request: GenerationRequest, text: str | None) -> _RequestState:
-        params, ids = request.params, request.prompt_token_ids
-        choices = [CompletionOutput(i, logprobs=None if params.logprobs is None else []) for i in range(params.n)]
-        assemblers = [TextAssembler(self.tokenizer, ids, params) for _ in range(params.n)]
-        if text is None:
-            text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        return _RequestState(RequestOutput(request.request_id, text, ids, choices), assemblers, params.n)
-
-    def _run_steps(self, states: dict[str, _RequestState], show_progress: bool) -> Iterator[RequestOutput]:
+    def _run_steps(self, states: dict[str, RequestState], use_tqdm: ShowProgress) -> Iterator[RequestOutput]:
         """Run steps until all requests finish, yielding updated results; closing the generator aborts the rest."""
         unfinished = set(states)
-        bar = tqdm(total=len(states), desc="Processed prompts", disable=not show_progress)
+        make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
+        bar = make_bar(total=len(states), desc="Processed prompts", unit="prompt")
+        num_tokens = 0
         try:
             while unfinished:
                 updated: dict[str, None] = {}  # an ordered set
                 for delta in self.engine.step():
                     if (state := states.get(delta.request_id)) is not None:
-                        _apply_delta(state, delta)
+                        state.apply(delta)
+                        num_tokens += len(delta.token_ids)
                         updated[delta.request_id] = None
                 for request_id in updated:
                     if states[request_id].output.finished:
                         unfinished.discard(request_id)
-                        bar.update()
+                        _advance(bar, num_tokens)
                     yield states[request_id].output
         finally:
             bar.close()
@@ -230,24 +228,26 @@ class LLM:
                 self.engine.abort(request_id)
 
 
-def _apply_delta(state: _RequestState, delta: TokenDelta) -> None:
-    """Add a delta to the result of its request."""
-    output, choice = state.output, state.output.outputs[delta.index]
-    choice.token_ids.extend(delta.token_ids)
-    choice.text += state.assemblers[delta.index].push(delta)
-    choice.seed = delta.seed
-    if choice.logprobs is not None:
-        choice.logprobs.extend(delta.logprobs or ())
-    if delta.prompt_logprobs is not None:
-        output.prompt_logprobs = delta.prompt_logprobs
-    if delta.finish_reason is None:
+def _advance(bar: tqdm[Any], num_tokens: int) -> None:
+    """Count a finished prompt, and show the output tokens per second of all prompts since the start."""
+    if elapsed_s := bar.format_dict["elapsed"]:
+        bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} output tokens/s", refresh=False)
+    bar.update()
+
+
+def _set_priorities(requests: Sequence[GenerationRequest], priority: Sequence[int] | None) -> None:
+    """Set the priorities of requests.
+
+    Raises:
+        InvalidRequestError: there is not one integer per request.
+    """
+    if priority is None:
         return
-    choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
-    choice.speculate_metrics = delta.speculate_metrics
-    choice.error = delta.error
-    output.metrics = delta.metrics
-    state.num_running -= 1
-    output.finished = state.num_running == 0
+    if not isinstance(priority, Sequence) or len(priority) != len(requests):
+        raise InvalidRequestError("priority", f"expected a list with one integer per prompt ({len(requests)})")
+    for i, (request, value) in enumerate(zip(requests, priority)):
+        PRIORITIES.check(f"priority[{i}]", value)
+        request.priority = value
 
 
 def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from fastdeploy import LLM, SamplingParams
 from fastdeploy.core.errors import ConfigError, ContextLengthError, InvalidRequestError
@@ -109,31 +112,135 @@ def test_repetition_penalty_changes_the_text(llm: LLM) -> None:
     assert complete(llm, repetition_penalty=2.0).token_ids != complete(llm).token_ids
 
 
-def test_logprobs_are_those_of_greedy_choices(llm: LLM) -> None:
+def test_logprobs_map_token_ids_to_values_the_chosen_one_first(llm: LLM) -> None:
     output = complete(llm, logprobs=3)
-    assert output.logprobs is not None and len(output.logprobs) == len(output.token_ids)
-    for token_id, entry in zip(output.token_ids, output.logprobs):
-        assert (entry.token_id, entry.rank) == (token_id, 1)
-        assert entry.top[0] == (token_id, entry.logprob)
-        assert len(entry.top) == 3 and entry.top[0][1] >= entry.top[1][1] >= entry.top[2][1]
-        assert math.exp(entry.logprob) <= 1.0
+    assert output.logprobs is not None and len(output.logprobs) == len(output.token_ids) == 24
+    for token_id, entries in zip(output.token_ids, output.logprobs):
+        assert next(iter(entries)) == token_id
+        assert [entry.rank for entry in entries.values()] == [1, 2, 3]  # a greedy choice is the most probable one
+        values = [entry.logprob for entry in entries.values()]
+        assert values == sorted(values, reverse=True) and math.exp(values[0]) <= 1.0
+        assert [entry.decoded_token for entry in entries.values()] == [llm.tokenizer.token_text(i) for i in entries]
+    assert (
+        "".join(str(entries[i].decoded_token) for i, entries in zip(output.token_ids, output.logprobs)) == output.text
+    )
+
+
+def test_chosen_token_outside_the_most_probable_ones_is_added_to_them(llm: LLM) -> None:
+    output = complete(llm, logprobs=2, logit_bias={300: 100.0}, max_tokens=2)
+    assert output.logprobs is not None
+    (chosen, first, second), (rank, *others) = list(output.logprobs[0]), output.logprobs[0].values()
+    assert chosen == 300 and 300 not in (first, second)
+    assert rank.rank is not None and rank.rank > 2
+    assert [entry.rank for entry in others] == [1, 2]
+    assert list(complete(llm, logprobs=0, max_tokens=1).logprobs[0]) == complete(llm, max_tokens=1).token_ids  # type: ignore[index]
+
+
+def test_cumulative_logprob_is_the_sum_and_exists_only_with_logprobs(llm: LLM) -> None:
+    output = complete(llm, logprobs=0)
+    assert output.logprobs is not None
+    total = sum(entries[token_id].logprob for token_id, entries in zip(output.token_ids, output.logprobs))
+    assert output.cumulative_logprob == pytest.approx(total) and total < 0.0
+    plain = complete(llm)
+    assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
 
 
 def test_raw_logprobs_ignore_processing_and_processed_ones_do_not(llm: LLM) -> None:
     processed = LLM(model="demo", max_model_len=256, logprobs_mode="processed_logprobs")
     values = {"temperature": 2.0, "seed": 3, "top_k": 1, "logprobs": 0, "max_tokens": 4}
-    raw_entries, processed_entries = complete(llm, **values).logprobs, complete(processed, **values).logprobs
-    assert raw_entries and processed_entries
-    assert all(entry.logprob < 0.0 for entry in raw_entries)
-    assert all(entry.logprob == 0.0 for entry in processed_entries)  # top_k 1 leaves one token with probability one
+    raw, sure = complete(llm, **values), complete(processed, **values)
+    assert raw.logprobs and sure.logprobs
+    assert all(entries[i].logprob < 0.0 for i, entries in zip(raw.token_ids, raw.logprobs))
+    assert sure.cumulative_logprob == 0.0  # top_k 1 leaves one token with probability one
 
 
 def test_prompt_logprobs_cover_all_but_the_first_token(llm: LLM) -> None:
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=1, prompt_logprobs=2), use_tqdm=False)
     assert isinstance(output, RequestOutput) and output.prompt_logprobs is not None
-    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    assert output.prompt_logprobs[0] is None
-    assert [e.token_id for e in output.prompt_logprobs[1:] if e] == output.prompt_token_ids[1:]
+    first, *others = output.prompt_logprobs
+    assert first is None
+    assert [next(iter(entries)) for entries in others if entries] == output.prompt_token_ids[1:]
+    assert {len(entries) for entries in others if entries} == {2, 3}
+    assert complete(llm, max_tokens=1).logprobs is None
+
+
+def test_without_detokenization_there_are_ids_and_no_texts(llm: LLM) -> None:
+    output = complete(llm, detokenize=False, logprobs=1)
+    assert (output.text, output.token_ids) == ("", complete(llm).token_ids)
+    assert output.logprobs is not None
+    assert {entry.decoded_token for entries in output.logprobs for entry in entries.values()} == {None}
+    with pytest.raises(InvalidRequestError, match="detokenize: must be true with stop strings"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_prompts_of_lower_priority_values_begin_first() -> None:
+    llm = LLM(model="demo", max_model_len=64, max_num_seqs=1, seed=1)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    prompts, ended = ["a = 1", "b = 2", "c = 3"], []
+    for update in llm.generate(prompts, params, stream=True, priority=[2, 0, -1]):
+        if update.finished:
+            ended.append(update.prompt)
+    assert ended == ["c = 3", "b = 2", "a = 1"]
+    messages = [[{"role": "user", "content": text}] for text in prompts]
+    outputs = llm.chat(messages, params, use_tqdm=False, priority=[2, 1, 0])
+    assert isinstance(outputs, list)
+    queued = [output.metrics.queue_s for output in outputs if output.metrics]
+    assert queued == sorted(queued, reverse=True)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("priority", "message"),
+    [
+        ([1], r"priority: expected a list with one integer per prompt \(2\)"),
+        (1, r"priority: expected a list with one integer per prompt \(2\)"),
+        ([1, 0.5], r"priority\[1\]: expected an integer in \[-2147483648, 2147483647\], got 0.5"),
+    ],
+)
+def test_wrong_priorities_are_refused_and_start_nothing(llm: LLM, priority: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate(["a", "b"], SamplingParams(), use_tqdm=False, priority=priority)
+    assert not llm.engine.has_unfinished()
+
+
+@pytest.mark.parametrize("call", ["generate", "chat"])
+def test_one_progress_bar_counts_prompts_and_shows_tokens_per_second(llm: LLM, call: str) -> None:
+    bars, text = [], io.StringIO()
+
+    def make_bar(**options: Any) -> tqdm[Any]:
+        bars.append(tqdm(file=text, mininterval=0.0, **options))
+        return bars[-1]
+
+    prompts: Any = ["a", "b"] if call == "generate" else [[{"role": "user", "content": "a"}]] * 2
+    getattr(llm, call)(prompts, SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True), use_tqdm=make_bar)
+    assert [(bar.n, bar.total) for bar in bars] == [(2, 2)]
+    assert re.search(r"Processed prompts: 100%.* 2/2 .*, [0-9.]+ output tokens/s\]", text.getvalue())
+
+
+def test_progress_bar_is_on_by_default_and_can_be_switched_off(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    params = SamplingParams(max_tokens=1)
+    llm.generate("a", params)
+    assert "Processed prompts: 100%" in capsys.readouterr().err
+    llm.generate("a", params, use_tqdm=False)
+    list(llm.generate("a", params, stream=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_tokenizer_of_the_model_has_the_methods_of_transformers(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    ids = tokenizer.encode(PROMPT)
+    assert ids == llm.tokenizer.encode(PROMPT)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}], tokenize=False)
+    assert complete(llm, prompt=prompt).text  # a rendered conversation is a prompt
+
+
+def test_results_say_whether_they_have_ended_and_what_was_cached(llm: LLM) -> None:
+    states = []
+    prompt = [*range(300, 500)]
+    for _ in range(2):
+        for update in llm.generate(prompt, SamplingParams(max_tokens=3, ignore_eos=True), stream=True):
+            states.append((update.finished, update.outputs[0].finished(), update.num_cached_tokens))
+    assert states[0] == (False, False, None)
+    assert states[-1] == (True, True, 192)
 
 
 def test_stream_yields_growing_texts_that_end_with_the_complete_one(llm: LLM) -> None:
@@ -185,8 +292,8 @@ def test_chat_continues_the_last_message(llm: LLM) -> None:
 
 
 def test_errors_of_chat_name_invalid_messages_and_tools(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match=r"messages\[0\].role: expected one of"):
-        prompts_of(llm, [{"role": "robot", "content": "x"}])
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].role: expected"):
+        prompts_of(llm, [{"role": 5, "content": "x"}])
     with pytest.raises(InvalidRequestError, match=r"tools\[0\].type: expected function"):
         prompts_of(llm, [{"role": "user", "content": "x"}], tools=[{"name": "f"}])
 

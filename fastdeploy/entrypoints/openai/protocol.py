@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from fastdeploy.config.server_config import MAX_TIMEOUT_S
-from fastdeploy.core.sampling_params import RANGES, Range
+from fastdeploy.core.sampling_params import PRIORITIES, RANGES, Range
 from fastdeploy.entrypoints.openai.field_rules import NO_RULES, REFUSED, WITHOUT_EFFECT, FieldRules
 
 SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
@@ -218,7 +218,7 @@ FIELD_RANGES: dict[str, Range] = {
     "max_completion_tokens": RANGES["max_tokens"],
     "top_logprobs": RANGES["logprobs"],
     "best_of": RANGES["n"],
-    "priority": Range(-(2**31), 2**31 - 1),
+    "priority": PRIORITIES,
     "timeout": Range(0.001, MAX_TIMEOUT_S),
     "max_streaming_response_tokens": Range(1, None),
 }
