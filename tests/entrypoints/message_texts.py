@@ -30,6 +30,9 @@ TWO_CALLS = {
     '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n',
     "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nŁódź\n</parameter>\n<parameter=days>\n2\n"
     "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Łódź</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>2</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+    "pythonic": "[weather(city='Łódź', days=2), now()]",
     "llama3_json": '{"name": "weather", "parameters": {"city": "Łódź", "days": 2}}; {"name": "now", "parameters": {}}',
     "deepseek_v3": f'{LIST}{CALL}function{SEP}weather\n```json\n{{"city": "Łódź", "days": 2}}\n```{CALL_END}\n'
     f"{CALL}function{SEP}now\n```json\n{{}}\n```{CALL_END}{LIST_END}",

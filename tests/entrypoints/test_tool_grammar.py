@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import llguidance
 import pytest
 
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.parsers.argument_grammar import json_expression
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS, JSON_ARRAY, Schemas
-from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar, json_expression
+from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.message_texts import CALLS, SCHEMAS, TWO_CALLS
 
@@ -99,7 +102,7 @@ def test_calls_in_the_trained_format_are_allowed(model: Model, format_name: str)
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_strict_arguments_within_a_text_follow_their_schema(model: Model, format_name: str) -> None:
     wrong = TEXTS[format_name].replace("days", "year")
-    text = wrong if format_name == "llama3_json" else f"Let me see: {wrong}"
+    text = wrong if FORMATS[format_name].is_unmarked else f"Let me see: {wrong}"
     assert not model.accepts(ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids).within_text(), text)
     assert model.accepts(
         ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids).within_text(), text.replace("year", "days")
@@ -113,6 +116,71 @@ def test_call_without_its_first_marker_follows_its_schema_as_well(model: Model) 
     assert not model.accepts(grammar, call.replace("city", "town"))
     assert not model.accepts(grammar, call.replace("weather", "tides"))
     assert not model.accepts(grammar, "write <function=")
+
+
+ANSWERS: Schemas = {
+    "answer": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "sure": {"type": "boolean"},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
+        },
+        "$defs": {"tag": {"enum": ["x", "y"]}},
+        "required": ["sure"],
+        "additionalProperties": False,
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_allowed"),
+    [
+        ("sure=True", True),
+        ("text='a)\\\\', sure=False", True),
+        ('text="it\'s", sure=True, unit=\'F\', note=None, tags=["x", "y"]', True),
+        ("sure=True, note='x'", True),
+        ("text='a'", False),
+        ("", False),
+        ("sure=1", False),
+        ("sure=True,", False),
+        ("sure=True, text='a'", False),
+        ("sure=True, unit='K'", False),
+        ('sure=True, tags=["z"]', False),
+        ("text='\\x', sure=True", False),
+    ],
+)
+def test_python_arguments_follow_their_schema(model: Model, arguments: str, is_allowed: bool) -> None:
+    grammar = ToolCallGrammar(FORMATS["pythonic"], ANSWERS, model.special_ids).required()
+    assert model.accepts(grammar, f"[answer({arguments})]") is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("format_name", "call"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=unit>\nF\n</parameter>\n</function>\n</tool_call>"),
+        ("glm45", "<tool_call>f\n<arg_key>unit</arg_key>\n<arg_value>F</arg_value>\n</tool_call>"),
+        ("pythonic", "[f(unit='F')]"),
+    ],
+)
+def test_arguments_without_a_schema_are_free_and_alternatives_of_a_text_are_not(
+    model: Model, format_name: str, call: str
+) -> None:
+    def accepts(schema: dict[str, Any]) -> bool:
+        return model.accepts(ToolCallGrammar(FORMATS[format_name], {"f": schema}, model.special_ids).required(), call)
+
+    assert accepts({"type": "object"})
+    assert not accepts({"type": "object", "additionalProperties": False})
+    assert accepts({"properties": {"unit": {"type": "string", "enum": ["C", "F"]}}})
+    assert not accepts({"properties": {"unit": {"type": "string", "enum": ["C", "K"]}}})
+
+
+def test_parameter_that_python_cannot_name_is_refused() -> None:
+    grammar = ToolCallGrammar(FORMATS["pythonic"], {"f": {"properties": {"a b": {}}}}, {})
+    with pytest.raises(InvalidRequestError, match="pythonic calls cannot express a parameter named 'a b'"):
+        grammar.required()
 
 
 @pytest.mark.parametrize("tag", ["</parameter>", "<parameter="])

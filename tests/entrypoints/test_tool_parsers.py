@@ -10,18 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
 from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import JsonArrayToolParser, NamedToolParser
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser, ToolCall
-from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import convert
+from fastdeploy.entrypoints.openai.parsers.python_literal import parse_literal
 from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
 from fastdeploy.entrypoints.openai.parsers.stream_parser import JsonScanner
+from fastdeploy.entrypoints.openai.parsers.tagged_tool_parsers import convert
 from tests.entrypoints.message_texts import CALL, CALL_END, CALLS, LIST, LIST_END, SEP, TWO_CALLS, make_parser, read
 
 ROOT = Path(__file__).parents[2]
 F = ToolCall("f", '{"a": 1}')
 F_AB = ToolCall("f", '{"a": 1, "b": 2}')
+OPEN_AB = ToolCall("f", '{"a": 1, "b": 2')
 TWO_FUNCTIONS = Message(calls=[ToolCall("f", "{}"), ToolCall("g", "{}")])
 
 
@@ -39,7 +42,7 @@ def test_two_calls_are_parsed(format_name: str) -> None:
     assert read([TWO_CALLS[format_name]], format_name) == Message(calls=CALLS)
 
 
-@pytest.mark.parametrize("format_name", [format_name for format_name in FORMATS if format_name != "llama3_json"])
+@pytest.mark.parametrize("format_name", [name for name, tool_format in FORMATS.items() if not tool_format.is_unmarked])
 def test_text_around_calls_is_kept(format_name: str) -> None:
     message = read([f"Let me look.\n{TWO_CALLS[format_name].strip()}\nDone."], format_name)
     assert message == Message(content="Let me look.\nDone.", calls=CALLS)
@@ -91,6 +94,44 @@ def test_text_without_calls_is_unchanged_content(format_name: str) -> None:
             "<function=f><parameter=a>1</function><function=f><parameter=a>1<parameter=b>2</parameter></function>",
             Message(calls=[F, F_AB]),
         ),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", Message(calls=[F])),
+        (
+            "glm45",
+            "<tool_call> f\n<arg_key>a</arg_key>\n<arg_value>1<arg_key>b</arg_key>\n<arg_value>2",
+            Message(calls=[OPEN_AB]),
+        ),
+        ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call> x", Message("", " x", [F])),
+        ("glm45", "<tool_call>f<arg_key>a<arg_value>1</arg_value></tool_call>", Message(calls=[F])),
+        ("glm45", "<tool_call>f\n</tool_call><tool_call>g</tool_call>", TWO_FUNCTIONS),
+        ("glm45", "<tool_call>f<arg_key>a", Message(calls=[ToolCall("f", "{")])),
+        # Python
+        ("pythonic", " [ f( a = 1 ) ]\n", Message(calls=[F])),
+        ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>", Message(calls=[F])),
+        ("pythonic", "So: <|python_start|>[f(a=1)]<|python_end|>.", Message("", "So:.", [F])),
+        ("pythonic", "[f(), g()]", TWO_FUNCTIONS),
+        ("pythonic", "[f(a=1,), f(a=1, b=2)]", Message(calls=[F, F_AB])),
+        ("pythonic", "[f(a=1]", Message(calls=[F])),
+        ("pythonic", "[f(a=1) and more", Message("", " and more", [F])),
+        ("pythonic", "[f(a=1), 2]", Message("", ", 2]", [F])),
+        ("pythonic", "[f(a=1, 2)]", Message("", "2)]", [F])),
+        ("pythonic", "[f(a=1, b=2", Message(calls=[OPEN_AB])),
+        ("pythonic", "[f(a=1, b", Message(calls=[ToolCall("f", '{"a": 1')])),
+        (
+            "pythonic",
+            "[f(a=')]', b=\"),(\", c={'x': [1, (2,)]})]",
+            Message(calls=[ToolCall("f", '{"a": ")]", "b": "),(", "c": {"x": [1, [2]]}}')]),
+        ),
+        (
+            "pythonic",
+            "[user.get-one(a=True, b=false, c=None, d=-1.5, e=[])]",
+            Message(calls=[ToolCall("user.get-one", '{"a": true, "b": false, "c": null, "d": -1.5, "e": []}')]),
+        ),
+        ("pythonic", "[f(a=New York, b=x(1, 2))]", Message(calls=[ToolCall("f", '{"a": "New York", "b": "x(1, 2)"}')])),
+        ("pythonic", "[1, 2]", Message(content="[1, 2]")),
+        ("pythonic", "[link(s)](http)", Message(content="[link(s)](http)")),
+        ("pythonic", "See [f(a=1)]", Message(content="See [f(a=1)]")),
+        ("pythonic", "[f(", Message(content="[f(")),
+        ("pythonic", f"[f(a=1, {'b' * 500}=2)]", Message("", f"{'b' * 500}=2)]", [F])),
         # other tags within a value
         (
             "qwen3_coder",
@@ -134,6 +175,7 @@ FRAGMENTS = [
     *MARKERS,
     *(LIST, LIST_END, CALL, CALL_END, SEP, f"{CALL}function{SEP}f\n```json\n", "\n```"),
     *('{"name": "f", "arguments": ', '{"name": "f"', '{"a": 1}', '{"a": "}\\" </tool_call>"', "{", "}", "]", '"', "\\"),
+    *("<|python_start|>", "[f(", "a=", "'", ")", "(", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "f"),
     *("<function=f>", "<parameter=a>", "</parameter>", "</function>", "\n", "  ", "text", "é🙂", ",", "1"),
 ]
 TEXTS = st.one_of(
@@ -161,7 +203,7 @@ def test_text_without_a_call_is_never_lost(format_name: str, text: str) -> None:
         assert message.content == text
 
 
-@pytest.mark.parametrize("format_name", [format_name for format_name in FORMATS if format_name != "qwen3_coder"])
+@pytest.mark.parametrize("format_name", [name for name in FORMATS if FORMATS[name].arguments == "json"])
 def test_arguments_are_streamed(format_name: str) -> None:
     parser, text = make_parser(format_name), TWO_CALLS[format_name]
     parts = [part for char in text for part in parser.push(char, False)]
@@ -197,17 +239,54 @@ def test_array_and_named_function_are_parsed_as_calls() -> None:
         ("null", {"type": "string"}, "null"),
         ("5", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "5"),
         ('{"a": [1]}', {"type": "object"}, {"a": [1]}),
+        ("{'a': True}", {"type": "object"}, {"a": True}),
+        ("True", {"type": "boolean"}, True),
+        ("True", {}, "True"),
     ],
 )
 def test_tagged_values_have_the_type_of_the_parameter(text: str, schema: dict[str, object], value: object) -> None:
     assert convert(text, schema) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"'Martha\'s \"x\" \u00e9\n'", 'Martha\'s "x" é\n'),
+        (r"'C:\dir \d+'", r"C:\dir \d+"),
+        ("'a' 'b'", "ab"),
+        ("{'a': {'b': None}, 1: (True, false)}", {"a": {"b": None}, "1": [True, False]}),
+        ("-7", -7),
+    ],
+)
+def test_literals_of_python_are_read(text: str, value: object) -> None:
+    assert parse_literal(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "f()", "x", "1 + 1", "b'z'", "{1, 2}", "{**a}", "f'{x}'", "1e999", "'\\ud800'", "1j", "..."),
+        *("9" * 5000, "[" * 90 + "]" * 90, "(" * 5000, "-" * 99999 + "1"),
+    ],
+    ids=range(16),
+)
+def test_what_is_no_literal_that_json_can_express_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse_literal(text)
+
+
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
+
+
+@given(value=JSON)
+def test_argument_in_python_is_read_whatever_its_value(value: object) -> None:
+    text = f"[f(a={value!r})]"
+    arguments = json.dumps({"a": value}, ensure_ascii=False)
+    assert read([text], "pythonic") == read(list(text), "pythonic") == Message(calls=[ToolCall("f", arguments)])
 
 
 @given(value=st.lists(JSON) | st.dictionaries(st.text(), JSON), indent=st.none() | st.integers(0, 2))

@@ -13,9 +13,10 @@ from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.json_types import shorten
 from fastdeploy.detokenize.messages import check_tools
 from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.parsers.argument_grammar import json_expression
 from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import NamedToolParser
 from fastdeploy.entrypoints.openai.parsers.registry import JSON_ARRAY, ToolFormat, get_tool_format
-from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar, json_expression
+from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 

@@ -36,28 +36,10 @@ class JsonToolParser(ToolParser):
     Attributes:
         end_marker: text after a call, which models may omit.
         separator: text between two calls.
-        is_unmarked: a call may begin the text without the start marker.
     """
 
     end_marker = ""
     separator = ""
-    is_unmarked = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        if self.is_unmarked:
-            self._state = self._parse_start
-
-    def _parse_start(self) -> bool:
-        """Parse an object at the start of the text as a call."""
-        text = self._buffer.lstrip()
-        if not text:
-            return self._is_finished and self._parse_content()
-        if text.startswith("{"):
-            self._begin_head(len(self._buffer) - len(text))
-        else:
-            self._state = self._parse_content
-        return True
 
     def _parse_head(self) -> bool:
         if match := _HEAD.match(self._buffer, self._head_start):
@@ -119,7 +101,7 @@ class Llama3JsonToolParser(JsonToolParser):
 
     start_markers = ("<|python_tag|>",)
     separator = ";"
-    is_unmarked = True
+    unmarked_start = "{"
 
 
 class JsonArrayToolParser(JsonToolParser):

@@ -19,7 +19,8 @@ from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import (
     JsonArrayToolParser,
     Llama3JsonToolParser,
 )
-from fastdeploy.entrypoints.openai.parsers.qwen3_coder_tool_parser import Qwen3CoderToolParser
+from fastdeploy.entrypoints.openai.parsers.pythonic_tool_parser import PYTHON_END, PYTHON_START, PythonicToolParser
+from fastdeploy.entrypoints.openai.parsers.tagged_tool_parsers import Glm45ToolParser, Qwen3CoderToolParser
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -37,7 +38,7 @@ class ToolFormat:
         bare_begin, bare_end: text around the arguments of a call without its first marker, which parsers accept, too;
             empty for formats without such calls.
         is_unmarked: no marker distinguishes a call from other text.
-        is_tagged: the arguments are tags instead of JSON.
+        arguments: how arguments are written: a key of `argument_grammar.WRITERS`.
     """
 
     make_parser: Callable[[Schemas], ToolParser]
@@ -50,7 +51,12 @@ class ToolFormat:
     bare_begin: str = ""
     bare_end: str = ""
     is_unmarked: bool = False
-    is_tagged: bool = False
+    arguments: str = "json"
+
+    @property
+    def opening(self) -> str:
+        """Text before the arguments of the first call."""
+        return self.list_begin + self.begin
 
 
 _DEEPSEEK_MARKERS = (
@@ -79,7 +85,26 @@ FORMATS = {
         separator="\n",
         bare_begin="<function={name}>\n",
         bare_end="</function>",
-        is_tagged=True,
+        arguments="qwen3_coder",
+    ),
+    "glm45": ToolFormat(
+        Glm45ToolParser,
+        markers=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        begin="<tool_call>{name}\n",
+        end="</tool_call>",
+        separator="\n",
+        arguments="glm45",
+    ),
+    "pythonic": ToolFormat(
+        lambda schemas: PythonicToolParser(),
+        markers=(PYTHON_START, PYTHON_END),
+        list_begin="[",
+        begin="{name}(",
+        end=")",
+        separator=", ",
+        list_end="]",
+        is_unmarked=True,
+        arguments="python",
     ),
     "llama3_json": ToolFormat(
         lambda schemas: Llama3JsonToolParser(),

@@ -21,17 +21,30 @@ class ToolParser(StreamParser):
 
     Attributes:
         start_markers: texts that begin a call or a list of calls.
+        unmarked_start: character that begins a call without a start marker, at the beginning of the text; "" for none.
         num_calls: calls so far.
     """
 
     start_markers: tuple[str, ...] = ()
+    unmarked_start = ""
 
     def __init__(self) -> None:
-        super().__init__(self._parse_content)
+        super().__init__(self._parse_start if self.unmarked_start else self._parse_content)
         self.num_calls = 0
         self._head_start = 0  # length of the start marker in the buffer, which is content if no call follows it
         self._scanner = JsonScanner()
         self._num_scanned = 0
+
+    def _parse_start(self) -> bool:
+        """Parse a text that begins like a call as a call."""
+        text = self._buffer.lstrip()
+        if not text:
+            return self._is_finished and self._parse_content()
+        if text.startswith(self.unmarked_start):
+            self._begin_head(len(self._buffer) - len(text))
+        else:
+            self._state = self._parse_content
+        return True
 
     def _parse_content(self) -> bool:
         """Emit content up to the next start marker."""
@@ -91,6 +104,35 @@ class ToolParser(StreamParser):
             return False
         self._state = self._parse_content
         return True
+
+
+class ConvertingToolParser(ToolParser):
+    """Base of the parsers of formats whose arguments are not JSON. An argument is emitted when it is complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num_members = 0
+
+    def _begin_members(self, name: str, num_consumed: int, state: Callable[[], bool]) -> bool:
+        """Begin a call and the object of its arguments."""
+        self._begin_call(name, num_consumed, state)
+        self._emit_arguments("{")
+        self._num_members = 0
+        return True
+
+    def _emit_member(self, key: str, value: Any) -> None:
+        separator = ", " if self._num_members else ""
+        self._num_members += 1
+        self._emit_arguments(
+            f"{separator}{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+        )
+
+    def _end_members(self) -> None:
+        self._emit_arguments("}")
+
+    def _is_truncated(self) -> bool:
+        """Return whether the output ends here."""
+        return self._is_finished and not self._buffer.strip()
 
 
 def arguments_text(value: Any) -> str | None:

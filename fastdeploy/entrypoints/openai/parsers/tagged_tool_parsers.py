@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tool parsers of Qwen3-Coder and GLM-4.5, whose calls have tags around each parameter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.json_types import parse_json
+from fastdeploy.entrypoints.openai.parsers.python_literal import parse_literal
+from fastdeploy.entrypoints.openai.parsers.stream_parser import find_first
+from fastdeploy.entrypoints.openai.parsers.tool_parser import ConvertingToolParser
+
+MAX_TAG_LENGTH = 400  # characters; a longer tag is not a call
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_KEY, _VALUE_END = "<arg_key>", "</arg_value>"
+_NAME = re.compile(r"[^\s<{]+")
+
+
+class TaggedToolParser(ConvertingToolParser):
+    """Base of the parsers of calls with tags around each parameter.
+
+    Models leave out end tags. A value without its end tag ends at the next parameter. If none follows, it ends at the
+    first tag of another kind.
+
+    A value is converted to the type in the function's schema, and remains text if that fails.
+
+    Attributes:
+        parameter: text that begins a parameter.
+        parameter_end: text after its value.
+        key_and_value: matches the text between these, with groups for name and value.
+        call_ends: texts after the last parameter, of which each may be missing.
+        other_tags: other tags than those of a parameter.
+    """
+
+    parameter = ""
+    parameter_end = ""
+    key_and_value = re.compile("")
+    call_ends: Sequence[str] = ()
+    other_tags: Sequence[str] = ()
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        """Create a parser for functions, given the schema of each function's parameters."""
+        super().__init__()
+        self._schemas = schemas
+        self._properties: Mapping[str, Any] = {}
+        self._missing_ends = list[str]()
+
+    def _begin_function(self, name: str, num_consumed: int) -> bool:
+        self._properties = self._schemas.get(name, {}).get("properties") or {}
+        return self._begin_members(name, num_consumed, self._between_parameters)
+
+    def _between_parameters(self) -> bool:
+        marker = self._consume(self.parameter, *self.call_ends)
+        if marker is None:
+            return False
+        if marker == self.parameter:
+            self._num_scanned = 0
+            self._state = self._parse_parameter
+            return True
+        if not marker and self._is_truncated():
+            return False
+        self._end_members()
+        self._buffer = marker + self._buffer
+        self._missing_ends = list(self.call_ends)
+        self._state = self._parse_end
+        return True
+
+    def _parse_parameter(self) -> bool:
+        ends = (self.parameter_end, self.parameter)
+        end = find_first(self._buffer, ends, self._num_scanned)
+        if end is None and not self._is_finished:
+            self._num_scanned = max(0, len(self._buffer) - max(map(len, ends)) + 1)
+            return False
+        index, marker = end or (len(self._buffer), "")
+        if marker != self.parameter_end:
+            index, _ = find_first(self._buffer, self.other_tags, end=index) or (index, "")
+        self._emit_parameter(self._buffer[:index])
+        self._buffer = self._buffer[index:].removeprefix(self.parameter_end)
+        self._state = self._between_parameters
+        return True
+
+    def _emit_parameter(self, text: str) -> None:
+        """Emit a parameter, given the text after its beginning, unless the text ends within the parameter's name."""
+        match = self.key_and_value.fullmatch(text)
+        if match is not None:
+            key = match.group(1).strip()
+            self._emit_member(key, convert(match.group(2), self._properties.get(key, {})))
+
+    def _parse_end(self) -> bool:
+        while self._missing_ends:
+            if self._consume(self._missing_ends[0]) is None:
+                return False
+            self._missing_ends.pop(0)
+        self._state = self._after_calls
+        return True
+
+
+class Qwen3CoderToolParser(TaggedToolParser):
+    """Parses `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`.
+
+    Models leave out `<tool_call>`, too.
+    """
+
+    start_markers = (_CALL, _FUNCTION)
+    parameter = _PARAMETER
+    parameter_end = _PARAMETER_END
+    key_and_value = re.compile(r"([^>]*)>\n?(.*?)\n?", re.DOTALL)
+    call_ends = (_FUNCTION_END, _CALL_END)
+    other_tags = (_FUNCTION_END, _CALL_END, _CALL, _FUNCTION)
+
+    def _parse_head(self) -> bool:
+        start = self._head_start
+        if self._buffer.endswith(_FUNCTION, 0, start):
+            start -= len(_FUNCTION)
+        head = self._buffer[start : start + MAX_TAG_LENGTH]
+        text = head.lstrip()
+        end = head.find(">")
+        if end >= 0 and text.startswith(_FUNCTION):
+            name = head[:end].lstrip()[len(_FUNCTION) :].strip()
+            is_name = _NAME.fullmatch(name) is not None
+            return self._begin_function(name, start + end + 1) if is_name else self._reject_call()
+        may_be_function = _FUNCTION.startswith(text[: len(_FUNCTION)]) or text.startswith(_FUNCTION)
+        is_decided = not may_be_function or end >= 0 or len(head) == MAX_TAG_LENGTH or self._is_finished
+        return self._reject_call() if is_decided else False
+
+
+class Glm45ToolParser(TaggedToolParser):
+    """Parses `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...</tool_call>`."""
+
+    start_markers = (_CALL,)
+    parameter = _KEY
+    parameter_end = _VALUE_END
+    key_and_value = re.compile(r"(.*?)(?:</arg_key>\s*)?<arg_value>(.*)", re.DOTALL)
+    call_ends = (_CALL_END,)
+    other_tags = (_CALL_END, _CALL)
+
+    def _parse_head(self) -> bool:
+        head = self._buffer[self._head_start : self._head_start + MAX_TAG_LENGTH]
+        text = head.strip()
+        name, _, _ = text.partition("<")
+        if _NAME.fullmatch(name.rstrip()) is None and text:
+            return self._reject_call()
+        rest = text[len(name) :]
+        if rest.startswith((_KEY, _CALL_END)):
+            return self._begin_function(name.rstrip(), self._head_start + head.index("<"))
+        may_follow = _KEY.startswith(rest) or _CALL_END.startswith(rest)
+        is_decided = not may_follow or len(head) == MAX_TAG_LENGTH or self._is_finished
+        return self._reject_call() if is_decided else False
+
+
+def convert(text: str, schema: Any) -> Any:
+    """Return `text` as a value of the schema's type, or unchanged if the type is string or the text does not fit.
+
+    Values are written as JSON or, if the schema specifies a type, as Python literals, which some models prefer.
+    """
+    types = schema_types(schema)
+    if "string" in types and not ("null" in types and text == "null"):
+        return text
+    for parse in (_parse_json, parse_literal) if types else (_parse_json,):
+        try:
+            return parse(text)
+        except InvalidRequestError:
+            continue
+    return text
+
+
+def _parse_json(text: str) -> Any:
+    return parse_json("parameter", text)
+
+
+def schema_types(schema: Any) -> set[str]:
+    """Return the types that a schema allows, as far as it specifies them."""
+    if not isinstance(schema, Mapping):
+        return set()
+    declared = schema.get("type")
+    types = {name for name in (declared if isinstance(declared, list) else [declared]) if isinstance(name, str)}
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key)
+        for option in options if isinstance(options, list) else []:
+            types |= schema_types(option)
+    return types
