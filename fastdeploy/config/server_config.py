@@ -94,7 +94,10 @@ class ServerConfig:
     allowed_methods: Annotated[tuple[str, ...], strings(help="CORS: methods that they may use")] = ("*",)
     allowed_headers: Annotated[tuple[str, ...], strings(help="CORS: headers that they may send")] = ("*",)
     allow_credentials: Annotated[bool, switch(help="CORS: they may send cookies")] = False
-    root_path: Annotated[str, text(help="path under which a proxy serves this server")] = ""
+    root_path: Annotated[str, text(help="path under which a proxy serves this server; it may forward it or not")] = ""
+    enable_request_id_headers: Annotated[
+        bool, switch(help="send X-Request-Id with every response: the client's, or a random one")
+    ] = False
     ssl_keyfile: Annotated[str, text(help="private key for TLS")] = ""
     ssl_certfile: Annotated[str, text(help="certificate for TLS")] = ""
 
@@ -104,6 +107,7 @@ class ServerConfig:
             raise ConfigError("max_waiting_time", f"expected seconds, or -1 for no limit, got {self.max_waiting_time}")
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError("root_path", f"expected a path that begins with /, got {self.root_path!r}")
+        object.__setattr__(self, "root_path", self.root_path.rstrip("/"))
         for name in self.forwarded_allow_ips:
             if name != "*" and not _is_network(name):
                 raise ConfigError("forwarded_allow_ips", f"expected addresses, networks, or *, got {name!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -149,15 +148,3 @@ def test_request_id_of_the_header_is_returned_and_begins_the_response_s_id(serve
     named = server.post("/v1/completions", {**body, "request_id": "own"}, headers=headers)
     assert (named.json()["id"], named.headers["x-request-id"]) == ("cmpl-own", "trace-7")
     assert server.post("/v1/completions", body).headers["x-request-id"].startswith("cmpl-")
-
-
-def test_root_path_changes_neither_routes_nor_the_check_of_keys(tmp_path: Path) -> None:
-    with mock_server(tmp_path, "--root-path", "/api", "--api-key", "alpha") as running:
-        host = running.url.removesuffix("/api")
-        assert httpx.get(host + "/health").status_code == 200
-        assert httpx.get(host + "/v1/models").status_code == 401
-        assert httpx.get(host + "/v1/models", headers=bearer("alpha")).status_code == 200
-        assert (
-            'http_requests_total{method="GET",path="/v1/models",status_code="200"} 1.0'
-            in httpx.get(host + "/metrics").text
-        )

@@ -120,6 +120,7 @@ def test_requests_beyond_max_concurrency_get_429_and_retry_after(tmp_path: Path)
     with mock_server(tmp_path, "--max-concurrency", "4", step_s=0.01) as server, ExitStack() as stack:
         running = [stack.enter_context(send(server, max_tokens=300)) for _ in range(4)]
         until(lambda: server.get("/load").json()["num_requests"] == 4, "four are running")
+        assert server.get("/load").json()["server_load"] == 4
         for _ in range(10):
             refused = server.post("/v1/completions", COMPLETION)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")

@@ -30,8 +30,14 @@ from fastdeploy.entrypoints.openai.errors import (
     route_not_found,
     to_api_error,
 )
-from fastdeploy.entrypoints.openai.generation_response import MAX_HEADER_ID_LENGTH, GenerationResponse
-from fastdeploy.entrypoints.openai.middleware import ApiKeyMiddleware, path_of
+from fastdeploy.entrypoints.openai.generation_response import GenerationResponse
+from fastdeploy.entrypoints.openai.middleware import (
+    MAX_HEADER_ID_LENGTH,
+    REQUEST_ID_HEADER,
+    ApiKeyMiddleware,
+    header_id_of,
+    request_id_of,
+)
 from fastdeploy.entrypoints.openai.openapi import GENERATION_ERRORS, Endpoint, build_document
 from fastdeploy.entrypoints.openai.params import check_request_fields
 from fastdeploy.entrypoints.openai.prompt import has_client_template
@@ -51,7 +57,6 @@ from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in
 from fastdeploy.version import __version__
 
 MARK_LENGTH = 12  # digits of the key's digest in the ids of its requests
-REQUEST_ID_HEADER = "X-Request-Id"
 NO_TELEMETRY: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 
 
@@ -191,23 +196,21 @@ def _header_id(request: Request) -> str | None:
     Raises:
         ApiError: 400, the header is empty, too long, or not printable ASCII.
     """
-    header = request.headers.get(REQUEST_ID_HEADER)
-    if header is not None and not (
-        1 <= len(header) <= MAX_HEADER_ID_LENGTH and header.isascii() and header.isprintable()
-    ):
+    header_id = header_id_of(request.scope)
+    if header_id is None and REQUEST_ID_HEADER in request.headers:
         message = f"{REQUEST_ID_HEADER}: expected 1 to {MAX_HEADER_ID_LENGTH} printable ASCII characters"
         raise ApiError(400, message, param=REQUEST_ID_HEADER, code="invalid_value")
-    return header
+    return header_id
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    return error_response(to_api_error(error, request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex))
+    return error_response(to_api_error(error, request_id_of(request.scope)))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Return the response for a route or method that does not exist."""
     assert isinstance(error, HTTPException)
-    path = path_of(request.scope)  # not from the URL, which a client's Host header can make invalid
+    path = request.scope["path"]  # not from the URL, which a client's Host header can make invalid
     if error.status_code == 404:
         return error_response(
             route_not_found(path, [route.path for route in request.app.routes if "{" not in route.path])

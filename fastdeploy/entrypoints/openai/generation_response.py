@@ -13,8 +13,6 @@ from fastdeploy.entrypoints.openai.errors import deadline_exceeded, error_respon
 from fastdeploy.entrypoints.openai.event_stream import EventStream
 from fastdeploy.entrypoints.openai.serving_base import Serving
 
-MAX_HEADER_ID_LENGTH = 96  # of X-Request-Id, to which a random suffix is appended
-
 
 class GenerationResponse:
     """Runs a request as an ASGI response. If the client disconnects, the request is aborted on the engine."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -280,6 +281,8 @@ class HttpProtocol(HttpToolsProtocol):
             "content-length": str(len(content)),
             "connection": "close",
         }
+        if self._limits.enable_request_id_headers:
+            headers["x-request-id"] = uuid.uuid4().hex
         lines = [STATUS_LINE[error.status]]
         lines += [b"%b: %b\r\n" % header for header in self.server_state.default_headers]
         lines += [f"{name}: {value}\r\n".encode() for name, value in headers.items()]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from fastdeploy.config.args import ServeArgs, errors_name_the_origin
 from fastdeploy.config.env import Env
@@ -28,7 +29,12 @@ from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.app import make_app
 from fastdeploy.entrypoints.openai.connection_gate import ConnectionGate, RequestGuard
 from fastdeploy.entrypoints.openai.errors import ApiError
-from fastdeploy.entrypoints.openai.middleware import OTHER, MetricsMiddleware
+from fastdeploy.entrypoints.openai.middleware import (
+    OTHER,
+    MetricsMiddleware,
+    RequestIdMiddleware,
+    RootPathMiddleware,
+)
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.web_server import make_web_server
 from fastdeploy.hub.model_path import resolve_model_path
@@ -196,7 +202,12 @@ def _web_server(server: ApiServer, config: ServerConfig) -> uvicorn.Server:
         server.metrics.refusals.record(error.reason, f"{error.status} {error.code} from {address or 'unknown address'}")
 
     gate = ConnectionGate(config, on_refused)
-    return make_web_server(MetricsMiddleware(RequestGuard(app, gate), http_metrics, paths), gate)
+    outer: ASGIApp = MetricsMiddleware(RequestGuard(app, gate), http_metrics, paths)
+    if config.enable_request_id_headers:
+        outer = RequestIdMiddleware(outer)
+    if config.root_path:
+        outer = RootPathMiddleware(outer, config.root_path)
+    return make_web_server(outer, gate)
 
 
 def _check_certificate(config: ServerConfig) -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Middleware: API keys, and the metrics of HTTP requests."""
+"""Middleware: the root path, request ids, API keys, and the metrics of HTTP requests."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Collection
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastdeploy.entrypoints.openai.clients import Client, ClientKeys, set_client
@@ -14,13 +16,65 @@ from fastdeploy.metrics.server_metrics import HttpMetrics
 
 DISCONNECTED_STATUS = 499  # of a response that never began because its client had disconnected
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")
+REQUEST_ID_HEADER = "X-Request-Id"
+MAX_HEADER_ID_LENGTH = 96  # of X-Request-Id, to which a random suffix is appended
+_ID = "fastdeploy.request_id"  # key in the scope
 OTHER = "other"  # label of unknown paths and methods, so that clients cannot create any number of series
 
 
-def path_of(scope: Scope) -> str:
-    """Return the path of a request without the server's root path."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path
+class RootPathMiddleware:
+    """Removes the root path from the paths of requests, so that all else sees one form of each path.
+
+    A proxy may forward requests with the root path or without it. The root path is removed once: what remains is the
+    path of a route, or of none.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        """Serve `app` under `root_path`, which does not end with a slash, and under /."""
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request under its path without the root path."""
+        path: str = scope.get("path", "")
+        if path == self._root_path or path.startswith(f"{self._root_path}/"):
+            scope["path"] = path.removeprefix(self._root_path) or "/"
+        await self._app(scope, receive, send)
+
+
+class RequestIdMiddleware:
+    """Adds `X-Request-Id` to responses without it: the client's, if it is valid, or a fresh one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request whose id errors can name (`request_id_of`)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_ID] = request_id = header_id_of(scope) or uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.setdefault(REQUEST_ID_HEADER, request_id)
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def header_id_of(scope: Scope) -> str | None:
+    """Return the client's `X-Request-Id`; None if there is none, or it is empty, too long or not printable ASCII."""
+    header = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+    is_valid = 1 <= len(header) <= MAX_HEADER_ID_LENGTH and header.isascii() and header.isprintable()
+    return header if is_valid else None
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the id that errors of a request name: that of its response, if the server adds it, or a fresh one."""
+    request_id: str = scope.get(_ID) or header_id_of(scope) or uuid.uuid4().hex
+    return request_id
 
 
 class ApiKeyMiddleware:
@@ -34,7 +88,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle requests for open paths and those with a valid key; answer the others with 401."""
-        if scope["type"] != "http" or path_of(scope) in self._open_paths:
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         client = self._find_client(scope)
@@ -82,6 +136,6 @@ class MetricsMiddleware:
         try:
             await self._app(scope, receive, send_and_record_status)
         finally:
-            path = path_of(scope)
+            path = scope["path"]
             method = scope["method"] if scope["method"] in METHODS else OTHER
             self._metrics.observe(method, path if path in self._paths else OTHER, status, time.monotonic() - begin)

@@ -30,7 +30,7 @@ from fastdeploy.core.sampling_params import (
 )
 from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
 from fastdeploy.entrypoints.openai.field_rules import rules_of
-from fastdeploy.entrypoints.openai.generation_response import MAX_HEADER_ID_LENGTH
+from fastdeploy.entrypoints.openai.middleware import MAX_HEADER_ID_LENGTH
 from fastdeploy.entrypoints.openai.params import RESPONSE_FORMATS
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
 from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES

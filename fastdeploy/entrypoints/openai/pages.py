@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from fastdeploy.entrypoints.openai.openapi import Endpoint
+from fastdeploy.entrypoints.openai.routes_info import server_of
 
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _LOCKED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,7 +54,7 @@ async def openapi_json(request: Request) -> Response:
 
 async def swagger_ui(request: Request) -> Response:
     """Return the documentation in Swagger UI."""
-    root: str = request.scope.get("root_path", "")
+    root = server_of(request).config.root_path
     content = get_swagger_ui_html(
         openapi_url=f"{root}/openapi.json",
         title="FastDeploy",
@@ -67,7 +68,7 @@ async def swagger_ui(request: Request) -> Response:
 
 async def redoc(request: Request) -> Response:
     """Return the documentation in ReDoc."""
-    root: str = request.scope.get("root_path", "")
+    root = server_of(request).config.root_path
     content = get_redoc_html(
         openapi_url=f"{root}/openapi.json",
         title="FastDeploy",

@@ -97,7 +97,7 @@ class LoadResponse(ResponseBody, kw_only=True):
     """Body of GET /load.
 
     Attributes:
-        num_requests: requests inside the server
+        server_load, num_requests: requests inside the server, under vLLM's name and FastDeploy's
         num_sequences: their sequences, prompts times n, of which there are at most max_concurrency
         num_running, num_waiting: requests inside the engine
         num_free_blocks, num_blocks: blocks of the KV cache
@@ -105,6 +105,7 @@ class LoadResponse(ResponseBody, kw_only=True):
         num_leased_slots: KV blocks that this node keeps until another one has fetched them
     """
 
+    server_load: int
     num_requests: int
     num_sequences: int
     max_concurrency: int
@@ -208,8 +209,10 @@ async def load(request: Request) -> Response:
     """Return the current numbers of requests and blocks."""
     server = server_of(request)
     stats = server.scheduler.stats
+    num_requests = server.metrics.num_inside()
     body = LoadResponse(
-        num_requests=server.metrics.num_inside(),
+        server_load=num_requests,
+        num_requests=num_requests,
         num_sequences=server.metrics.num_sequences_inside(),
         max_concurrency=server.config.max_concurrency,
         num_running=stats.num_running,

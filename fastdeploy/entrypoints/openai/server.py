@@ -184,7 +184,7 @@ class ApiServer:
     def record_refusal(self, scope: Scope, error: ApiError) -> None:
         """Count and log that a request is refused."""
         assert error.reason is not None
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = scope["path"]
         shown = path if path in self.known_paths else "another path"
         what = f"{error.status} {error.code} for {shown} from {shown_client(scope)}"
         self.metrics.refusals.record(error.reason, what)

@@ -30,7 +30,6 @@ def make_web_server(app: ASGIApp, gate: ConnectionGate) -> uvicorn.Server:
             log_config=None,
             log_level=config.uvicorn_log_level,
             access_log=False,
-            root_path=config.root_path,
             ssl_keyfile=config.ssl_keyfile or None,
             ssl_certfile=config.ssl_certfile or None,
             timeout_graceful_shutdown=2,
