@@ -9,13 +9,14 @@ from typing import Any
 
 from fastdeploy.config.env import VARIABLES
 from fastdeploy.config.flag import flags_of
-from fastdeploy.config.flags import FLAGS, Flag, FlagClass, default_text
+from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS, Flag, FlagClass, default_text
 from fastdeploy.config.speculative_config import CONFIGS
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guide"
 BEGIN, END = "<!-- table: made by scripts/make_flag_table.py -->", "<!-- end of table -->"
 TITLES = {
     FlagClass.HONOURED: ("Honoured", "what it does"),
+    FlagClass.MAPPED: ("Names of vLLM for these flags", "stands for"),
     FlagClass.NO_EFFECT: ("Accepted without effect, with a line at start-up", "why"),
     FlagClass.REFUSED: ("Refused by name", "why"),
 }
@@ -54,10 +55,17 @@ def fresh_pages() -> dict[Path, str]:
 def _flag_row(flag: Flag) -> list[str]:
     names = f"`{flag.option}`" + (f" `{flag.short}`" if flag.short else "")
     text = flag.help or flag.reason
+    if flag.flag_class is FlagClass.MAPPED:
+        text = f"{_targets(flag)}: {flag.reason}"
     neutral = [str(value).lower() if isinstance(value, bool) else str(value) for value in flag.neutral if value != ""]
     if neutral:
         text += f"; accepted: {', '.join(f'`{value}`' for value in neutral)}"
     return [names, flag.kind, text]
+
+
+def _targets(flag: Flag) -> str:
+    """Return the flags that a mapped flag stands for."""
+    return ", ".join(f"`{FLAG_BY_NAME[name].option}`" for name in flag.keys.values() or [flag.target])
 
 
 def _key_row(key: str, methods: list[str]) -> list[str]:

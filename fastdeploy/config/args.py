@@ -5,28 +5,32 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NoReturn
 
 from fastdeploy.config.api_keys import add_plain_keys, file_notes, read_api_key_file
 from fastdeploy.config.cluster_args import build_cluster_config, cluster_notes, engine_notes, keep_chunked_prefill
 from fastdeploy.config.cluster_config import ClusterConfig
-from fastdeploy.config.convert import convert
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, Env
+from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, VLLM_API_KEY_VARIABLE, Env
 from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
 from fastdeploy.config.quantization import QuantizationConfig
+from fastdeploy.config.resolve_flags import (
+    COMMAND_LINE,
+    LLM_ARGUMENT,
+    display_name,
+    errors_name_the_origin,
+    resolve_flags,
+)
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.config.yaml_file import read_yaml_mapping
-from fastdeploy.core.errors import ConfigError, did_you_mean
+from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
 
-COMMAND_LINE = "command line"
 CLIENT_SHARE_OF_KEYS = 0.875  # default of max_client_share with several keys; the rest is room for the others
-LLM_ARGUMENT = "LLM argument"
 
 
 @dataclass(frozen=True)
@@ -61,25 +65,49 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     Raises:
         ConfigError: an unknown, refused or wrong flag or key; names it, its origin and the nearest known one.
     """
-    given, provenance = _read_sources(argv)
+    problems = ErrorCollector()
+    given, provenance = _read_sources(argv, problems)
     env = env or Env()
     if env.api_keys and "api_key" not in given:
         given["api_key"], provenance["api_key"] = env.api_keys, API_KEY_VARIABLE
-    values, notes = _resolve_flags(given, provenance)
-    with errors_name_the_origin(provenance):
-        server = _with_keys(ServerConfig(**_section(SERVER, values)))
-        if len(server.keys) > 1:
-            values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
-        cluster, more_notes = _cluster(values, env, provenance)
-        engine = build_engine_config(values)
-        engine = replace(engine, is_clustered=cluster.is_clustered, hands_over=cluster.is_split)
-        server = replace(server, served_model_name=server.served_model_name or engine.model)
+    values, notes = resolve_flags(given, provenance, problems)
+    try:
+        problems.raise_all()
+        with errors_name_the_origin(provenance):
+            server = _with_keys(ServerConfig(**_section(SERVER, values)))
+            if len(server.keys) > 1:
+                values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
+            cluster, more_notes = _cluster(values, env, provenance)
+            engine = build_engine_config(values)
+    except ConfigError:
+        _raise_with_all_others(problems, values, env, provenance)
+        raise
+    engine = replace(engine, is_clustered=cluster.is_clustered, hands_over=cluster.is_split)
+    server = replace(server, served_model_name=server.served_model_name or engine.model)
     unknown = [
         f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown
     ]
+    if env.has_vllm_api_key:
+        unknown.append(f"{VLLM_API_KEY_VARIABLE} is not read: give keys with --api-key, --api-key-file or FD_API_KEY")
     key_notes = file_notes(server.api_key_file) if server.api_key_file else ()
     notes = (*notes, *more_notes, *engine.speculative.notes, *key_notes, *unknown)
     return ServeArgs(engine, server, provenance, notes, cluster)
+
+
+def _raise_with_all_others(
+    problems: ErrorCollector, values: Mapping[str, Any], env: Env, provenance: Mapping[str, str]
+) -> None:
+    """Raise the errors found so far together with those of every part of the configuration."""
+    values, origins = dict(values), dict(provenance)
+    parts: tuple[Callable[[], object], ...] = (
+        lambda: _with_keys(ServerConfig(**_section(SERVER, values))),
+        lambda: _cluster(values, env, origins),
+        lambda: build_engine_config(values),
+    )
+    for build in parts:
+        with problems.collecting(), errors_name_the_origin(provenance):
+            build()
+    problems.raise_all()
 
 
 def _with_keys(server: ServerConfig) -> ServerConfig:
@@ -90,7 +118,7 @@ def _with_keys(server: ServerConfig) -> ServerConfig:
 
 def _cluster(values: dict[str, Any], env: Env, provenance: dict[str, str]) -> tuple[ClusterConfig, list[str]]:
     """Return how this node works with others, and notes; change the engine's values and the provenance to match."""
-    given, shown = _section(CLUSTER, values), {name: _display_name(name, provenance) for name in provenance}
+    given, shown = _section(CLUSTER, values), {name: display_name(name, provenance) for name in provenance}
     config, origin = build_cluster_config(given, env.scheduler_password)
     if origin:
         provenance["scheduler_password"] = origin
@@ -106,14 +134,23 @@ def parse_engine_args(argv: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: as `parse_serve_args`, and for a flag that only a server has.
     """
-    given, provenance = _read_sources(argv)
+    problems = ErrorCollector()
+    given, provenance = _read_sources(argv, problems)
+    _refuse_server_flags(given, provenance, "is a flag of the server; this command runs none", problems)
+    values, _ = resolve_flags(given, provenance, problems)
+    with problems.collecting(), errors_name_the_origin(provenance):
+        build_engine_config(values)
+    problems.raise_all()
+    return given
+
+
+def _refuse_server_flags(
+    given: Mapping[str, Any], provenance: Mapping[str, str], message: str, problems: ErrorCollector
+) -> None:
     for name in given:
         if FLAG_BY_NAME[name].section in SERVE_ONLY:
-            raise ConfigError(_display_name(name, provenance), "is a flag of the server; this command runs none")
-    values, _ = _resolve_flags(given, provenance)
-    with errors_name_the_origin(provenance):
-        build_engine_config(values)
-    return given
+            with problems.collecting():
+                raise ConfigError(display_name(name, provenance), message)
 
 
 def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, tuple[str, ...]]:
@@ -122,34 +159,44 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     Raises:
         ConfigError: an unknown, refused or wrong argument, or one that only a server has.
     """
-    for name in kwargs:
-        if name not in FLAG_BY_NAME:
+    problems = ErrorCollector()
+    given = {name: value for name, value in kwargs.items() if value is not None and name in FLAG_BY_NAME}
+    for name in kwargs.keys() - FLAG_BY_NAME.keys():
+        with problems.collecting():
             raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")
-        if FLAG_BY_NAME[name].section in SERVE_ONLY:
-            raise ConfigError(name, "is a flag of the server, not an argument of LLM")
-    given = {name: value for name, value in kwargs.items() if value is not None}
-    values, notes = _resolve_flags(given, dict.fromkeys(given, LLM_ARGUMENT))
+    provenance = dict.fromkeys(given, LLM_ARGUMENT)
+    _refuse_server_flags(given, provenance, "is a flag of the server, not an argument of LLM", problems)
+    values, notes = resolve_flags(given, provenance, problems)
+    problems.raise_all()
     engine = build_engine_config(values)
     return engine, (*notes, *engine_notes(engine), *engine.speculative.notes)
 
 
 def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     """Build the engine's configuration from converted values by flag name; flags of the server are ignored."""
-    if not values.get("model"):
-        raise ConfigError("model", "is missing; give a directory, or `demo` for the demonstration model")
-    engine = _section("engine", values)
+    problems, parts = ErrorCollector(), dict[str, Any]()
+    engine = {"model": "", **_section("engine", values)}
+    if not engine["model"]:
+        with problems.collecting():
+            raise ConfigError("model", "is missing; give a directory, or `demo` for the demonstration model")
     if engine.get("device") == "auto":
         engine["device"] = "cpu"
-    if "quantization" in engine:
-        engine["quantization"] = QuantizationConfig.from_value(engine["quantization"])
-    return EngineConfig(
-        **engine,
-        cache=CacheConfig(**_section("cache", values)),
-        scheduler=SchedulerConfig(**_section("scheduler", values)),
-        speculative=parse_speculative_config(_speculative_mapping(values)),
-    )
+    builders: dict[str, Callable[[], object]] = {
+        "quantization": lambda: QuantizationConfig.from_value(engine.pop("quantization", "none")),
+        "cache": lambda: CacheConfig(**_section("cache", values)),
+        "scheduler": lambda: SchedulerConfig(**_section("scheduler", values)),
+        "speculative": lambda: parse_speculative_config(_speculative_mapping(values)),
+    }
+    for name, build in builders.items():
+        with problems.collecting():
+            parts[name] = build()
+    with problems.collecting():
+        config = EngineConfig(**engine, **parts)
+    problems.raise_all()
+    return config
 
 
+@cache
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `fastdeploy serve`; every value is a string, and what was not given is absent."""
     parser = _Parser(
@@ -169,7 +216,11 @@ def make_parser() -> argparse.ArgumentParser:
         if flag.kind == "bool":
             parser.add_argument(*names, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
         elif flag.kind == "list":
-            parser.add_argument(*names, dest=flag.name, action="append", metavar=flag.name.upper(), help=text)
+            is_own = flag.flag_class is FlagClass.HONOURED
+            action, count = ("append", None) if is_own else ("extend", "+")
+            parser.add_argument(
+                *names, dest=flag.name, action=action, nargs=count, metavar=flag.name.upper(), help=text
+            )
         else:
             parser.add_argument(*names, dest=flag.name, metavar=flag.kind.upper(), help=text)
     return parser
@@ -198,89 +249,55 @@ def _plain_switches(tokens: Sequence[str]) -> list[str]:
     return plain
 
 
-def _read_sources(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what the command line and the YAML file give, unconverted, and where each value came from."""
-    given = _read_command_line(argv)
+def _read_sources(argv: Sequence[str], problems: ErrorCollector) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what the command line and the YAML file give, unconverted, and where each value came from.
+
+    Unknown flags and keys are left out; `problems` gets their errors.
+    """
+    given = _read_command_line(argv, problems)
     files = given.pop("config", [])
     provenance = dict.fromkeys(given, COMMAND_LINE)
     if len(files) > 1:
         raise ConfigError("--config", f"given twice: {files[0]!r} and {files[1]!r}")
     for file in files:
-        for name, value in _read_file(file).items():
+        for name, value in _read_file(file, problems).items():
             if name not in given:
                 given[name], provenance[name] = value, file
     return given, provenance
 
 
-def _read_file(file: str) -> dict[str, Any]:
+def _read_file(file: str, problems: ErrorCollector) -> dict[str, Any]:
     """Return the values of a YAML file by flag name; its keys may have hyphens, as vLLM's files have."""
     values: dict[str, Any] = {}
     for key, value in read_yaml_mapping(file).items():
         name = key.replace("-", "_")
-        if name not in FLAG_BY_NAME:
-            raise ConfigError(key, f"unknown key of {file}{did_you_mean(name, FLAG_BY_NAME)}")
-        if name in values:
-            raise ConfigError(key, f"given twice in {file}, with hyphens and with underscores")
-        values[name] = value
+        with problems.collecting():
+            if name not in FLAG_BY_NAME:
+                raise ConfigError(key, f"unknown key of {file}{did_you_mean(name, FLAG_BY_NAME)}")
+            if name in values:
+                raise ConfigError(key, f"given twice in {file}, with hyphens and with underscores")
+            values[name] = value
     return values
 
 
-def _read_command_line(argv: Sequence[str]) -> dict[str, Any]:
+def _read_command_line(argv: Sequence[str], problems: ErrorCollector) -> dict[str, Any]:
     namespace, unknown = make_parser().parse_known_args(_plain_switches([hyphenate(token) for token in argv]))
     given = vars(namespace)
-    for token in unknown:
-        name = token.split("=")[0]
-        if name.startswith("-"):
-            raise ConfigError(name, f"unknown flag{did_you_mean(name, [flag.option for flag in FLAGS])}")
-        raise ConfigError("command line", f"unexpected argument {token!r}; only the model may be given without a flag")
     positional = given.pop("model_positional", None)
-    if positional is not None and given.setdefault("model", positional) != positional:
-        raise ConfigError("--model", f"given twice: {positional!r} and {given['model']!r}")
-    return given
-
-
-def _resolve_flags(given: Mapping[str, Any], provenance: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the converted values of honoured flags, and a note for each flag that has no effect.
-
-    Raises:
-        ConfigError: a value of the wrong type; or refused flags, of which it names all.
-    """
-    values: dict[str, Any] = {}
-    notes, refused = [], []
-    for name, raw in given.items():
-        flag, shown = FLAG_BY_NAME[name], _display_name(name, provenance)
-        with errors_name_the_origin(provenance, name):
-            value = convert(flag, raw, shown)
-        if flag.flag_class is FlagClass.HONOURED:
-            values[name] = value
-        elif flag.flag_class is FlagClass.NO_EFFECT:
-            notes.append(f"{shown} {value} has no effect: {flag.reason}")
-        elif value not in flag.neutral:
-            refused.append((name, shown, value))
-    if refused:
-        name, shown, value = refused[0]
-        flag, others = FLAG_BY_NAME[name], ", ".join(shown for _, shown, _ in refused[1:])
-        with errors_name_the_origin(provenance, name):
-            origin = f"{shown} {value}" if flag.kind in ("str", "int", "float") and not flag.is_secret else shown
-            raise ConfigError(origin, flag.reason + (f" (also refused: {others})" if others else ""))
-    return values, tuple(notes)
-
-
-def _display_name(name: str, provenance: Mapping[str, str]) -> str:
-    """Return a flag's name as its user typed it."""
-    return FLAG_BY_NAME[name].option if provenance[name] == COMMAND_LINE else name
-
-
-@contextmanager
-def errors_name_the_origin(provenance: Mapping[str, str], name: str = "") -> Iterator[None]:
-    """Add the file or variable that a wrong value came from to errors about `name`, else about the error's field."""
-    try:
-        yield
-    except ConfigError as error:
-        origin = provenance.get(name or error.field.split(".")[0], COMMAND_LINE)
-        if origin in (COMMAND_LINE, LLM_ARGUMENT):
-            raise
-        raise ConfigError(error.field, f"{error.message} ({origin})") from None
+    flags = dict.fromkeys(token.split("=")[0] for token in unknown if token.startswith("-"))
+    for name in flags:
+        with problems.collecting():
+            raise ConfigError(name, f"unknown flag{did_you_mean(name, [flag.option for flag in FLAGS])}")
+    model = given if positional is None else {"model": positional, **given}
+    if flags:  # what is left, and the model, may be their values
+        return model
+    if unknown:
+        raise ConfigError(
+            "command line", f"unexpected argument {unknown[0]!r}; only the model may be given without a flag"
+        )
+    if positional is not None and model["model"] != positional:
+        raise ConfigError("--model", f"given twice: {positional!r} and {model['model']!r}")
+    return model
 
 
 def _section(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,6 +314,8 @@ def _speculative_mapping(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return config
     if config is not None:
         raise ConfigError("speculative_config", f"cannot be combined with its older spelling: {', '.join(older)}")
+    if "method" in older:
+        return older
     if "model" not in older:
         raise ConfigError("speculative_model", f"is missing, but required by {', '.join(older)}")
     return {"method": older.pop("model"), **older} if older["model"].startswith("[") else older

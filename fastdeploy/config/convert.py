@@ -36,7 +36,9 @@ def convert(flag: Flag, raw: Any, shown: str) -> Any:
         raise ConfigError(shown, f"expected {expected}, got {got}{detail}") from None
     if flag.flag_class is not FlagClass.HONOURED and not flag.is_valid(value):
         raise ConfigError(shown, f"expected {flag.expected}, got {got}")
-    return value
+    if isinstance(value, str) and value.lower() in flag.refused_values:
+        raise ConfigError(f"{shown} {value}", flag.refused_values[value.lower()])
+    return flag.aliases.get(value, value) if isinstance(value, str) else value
 
 
 def _to_int(raw: Any) -> int:

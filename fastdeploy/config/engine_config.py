@@ -15,6 +15,11 @@ from fastdeploy.core.reasoning import REASONING_FORMATS
 
 BLOCK_SIZE_MULTIPLE = 16
 MAX_COUNT = 2**31 - 1
+_DTYPE_HELP = "auto, bfloat16 or float32"
+_HALF = dict.fromkeys(("half", "float16"), "is not available; take bfloat16 or float32")
+_OTHER_BACKENDS = dict.fromkeys(
+    ("xgrammar", "outlines", "lm-format-enforcer"), "is not available; take auto or guidance, which is llguidance"
+)
 _SEEDS = (-(2**63), 2**64 - 1)
 
 
@@ -93,9 +98,13 @@ class EngineConfig:
     model: Annotated[str, text(help="local directory, hub name, or `demo` for the demonstration model")]
     tokenizer: Annotated[str, text(help="directory of the tokenizer (default: the model's)")] = ""
     revision: Annotated[str, text(help="branch, tag or commit of a hub's model (default: the hub's main branch)")] = ""
-    dtype: Annotated[str, choice("auto", "bfloat16", "float32", help="auto, bfloat16 or float32")] = "auto"
+    dtype: Annotated[
+        str, choice("auto", "bfloat16", "float32", aliases={"float": "float32"}, refused_values=_HALF, help=_DTYPE_HELP)
+    ] = "auto"
     device: Annotated[str, text(help="cpu or auto")] = "cpu"
-    load_choices: Annotated[str, choice("default_v1", "dummy", help="dummy loads random weights")] = "default_v1"
+    load_choices: Annotated[
+        str, choice("default_v1", "dummy", aliases={"default": "default_v1"}, help="dummy loads random weights")
+    ] = "default_v1"
     max_model_len: Annotated[
         ContextLength,
         integer_or_auto(
@@ -116,9 +125,19 @@ class EngineConfig:
         choice("", *REASONING_FORMATS, help="format of reasoning: qwen3, deepseek_r1, ... (default: none)"),
     ] = ""
     guided_decoding_backend: Annotated[
-        str, choice("auto", "llguidance", "off", help="auto or llguidance for structured output, off to refuse it")
+        str,
+        choice(
+            "auto",
+            "llguidance",
+            "off",
+            aliases={"guidance": "llguidance"},
+            refused_values=_OTHER_BACKENDS,
+            help="auto or llguidance for structured output, off to refuse it",
+        ),
     ] = "auto"
-    generation_config: Annotated[str, choice("auto", "none", help="none ignores generation_config.json")] = "auto"
+    generation_config: Annotated[
+        str, choice("auto", "none", aliases={"vllm": "none"}, help="none ignores generation_config.json")
+    ] = "auto"
     is_clustered: bool = False
     hands_over: bool = False
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)

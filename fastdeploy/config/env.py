@@ -13,6 +13,7 @@ from fastdeploy.core.faults import VARIABLE, Fault, parse_faults
 
 API_KEY_VARIABLE = "FD_API_KEY"
 SCHEDULER_PASSWORD_VARIABLE = "FD_SCHEDULER_PASSWORD"
+VLLM_API_KEY_VARIABLE = "VLLM_API_KEY"
 VARIABLES = {
     "FD_API_KEY": "keys that clients must send, separated by commas; `--api-key` replaces them",
     "FD_BUILD_PATHS": "paths that setup.py compiles: all, or native for the best and the portable one (default: all)",
@@ -30,7 +31,7 @@ VARIABLES = {
     "FD_SCHEDULER_PASSWORD": "password of Redis; `--scheduler-password` and its file replace it",
 }
 """What this module, the operators and setup.py read; other variables that begin with FD_ are named at start-up."""
-_SERVER_SECRETS = (API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, "OPENAI_API_KEY")
+_SERVER_SECRETS = (API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, VLLM_API_KEY_VARIABLE, "OPENAI_API_KEY")
 SECRET_WORDS = ("KEY", "PASSWORD", "SECRET", "TOKEN")
 
 
@@ -41,6 +42,7 @@ class Env:
     Attributes:
         cache_dir: fastdeploy in XDG_CACHE_HOME (default: ~/.cache), for files that are made once.
         openai_api_key: OPENAI_API_KEY, the key that this package's own clients send.
+        has_vllm_api_key: VLLM_API_KEY is set, which protects nothing here.
         no_color: NO_COLOR is set and not empty, so that no command writes in colour.
         unknown: names of FD_* variables that are set but not in VARIABLES.
     """
@@ -58,6 +60,7 @@ class Env:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     openai_api_key: str = field(default="", repr=False)
     scheduler_password: str = field(default="", repr=False)
+    has_vllm_api_key: bool = False
     no_color: bool = False
     unknown: tuple[str, ...] = ()
 
@@ -84,6 +87,7 @@ def read_env() -> Env:
         api_keys=keys,
         scheduler_password=os.environ.get("FD_SCHEDULER_PASSWORD", ""),
         openai_api_key=os.environ.get("OPENAI_API_KEY", ""),
+        has_vllm_api_key=bool(os.environ.get(VLLM_API_KEY_VARIABLE)),
         no_color=bool(os.environ.get("NO_COLOR")),
         unknown=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
     )

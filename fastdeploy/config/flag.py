@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
 
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
 
 SERVER = "server"
 CLUSTER = "cluster"
@@ -23,6 +24,7 @@ class FlagClass(Enum):
     HONOURED = "honoured"
     REFUSED = "refused"
     NO_EFFECT = "accepted without effect"
+    MAPPED = "stands for another flag"
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,14 @@ class Flag:
         field: its field in that configuration.
         flag_class: whether it is honoured.
         reason: why it is refused or has no effect.
-        neutral: values that are accepted from a refused flag, because they request nothing.
+        neutral: values that are accepted without a word, because they request nothing.
         is_secret: its value is never shown.
         short: an additional spelling on the command line.
+        choices: the valid values if they are a list of strings, for suggestions.
+        aliases: value of another server -> the value here.
+        refused_values: value of another server -> why it is refused, and what to use.
+        target: name of the flag that a mapped flag stands for.
+        keys: key of its value -> flag that it stands for, where a mapped flag stands for several.
     """
 
     kind: str
@@ -57,6 +64,11 @@ class Flag:
     neutral: tuple[Any, ...] = ()
     is_secret: bool = False
     short: str = ""
+    choices: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    refused_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    target: str = ""
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def option(self) -> str:
@@ -82,7 +94,8 @@ def number(low: float | None = None, high: float | None = None, **keys: Any) -> 
 
 def choice(*choices: str, **keys: Any) -> Flag:
     """Accept these strings; messages leave out an empty one."""
-    return Flag("str", f"one of {', '.join(filter(None, choices))}", lambda value: value in choices, **keys)
+    expected = f"one of {', '.join(filter(None, choices))}"
+    return Flag("str", expected, lambda value: value in choices, choices=choices, **keys)
 
 
 def switch(**keys: Any) -> Flag:
@@ -116,13 +129,25 @@ def check_fields(config: Any, prefix: str = "") -> None:
         prefix: precedes the names of its fields in messages.
 
     Raises:
-        ConfigError: a value is not valid; names the field and the valid values.
+        ConfigError: values are not valid; names each field and its valid values.
     """
+    problems = ErrorCollector()
     for name, flag in flags_of(config.__class__).items():
         value = getattr(config, name)
         if value is not None and not flag.is_valid(value):
-            got = "a value that is not shown" if flag.is_secret else repr(value)
-            raise ConfigError(f"{prefix}{flag.name or name}", f"expected {flag.expected}, got {got}")
+            with problems.collecting():
+                raise ConfigError(
+                    f"{prefix}{flag.name or name}", f"expected {flag.expected}, got {_shown(flag, value)}"
+                )
+    problems.raise_all()
+
+
+def _shown(flag: Flag, value: Any) -> str:
+    """Return a wrong value as messages show it, with the nearest valid one."""
+    if flag.is_secret:
+        return "a value that is not shown"
+    hint = did_you_mean(value.lower(), filter(None, flag.choices)) if isinstance(value, str) else ""
+    return f"{value!r}{hint}"
 
 
 def _range(

@@ -23,6 +23,7 @@ _QUANTIZATION_HELP = (
 _SPECULATIVE_HELP = 'such as \'{"method": "ngram", "num_speculative_tokens": 5}\' (default: no speculation)'
 _OLDER_SPELLINGS = {  # flag -> kind, key of speculative_config
     "speculative_model": ("str", "model"),
+    "spec_method": ("str", "method"),
     "num_speculative_tokens": ("int", "num_speculative_tokens"),
     "ngram_prompt_lookup_max": ("int", "prompt_lookup_max"),
     "ngram_prompt_lookup_min": ("int", "prompt_lookup_min"),
@@ -58,10 +59,10 @@ def _older_spelling(name: str, kind: str, key: str) -> Flag:
 
 HONOURED_FLAGS: tuple[Flag, ...] = (
     *_flags_of(EngineConfig, "engine"),
-    Flag("str_or_json", name="quantization", help=_QUANTIZATION_HELP, field="quantization"),
+    Flag("str_or_json", name="quantization", short="-q", help=_QUANTIZATION_HELP, field="quantization"),
     *_flags_of(SchedulerConfig, "scheduler"),
     *_flags_of(CacheConfig, "cache"),
-    Flag("json", name="speculative_config", help=_SPECULATIVE_HELP, section="speculative"),
+    Flag("json", name="speculative_config", short="-sc", help=_SPECULATIVE_HELP, section="speculative"),
     *(_older_spelling(name, kind, key) for name, (kind, key) in _OLDER_SPELLINGS.items()),
     *_flags_of(ServerConfig, SERVER),
     *_flags_of(ClusterConfig, CLUSTER),

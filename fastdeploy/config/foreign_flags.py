@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of FastDeploy 2.x and vLLM that have no effect here or are refused, read from data/foreign_flags.toml."""
+"""Flags of FastDeploy 2.x and vLLM that stand for ours, have no effect or are refused: data/foreign_flags.toml."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from fastdeploy.config.flag import SERVER, Flag, FlagClass, integer, number
 
+_TABLES = {"mapped": FlagClass.MAPPED, "no_effect": FlagClass.NO_EFFECT, "refused": FlagClass.REFUSED}
 DATA = Path(__file__).with_name("data") / "foreign_flags.toml"
 
 
@@ -17,7 +18,7 @@ def read_foreign_flags() -> tuple[Flag, ...]:
     content = tomllib.loads(DATA.read_text(encoding="utf-8"))
     return tuple(
         _make_flag(name, flag_class, group["reason"], **keys)
-        for table, flag_class in (("no_effect", FlagClass.NO_EFFECT), ("refused", FlagClass.REFUSED))
+        for table, flag_class in _TABLES.items()
         for group in content[table]
         for name, keys in group["flags"].items()
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from fastdeploy.config.flag import Flag, check_fields, choice
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, did_you_mean
 
 FORMATS = ("none", "wint8", "wint4", "w8a8", "w4a8")
 _CACHE_FORMAT, _CACHE_PART = "kvcache", "kv_cache_quant_type"  # FastDeploy 2.x's names for a quantized KV cache
@@ -44,9 +44,12 @@ class QuantizationConfig:
             return cls(**_known_parts(value))
         if value == _CACHE_FORMAT:
             raise ConfigError("quantization", f"{value!r} is for the KV cache: use --kv-cache-dtype int8")
+        name, value = value, value.lower()
         if value not in FORMATS:
             raise ConfigError(
-                "quantization", f"expected one of {', '.join(FORMATS)}, or a JSON mapping of parts, got {value!r}"
+                "quantization",
+                f"expected one of {', '.join(FORMATS)}, or a JSON mapping of parts, got {name!r}"
+                f"{did_you_mean(value, FORMATS)}",
             )
         return cls(attention=value, mlp=value, head=_HEADS.get(value, value))
 
@@ -86,4 +89,4 @@ def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
             raise ConfigError(f"quantization.{name}", "is not a part of the weights: use --kv-cache-dtype int8")
         if name not in known:
             raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}")
-    return {name: str(format) for name, format in value.items()}
+    return {name: str(format).lower() for name, format in value.items()}

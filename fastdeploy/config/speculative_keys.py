@@ -65,7 +65,9 @@ def _resolve_method(mapping: Mapping[str, Any]) -> str:
     if method in PLANNED_METHODS:
         raise ConfigError(f"{FIELD}.method", f"{method!r} is not available yet; available: {', '.join(METHODS)}")
     if method not in METHODS:
-        raise ConfigError(f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {given!r}")
+        raise ConfigError(
+            f"{FIELD}.method", f"expected one of {', '.join(METHODS)}, got {given!r}{did_you_mean(method, METHODS)}"
+        )
     return method
 
 
@@ -94,7 +96,10 @@ def _extract_extension(values: dict[str, Any]) -> dict[str, Any]:
     is_implied = "mtp_strategy" not in values and any(key.startswith("suffix_decoding_") for key in values)
     strategy = values.pop("mtp_strategy", "with_suffix" if is_implied else "default")
     if strategy not in EXTENSIONS:
-        raise ConfigError(f"{FIELD}.mtp_strategy", f"expected one of {', '.join(EXTENSIONS)}, got {strategy!r}")
+        raise ConfigError(
+            f"{FIELD}.mtp_strategy",
+            f"expected one of {', '.join(EXTENSIONS)}, got {strategy!r}{did_you_mean(str(strategy), EXTENSIONS)}",
+        )
     config = EXTENSIONS[strategy]
     if config is None:
         return {}

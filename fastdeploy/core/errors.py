@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class FastDeployError(Exception):
@@ -26,6 +27,48 @@ class ConfigError(FastDeployError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str]]:
         return type(self), (self.field, self.message)
+
+
+class ConfigErrors(ConfigError):
+    """Several errors of one configuration, one per line.
+
+    Attributes:
+        errors: the errors, at least two.
+    """
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__(errors[0].field, errors[0].message)
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+    def __reduce__(self) -> tuple[type[ConfigErrors], tuple[Sequence[ConfigError]]]:  # type: ignore[override]
+        return type(self), (self.errors,)
+
+
+class ErrorCollector:
+    """Collects the errors of a configuration, to raise all of them at once."""
+
+    def __init__(self) -> None:
+        self.errors: list[ConfigError] = []
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Collect the error that ends the block, if one does."""
+        try:
+            yield
+        except ConfigErrors as errors:
+            self.errors += errors.errors
+        except ConfigError as error:
+            self.errors.append(error)
+
+    def raise_all(self) -> None:
+        """Raise the collected errors, if there are any."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise ConfigErrors(self.errors)
 
 
 class InvalidRequestError(FastDeployError):
@@ -79,6 +122,11 @@ class AttemptsFailedError(FastDeployError):
 
 class EngineDeadError(FastDeployError):
     """The engine process has ended (HTTP 503)."""
+
+
+def error_lines(error: FastDeployError) -> str:
+    """Return an error as the command line shows it: one line, or one per error of several."""
+    return "\n".join(f"fastdeploy: error: {line}" for line in str(error).split("\n"))
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -3,59 +3,15 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
 from pathlib import Path
 
 import pytest
 
 from fastdeploy.config.args import engine_config_from_kwargs, parse_serve_args
-from fastdeploy.config.env import Env
-from fastdeploy.config.flags import FLAGS, FlagClass
-from fastdeploy.core.errors import ConfigError
-
-SERVING_FLAGS = """
-model served-model-name tokenizer revision host port workers metrics-port api-key max-concurrency max-waiting-time
-timeout-graceful-shutdown max-model-len max-num-seqs max-num-batched-tokens block-size gpu-memory-utilization
-kv-cache-ratio num-gpu-blocks-override swap-space enable-prefix-caching enable-chunked-prefill tensor-parallel-size
-data-parallel-size enable-expert-parallel quantization load-choices dtype device seed speculative-config
-guided-decoding-backend reasoning-parser tool-call-parser chat-template enable-logprob max-logprobs
-graph-optimization-config splitwise-role engine-worker-queue-port cache-queue-port pd-comm-port rdma-comm-ports
-cache-transfer-protocol scheduler-name scheduler-host scheduler-port scheduler-db scheduler-password scheduler-topic
-scheduler-ttl scheduler-max-size scheduler-min-load-score scheduler-load-shards-num scheduler-sync-period
-scheduler-expire-period kv-cache-memory logprobs-mode generation-config trust-remote-code use-v2-block-manager
-compilation-config async-scheduling distributed-executor-backend enforce-eager disable-padded-drafter-batch
-root-path ssl-keyfile ssl-certfile
-"""
-FASTDEPLOY_FLAGS = """
-controller-port enable-mm-output timeout model-config-name tokenizer-base-url task runner convert model-impl
-override-pooler-config use-warmup limit-mm-per-prompt mm-processor-kwargs max-encoder-cache max-processor-cache
-enable-mm tool-parser-plugin plas-attention-config early-stop-config enable-early-stop
-guided-decoding-disable-any-whitespace
-logprobs-mode enable-keep-sampling-mask enable-entropy lm-head-fp32 logits-processors dynamic-load-weight load-strategy
-rsync-config local-data-parallel-id enable-eplb eplb-config routing-replay-config enable-chunked-moe chunked-moe-size
-disable-custom-all-reduce enable-flashinfer-allreduce-fusion use-internode-ll-two-stage disable-sequence-parallel-moe
-shutdown-comm-group-if-worker-idle prealloc-dec-block-slot-num-threshold static-decode-blocks kvcache-storage-backend
-write-policy ips enable-output-caching max-num-partial-prefills max-long-partial-prefills long-prefill-token-threshold
-disable-chunked-mm-input enable-overlap-schedule router scheduler-release-load-expire-period scheduler-reader-parallel
-scheduler-writer-parallel scheduler-reader-batch-size scheduler-writer-batch-size
-"""
-VLLM_FLAGS = """
-disable-log-requests enable-log-requests disable-log-stats max-log-len uvicorn-log-level max-seq-len-to-capture
-kv-cache-dtype cpu-offload-gb pipeline-parallel-size enable-auto-tool-choice enable-reasoning allowed-origins
-allowed-methods allowed-headers allow-credentials load-format download-dir hf-token hf-overrides tokenizer-mode
-tokenizer-revision code-revision skip-tokenizer-init rope-scaling rope-theta enable-lora lora-modules kv-transfer-config
-scheduling-policy preemption-mode num-scheduler-steps api-server-count middleware response-role
-return-tokens-as-token-ids enable-prompt-tokens-details enable-server-load-tracking disable-frontend-multiprocessing
-override-generation-config chat-template-content-format otlp-traces-endpoint ssl-ca-certs
-"""
-
-
-def test_every_flag_of_the_other_servers_is_honoured_or_has_a_reason() -> None:
-    known = {flag.option.removeprefix("--"): flag for flag in FLAGS}
-    assert set((SERVING_FLAGS + FASTDEPLOY_FLAGS + VLLM_FLAGS).split()) <= set(known)
-    assert len(known) == len(FLAGS), "no flag is in the table twice"
-    for flag in FLAGS:
-        assert (flag.flag_class is FlagClass.HONOURED) == (not flag.reason)
+from fastdeploy.config.env import Env, child_environment, read_env
+from fastdeploy.core.errors import ConfigError, ConfigErrors
 
 
 def test_defaults() -> None:
@@ -149,7 +105,11 @@ def test_quantization_is_a_name_or_a_mapping_of_parts(text: str, formats: tuple[
         ("- a", "--config", "is not a mapping"),
         ("a: [", "--config", "is not YAML"),
         ("speculative_config: {method: ngram, numm: 4}", "speculative_config.numm", "unknown key"),
-        ("quantization: wint5", "quantization", r"none, wint8, wint4, w8a8, w4a8, .* got 'wint5' \(.*serve.yaml\)"),
+        (
+            "quantization: wint5",
+            "quantization",
+            r"none, wint8, wint4, w8a8, w4a8, .* got 'wint5'; did you mean 'wint8'\? \(.*serve.yaml\)",
+        ),
         ("quantization: {dense: wint8}", "quantization.dense", "unknown part, expected attention, mlp, head"),
     ],
 )
@@ -197,11 +157,6 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
             "quantization.kv_cache_quant_type",
             "not a part of the weights: use --kv-cache-dtype int8",
         ),
-        (
-            "demo --enable-lora --router a:1 -dp 2",
-            "--enable-lora",
-            r"\(also refused: --router, --data-parallel-size\)",
-        ),
         ("demo --allowed-origins '[1, {}]'", "--allowed-origins", "expected strings"),
         ("demo --dtype int3", "dtype", "expected one of"),
         ("demo --kv-cache-memory 5x", "--kv-cache-memory", "number of bytes"),
@@ -219,6 +174,39 @@ def test_command_line_mistakes_are_one_line_that_names_the_flag(flags: str, fiel
         parse_serve_args(shlex.split(flags))
     assert caught.value.field == field
     assert "\n" not in str(caught.value)
+
+
+def test_all_errors_of_a_command_are_raised_at_once_one_per_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("enable_sleep_mode: true\nblock_size: 17\nworkres: 2\n")
+    flags = "demo --enable-lora --router a:1 -dp 2 --no-such --port 70000 --max-num-seqs x --dtype half --workers 0"
+    with pytest.raises(ConfigErrors) as caught:
+        parse_serve_args([*flags.split(), "--config", str(file)])
+    assert str(caught.value).split("\n") == [
+        "--no-such: unknown flag",
+        f"workres: unknown key of {file}; did you mean 'workers'?",
+        "--enable-lora: LoRA adapters are not supported",
+        "--router a:1: nodes find each other through Redis; see --scheduler-name",
+        "--data-parallel-size 2: data parallelism is not available yet",
+        "--max-num-seqs: expected an integer, got 'x'",
+        "--dtype half: is not available; take bfloat16 or float32",
+        f"enable_sleep_mode: sleep mode is not available yet ({file})",
+        "port: expected an integer in [0, 65535], got 70000",
+        "workers: expected an integer in [1, 256], got 0",
+        f"block_size: expected a multiple of 16, got 17 ({file})",
+    ]
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert str(copied) == str(caught.value)
+
+
+def test_all_wrong_arguments_of_llm_are_raised_at_once() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        engine_config_from_kwargs({"model": "demo", "max_modle_len": 4, "port": 1, "enable_lora": True})
+    assert str(caught.value).split("\n") == [
+        "max_modle_len: unknown LLM argument; did you mean 'max_model_len'?",
+        "port: is a flag of the server, not an argument of LLM",
+        "enable_lora: LoRA adapters are not supported",
+    ]
 
 
 def test_refused_flags_accept_neutral_values() -> None:
@@ -273,6 +261,14 @@ def test_commands_of_vllm_users_run_with_a_note_per_flag_without_effect() -> Non
     ]
 
 
+def test_a_key_of_vllms_variable_is_not_read_which_a_start_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    args = parse_serve_args(["demo"], read_env())
+    assert args.server.keys == ()
+    assert args.notes == ("VLLM_API_KEY is not read: give keys with --api-key, --api-key-file or FD_API_KEY",)
+    assert "VLLM_API_KEY" not in child_environment()
+
+
 def test_provenance_of_an_api_key_of_the_environment_is_its_variable() -> None:
     assert parse_serve_args(["demo"], Env(api_keys=("k",))).provenance["api_key"] == "FD_API_KEY"
 
@@ -324,7 +320,7 @@ def test_older_spelling_of_separate_arguments_builds_the_same_configuration() ->
         }
     )
     assert new == old
-    assert notes == ("tensor_parallel_size 1 has no effect: on the CPU one rank uses all cores",)
+    assert notes == ()
     assert new.speculative.max_ngram_size == 4
 
 

@@ -66,8 +66,9 @@ def start(flags: list[str]) -> subprocess.CompletedProcess[str]:
 def test_command_that_cannot_run_ends_with_the_documented_line(command: Command) -> None:
     done = start(flags_of(command.text))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"fastdeploy: error: {command.outcome}")
-    assert done.stderr.count("\n") == 1
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"fastdeploy: error: {command.outcome}"
+    assert all(line.startswith("fastdeploy: error: ") for line in lines)
 
 
 @pytest.mark.parametrize(("option", "outcome"), SPECULATIVE_OPTIONS)
@@ -115,7 +116,8 @@ def test_command_that_can_run_serves_the_official_client(command: Command, plain
     if "quantized: attention wint4, mlp wint4, head wint8" in summary:
         plain_text = serve_and_complete(["demo", "--quantization", "wint4"])[0]
     assert text == plain_text
-    assert re.search(r"--tensor-parallel-size [14] has no effect: on the CPU one rank uses all cores", summary)
+    note = "--tensor-parallel-size 4 has no effect: on the CPU one rank uses all cores"
+    assert (note in summary) == ("--tensor-parallel-size 4" in command.text)
     assert ("draft_model demo/draft (" in summary) == ("draft model" in command.name)
 
 

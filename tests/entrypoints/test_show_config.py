@@ -53,6 +53,7 @@ def test_every_honoured_flag_is_shown(capsys: pytest.CaptureFixture[str]) -> Non
     honoured = {flag.name for flag in FLAGS if flag.flag_class is FlagClass.HONOURED}
     assert honoured - set(shown(capsys, "demo")) == {
         "speculative_model",
+        "spec_method",
         "num_speculative_tokens",
         "ngram_prompt_lookup_max",
         "ngram_prompt_lookup_min",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdeploy.config.env import Env, read_env
-from fastdeploy.core.errors import FastDeployError
+from fastdeploy.core.errors import FastDeployError, error_lines
 from fastdeploy.entrypoints.cli.parser import run_subcommand
 from fastdeploy.version import __version__
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FastDeployError as error:
         if env.debug:
             raise
-        print(f"fastdeploy: error: {error}", file=sys.stderr)
+        print(error_lines(error), file=sys.stderr)
         return USAGE_STATUS
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS

@@ -9,18 +9,20 @@ from typing import Any
 
 import yaml
 
-from fastdeploy.config.args import COMMAND_LINE, ServeArgs, errors_name_the_origin, parse_serve_args
+from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.cluster_args import PASSWORD_FILE_FLAG
 from fastdeploy.config.env import API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, read_env
 from fastdeploy.config.flag import CLUSTER
 from fastdeploy.config.flags import HONOURED_FLAGS, Flag
 from fastdeploy.config.model_config import ModelConfig, local_model_path
 from fastdeploy.config.redis_url import MASK
+from fastdeploy.config.resolve_flags import COMMAND_LINE, errors_name_the_origin
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
 
 SEPARATE_SPECULATION_FLAGS = (
     "speculative_model",
+    "spec_method",
     "num_speculative_tokens",
     "ngram_prompt_lookup_max",
     "ngram_prompt_lookup_min",

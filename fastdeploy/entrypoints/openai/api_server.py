@@ -18,7 +18,7 @@ from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import Env, read_env
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError, EngineDeadError
+from fastdeploy.core.errors import ConfigError, EngineDeadError, error_lines
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
     except ConfigError as error:
         if env.debug:
             raise
-        print(f"fastdeploy: error: {error}", file=sys.stderr)
+        print(error_lines(error), file=sys.stderr)
         return 2
 
 

@@ -19,9 +19,10 @@ import uvicorn
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from fastdeploy.config.args import ServeArgs, errors_name_the_origin
+from fastdeploy.config.args import ServeArgs
 from fastdeploy.config.env import Env
 from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.config.resolve_flags import errors_name_the_origin
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, ShuttingDownError
 from fastdeploy.detokenize.chat_template import check_template

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolves the values that were given for flags: their types, names of other servers, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from fastdeploy.config.convert import convert
+from fastdeploy.config.flag import Flag, FlagClass
+from fastdeploy.config.flags import FLAG_BY_NAME
+from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector
+
+COMMAND_LINE = "command line"
+LLM_ARGUMENT = "LLM argument"
+
+
+def resolve_flags(
+    given: Mapping[str, Any], provenance: dict[str, str], problems: ErrorCollector
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the converted values of honoured flags, and a note for each flag that has no effect.
+
+    A flag of another server that stands for one of ours sets that one's value and provenance.
+
+    Args:
+        given: flag -> its value as it was given.
+        provenance: where each value came from.
+        problems: gets an error for each value that has the wrong type, is refused or contradicts another one.
+    """
+    values: dict[str, Any] = {}
+    setters: dict[str, str] = {}  # honoured flag -> what set it, as its user typed it
+    notes: list[str] = []
+    for name, raw in given.items():
+        flag, shown = FLAG_BY_NAME[name], display_name(name, provenance)
+        text = _with_value(flag, shown, raw)
+        with problems.collecting(), errors_name_the_origin(provenance, name):
+            value = convert(flag, raw, shown)
+            if flag.flag_class is FlagClass.REFUSED and value not in flag.neutral:
+                raise ConfigError(text, flag.reason)
+            if flag.flag_class is FlagClass.NO_EFFECT and value not in flag.neutral:
+                notes.append(f"{shown} {value} has no effect: {flag.reason}")
+            for target, own_value in _targets(flag, shown, value).items():
+                if values.setdefault(target, own_value) != own_value:
+                    raise ConfigError(text, f"contradicts {setters[target]}")
+                setters[target] = text
+                provenance.setdefault(target, provenance[name])
+    return values, tuple(notes)
+
+
+def _targets(flag: Flag, shown: str, value: Any) -> dict[str, Any]:
+    """Return the honoured flags that a flag sets, and their values.
+
+    Raises:
+        ConfigError: a key of a mapping that stands for several flags is not available.
+    """
+    if flag.flag_class is FlagClass.HONOURED:
+        return {flag.name: value}
+    if flag.flag_class is not FlagClass.MAPPED or value in flag.neutral:
+        return {}
+    if not flag.keys:
+        target = FLAG_BY_NAME[flag.target]
+        return {target.name: convert(target, value, shown)}
+    unknown = [key for key, item in value.items() if key not in flag.keys and item not in (False, "", None)]
+    if unknown:
+        raise ConfigError(f"{shown}.{unknown[0]}", f"is not available; available keys: {', '.join(flag.keys)}")
+    targets = [(FLAG_BY_NAME[flag.keys[key]], item) for key, item in value.items() if key in flag.keys]
+    return {target.name: convert(target, item, shown) for target, item in targets}
+
+
+def _with_value(flag: Flag, shown: str, value: Any) -> str:
+    """Return a flag as messages show it: with its value, if that is short and no secret."""
+    return f"{shown} {value}" if flag.kind in ("str", "int", "float") and not flag.is_secret else shown
+
+
+def display_name(name: str, provenance: Mapping[str, str]) -> str:
+    """Return a flag's name as its user typed it."""
+    return FLAG_BY_NAME[name].option if provenance[name] == COMMAND_LINE else name
+
+
+@contextmanager
+def errors_name_the_origin(provenance: Mapping[str, str], name: str = "") -> Iterator[None]:
+    """Add the file or variable that a wrong value came from to errors about `name`, else about the error's field."""
+    try:
+        yield
+    except ConfigErrors as errors:
+        raise ConfigErrors([_with_origin(error, provenance, name) for error in errors.errors]) from None
+    except ConfigError as error:
+        raise _with_origin(error, provenance, name) from None
+
+
+def _with_origin(error: ConfigError, provenance: Mapping[str, str], name: str) -> ConfigError:
+    origin = provenance.get(name or error.field.split(".")[0], COMMAND_LINE)
+    if origin in (COMMAND_LINE, LLM_ARGUMENT):
+        return error
+    return ConfigError(error.field, f"{error.message} ({origin})")
