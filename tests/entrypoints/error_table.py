@@ -11,22 +11,32 @@ from typing import Any
 import msgspec
 
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
-from fastdeploy.entrypoints.openai.protocol import REFUSED, ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.field_rules import rules_of
+from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest, MessagesRequest
+from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 MAX_MODEL_LEN = 200
 COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens": 3}
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 TOOL = {"type": "function", "function": {"name": "f"}}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 VALID = {
     COMPLETIONS: COMPLETION,
     CHATS: CHAT,
+    MESSAGES: CHAT,
+    COUNT_TOKENS: {"messages": CHAT["messages"]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/abort_requests": {},
     "/v1/role": {},
 }
-MODELS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHATS: ChatCompletionRequest}
+MODELS: dict[str, type[msgspec.Struct]] = {
+    COMPLETIONS: CompletionRequest,
+    CHATS: ChatCompletionRequest,
+    MESSAGES: MessagesRequest,
+    COUNT_TOKENS: CountTokensRequest,
+}
 
 
 @dataclass(frozen=True)
@@ -228,6 +238,22 @@ ONE: list[Row] = [
         "logits_processors_args",
         body={**CHAT, "reasoning_max_tokens": 4, "logits_processors_args": {"thinking_budget": 3}}),
     wrong(CHATS, "prompt", "x", "unknown field; it belongs to /v1/completions", code="unknown_parameter"),
+    wrong(MESSAGES, "max_tokens", None, "is missing"),
+    wrong(MESSAGES, "messages", [{"role": "tool", "content": "x"}], "expected one of user, assistant, system",
+          "messages[0].role"),
+    wrong(MESSAGES, "messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}],
+          "image is not supported: this server reads and writes text only", "messages[0].content[0].type",
+          "unsupported_parameter"),
+    wrong(MESSAGES, "tools", [{"type": "web_search_20250305", "name": "web_search"}],
+          "web_search_20250305 is not supported: tools do not run on this server", "tools[0].type",
+          "unsupported_parameter"),
+    wrong(MESSAGES, "tools", [{"name": "a b", "input_schema": {"type": "object"}}], "of the characters a-z",
+          "tools[0].name"),
+    wrong(MESSAGES, "tool_choice", {"type": "any"}, "needs tools"),
+    wrong(MESSAGES, "thinking", {"type": "enabled"}, "is missing", "thinking.budget_tokens"),
+    wrong(MESSAGES, "output_config", {"effort": "huge"}, "expected one of low, medium, high, xhigh, max, got 'huge'",
+          "output_config.effort"),
+    wrong(MESSAGES, "stop_sequences", [""], "expected non-empty strings"),
     wrong("/tokenize", "messages", [], "expected a text, or messages; one of both", "prompt"),
     wrong("/tokenize", "add_generation_prompt", True, "belongs to messages, not to a prompt"),
     wrong("/tokenize", "promt", "a", "unknown field; did you mean 'prompt'?", code="unknown_parameter"),
@@ -336,8 +362,8 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def refused_rows() -> Iterator[Row]:
     """Yield every field that is refused by name."""
-    for path in MODELS:
-        for name, (reason, _) in REFUSED.items():
+    for path, model in MODELS.items():
+        for name, (reason, _) in rules_of(model).refused.items():
             yield wrong(path, name, {"some": "thing"}, reason, code="unsupported_parameter")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -10,10 +11,12 @@ import msgspec
 import openai
 
 from fastdeploy.entrypoints.openai.app import ENDPOINTS
+from fastdeploy.entrypoints.openai.messages_errors import MESSAGES_PATH, MessagesErrorResponse
 from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
 
 DONE = "[DONE]"
+LAST_EVENTS = ("event: message_stop\n", "event: error\n")
 
 
 def find_endpoint(path: str) -> Endpoint | None:
@@ -34,12 +37,13 @@ def check_response(path: str, status: int, media_type: str, text: str) -> None:
     """
     endpoint = find_endpoint(path)
     if endpoint is None or status not in (200, *endpoint.errors):
-        model: Any = ErrorResponse if status >= 400 else None
+        error = MessagesErrorResponse if path.startswith(MESSAGES_PATH) else ErrorResponse
+        model: Any = error if status >= 400 else None
     else:
         model = endpoint.response if status == 200 else endpoint.errors[status]
     if media_type.startswith("text/event-stream"):
         assert endpoint is not None
-        check_stream(text, endpoint.event)
+        (check_named_events if endpoint.names_events else check_stream)(text, endpoint.event)
     elif media_type.startswith("application/json") and model is not None:
         msgspec.json.decode(text, type=model)
 
@@ -50,6 +54,19 @@ def check_stream(text: str, model: Any) -> None:
     assert events[-1] == DONE, "the stream ends with [DONE]"
     for event in events[:-1]:
         msgspec.json.decode(event, type=ErrorResponse if event.startswith('{"error"') else model)
+
+
+def check_named_events(text: str, model: Any) -> None:
+    """Check the events of a stream whose events have names; the last one of them may be an error."""
+    *events, rest = text.split("\n\n")
+    assert rest == "", "the stream ends with an event"
+    for event in events:
+        name, data = event.split("\n")
+        content = data.removeprefix("data: ")
+        assert name == f"event: {json.loads(content)['type']}"
+        is_error = name == "event: error"
+        msgspec.json.decode(content, type=MessagesErrorResponse if is_error else model)
+    assert events[-1].startswith(LAST_EVENTS), "the stream ends with its last event, or with an error"
 
 
 def check_httpx_response(response: httpx.Response) -> None:

@@ -26,7 +26,12 @@ def wire(server: ServerProcess) -> Iterator[httpx.Client]:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
+    """Return the error, of either shape, with OpenAI's names."""
     body = response.json()
+    if body.pop("type", "") == "error":
+        assert body.pop("request_id") == response.headers["request-id"]
+        details = body["error"].pop("details")
+        body["error"] |= {"param": details.get("param"), "code": details["error_code"]}
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return dict(body["error"])

@@ -65,7 +65,7 @@ def test_ranges_of_the_document_are_those_that_are_checked() -> None:
 
 def test_document_of_a_server_with_keys_says_which_endpoints_need_one() -> None:
     paths = build_document(ENDPOINTS, has_api_keys=True)["paths"]
-    assert paths["/v1/models"]["get"]["security"] == [{"apiKey": []}]
+    assert paths["/v1/models"]["get"]["security"] == [{"apiKey": []}, {"apiKeyHeader": []}]
     assert "401" in paths["/v1/models"]["get"]["responses"]
     assert "security" not in paths["/health"]["get"]
 

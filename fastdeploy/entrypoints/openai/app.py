@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP application, and the two endpoints that generate."""
+"""The HTTP application, and the endpoints that generate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import add_client_mark
-from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_tokenize
+from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_messages, routes_tokenize
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import Client, client_of
 from fastdeploy.entrypoints.openai.connection_gate import release_body
@@ -31,6 +31,9 @@ from fastdeploy.entrypoints.openai.errors import (
     to_api_error,
 )
 from fastdeploy.entrypoints.openai.generation_response import GenerationResponse
+from fastdeploy.entrypoints.openai.messages_errors import MESSAGES_PATH, MessagesErrorResponse
+from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
+from fastdeploy.entrypoints.openai.messages_responses import MessageEvent, MessageResponse
 from fastdeploy.entrypoints.openai.middleware import (
     MAX_HEADER_ID_LENGTH,
     REQUEST_ID_HEADER,
@@ -53,6 +56,7 @@ from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import Serving
 from fastdeploy.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
+from fastdeploy.entrypoints.openai.serving_messages import ServingMessages
 from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 from fastdeploy.version import __version__
 
@@ -112,6 +116,11 @@ async def completions(request: Request) -> GenerationResponse:
 async def chat_completions(request: Request) -> GenerationResponse:
     """Generate the next message of a conversation."""
     return await _generate(request, ChatCompletionRequest, ServingChat)
+
+
+async def messages(request: Request) -> GenerationResponse:
+    """Generate the next message of a conversation, in the protocol of Anthropic's API."""
+    return await _generate(request, MessagesRequest, ServingMessages)
 
 
 async def _generate(
@@ -243,6 +252,18 @@ ENDPOINTS = (
         event=ChatCompletionStreamResponse,
         errors=GENERATION_ERRORS,
     ),
+    Endpoint(
+        MESSAGES_PATH,
+        messages,
+        methods=("POST",),
+        request=MessagesRequest,
+        response=MessageResponse,
+        event=MessageEvent,
+        names_events=True,
+        errors=dict.fromkeys(GENERATION_ERRORS, MessagesErrorResponse),
+        error=MessagesErrorResponse,
+    ),
+    *routes_messages.ENDPOINTS,
     *routes_tokenize.ENDPOINTS,
     *routes_info.ENDPOINTS,
     *routes_cluster.ENDPOINTS,

@@ -175,7 +175,8 @@ class RequestGuard:
         app = self._app
         if error is not None:
             self._gate.on_refused(error, address)
-            app = Response(error.encode(), error.status, error.headers, media_type="application/json")
+            body, headers = error.content(scope["path"])
+            app = Response(body, error.status, headers, media_type="application/json")
         try:
             await app(scope, receive, send)
         finally:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors as HTTP responses, always in OpenAI's shape, and what to say about routes and methods that do not exist."""
+"""Errors as HTTP responses, and what to say about routes and methods that do not exist.
+
+They have OpenAI's shape, except below /v1/messages, where they have Anthropic's.
+"""
 
 from __future__ import annotations
 
 import difflib
 import logging
 import math
+import uuid
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -25,10 +29,12 @@ from fastdeploy.core.errors import (
 )
 from fastdeploy.core.json_types import replace_surrogates
 from fastdeploy.core.outputs import ErrorInfo
+from fastdeploy.entrypoints.openai.messages_errors import REQUEST_ID_HEADER, encode_messages_error, is_messages_path
 from fastdeploy.entrypoints.openai.responses import ErrorDetail, ErrorResponse
 from fastdeploy.metrics.refusals import Reason
 
 RETRY_AFTER_S = 1
+REQUEST_ID_KEY = "fastdeploy.request_id"  # in the scope of a request that has an id
 
 _TEXT_ONLY = "this server generates text; use /v1/chat/completions"
 _NO_POOLING = "pooling models are not supported"
@@ -51,7 +57,8 @@ ABSENT_ROUTES = {
     "/v1/responses": _STATELESS,
     "/v1/assistants": _STATELESS,
     "/v1/threads": _STATELESS,
-    "/v1/messages": "only OpenAI's protocol is supported; use /v1/chat/completions",
+    "/v1/messages/batches": "`fastdeploy run-batch` runs batches of requests",
+    "/v1/complete": "Anthropic's older protocol is not supported; use /v1/messages",
     "/v1/audio": _TEXT_ONLY,
     "/v1/images": _TEXT_ONLY,
     "/v1/videos": _TEXT_ONLY,
@@ -127,11 +134,30 @@ class ApiError(Exception):
         self.reason = reason or REASONS.get(status)
 
     def encode(self) -> bytes:
-        """Return the error object as JSON. What a client wrote may be in it, such as lone surrogates of a template."""
-        message, param = replace_surrogates(self.message), self.param
-        param = replace_surrogates(param) if param is not None else None
+        """Return the error as JSON in OpenAI's shape."""
+        message, param = self._texts()
         detail = ErrorDetail(message=message, type=self.type, param=param, code=self.code)
         return msgspec.json.encode(ErrorResponse(error=detail))
+
+    def encode_for_messages(self, request_id: str) -> bytes:
+        """Return the error as JSON in Anthropic's shape."""
+        return encode_messages_error(self.status, *self._texts(), self.code, request_id)
+
+    def content(self, path: str, request_id: str = "") -> tuple[bytes, dict[str, str]]:
+        """Return body and headers of the response to a request, in the shape of its path.
+
+        Args:
+            path: of the request, without the root path.
+            request_id: empty if the request has none.
+        """
+        if not is_messages_path(path):
+            return self.encode(), self.headers
+        request_id = request_id or uuid.uuid4().hex
+        return self.encode_for_messages(request_id), {**self.headers, REQUEST_ID_HEADER: request_id}
+
+    def _texts(self) -> tuple[str, str | None]:
+        """Return message and field. What a client wrote may be in them, such as lone surrogates of a template."""
+        return replace_surrogates(self.message), replace_surrogates(self.param) if self.param is not None else None
 
 
 class GenerationFailed(Exception):
@@ -220,10 +246,14 @@ def record_refusal(scope: Scope, error: ApiError) -> None:
 
 class _ErrorResponse(Response):
     def __init__(self, error: ApiError, request_id: str) -> None:
-        headers = {**error.headers, **({"X-Request-Id": request_id} if request_id else {})}
-        super().__init__(error.encode(), error.status, headers, media_type="application/json")
+        super().__init__(status_code=error.status)
         self._error = error
+        self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record_refusal(scope, self._error)
-        await super().__call__(scope, receive, send)
+        body, headers = self._error.content(scope["path"], self._request_id or scope.get(REQUEST_ID_KEY, ""))
+        if self._request_id:
+            headers = {**headers, "X-Request-Id": self._request_id}
+        response = Response(body, self._error.status, headers, media_type="application/json")
+        await response(scope, receive, send)

@@ -30,7 +30,7 @@ class GenerationResponse:
         self._client = client
         self._deadline_s = deadline_s
         self._id = header_id or serving.response_id
-        self._headers = [(b"x-request-id", self._id.encode())]
+        self._headers = [(name, self._id.encode()) for name in serving.id_headers]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response; return early if the client disconnects."""

@@ -45,6 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._running: RequestResponseCycle | None = None
         self._error: ApiError | None = None  # of the headers
+        self.url = b""
         self._num_undelivered = 0  # bytes since the parser last reported the end of headers, a body, or its end
         self._headers_size = 0
         self._has_begun = False  # a request's first byte has arrived and its headers are incomplete
@@ -108,6 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """Take a part of the URL."""
         if len(self.url) + len(url) > self._limits.max_url_length:
+            self.url += url[: self._limits.max_url_length]  # the shape of the error depends on its path
             message = f"the URL may have at most {self._limits.max_url_length} bytes"
             self._stop_parser(ApiError(414, message, code="url_too_long"))
         super().on_url(url)
@@ -274,9 +276,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._send_error(error)
 
     def _send_error(self, error: ApiError) -> None:
-        content = error.encode()
+        path = self.url.partition(b"?")[0].decode("latin-1")  # as much of it as has arrived
+        content, error_headers = error.content(path.removeprefix(self._limits.root_path))
         headers = {
-            **error.headers,
+            **error_headers,
             "content-type": "application/json",
             "content-length": str(len(content)),
             "connection": "close",

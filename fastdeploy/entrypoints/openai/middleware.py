@@ -11,14 +11,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastdeploy.entrypoints.openai.clients import Client, ClientKeys, set_client
-from fastdeploy.entrypoints.openai.errors import ApiError, error_response
+from fastdeploy.entrypoints.openai.errors import REQUEST_ID_KEY, ApiError, error_response
 from fastdeploy.metrics.server_metrics import HttpMetrics
 
 DISCONNECTED_STATUS = 499  # of a response that never began because its client had disconnected
 METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_HEADER_ID_LENGTH = 96  # of X-Request-Id, to which a random suffix is appended
-_ID = "fastdeploy.request_id"  # key in the scope
 OTHER = "other"  # label of unknown paths and methods, so that clients cannot create any number of series
 
 
@@ -53,7 +52,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[_ID] = request_id = header_id_of(scope) or uuid.uuid4().hex
+        scope[REQUEST_ID_KEY] = request_id = header_id_of(scope) or uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -73,12 +72,13 @@ def header_id_of(scope: Scope) -> str | None:
 
 def request_id_of(scope: Scope) -> str:
     """Return the id that errors of a request name: that of its response, if the server adds it, or a fresh one."""
-    request_id: str = scope.get(_ID) or header_id_of(scope) or uuid.uuid4().hex
+    request_id: str = scope.get(REQUEST_ID_KEY) or header_id_of(scope) or uuid.uuid4().hex
+    scope[REQUEST_ID_KEY] = request_id  # the same one each time
     return request_id
 
 
 class ApiKeyMiddleware:
-    """Requires one of the API keys as `Authorization: Bearer KEY`, except for open paths."""
+    """Requires one of the API keys as `Authorization: Bearer KEY` or `x-api-key: KEY`, except for open paths."""
 
     def __init__(self, app: ASGIApp, keys: ClientKeys, open_paths: Collection[str]) -> None:
         """Protect `app`; requests for `open_paths` need no key."""
@@ -95,7 +95,7 @@ class ApiKeyMiddleware:
         if client is None:
             error = ApiError(
                 401,
-                "a valid API key is needed: Authorization: Bearer KEY",
+                "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY; both must agree",
                 type="authentication_error",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
@@ -106,9 +106,13 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _find_client(self, scope: Scope) -> Client | None:
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = header.partition(b" ")
-        return self._keys.find(key.strip()) if scheme.lower() == b"bearer" else None
+        """Return the client whose key is in all headers for keys that the request has."""
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        keys = {key.strip() if scheme.lower() == b"bearer" else b""} if b"authorization" in headers else set()
+        if b"x-api-key" in headers:
+            keys.add(headers[b"x-api-key"].strip())
+        return self._keys.find(keys.pop()) if len(keys) == 1 else None
 
 
 class MetricsMiddleware:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec.inspect import DataclassType, DictType, ListType, Metadata, StructType, Type, UnionType
@@ -134,8 +134,10 @@ class Endpoint:
         handler: its docstring describes the endpoint.
         request: struct of the body; None for no body.
         response: struct of the response with status 200; None for other media types than JSON.
-        event: struct of the events of a stream; None if the endpoint does not stream.
+        event: struct of the events of a stream, or several (`A | B`); None if the endpoint does not stream.
+        names_events: each event has a line with its name, and no `[DONE]` follows the last one.
         errors: status -> struct of the response.
+        error: struct of errors that every endpoint may answer with.
         is_open: no API key is needed.
         is_documented: the endpoint is part of the document.
     """
@@ -145,8 +147,10 @@ class Endpoint:
     methods: tuple[str, ...] = ("GET",)
     request: type | None = None
     response: type | None = None
-    event: type | None = None
+    event: Any = None
+    names_events: bool = False
     errors: Mapping[int, type] = field(default_factory=dict)
+    error: type = ErrorResponse
     media_type: str = "application/json"
     is_open: bool = False
     is_documented: bool = True
@@ -168,7 +172,10 @@ def build_document(endpoints: Sequence[Endpoint], root_path: str = "", has_api_k
             path[method.lower()] = _operation(endpoint, method, has_api_keys)
     components: Schema = {"schemas": _schemas(documented)}
     if has_api_keys:
-        components["securitySchemes"] = {"apiKey": {"type": "http", "scheme": "bearer"}}
+        components["securitySchemes"] = {
+            "apiKey": {"type": "http", "scheme": "bearer"},
+            "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
     return {
         "openapi": OPENAPI_VERSION,
         "info": {"title": "FastDeploy", "version": __version__},
@@ -200,7 +207,7 @@ def _operation(endpoint: Endpoint, method: str, has_api_keys: bool) -> Schema:
         content = {"application/json": {"schema": _reference(endpoint.request)}}
         operation["requestBody"] = {"required": True, "content": content}
     if has_api_keys and not endpoint.is_open:
-        operation["security"] = [{"apiKey": []}]
+        operation["security"] = [{"apiKey": []}, {"apiKeyHeader": []}]
     return operation
 
 
@@ -220,26 +227,30 @@ def _responses(endpoint: Endpoint, has_api_keys: bool) -> Schema:
     schema = {"type": "string"} if endpoint.response is None else _reference(endpoint.response)
     content: Schema = {endpoint.media_type: {"schema": schema}}
     if endpoint.event is not None:
-        content["text/event-stream"] = {"itemSchema": _event(endpoint.event)}
+        content["text/event-stream"] = {"itemSchema": _event(endpoint)}
     responses: Schema = {"200": {"description": "OK", "content": content}}
     errors = dict(endpoint.errors)
     if has_api_keys and not endpoint.is_open:
-        errors[401] = ErrorResponse
+        errors[401] = endpoint.error
     for status, model in sorted(errors.items()):
         content = {"application/json": {"schema": _reference(model)}}
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     return responses
 
 
-def _event(model: type) -> Schema:
-    """Return the schema of a server-sent event: a chunk or an error as JSON, or `[DONE]` at the end."""
-    chunk = {"anyOf": [_reference(model), _reference(ErrorResponse)]}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
-    return {
-        "type": "object",
-        "properties": {"data": {"anyOf": [data, {"const": "[DONE]"}]}},
-        "required": ["data"],
-    }
+def _event(endpoint: Endpoint) -> Schema:
+    """Return the schema of a server-sent event: an event or an error as JSON, or `[DONE]` at the end."""
+    chunk = {"anyOf": [_reference(model) for model in (*_event_models(endpoint), endpoint.error)]}
+    data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": chunk}
+    properties: Schema = {"data": data if endpoint.names_events else {"anyOf": [data, {"const": "[DONE]"}]}}
+    if endpoint.names_events:
+        properties["event"] = {"type": "string"}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _event_models(endpoint: Endpoint) -> tuple[type, ...]:
+    """Return the structs of the events of a stream."""
+    return get_args(endpoint.event) or ((endpoint.event,) if endpoint.event is not None else ())
 
 
 def _reference(model: type) -> Schema:
@@ -251,7 +262,8 @@ def _schemas(endpoints: Iterable[Endpoint]) -> Schema:
     bodies = {endpoint.request for endpoint in endpoints if endpoint.request is not None}
     used = {ErrorResponse, *bodies}
     for endpoint in endpoints:
-        used.update(model for model in (endpoint.response, endpoint.event, *endpoint.errors.values()) if model)
+        models = (endpoint.response, *_event_models(endpoint), *endpoint.errors.values())
+        used.update(model for model in models if model)
     _, schemas = msgspec.json.schema_components(used, ref_template=REFERENCE)
     classes: dict[str, type] = {}
     for info in msgspec.inspect.multi_type_info(used):
@@ -306,12 +318,13 @@ def _merge_types(schema: Schema) -> None:
 def _complete_body(schema: Schema, model: type) -> None:
     """Add ranges, lengths and what else is known of the fields of a body; unknown fields are refused."""
     properties = schema["properties"]
+    schemas = {**FIELD_SCHEMAS, **getattr(model, "schemas", {})}
     for name, part in properties.items():
         if name in FIELD_RANGES and not {"integer", "number"}.isdisjoint(_types(part)):
             part.update(_bounds(FIELD_RANGES[name]))
         if name in MAX_ITEMS:
             part["maxItems"] = MAX_ITEMS[name]
-        part.update(FIELD_SCHEMAS.get(name, {}))
+        part.update(schemas.get(name, {}))
     for name, reason in rules_of(model).without_effect.items():
         properties[name] = {"description": f"accepted without effect: {reason}"}
         if name == "metadata":

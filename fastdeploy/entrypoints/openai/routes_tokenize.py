@@ -118,7 +118,7 @@ class AbortResponse(ResponseBody, kw_only=True):
 
 async def tokenize(request: Request) -> Response:
     """Return the token ids of a text or a conversation."""
-    server, body = await _parse(request, TokenizeRequest)
+    server, body = await parse_request(request, TokenizeRequest)
     is_client_template = has_client_template(server, body.chat_template)
     run = run_in_template_thread if is_client_template else run_in_thread
     client = client_of(request.scope)
@@ -127,7 +127,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    server, body = await _parse(request, DetokenizeRequest)
+    server, body = await parse_request(request, DetokenizeRequest)
     client = client_of(request.scope)
     return await run_in_thread(client.id, client.weight, _detokenize, server, body)
 
@@ -137,7 +137,7 @@ async def abort_requests(request: Request) -> Response:
 
     An administrator's key aborts requests of all keys. With several nodes, requests are found on any of them.
     """
-    server, body = await _parse(request, AbortRequest)
+    server, body = await parse_request(request, AbortRequest)
     if body.abort_all == (body.req_ids is not None):
         raise InvalidRequestError("req_ids", "expected a list of request ids, or abort_all: true")
     req_ids = body.req_ids or []
@@ -155,7 +155,7 @@ async def abort_requests(request: Request) -> Response:
     )
 
 
-async def _parse(request: Request, model: type[T]) -> tuple[ApiServer, T]:
+async def parse_request(request: Request, model: type[T]) -> tuple[ApiServer, T]:
     """Return the server and the body of a request, which is parsed in a thread if it is large."""
     server = server_of(request)
     server.check_available()

@@ -8,6 +8,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import ClassVar
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
@@ -39,6 +40,7 @@ class Serving(ABC):
     Attributes:
         last_event: what a stream ends with, also after an error; may be empty.
         keep_alive_event: what is sent while a stream has no event for a while; empty for nothing.
+        id_headers: headers of the response that have the request's id.
         response_id: the response's `id`.
         requests: the prompts for the engine.
         bucket: counts the output tokens of a client with a limit of tokens per minute; None without one.
@@ -47,6 +49,7 @@ class Serving(ABC):
 
     last_event = b"data: [DONE]\n\n"
     keep_alive_event = b""
+    id_headers: ClassVar[tuple[bytes, ...]] = (b"x-request-id",)
 
     def __init__(self, server: ApiServer, body: RequestFields, response_id: str) -> None:
         self.server = server

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/v1/messages on a server with API keys: who may use it, aborts, and what a shutdown does to its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.entrypoints.anthropic_client import messages_client
+from tests.entrypoints.server_process import ServerProcess, mock_server
+
+BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A slow server with two keys."""
+    folder = tmp_path_factory.mktemp("keyed")
+    with mock_server(folder, "--api-key", "one", "--api-key", "two", step_s=0.02) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "one"}, 200),
+        ({"Authorization": "Bearer one"}, 200),
+        ({"Authorization": "Bearer one", "x-api-key": "one"}, 200),
+        ({"Authorization": "Bearer one", "x-api-key": "two"}, 401),
+        ({"Authorization": "Basic one", "x-api-key": "one"}, 401),
+        ({"x-api-key": "three"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({}, 401),
+    ],
+)
+def test_both_headers_of_keys_must_agree(keyed: ServerProcess, headers: dict[str, str], status: int) -> None:
+    response = keyed.post("/v1/messages", BODY, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        content = response.json()
+        assert (content["type"], content["error"]["type"]) == ("error", "authentication_error")
+        assert content["request_id"] == response.headers["request-id"]
+    chat = keyed.post("/v1/chat/completions", BODY, headers=headers)
+    assert chat.status_code == status
+    assert status == 200 or chat.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_the_client_sends_its_key_and_names_the_error(keyed: ServerProcess) -> None:
+    assert messages_client(keyed, api_key="one").messages.create(**BODY).stop_reason == "max_tokens"
+    assert messages_client(keyed, auth_token="two").messages.create(**BODY).stop_reason == "max_tokens"
+    with pytest.raises(anthropic.AuthenticationError) as caught:
+        messages_client(keyed, api_key="three").messages.create(**BODY)
+    assert (caught.value.type, caught.value.error_code) == ("authentication_error", "invalid_api_key")
+
+
+def test_a_message_is_aborted_by_its_id(keyed: ServerProcess) -> None:
+    client = messages_client(keyed, api_key="one", is_checked=False)
+    ids, key, other = {"req_ids": ["mine", "msg_mine"]}, {"x-api-key": "one"}, {"x-api-key": "two"}
+    with client.messages.stream(**{**BODY, "max_tokens": 2000}, extra_body={"request_id": "mine"}) as stream:
+        assert next(stream).type == "message_start"
+        found = keyed.post("/v1/abort_requests", ids, headers=other).json()
+        assert (found["aborted"], found["not_found"]) == ([], ["mine", "msg_mine"])
+        found = keyed.post("/v1/abort_requests", ids, headers=key).json()
+        assert ([request["request_id"] for request in found["aborted"]], found["not_found"]) == (["msg_mine"], [])
+        message = stream.get_final_message()
+    assert (message.stop_reason, message.stop_sequence) == (None, None)
+    assert message.usage.output_tokens > 0
+
+
+def test_streams_that_a_shutdown_cuts_end_with_an_error_event(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--timeout-graceful-shutdown", "0.5", step_s=0.05) as server:
+        options = {**BODY, "max_tokens": 2000, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/messages", json=options, timeout=60) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: message_start"
+            server.terminate()
+            rest = [line for line in lines if line]
+        assert rest[-2] == "event: error" and "message_stop" not in "".join(rest)
+        assert '"type":"overloaded_error"' in rest[-1] and '"error_code":"shutting_down"' in rest[-1]
+        assert server.wait_end() == 0
