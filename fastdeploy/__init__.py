@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         InvalidRequestError,
         QueueFullError,
     )
-    from fastdeploy.core.guided_decoding import GuidedDecodingParams
+    from fastdeploy.core.guided_decoding import GuidedDecodingParams, StructuredOutputsParams
     from fastdeploy.core.outputs import (
         CompletionOutput,
         ErrorInfo,
@@ -46,6 +46,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpeculateMetrics",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -59,7 +60,7 @@ _MODULES = {
         "InvalidRequestError",
         "QueueFullError",
     ),
-    "fastdeploy.core.guided_decoding": ("GuidedDecodingParams",),
+    "fastdeploy.core.guided_decoding": ("GuidedDecodingParams", "StructuredOutputsParams"),
     "fastdeploy.core.outputs": (
         "CompletionOutput",
         "ErrorInfo",

@@ -28,6 +28,7 @@ NAMES = [
     "RequestOutput",
     "SamplingParams",
     "SpeculateMetrics",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

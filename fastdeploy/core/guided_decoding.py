@@ -3,18 +3,32 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.json_types import check_unicode, json_type, parse_json, write_json
+from fastdeploy.core.json_schema import close_objects
+from fastdeploy.core.json_types import check_unicode, json_type, parse_json, shorten, write_json
 
 MAX_SPEC_BYTES = 1 << 17  # compiling a longer one could take more than a second
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_KINDS_WITH_SCHEMAS = ("json", "structural_tag")
+_KINDS_WITH_JSON = (*_KINDS_WITH_SCHEMAS, "json_object")
+_KINDS_BY_OPTION = {
+    "disable_any_whitespace": _KINDS_WITH_JSON,
+    "disable_additional_properties": _KINDS_WITH_SCHEMAS,
+    "whitespace_pattern": _KINDS_WITH_JSON,
+}
+"""Option -> the kinds of constraint that have it."""
+FORM_KEYS = (*KINDS, "disable_fallback", *_KINDS_BY_OPTION)
+"""Fields of `structured_outputs`."""
 
 
 @dataclass
-class GuidedDecodingParams:
+class StructuredOutputsParams:
     """A constraint on the output; exactly one kind is set.
 
     Attributes:
@@ -24,8 +38,15 @@ class GuidedDecodingParams:
         grammar: a context-free grammar in Lark or GBNF notation.
         json_object: True allows any JSON object.
         structural_tag: tags whose content follows a schema, as a mapping or as JSON text (docs/guide/serving.md).
-        source: the field of the request that this comes from, for errors; by default, the field of its kind.
+        disable_fallback: accepted without effect, since there is one backend.
+        disable_any_whitespace: write JSON without any whitespace between its tokens.
+        disable_additional_properties: objects of a schema have no properties beyond those that it names, unless it
+            says otherwise.
+        whitespace_pattern: a regular expression of what may stand between the tokens of JSON.
+        source: the field of the request that this comes from, for errors; by default, the attribute of its kind.
     """
+
+    NAME: ClassVar[str] = "structured_outputs"
 
     json: Any = None
     regex: str | None = None
@@ -33,6 +54,10 @@ class GuidedDecodingParams:
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Any = None
+    disable_fallback: bool = False
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -43,9 +68,8 @@ class GuidedDecodingParams:
         """
         kinds = [name for name in KINDS if _is_set(getattr(self, name))]
         if len(kinds) != 1:
-            raise InvalidRequestError(
-                "guided_decoding", f"expected exactly one kind of constraint, got {kinds or 'none'}"
-            )
+            raise InvalidRequestError(self.NAME, f"expected exactly one kind of constraint, got {kinds or 'none'}")
+        self.source = self.source or self._default_source(kinds[0])
         self.json = _json_text(self.field, self.json)
         self.structural_tag = _json_text(self.field, self.structural_tag)
         _check_text(self.field, self.regex)
@@ -54,6 +78,29 @@ class GuidedDecodingParams:
             _check_choice(self.field, self.choice)
         if self.json_object is not None and not isinstance(self.json_object, bool):
             raise InvalidRequestError(self.field, f"expected true or false, got {json_type(self.json_object)}")
+        self._check_options()
+        if self.disable_additional_properties and self.json is not None:
+            self.json = json.dumps(close_objects(json.loads(self.json)), ensure_ascii=False)
+
+    @classmethod
+    def from_fields(cls, name: str, given: Mapping[str, Any]) -> StructuredOutputsParams:
+        """Return the constraint of an object of a request, in which null means not given.
+
+        Args:
+            name: the object's field, for errors.
+
+        Raises:
+            InvalidRequestError: it has an unknown field, with the nearest known one, or is invalid; names the field.
+        """
+        given = {str(key): value for key, value in given.items() if value is not None}
+        for key in given:
+            if key not in FORM_KEYS:
+                nearest = difflib.get_close_matches(key[:64], FORM_KEYS, n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(FORM_KEYS)}"
+                raise InvalidRequestError(f"{name}.{key[:64]}", f"unknown key; {hint}")
+        if given.get("json") is False:
+            raise InvalidRequestError(f"{name}.json", "no value matches the schema false")
+        return cls(**given)
 
     @property
     def kind(self) -> str:
@@ -63,7 +110,47 @@ class GuidedDecodingParams:
     @property
     def field(self) -> str:
         """Return the field of the request that errors name."""
-        return self.source or ("structural_tag" if self.kind == "structural_tag" else f"guided_{self.kind}")
+        return self.source
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the attributes that define the form; forms with equal ones are the same."""
+        names = (self.kind, *(name for name in _KINDS_BY_OPTION if getattr(self, name)))
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def json_options(self) -> dict[str, Any]:
+        """Return the options of llguidance for the whitespace in JSON, which replace others; empty for the usual."""
+        pattern = self.whitespace_pattern
+        if pattern is None and not self.disable_any_whitespace:
+            return {}
+        separators = {"item_separator": ",", "key_separator": ":"}
+        return {**separators, "whitespace_pattern": pattern, "whitespace_flexible": pattern is not None}
+
+    def _default_source(self, kind: str) -> str:
+        return f"{self.NAME}.{kind}"
+
+    def _check_options(self) -> None:
+        for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
+            if not isinstance(getattr(self, name), bool):
+                expected = f"expected true or false, got {shorten(getattr(self, name))}"
+                raise InvalidRequestError(f"{self.NAME}.{name}", expected)
+        _check_text(f"{self.NAME}.whitespace_pattern", self.whitespace_pattern)
+        for name, kinds in _KINDS_BY_OPTION.items():
+            if getattr(self, name) and self.kind not in kinds:
+                raise InvalidRequestError(f"{self.NAME}.{name}", f"needs {' or '.join(kinds)}, got {self.kind}")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            raise InvalidRequestError(f"{self.NAME}.whitespace_pattern", "contradicts disable_any_whitespace")
+
+
+@dataclass
+class GuidedDecodingParams(StructuredOutputsParams):
+    """The same for `SamplingParams(guided_decoding=...)`; errors name the fields `guided_json`, `guided_regex`, ..."""
+
+    NAME: ClassVar[str] = "guided_decoding"
+
+    def _default_source(self, kind: str) -> str:
+        return kind if kind == "structural_tag" else f"guided_{kind}"
 
 
 def _is_set(value: Any) -> bool:

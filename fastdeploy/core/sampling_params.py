@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import GuidedDecodingParams, StructuredOutputsParams
 from fastdeploy.core.json_types import check_unicode, shorten
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
@@ -141,7 +141,8 @@ class SamplingParams:
         truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 keeps as many as fit the context.
         reasoning_max_tokens: number of reasoning tokens after which the end marker is forced.
         response_max_tokens: maximum number of tokens after the end of the reasoning.
-        guided_decoding: constraint on the output (after the reasoning).
+        structured_outputs: constraint on the output (after the reasoning).
+        guided_decoding: an earlier name of `structured_outputs`; at most one of the two is set.
         speculative: speculation settings of this request.
     """
 
@@ -172,6 +173,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     reasoning_max_tokens: int | None = None
     response_max_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     guided_decoding: GuidedDecodingParams | None = None
     speculative: SpeculativeParams | None = None
 
@@ -190,6 +192,8 @@ class SamplingParams:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize", "must be true with stop strings, which are found in the text")
+        if self.structured_outputs is not None and self.guided_decoding is not None:
+            raise InvalidRequestError("guided_decoding", "cannot be combined with structured_outputs; set one of them")
         self._check_lists()
         self._check_texts()
 
@@ -201,6 +205,8 @@ class SamplingParams:
                 setattr(self, name, default() if callable(default) else default)
         if isinstance(self.speculative, dict):
             self.speculative = SpeculativeParams(**self.speculative)
+        if isinstance(self.structured_outputs, dict):
+            self.structured_outputs = StructuredOutputsParams.from_fields("structured_outputs", self.structured_outputs)
         if isinstance(self.guided_decoding, dict):
             self.guided_decoding = GuidedDecodingParams(**self.guided_decoding)
 
@@ -238,6 +244,15 @@ class SamplingParams:
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_LENGTH:
             raise InvalidRequestError("stop", f"expected strings of 1 to {MAX_STOP_LENGTH} characters, got {longest}")
+
+    @property
+    def form(self) -> StructuredOutputsParams | None:
+        """The constraint on the output, None if there is none."""
+        return self.structured_outputs or self.guided_decoding
+
+    def without_form(self) -> SamplingParams:
+        """Return a copy that does not constrain the output."""
+        return replace(self, structured_outputs=None, guided_decoding=None)
 
     @property
     def is_greedy(self) -> bool:

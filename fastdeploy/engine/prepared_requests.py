@@ -43,7 +43,7 @@ class PreparedRequest:
 
     def without_form(self) -> GenerationRequest:
         """Return the request as it can be added at once, in order to be aborted."""
-        return replace(self.request, params=replace(self.request.params, guided_decoding=None), image=None)
+        return replace(self.request, params=self.request.params.without_form(), image=None)
 
     def handover(self) -> Handover:
         """Return what another engine needs to begin it."""

@@ -313,7 +313,7 @@ class AgentEngine:
         if kind == "internal":
             self.on_events(leg.fail(message.message))
             return
-        has_begun = any(leg.ticket.resumed) and leg.request.params.guided_decoding is not None
+        has_begun = any(leg.ticket.resumed) and leg.request.params.form is not None
         is_final = kind == "invalid" and not has_begun  # its form has been compiled before: this one was too slow
         kind = "invalid" if is_final else "room"
         self.on_events([EngineRejected(leg.key, leg.ticket.leg, kind, message.field, message.message)])

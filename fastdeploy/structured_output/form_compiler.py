@@ -36,7 +36,7 @@ class FormCompiler:
         self._compiler: Future[GrammarCompiler] = Future()
         self._changed = threading.Condition()  # its lock guards all that follows, and all forms
         self._queue = FormQueue()
-        self._forms: OrderedDict[tuple[str, str], Form] = OrderedDict()
+        self._forms: OrderedDict[str, Form] = OrderedDict()
         self._memories: WeakSet[GrammarMemory] = WeakSet()  # of the grammars in the cache and of requests
         self._num_idle = 0
         self._is_closed = False
@@ -53,9 +53,9 @@ class FormCompiler:
         Raises:
             QueueFullError: too many forms of the client are waiting.
         """
-        spec = request.params.guided_decoding
+        spec = request.params.form
         assert spec is not None
-        key = (spec.kind, json.dumps(getattr(spec, spec.kind)))
+        key = json.dumps(spec.arguments)
         with self._changed:
             form = self._forms.get(key)
             if form is None or (isinstance(form.result, Exception) and not form.is_wanted):

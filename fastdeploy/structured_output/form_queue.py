@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from fastdeploy.core.errors import QueueFullError
 from fastdeploy.core.fair_queue import FairQueue
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.structured_output.grammar import GrammarState
 from fastdeploy.structured_output.trial_process import Verdict
 
@@ -24,7 +24,7 @@ class Form:
         result: its grammar, why it was refused, or an exception that says nothing about the form; None before.
     """
 
-    def __init__(self, request_id: str, client_id: str, spec: GuidedDecodingParams) -> None:
+    def __init__(self, request_id: str, client_id: str, spec: StructuredOutputsParams) -> None:
         self.request_id = request_id
         self.client_id = client_id
         self.spec = spec

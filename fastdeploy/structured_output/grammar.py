@@ -11,7 +11,7 @@ import numpy as np
 
 from fastdeploy.core.constraint import TokenArray
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.panics import convert_panics
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.structured_output.source import LIMITS, make_source, one_line
@@ -101,7 +101,7 @@ class GrammarCompiler:
         self.vocabulary = TokenizerAdapter(tokenizer, vocab_size)
         self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self.vocabulary))
 
-    def compile(self, spec: GuidedDecodingParams) -> GrammarState:
+    def compile(self, spec: StructuredOutputsParams) -> GrammarState:
         """Convert a form to a grammar, compile it and return its initial state.
 
         Raises:

@@ -61,7 +61,7 @@ class StructuredOutputManager:
         Raises:
             QueueFullError: too many forms of the client are waiting.
         """
-        if request.params.guided_decoding is None or self._compiler is None:
+        if request.params.form is None or self._compiler is None:
             return None
         return self._compiler.submit(request)[1]
 
@@ -83,7 +83,7 @@ class StructuredOutputManager:
         return [OutputConstraint(state) for _ in range(params.n)]
 
     def _grammar(self, request: GenerationRequest) -> GrammarState | None:
-        spec = request.params.guided_decoding
+        spec = request.params.form
         if spec is None:
             return None
         if self._compiler is None:
@@ -122,8 +122,8 @@ class StructuredOutputManager:
 
 def constraint_field(params: SamplingParams) -> str | None:
     """Return the name of the field that constrains the output, None if there is none."""
-    if params.guided_decoding is not None:
-        return params.guided_decoding.field
+    if params.form is not None:
+        return params.form.field
     if params.response_max_tokens is not None:
         return "response_max_tokens"
     return "reasoning_max_tokens" if params.reasoning_max_tokens is not None else None

@@ -14,7 +14,7 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import parse_json
 from fastdeploy.structured_output.schema_limits import check_schema
 from fastdeploy.structured_output.structural_tag import JSON_OPTIONS, structural_tag_to_lark
@@ -36,7 +36,7 @@ _RULE = re.compile(r"[?!]?\w+[ \t]*(?:\[[^\]]*\][ \t]*)?(?:\.[ \t]*-?\d+[ \t]*)?
 _TEMPERATURE = re.compile(r"[?!]?\w+[ \t]*\[[^\]]*\btemperature\b[ \t]*=")
 
 
-def make_source(spec: GuidedDecodingParams, special_ids: Mapping[str, int]) -> str:
+def make_source(spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
     """Return a form as a grammar in the notation of llguidance.
 
     Args:
@@ -46,6 +46,7 @@ def make_source(spec: GuidedDecodingParams, special_ids: Mapping[str, int]) -> s
         InvalidRequestError: the form is invalid or exceeds a limit; names the field.
     """
     try:
+        _check_pattern(spec)
         return _source(spec, special_ids)
     except ValueError as error:
         raise InvalidRequestError(spec.field, one_line(str(error))) from None
@@ -58,23 +59,33 @@ def one_line(message: str) -> str:
     return " ".join(message.split())[:MAX_MESSAGE_CHARS]
 
 
-def _source(spec: GuidedDecodingParams, special_ids: Mapping[str, int]) -> str:
+def _check_pattern(spec: StructuredOutputsParams) -> None:
+    """Raise InvalidRequestError if the pattern of the whitespace in JSON is no regular expression."""
+    if spec.whitespace_pattern is not None:
+        grammar = llguidance.LLMatcher.grammar_from_regex(spec.whitespace_pattern)
+        error = llguidance.LLMatcher.validate_grammar(grammar, limits=LIMITS)
+        if error:
+            raise InvalidRequestError(spec.field, f"whitespace_pattern: {one_line(error)}")
+
+
+def _source(spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
     match spec.kind:
         case "json":
-            return _json_schema(spec.field, spec.json)
+            return _json_schema(spec, spec.json)
         case "json_object":
-            return _json_schema(spec.field, '{"type": "object"}')
+            return _json_schema(spec, '{"type": "object"}')
         case "regex":
             return llguidance.LLMatcher.grammar_from_regex(spec.regex or "")
         case "choice":
             return llguidance.LLMatcher.grammar_from_regex("|".join(map(_escaped, spec.choice or ())))
         case "structural_tag":
-            lark = structural_tag_to_lark(spec.field, spec.structural_tag, special_ids)
+            lark = structural_tag_to_lark(spec, special_ids)
             return llguidance.LLMatcher.grammar_from_lark(lark)
     return _context_free(spec.field, spec.grammar or "")
 
 
-def _json_schema(field: str, text: str) -> str:
+def _json_schema(spec: StructuredOutputsParams, text: str) -> str:
+    field = spec.field
     schema = parse_json(field, text)
     if schema is True:
         schema = {}
@@ -82,7 +93,8 @@ def _json_schema(field: str, text: str) -> str:
         raise InvalidRequestError(field, "expected a JSON schema, which is an object or true")
     check_schema(field, schema)
     defaults: Any = JSON_OPTIONS  # a type of the library that only its stubs have
-    return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults, {"lenient": False})
+    overrides: Any = {"lenient": False, **spec.json_options}
+    return llguidance.LLMatcher.grammar_from_json_schema(schema, defaults, overrides)
 
 
 def _context_free(field: str, text: str) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
+from fastdeploy.core.json_schema import close_objects
 from fastdeploy.core.json_types import json_type, parse_json
 from fastdeploy.structured_output.schema_limits import check_schema
 
@@ -22,19 +24,18 @@ _TEXT = "TEXT"
 _HEADER = "TEXT: /(?s:.*)/"
 
 
-def structural_tag_to_lark(field: str, text: str, special_ids: Mapping[str, int]) -> str:
+def structural_tag_to_lark(spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> str:
     """Translate a structural tag.
 
     Args:
-        field: the request's field, for errors.
-        text: the tag as JSON.
+        spec: the form with the tag as JSON text.
         special_ids: ids of the special tokens by their text; tags may contain them.
 
     Raises:
         InvalidRequestError: a part is missing, of the wrong type, or not supported; names its path in the tag.
     """
-    writer = _LarkWriter(field, special_ids)
-    root = writer.mapping("", parse_json(field, text))
+    writer = _LarkWriter(spec, special_ids)
+    root = writer.mapping("", parse_json(spec.field, spec.structural_tag))
     if root.get("format") is not None:
         body = writer.format("format", root["format"])
     else:
@@ -59,9 +60,10 @@ class _LarkWriter:
     In all methods, `path` is the path of `node` in the structural tag, for error messages.
     """
 
-    def __init__(self, field: str, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, spec: StructuredOutputsParams, special_ids: Mapping[str, int]) -> None:
         self.rules: list[str] = []
-        self._field = field
+        self._field = spec.field
+        self._spec = spec
         self._special_ids = special_ids
         names = sorted((name for name in special_ids if name), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)) or "(?!)")
@@ -171,7 +173,9 @@ class _LarkWriter:
         schema = {} if schema is True else self.mapping(f"{path}.schema", schema)
         own_options = self.mapping(f"{path}.schema.x-guidance", schema.get("x-guidance", {}))
         check_schema(_join(self._field, f"{path}.schema"), schema)
-        options = {**JSON_OPTIONS, **own_options, "lenient": False}
+        if self._spec.disable_additional_properties:
+            schema = close_objects(schema)
+        options = {**JSON_OPTIONS, **own_options, **self._spec.json_options, "lenient": False}
         return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
     def mapping(self, path: str, node: Any) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ import llguidance
 
 from fastdeploy.core.child_command import child_command, child_environment
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.panics import RustPanicError, convert_panics
 from fastdeploy.core.process import die_with_parent
 from fastdeploy.structured_output.source import LIMITS, make_source, one_line
@@ -75,7 +75,7 @@ class TrialProcess:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def run(self, vocabulary: Vocabulary, spec: GuidedDecodingParams) -> Verdict:
+    def run(self, vocabulary: Vocabulary, spec: StructuredOutputsParams) -> Verdict:
         """Try a form.
 
         Raises:
@@ -85,7 +85,7 @@ class TrialProcess:
         try:
             if self._process is None:
                 self._start(vocabulary)
-            return Verdict(**self._exchange(_line([spec.kind, getattr(spec, spec.kind)]), MAX_WAIT_S))
+            return Verdict(**self._exchange(_line(spec.arguments), MAX_WAIT_S))
         except (OSError, ValueError, TypeError, TrialError) as error:
             self._kill()
             raise error if isinstance(error, TrialError) else TrialError(str(error)) from error
@@ -194,8 +194,7 @@ def _memory_bytes() -> tuple[int, int]:
 
 
 def _answer(tokenizer: llguidance.LLTokenizer, vocabulary: Vocabulary, line: bytes) -> dict[str, Any]:
-    kind, value = json.loads(line)
-    spec = GuidedDecodingParams(**{kind: value})
+    spec = StructuredOutputsParams(**json.loads(line))
     try:
         source = make_source(spec, vocabulary.special_ids)
         num_bytes = _compile(tokenizer, source)

@@ -114,6 +114,13 @@ PLAUSIBLE: dict[str, list[Any]] = {
         {"structures": [{"begin": "<f>", "schema": SCHEMAS[0], "end": "</f>"}], "triggers": ["<f"]},
         {"structures": [], "triggers": []},
     ],
+    "structured_outputs": [
+        *({"json": schema, "disable_any_whitespace": True} for schema in SCHEMAS),
+        *({"regex": regex} for regex in REGEXES),
+        {"json_object": True, "whitespace_pattern": "[ ]*"},
+        {"choice": ["a"], "whitespace_pattern": " "},
+        {},
+    ],
     "prompt": ["the", ["a", "the fox"], [5, 6, 7], [[5], [6, 7]], "é🙂" * 9],
     "prompt_token_ids": [[5, 6], [[5], [6]]],
     "suffix": ["end"],

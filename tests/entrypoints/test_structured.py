@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from fastdeploy import LLM, GuidedDecodingParams, SamplingParams
+from fastdeploy import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.schemas import HEAD, SCHEMAS, is_valid, make_params
 from tests.entrypoints.server_process import ServerProcess, real_server
@@ -59,6 +59,14 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"guided_grammar": 'root ::= "a" | "b"'}, "[ab]"),
     ({"structural_tag": TAG}, "(?s).*"),
     ({"structural_tag": ONE_CALL}, f"<f>{X}</f>"),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, r'\{"x":\d\}'),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA), "whitespace_pattern": "\n"}}, r'\{\n?"x"\n?:\n?\d\n?\}'),
+    ({"structured_outputs": {"regex": "[0-9]{2}-[a-z]", "json": None}}, "[0-9]{2}-[a-z]"),
+    ({"structured_outputs": {"choice": ["ja", "nein"], "disable_fallback": True}}, "ja|nein"),
+    ({"structured_outputs": {"grammar": 'root ::= "a" | "b"'}}, "[ab]"),
+    ({"structured_outputs": {"json_object": True}}, r"(?s)\{.*"),
+    ({"structured_outputs": {"structural_tag": {"format": ONE_CALL["format"]}}}, f"<f>{X}</f>"),
+    ({"structured_outputs": {"structural_tag": json.dumps(ONE_CALL)}}, f"<f>{X}</f>"),
     ({"response_format": {"type": "text"}}, "(?s).*"),
     ({"response_format": {"type": "json_object"}}, r"(?s)\{.*"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}}, X),
@@ -105,6 +113,38 @@ def test_parsed_answers_of_the_official_client(client: openai.OpenAI) -> None:
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "a", "guided_json": {}}, "guided_regex", "guided_json and guided_regex"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format", "may have one constraint"),
+    (
+        {"guided_regex": "a", "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "may have one constraint, got guided_regex and structured_outputs",
+    ),
+    (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}},
+        "response_format",
+        "may have one constraint, got structured_outputs and response_format",
+    ),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one kind of constraint, got none"),
+    (
+        {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}},
+        "structured_outputs.json",
+        "uniqueItems",
+    ),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "did you mean 'regex'?"),
+    (
+        {"structured_outputs": {"choice": ["a"], "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+        "needs json or structural_tag or json_object, got choice",
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "["}},
+        "structured_outputs.json",
+        "whitespace_pattern: at 1(8): invalid regex",
+    ),
+    (
+        {"structured_outputs": {"structural_tag": {"format": {"type": "tree"}}}},
+        "structured_outputs.structural_tag.format.type",
+        "expected one of",
+    ),
     ({"guided_json": False}, "guided_json", "no value"),
     ({"guided_json": "{"}, "guided_json", "not valid JSON"),
     ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "uniqueItems"),
@@ -238,9 +278,14 @@ def test_reasoning_budgets_are_refused_without_a_reasoning_parser(server: Server
 @pytest.mark.parametrize("backend", ["auto", "llguidance"])
 def test_offline_constraints_need_no_server(backend: str) -> None:
     llm = LLM("demo", max_model_len=256, guided_decoding_backend=backend)
-    params = SamplingParams(seed=5, max_tokens=60, guided_decoding=GuidedDecodingParams(json=SCHEMA))
-    (result,) = llm.generate("x = ", params, use_tqdm=False)
-    assert re.fullmatch(X, result.outputs[0].text)
+    forms: list[dict[str, Any]] = [
+        {"guided_decoding": GuidedDecodingParams(json=SCHEMA)},
+        {"structured_outputs": StructuredOutputsParams(json=SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+    ]
+    params = [SamplingParams(seed=5, max_tokens=60, **form) for form in forms]
+    texts = [result.outputs[0].text for result in llm.generate(["x = "] * 3, params, use_tqdm=False)]
+    assert re.fullmatch(X, texts[0]) and texts == texts[:1] * 3
 
 
 def check_validity(count: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fastdeploy.config.server_config import ServerConfig
 from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.detokenize.messages import check_messages, check_tools
 from fastdeploy.entrypoints.openai import unknown_fields
 from fastdeploy.entrypoints.openai.bodies import parse_body
@@ -81,12 +82,12 @@ def test_null_counts_as_absent_in_tool_calls_and_tools_but_not_in_schemas() -> N
 def test_null_counts_as_absent_in_a_structural_tag() -> None:
     tags = [{"begin": "<a>", "content": {"type": "any_text", "excludes": None}, "end": "</a>"}]
     given = {"type": "triggered_tags", "triggers": ["<a>"], "tags": tags}
-    plain = structural_tag_to_lark("structural_tag", json.dumps({"format": given}), {})
+    plain = structural_tag_to_lark(StructuredOutputsParams(structural_tag={"format": given}), {})
     nulls = {"at_least_one": None, "stop_after_first": None}
-    assert structural_tag_to_lark("structural_tag", json.dumps({"format": {**given, **nulls}}), {}) == plain
+    assert structural_tag_to_lark(StructuredOutputsParams(structural_tag={"format": {**given, **nulls}}), {}) == plain
     structures = {"triggers": ["<a>"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]}
-    old = structural_tag_to_lark("structural_tag", json.dumps(structures), {})
-    assert structural_tag_to_lark("structural_tag", json.dumps({**structures, "format": None}), {}) == old
+    old = structural_tag_to_lark(StructuredOutputsParams(structural_tag=structures), {})
+    assert structural_tag_to_lark(StructuredOutputsParams(structural_tag={**structures, "format": None}), {}) == old
 
 
 def test_unknown_fields_with_a_value_are_refused_by_name() -> None:

@@ -20,7 +20,14 @@ MAX_PART_CHARS = 5000
 def hostile_form(random: Random) -> Kind:
     """Return the keyword argument of a GuidedDecodingParams."""
     make: Callable[[Random], Kind] = random.choice([_json, _json, _regex, _lark, _gbnf, _choice, _tag, _whitespace])
-    return make(random)
+    form = make(random)
+    if "json" in form or "structural_tag" in form:
+        form |= random.choice([{}, {}, _whitespace_pattern(random), {"disable_additional_properties": True}])
+    return form
+
+
+def _whitespace_pattern(random: Random) -> Kind:
+    return {"whitespace_pattern": regex(random, random.randint(1, 4))[:MAX_PART_CHARS] or " "}
 
 
 def _count(random: Random) -> int:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -120,5 +119,5 @@ def test_texts_that_a_tag_allows(given: dict[str, Any], text: str, expected: str
 )
 def test_malformed_tag_is_refused_with_the_path_of_the_fault(given: Any, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        structural_tag_to_lark("structural_tag", json.dumps(given), {})
+        structural_tag_to_lark(GuidedDecodingParams(structural_tag=given), {})
     assert caught.value.field == field

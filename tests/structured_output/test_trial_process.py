@@ -93,7 +93,7 @@ def test_a_panic_of_the_library_refuses_the_form(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(trial_process.llguidance, "LLMatcher", panic)
     monkeypatch.setattr(trial_process, "make_source", lambda *args: "start: /a/")
-    assert trial_process._answer(None, vocabulary(), b'["regex", "a"]') == {  # type: ignore[arg-type]
+    assert trial_process._answer(None, vocabulary(), b'{"regex": "a"}') == {  # type: ignore[arg-type]
         "message": "_compile: index out of bounds"
     }
 

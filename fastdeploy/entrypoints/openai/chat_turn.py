@@ -88,7 +88,7 @@ class ChatTurn:
         """Constrain the output to what the tools require, and keep the markers of the parsers in its text."""
         markers = self._reasoning.markers if self._reasoning is not None else ()
         if self._tools is not None:
-            params.guided_decoding = self._tools.constraint(self._tokenizer, params.guided_decoding)
+            params.structured_outputs = self._tools.constraint(self._tokenizer, params.structured_outputs)
             markers += self._tools.markers
         params.visible_token_ids = list(self._tokenizer.find_special_ids(markers).values())
 

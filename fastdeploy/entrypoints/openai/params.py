@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import json_type, shorten
 from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
 from fastdeploy.entrypoints.openai.protocol import (
@@ -140,7 +140,7 @@ def _common_values(body: GenerationFields, defaults: GenerationDefaults) -> dict
     values["logit_bias"] = _merge_logit_bias(body)
     values["bad_words_token_ids"] = _sequences(body.bad_words_token_ids or [])
     values["speculative"] = _speculative(body.speculative)
-    values["guided_decoding"] = guided_decoding(body)
+    values["structured_outputs"] = structured_outputs(body)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -235,7 +235,7 @@ def _speculative(given: dict[str, Any] | None) -> SpeculativeParams | None:
     return SpeculativeParams(**given)
 
 
-def guided_decoding(body: GenerationFields) -> GuidedDecodingParams | None:
+def structured_outputs(body: GenerationFields) -> StructuredOutputsParams | None:
     """Return the constraint on the output, None if there is none.
 
     Raises:
@@ -243,17 +243,21 @@ def guided_decoding(body: GenerationFields) -> GuidedDecodingParams | None:
     """
     given = {name: value for name in KINDS_BY_FIELD if (value := getattr(body, name)) is not None}
     by_format = _response_format(body.response_format)
-    names = [*given, *(["response_format"] if by_format is not None else [])]
+    names = [*given]
+    names += ["structured_outputs"] if body.structured_outputs is not None else []
+    names += ["response_format"] if by_format is not None else []
     if len(names) > 1:
         raise InvalidRequestError(names[-1], f"a request may have one constraint, got {' and '.join(names)}")
+    if body.structured_outputs is not None:
+        return StructuredOutputsParams.from_fields("structured_outputs", body.structured_outputs)
     for name, value in given.items():
         if value is False:
             raise InvalidRequestError(name, "no value matches the schema false")
-        return GuidedDecodingParams(**{KINDS_BY_FIELD[name]: value}, source=name)
+        return StructuredOutputsParams(**{KINDS_BY_FIELD[name]: value}, source=name)
     return by_format
 
 
-def _response_format(given: Mapping[str, Any] | None) -> GuidedDecodingParams | None:
+def _response_format(given: Mapping[str, Any] | None) -> StructuredOutputsParams | None:
     if given is None:
         return None
     kind = given.get("type")
@@ -263,19 +267,19 @@ def _response_format(given: Mapping[str, Any] | None) -> GuidedDecodingParams | 
         return None
     if kind == "json_object":
         _check_keys(source, given, ("type",))
-        return GuidedDecodingParams(json_object=True, source=source)
+        return StructuredOutputsParams(json_object=True, source=source)
     if kind == "json_schema":
         _check_keys(source, given, ("type", "json_schema"))
         return _json_schema("response_format.json_schema", given.get("json_schema"))
     if kind == "structural_tag":
         _check_keys(source, given, ("type", *TAG_KEYS))
-        return GuidedDecodingParams(structural_tag=dict(given), source=source)
+        return StructuredOutputsParams(structural_tag=dict(given), source=source)
     raise InvalidRequestError(
         "response_format.type", f"expected one of {', '.join(RESPONSE_FORMATS)}, got {shorten(kind)}"
     )
 
 
-def _json_schema(field: str, given: Any) -> GuidedDecodingParams:
+def _json_schema(field: str, given: Any) -> StructuredOutputsParams:
     """Read OpenAI's `json_schema`; the schema is followed exactly, whatever `strict` is."""
     if not isinstance(given, Mapping):
         raise InvalidRequestError(field, f"expected an object with name and schema, got {json_type(given)}")
@@ -287,7 +291,7 @@ def _json_schema(field: str, given: Any) -> GuidedDecodingParams:
     schema = given.get("schema")
     if not isinstance(schema, Mapping):
         raise InvalidRequestError(f"{field}.schema", f"expected an object, got {json_type(schema)}")
-    return GuidedDecodingParams(json=dict(schema), source="response_format")
+    return StructuredOutputsParams(json=dict(schema), source="response_format")
 
 
 def _check_keys(field: str, given: Mapping[str, Any], known: Collection[str]) -> None:

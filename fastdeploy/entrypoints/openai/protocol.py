@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from fastdeploy.config.server_config import MAX_TIMEOUT_S
+from fastdeploy.core.guided_decoding import FORM_KEYS
 from fastdeploy.core.sampling_params import PRIORITIES, RANGES, Range
 from fastdeploy.entrypoints.openai.field_rules import NO_RULES, REFUSED, WITHOUT_EFFECT, FieldRules
 
@@ -100,7 +101,10 @@ class GenerationFields(RequestFields, kw_only=True):
         guided_regex: regular expression that the output must match; only one constraint per request
         guided_choice: texts of which the output must be one; only one constraint per request
         guided_grammar: grammar that the output must follow; only one constraint per request
-        structural_tag: parts of the output whose content follows a schema
+        structural_tag: parts of the output whose content follows a schema; only one constraint per request
+        structured_outputs: one of `json`, `regex`, `choice`, `grammar`, `structural_tag` and `json_object`, as in the
+            fields above, and for JSON `disable_any_whitespace`, `disable_additional_properties`,
+            `whitespace_pattern`; only one constraint per request
         add_special_tokens: encode text with the tokenizer's special tokens (default: true, for chats false)
         collect_metrics: add `speculate_metrics` and `metrics` to finished choices
         return_token_ids: add `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,
@@ -115,6 +119,7 @@ class GenerationFields(RequestFields, kw_only=True):
         "logits_processors_args": PROCESSOR_KEYS,
         "response_format": ("type", "json_schema", *TAG_KEYS),
         "response_format.json_schema": JSON_SCHEMA_KEYS,
+        "structured_outputs": FORM_KEYS,
     }
 
     stream_options: StreamOptions | None = None
@@ -143,6 +148,7 @@ class GenerationFields(RequestFields, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structural_tag: dict[str, Any] | str | None = None
+    structured_outputs: dict[str, Any] | None = None
     # prompt, identity and answer
     add_special_tokens: bool | None = None
     collect_metrics: bool = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.guided_decoding import GuidedDecodingParams
+from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import shorten
 from fastdeploy.detokenize.messages import check_tools
 from fastdeploy.detokenize.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ class ToolUse:
             return NamedToolParser(next(iter(self.functions)))
         return (self.tool_format or JSON_ARRAY).make_parser(self.schemas)
 
-    def constraint(self, tokenizer: Tokenizer, given: GuidedDecodingParams | None) -> GuidedDecodingParams | None:
+    def constraint(self, tokenizer: Tokenizer, given: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
         """Return the constraint on the output: calls if they are required, otherwise `given` or calls.
 
         Raises:
@@ -71,7 +71,7 @@ class ToolUse:
             raise InvalidRequestError(given.field, "cannot be combined with a tool_choice that requires calls")
         if self.tool_format is None and self.is_named:
             schema = next(iter(self.schemas.values()))
-            return GuidedDecodingParams(json=json.dumps(schema), source="tools")
+            return StructuredOutputsParams(json=json.dumps(schema), source="tools")
         tool_format = self.tool_format or JSON_ARRAY
         special_ids = tokenizer.find_special_ids(tool_format.markers)
         if self.is_required:
@@ -84,15 +84,15 @@ class ToolUse:
         return _lark(grammar.within_text()) if strict or self.is_limited else None
 
 
-def _lark(grammar: str) -> GuidedDecodingParams:
-    return GuidedDecodingParams(grammar=grammar, source="tools")
+def _lark(grammar: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(grammar=grammar, source="tools")
 
 
-def _json_expression(given: GuidedDecodingParams) -> str:
+def _json_expression(given: StructuredOutputsParams) -> str:
     if given.kind == "json":
-        return json_expression(json.loads(given.json))
+        return json_expression(json.loads(given.json), given.json_options)
     if given.kind == "json_object":
-        return json_expression({"type": "object"})
+        return json_expression({"type": "object"}, given.json_options)
     raise InvalidRequestError(given.field, "with tools, expected a JSON schema or json_object")
 
 

@@ -49,13 +49,16 @@ def without(*texts: str) -> str:
     return rf"~/(.|\n)*({pattern})(.|\n)*/"
 
 
-def json_expression(schema: Any) -> str:
+def json_expression(schema: Any, options: Mapping[str, Any] | None = None) -> str:
     """Return the expression of a JSON value, with fixed spacing as in chat templates.
 
     With free spacing, a model could emit white space without end.
+
+    Args:
+        options: options of llguidance that replace those of the fixed spacing.
     """
     schema = ({} if schema else {"not": {}}) if isinstance(schema, bool) else schema
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': {**JSON_OPTIONS, **(options or {})}})}"
 
 
 def _json_arguments(index: int, schema: Mapping[str, Any], literal: Literal) -> list[str]:
