@@ -159,7 +159,8 @@ def make_engine(
 def plain_text(prompt: Sequence[int], seed: int, params: SamplingParams, max_model_len: int = 64) -> list[int]:
     """Return the output of plain decoding for one request, from the model's definition."""
     context = list(prompt)
-    max_tokens = min(max_model_len - len(prompt), params.max_tokens or max_model_len)
+    room = max_model_len - len(prompt)
+    max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
     while len(context) - len(prompt) < max_tokens:
         context.append(next_token(np.array(context, np.int32), seed))
         is_end = context[-1] in params.stop_token_ids or (context[-1] == EOS and not params.ignore_eos)

@@ -253,7 +253,8 @@ class _Choice:
         self._num_emitted = 0
         self._resumed = resumed
         room = engine.max_model_len - len(self._tokens)
-        self._budget = min(request.params.max_tokens or room, room)
+        max_tokens = request.params.max_tokens
+        self._budget = room if max_tokens is None else min(max_tokens, room)
         self._script = self._read_script() if engine._options.get("script") else None
         self._scanner = StopStringScanner(engine._tokenizer, self._tokens, request.params)
 
@@ -313,6 +314,8 @@ class _Choice:
             delta.logprobs = []
         if params.prompt_logprobs is not None and not self.has_begun and self.index == 0:
             delta.prompt_logprobs = [None, *map(_logprobs, self.request.prompt_token_ids[1:])]
+        if self._budget == 0:
+            delta.finish_reason = "length"
         while delta.finish_reason is None and len(delta.token_ids) < count:
             token_id = self._next_token()
             if token_id in params.logit_bias and params.logit_bias[token_id] == -100:

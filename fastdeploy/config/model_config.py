@@ -12,7 +12,7 @@ from fastdeploy.config.checkpoint_json import GENERATION_KEYS, MODEL_KEYS, check
 from fastdeploy.config.foreign_formats import describe_foreign_architecture, refuse_foreign_folder, refuse_quantization
 from fastdeploy.config.rope_config import RopeConfig, parse_rope
 from fastdeploy.core.errors import ConfigError, InvalidRequestError
-from fastdeploy.core.sampling_params import RANGES
+from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, RANGES
 
 DType = Literal["bfloat16", "float32"]
 KV_CACHE_DTYPES = ("auto", "int8")
@@ -318,7 +318,7 @@ def _eos_token_ids(raw: Mapping[str, Any], generation: Mapping[str, Any], vocab_
 def _generation_defaults(raw: Mapping[str, Any], where: str) -> GenerationDefaults:
     values = {name: raw.get(name) for name in GenerationDefaults.__dataclass_fields__}
     for name, value in values.items():
-        limits = RANGES.get("max_tokens" if name == "max_new_tokens" else name)
+        limits = OUTPUT_LENGTHS if name == "max_new_tokens" else RANGES.get(name)
         if value is not None and limits is not None:
             try:
                 limits.check(name, value)

@@ -196,7 +196,7 @@ class Request:
     Set at admission: request_id, index, key (both of them, unique among the unfinished choices), params, seed,
         num_resumed_tokens (output that was emitted before, elsewhere; with it the ledger begins),
         hands_over, cache_salt, priority, client_id, client_weight, arrival_s, deadline_s, num_prompt_tokens,
-        max_total_tokens, max_drafts, constraint, bad_words, wants_logprobs.
+        max_total_tokens, max_drafts, constraint, bad_words, wants_logprobs, is_prefill_only (it emits no token).
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (the resumed ones and those of the step that ends the prefill), bad_words_state, speculation.
@@ -259,6 +259,7 @@ class Request:
         self.num_published_blocks = 0
 
         self.prompt_logprobs = prompt.logprobs
+        self.is_prefill_only = source.params.max_tokens == 0
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
         self.metrics = RequestMetrics()
         self.speculation = SpeculationStats()

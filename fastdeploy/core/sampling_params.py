@@ -57,7 +57,7 @@ RANGES: dict[str, Range] = {
     "frequency_penalty": Range(-2.0, 2.0),
     "repetition_penalty": Range(1e-6, 1e6),
     "seed": Range(-SEED_MODULUS // 2, SEED_MODULUS - 1),
-    "max_tokens": Range(1, _INT32_MAX),
+    "max_tokens": Range(0, _INT32_MAX),
     "min_tokens": Range(0, _INT32_MAX),
     "reasoning_max_tokens": Range(0, _INT32_MAX),
     "response_max_tokens": Range(1, _INT32_MAX),
@@ -82,6 +82,8 @@ MAX_BAD_WORDS_LENGTH = 4 * MAX_BAD_WORD_IDS
 MAX_STOP_LENGTH = 1024
 """Maximum length of a stop string in characters, all of which a stream may have to hold back."""
 
+OUTPUT_LENGTHS = Range(1, _INT32_MAX)
+"""`max_tokens` of a request with output."""
 TOKEN_IDS = Range(0, _INT32_MAX)
 PRIORITIES = Range(-(2**31), _INT32_MAX)
 LOGIT_BIASES = Range(-100.0, 100.0)
@@ -120,7 +122,8 @@ class SamplingParams:
         presence_penalty, frequency_penalty: penalties over the tokens of the output.
         repetition_penalty: penalty over the tokens of prompt and output.
         seed: seed of the random numbers, modulo 2**64; None draws one.
-        max_tokens: maximum number of output tokens; None is limited by the context only.
+        max_tokens: maximum number of output tokens; None is limited by the context only. 0 computes the prompt and
+            emits no token, which fills the prefix cache and gives `prompt_logprobs`; n is 1 then.
         min_tokens: minimum number of output tokens before an end token or a stop.
         stop: strings of at most `MAX_STOP_LENGTH` characters at which the text ends; they are left out unless
             include_stop_str_in_output.
@@ -194,6 +197,8 @@ class SamplingParams:
             raise InvalidRequestError("detokenize", "must be true with stop strings, which are found in the text")
         if self.structured_outputs is not None and self.guided_decoding is not None:
             raise InvalidRequestError("guided_decoding", "cannot be combined with structured_outputs; set one of them")
+        if self.max_tokens == 0 and self.n != 1:
+            raise InvalidRequestError("n", f"expected 1 with max_tokens 0, got {self.n}")
         self._check_lists()
         self._check_texts()
 

@@ -93,10 +93,11 @@ def prepare_params(tokenizer: Tokenizer, limits: RequestLimits, params: Sampling
 
 
 def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:
-    """Return the last `truncate_prompt_tokens` tokens; for -1, as many as leave room for `max_tokens` (1 if unset)."""
+    """Return the last `truncate_prompt_tokens` tokens; for -1, as many as leave room for `max_tokens`, at least 1."""
     if params.truncate_prompt_tokens is None:
         return token_ids
-    room = max(1, max_model_len - (params.max_tokens or 1))
+    num_output = 1 if params.max_tokens is None else max(1, params.max_tokens)
+    room = max(1, max_model_len - num_output)
     return token_ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
 
 

@@ -74,7 +74,7 @@ class Admission:
         if self._speculative.verify_strategy == "greedy" and not params.is_greedy:
             request = replace(request, params=replace(params, temperature=0.0))
         num_prompt = len(request.prompt_token_ids)
-        max_total = min(self.max_model_len, num_prompt + (params.max_tokens or self.max_model_len))
+        max_total = num_prompt + self._max_output(params, num_prompt)
         max_drafts, prompt = self._max_drafts(params), Prompt(request)
         return [
             Request(
@@ -116,12 +116,16 @@ class Admission:
     def _check_resumed(self, resumed: list[list[int] | None], params: SamplingParams, num_prompt: int) -> None:
         if len(resumed) != params.n or all(tokens is None for tokens in resumed):
             raise InvalidRequestError("resumed", f"expected {params.n} entries, of which one or more are not None")
-        room = min(self.max_model_len - num_prompt, params.max_tokens or self.max_model_len)
+        room = self._max_output(params, num_prompt)
         for tokens in resumed:
             if tokens is not None and len(tokens) > room:
                 raise InvalidRequestError("resumed", f"expected at most {room} tokens, got {len(tokens)}")
             if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
                 raise InvalidRequestError("resumed", f"expected token ids in [0, {self.vocab_size - 1}]")
+
+    def _max_output(self, params: SamplingParams, num_prompt: int) -> int:
+        room = self.max_model_len - num_prompt
+        return room if params.max_tokens is None else min(room, params.max_tokens)
 
     def _check_accept_policy(self, params: SamplingParams) -> None:
         """Refuse forms and budgets if all drafts are accepted, whether they are allowed or not."""

@@ -279,6 +279,9 @@ class Engine:
         request, draft = scheduled.request, scheduled.draft
         if result.prompt_logprobs:
             request.prompt_logprobs.entries += result.prompt_logprobs
+        if request.is_prefill_only and scheduled.num_verify_rows:
+            self.scheduler.commit(scheduled, result, [])  # without the token of the last row
+            return self.outputs.end_of_prefill(request)
         if not result.token_ids:
             if not result.error:
                 self.scheduler.commit(scheduled, result, [])

@@ -134,11 +134,18 @@ class OutputProcessor:
                 delta.token_ids = delta.token_ids[: num_output - first + 1]
                 return
 
+    def end_of_prefill(self, request: Request) -> TokenDelta:
+        """Return the only delta of a request without output, after the ledger has taken the last rows of its prompt."""
+        delta = TokenDelta(request.request_id, request.index, finish_reason="length")
+        self.complete(delta, request)
+        return delta
+
     def complete(self, delta: TokenDelta, request: Request) -> None:
-        """Complete a delta with at least one token, after the ledger has taken its tokens."""
+        """Complete a delta after the ledger has taken its tokens; only a request without output has none."""
         if request.num_output_tokens - request.num_resumed_tokens == len(delta.token_ids):
             request.num_first_tokens = request.num_output_tokens
-            request.metrics.first_token_s = self._clock() - request.arrival_s
+            if delta.token_ids:
+                request.metrics.first_token_s = self._clock() - request.arrival_s
             if request.params.prompt_logprobs is not None:
                 delta.prompt_logprobs = request.prompt_logprobs.report()
         if delta.finish_reason is not None:

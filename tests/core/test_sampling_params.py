@@ -27,7 +27,7 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
         ("repetition_penalty", 0.0),
         ("seed", 1 << 64),
         ("seed", 1.5),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("min_tokens", -1),
         ("stop", [""]),
         ("stop", ["a"] * 17),
@@ -50,6 +50,14 @@ def test_value_outside_its_range_is_refused_by_name(field: str, value: Any) -> N
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
+
+
+def test_a_request_without_output_has_one_choice_and_no_min_tokens() -> None:
+    assert SamplingParams(max_tokens=0).max_tokens == 0
+    with pytest.raises(InvalidRequestError, match="n: expected 1 with max_tokens 0, got 2"):
+        SamplingParams(max_tokens=0, n=2)
+    with pytest.raises(InvalidRequestError, match="min_tokens: 1 is above max_tokens 0"):
+        SamplingParams(max_tokens=0, min_tokens=1)
 
 
 def test_min_tokens_above_max_tokens_is_refused() -> None:

@@ -19,7 +19,7 @@ from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.hub.model_path import resolve_model_path
 from tests.engine.hand_over import Pair, make_pair, run_moving
 from tests.exactness.engines import METHODS, Texts, build, config, exists
-from tests.exactness.requests import VARIANTS, make_requests, prompts_of_lengths, run_alone
+from tests.exactness.requests import PREFILL_ONLY, VARIANTS, make_requests, prompts_of_lengths, run_alone
 from tests.pairwise import pairwise
 
 Change = Callable[[EngineConfig], EngineConfig]
@@ -157,6 +157,24 @@ def test_a_text_that_ends_with_its_first_token_is_not_handed_over(requests: list
     pair.add(request)
     [text] = pair.texts().values()
     assert (len(text.token_ids), text.finish_reason, pair.handovers) == (1, "length", [])
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_a_request_without_output_ends_with_its_prompt_wherever_that_is_computed(
+    requests: list[GenerationRequest], hands_over: bool
+) -> None:
+    request = replace(requests[0], params=replace(requests[0].params, **PREFILL_ONLY))
+    [expected] = run_alone(build(config()), [request]).values()
+    pair = Pair(build(config(chunk=7)), build(config(chunk=7)))
+    pair.add(request, hands_over)
+    pair.step()
+    if not hands_over:
+        assert pair.first.hand_over("r0")
+    [text] = pair.texts().values()
+    assert text == expected
+    assert (text.token_ids, text.finish_reason) == ((), "length")
+    assert text.prompt_logprobs is not None and len(text.prompt_logprobs) == len(request.prompt_token_ids) - 1
+    assert len(pair.handovers) == (not hands_over)
 
 
 def test_an_abort_frees_blocks_that_are_exported_or_imported(requests: list[GenerationRequest]) -> None:

@@ -104,6 +104,18 @@ def test_bad_words_never_appear(llm: LLM) -> None:
     assert word not in complete(llm, bad_words=[word]).text
 
 
+def test_only_allowed_ids_are_emitted(llm: LLM) -> None:
+    assert set(complete(llm, allowed_token_ids=[300, 305, 310]).token_ids) <= {300, 305, 310}
+
+
+def test_max_tokens_zero_gives_the_prompt_alone(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=count, temperature=0.0, prompt_logprobs=1) for count in (0, 1)]
+    scored, expected = (llm.generate("def f(", one)[0] for one in params)
+    output = scored.outputs[0]
+    assert (output.text, output.token_ids, output.finish_reason) == ("", [], "length")
+    assert scored.finished and scored.prompt_logprobs == expected.prompt_logprobs
+
+
 def test_large_bias_forces_a_token(llm: LLM) -> None:
     assert set(complete(llm, logit_bias={300: 100.0}).token_ids) == {300}
 

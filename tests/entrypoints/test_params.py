@@ -48,6 +48,27 @@ def test_thinking_budget_is_the_reasoning_s_limit() -> None:
     assert chat_params(body, GenerationDefaults(), LIMITS).reasoning_max_tokens == 9
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_chat_has_output_unless_its_protocol_knows_requests_without(field: str, value: int) -> None:
+    body = ChatCompletionRequest(messages=[], **{field: value})
+    with pytest.raises(InvalidRequestError, match=rf"{field}: expected an integer in \[1, 2147483647\], got {value}"):
+        chat_params(body, PROPOSED, LIMITS)
+    if value == 0:
+        assert chat_params(body, PROPOSED, LIMITS, accepts_prefill_only=True).max_tokens == 0
+
+
+def test_a_completion_without_output_needs_a_reason_for_its_prompt() -> None:
+    limited = ParamLimits(max_logprobs=20, max_output_tokens=10)
+    for given in ({"echo": True}, {"prompt_logprobs": 0}, {"echo": True, "logprobs": 2}):
+        body = CompletionRequest(prompt="x", max_tokens=0, **given)
+        assert completion_params(body, PROPOSED, limited).max_tokens == 0, given
+    with pytest.raises(InvalidRequestError, match=r"max_tokens: .* or 0 with echo or prompt_logprobs; got 0"):
+        completion_params(CompletionRequest(prompt="x", max_tokens=0, logprobs=1), PROPOSED, limited)
+    with pytest.raises(InvalidRequestError, match="n: expected 1 with max_tokens 0, got 2"):
+        completion_params(CompletionRequest(prompt="x", max_tokens=0, echo=True, n=2), PROPOSED, limited)
+
+
 @pytest.mark.parametrize(("given", "expected"), [(None, None), (False, None), (True, 1), (0, 0), (5, 5)])
 def test_logprobs_of_completions_may_be_a_boolean(given: int | bool | None, expected: int | None) -> None:
     assert (

@@ -51,6 +51,30 @@ def test_every_echo_of_a_prompt_has_its_log_probabilities(server: ServerProcess,
     assert found == {index: [None, *[-0.5] * 4] for index in range(3)}, "two tokens of the prompt and three of output"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_without_output_is_its_prompt(server: ServerProcess, stream: bool) -> None:
+    body = {"prompt": ["the quick", "a b c"], "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    response = server.post("/v1/completions", {**body, "stream_options": {"include_usage": True} if stream else None})
+    if stream:
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+        *events, last = map(msgspec.json.decode, lines)
+        choices = sorted((choice for event in events for choice in event["choices"]), key=lambda one: one["index"])
+        usage = last["usage"]
+    else:
+        choices, usage = response.json()["choices"], response.json()["usage"]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [
+        ("the quick", "length"),
+        ("a b c", "length"),
+    ]
+    assert [choice["logprobs"]["token_logprobs"] for choice in choices] == [[None, -0.5], [None, *[-0.5] * 3]]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 0, 6)
+
+
+def test_a_chat_without_output_is_refused(server: ServerProcess) -> None:
+    response = server.post("/v1/chat/completions", {**CHAT, "max_tokens": 0, "prompt_logprobs": 1})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
+
+
 @pytest.mark.parametrize(("num_tokens", "num_copies"), [(1 << 18, 1), (1 << 12, 64)])
 def test_their_number_is_limited_over_all_prompts_and_choices(num_tokens: int, num_copies: int) -> None:
     params = SamplingParams(n=64, prompt_logprobs=3)

@@ -89,6 +89,10 @@ MUTANTS = {
     "allowed ids do not constrain": Mutant(
         CONSTRAINT, "return allowed if bitmask is None else bitmask", "return bitmask"
     ),
+    # the end of the output
+    "a request without output emits a token": Mutant(
+        "fastdeploy.engine.engine", "if request.is_prefill_only and scheduled.num_verify_rows:", "if False:"
+    ),
     # min_tokens
     "end tokens are banned for one token too many": Mutant(
         METADATA, "num_output_tokens + i < request", "num_output_tokens + i <= request"

@@ -38,6 +38,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "seed": 18, "stop_token_at": 11},
     {"temperature": 0.0, "max_tokens": 3},
 )
+PREFILL_ONLY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 0, "prompt_logprobs": 2}
+"""A variant without output."""
 
 
 @dataclass(frozen=True)

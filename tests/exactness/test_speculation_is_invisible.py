@@ -37,7 +37,7 @@ from tests.exactness.engines import (
     proposer_of,
     use_adaptive_length,
 )
-from tests.exactness.requests import make_requests, run_all, run_alone
+from tests.exactness.requests import PREFILL_ONLY, VARIANTS, make_requests, run_all, run_alone
 from tests.pairwise import pairwise
 
 CASES = pairwise(list(WAYS), METHODS, CHUNKS, NUM_DRAFTS, allowed=exists)
@@ -45,7 +45,8 @@ CASES = pairwise(list(WAYS), METHODS, CHUNKS, NUM_DRAFTS, allowed=exists)
 
 @pytest.fixture(scope="module")
 def requests() -> list[GenerationRequest]:
-    return make_requests(Tokenizer.from_pretrained(resolve_model_path("demo")), make_engine(config()))
+    tokenizer = Tokenizer.from_pretrained(resolve_model_path("demo"))
+    return make_requests(tokenizer, make_engine(config()), variants=(*VARIANTS, PREFILL_ONLY))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,8 @@ def test_plain_texts_end_in_every_way(plain: Texts) -> None:
     assert any(isinstance(reason, str) for reason in stops), stops
     assert any(isinstance(reason, int) for reason in stops), stops
     assert sum(text.logprobs is not None for text in plain.values()) == 2
-    assert sum(text.prompt_logprobs is not None for text in plain.values()) == 1
+    assert sum(text.prompt_logprobs is not None for text in plain.values()) == 2
+    assert [text.finish_reason for text in plain.values() if not text.token_ids] == ["length"]
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

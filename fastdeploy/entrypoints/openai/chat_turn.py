@@ -29,8 +29,13 @@ class ChatTurn:
         has_reasoning: the server separates the reasoning of this model.
     """
 
-    def __init__(self, server: ApiServer, body: ChatCompletionRequest, response_id: str) -> None:
+    def __init__(
+        self, server: ApiServer, body: ChatCompletionRequest, response_id: str, accepts_prefill_only: bool = False
+    ) -> None:
         """Check the request and render the conversation.
+
+        Args:
+            accepts_prefill_only: as of `chat_params`.
 
         Raises:
             InvalidRequestError: naming the field and its range.
@@ -38,7 +43,7 @@ class ChatTurn:
         self._tokenizer = server.tokenizer
         self._reasoning = reasoning_format(server)
         self._tools = tool_use(body, server.config.tool_call_parser)
-        params = chat_params(body, server.defaults, server.param_limits)
+        params = chat_params(body, server.defaults, server.param_limits, accepts_prefill_only)
         is_truncated = body.truncate_prompt_tokens is not None
         max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
         prompt = render_prompt(server, body, max_length)

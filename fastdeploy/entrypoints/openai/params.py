@@ -12,7 +12,7 @@ from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import json_type, shorten
-from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
+from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, SamplingParams, SpeculativeParams
 from fastdeploy.entrypoints.openai.protocol import (
     FIELD_RANGES,
     JSON_SCHEMA_KEYS,
@@ -76,7 +76,12 @@ def completion_params(body: CompletionRequest, defaults: GenerationDefaults, lim
         InvalidRequestError: a value is outside its range; names the field.
     """
     values = _common_values(body, defaults)
-    _limit_output(values, {"max_tokens": body.max_tokens}, limits.max_output_tokens)
+    given = {"max_tokens": body.max_tokens}
+    _limit_output(values, given, limits.max_output_tokens)
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        expected = f"expected {OUTPUT_LENGTHS}, or 0 with echo or prompt_logprobs"
+        raise InvalidRequestError("max_tokens", f"{expected}; got 0")
+    _check_output_lengths(given, accepts_zero=True)
     values["logprobs"] = num_top = completion_logprobs(body)
     if body.echo and num_top is not None and body.prompt_logprobs is None:
         values["prompt_logprobs"] = num_top
@@ -85,8 +90,13 @@ def completion_params(body: CompletionRequest, defaults: GenerationDefaults, lim
     return _make_params(values, limits, {})
 
 
-def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, limits: ParamLimits) -> SamplingParams:
+def chat_params(
+    body: ChatCompletionRequest, defaults: GenerationDefaults, limits: ParamLimits, accepts_prefill_only: bool = False
+) -> SamplingParams:
     """Return the parameters of a chat completion.
+
+    Args:
+        accepts_prefill_only: the protocol has requests that compute the prompt only, with a maximum of 0 tokens.
 
     Raises:
         InvalidRequestError: a value is outside its range; names the field.
@@ -100,6 +110,7 @@ def chat_params(body: ChatCompletionRequest, defaults: GenerationDefaults, limit
         values["max_tokens"] = body.max_completion_tokens
     given = {"max_completion_tokens": body.max_completion_tokens, "max_tokens": body.max_tokens}
     _limit_output(values, given, limits.max_output_tokens)
+    _check_output_lengths(given, accepts_prefill_only)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs", "needs logprobs: true")
     if body.logprobs:
@@ -156,6 +167,12 @@ def _limit_output(values: dict[str, Any], given: Mapping[str, int | None], limit
         if value is not None and value > limit:
             raise InvalidRequestError(name, f"expected at most {limit} (--max-output-tokens), got {value}")
     values["max_tokens"] = min(values.get("max_tokens", limit), limit)
+
+
+def _check_output_lengths(given: Mapping[str, int | None], accepts_zero: bool) -> None:
+    for name, value in given.items():
+        if value is not None and not (value == 0 and accepts_zero):
+            OUTPUT_LENGTHS.check(name, value)
 
 
 def _make_params(values: dict[str, Any], limits: ParamLimits, names: dict[str, str]) -> SamplingParams:

@@ -13,7 +13,7 @@ import msgspec
 
 from fastdeploy.config.server_config import MAX_TIMEOUT_S
 from fastdeploy.core.guided_decoding import FORM_KEYS
-from fastdeploy.core.sampling_params import PRIORITIES, RANGES, Range
+from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, PRIORITIES, RANGES, Range
 from fastdeploy.entrypoints.openai.field_rules import NO_RULES, REFUSED, WITHOUT_EFFECT, FieldRules
 
 SPECULATIVE_KEYS = ("method", "num_speculative_tokens")
@@ -81,7 +81,8 @@ class GenerationFields(RequestFields, kw_only=True):
         n: number of choices per prompt
         presence_penalty, frequency_penalty: penalty over the tokens of the output
         repetition_penalty: penalty over the tokens of prompt and output
-        max_tokens: maximum number of output tokens; the end of the context is a limit as well
+        max_tokens: maximum number of output tokens; the end of the context is a limit as well. 0 computes the prompt
+            only, for completions with `echo` or `prompt_logprobs`
         min_tokens: minimum number of output tokens before the output may end
         stop: a string, or several, at which the text ends
         stop_token_ids: token ids at which the output ends
@@ -221,7 +222,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 FIELD_RANGES: dict[str, Range] = {
     **RANGES,
-    "max_completion_tokens": RANGES["max_tokens"],
+    "max_completion_tokens": OUTPUT_LENGTHS,
     "top_logprobs": RANGES["logprobs"],
     "best_of": RANGES["n"],
     "priority": PRIORITIES,

@@ -147,11 +147,12 @@ class ServingCompletion(ChoiceServing):
 
 def _check_num_ids(params: SamplingParams, num_prompts: int) -> None:
     num_ids = sum(map(len, params.bad_words_token_ids)) + len(params.logit_bias) + len(params.stop_token_ids)
+    num_ids += len(params.allowed_token_ids or ())
     if num_ids * num_prompts > MAX_IDS:
         raise InvalidRequestError(
             "prompt",
-            f"at most {MAX_IDS} token ids of bad words, logit_bias and stop_token_ids times prompts, "
-            f"got {num_ids} times {num_prompts}",
+            f"at most {MAX_IDS} token ids of bad words, logit_bias, stop_token_ids and allowed_token_ids times "
+            f"prompts, got {num_ids} times {num_prompts}",
         )
 
 
