@@ -13,7 +13,8 @@ from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import REFUSED, WITHOUT_EFFECT
 from fastdeploy.entrypoints.openai.openapi import describe_fields
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
-from scripts.protocol_tables import table
+from fastdeploy.entrypoints.openai.responses_protocol import OBJECTS, ResponsesRequest
+from scripts.protocol_tables import protocol_tables, table
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
 from tests.entrypoints.openapi_fields import RELEASED, document_lines, make_document, range_text
 
@@ -76,8 +77,9 @@ def with_tables(name: str, page: str, tables: str) -> str:
 
 def fresh_pages() -> dict[Path, str]:
     """Return the pages as they should be."""
-    fields, errors = GUIDE / "request-fields.md", GUIDE / "errors.md"
+    fields, errors, responses = (GUIDE / f"{name}.md" for name in ("request-fields", "errors", "responses-fields"))
     return {
+        responses: with_tables("responses", responses.read_text(), protocol_tables(ResponsesRequest, OBJECTS)),
         fields: with_tables("fields", fields.read_text(), field_tables()),
         errors: with_tables("errors", errors.read_text(), error_tables()),
     }

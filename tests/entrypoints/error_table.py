@@ -14,18 +14,21 @@ from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import rules_of
 from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest, MessagesRequest
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
 
 MAX_MODEL_LEN = 200
 COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens": 3}
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 TOOL = {"type": "function", "function": {"name": "f"}}
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+RESPONSE: dict[str, Any] = {"model": "default", "input": "hi", "max_output_tokens": 3}
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 VALID = {
     COMPLETIONS: COMPLETION,
     CHATS: CHAT,
     MESSAGES: CHAT,
     COUNT_TOKENS: {"messages": CHAT["messages"]},
+    RESPONSES: RESPONSE,
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/abort_requests": {},
@@ -36,6 +39,7 @@ MODELS: dict[str, type[msgspec.Struct]] = {
     CHATS: ChatCompletionRequest,
     MESSAGES: MessagesRequest,
     COUNT_TOKENS: CountTokensRequest,
+    RESPONSES: ResponsesRequest,
 }
 
 
@@ -334,6 +338,11 @@ ROUTES: list[Row] = [
     Row("/v1/chat/completion", "a route misspelt", 404, "did you mean /v1/chat/completions?", None, "not_found"),
     Row(COMPLETIONS, "GET", 405, "expected POST, got GET", None, "method_not_allowed", method="GET"),
     Row(COMPLETIONS, "OPTIONS", 405, "expected POST, got OPTIONS", None, "method_not_allowed", method="OPTIONS"),
+    *(
+        Row(f"/v1/responses/resp_1{below}", "a response, which is not stored", 404, "responses are not stored", None,
+            "not_found", method=method)
+        for method, below in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items"))
+    ),
     Row("/v1/models", "DELETE", 405, "got DELETE", None, "method_not_allowed", method="DELETE"),
     *(
         Row(path, "a route of other servers", 404, reason, None, "not_found")

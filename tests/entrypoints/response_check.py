@@ -16,7 +16,10 @@ from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
 
 DONE = "[DONE]"
-LAST_EVENTS = ("event: message_stop\n", "event: error\n")
+LAST_EVENTS = (
+    *("message_stop", "error"),
+    *("response.completed", "response.incomplete", "response.failed"),
+)
 
 
 def find_endpoint(path: str) -> Endpoint | None:
@@ -56,17 +59,21 @@ def check_stream(text: str, model: Any) -> None:
         msgspec.json.decode(event, type=ErrorResponse if event.startswith('{"error"') else model)
 
 
-def check_named_events(text: str, model: Any) -> None:
-    """Check the events of a stream whose events have names; the last one of them may be an error."""
+def named_events(text: str) -> list[tuple[str, str]]:
+    """Return the names and data of the events of a stream, without its comments."""
     *events, rest = text.split("\n\n")
     assert rest == "", "the stream ends with an event"
-    for event in events:
-        name, data = event.split("\n")
-        content = data.removeprefix("data: ")
-        assert name == f"event: {json.loads(content)['type']}"
-        is_error = name == "event: error"
-        msgspec.json.decode(content, type=MessagesErrorResponse if is_error else model)
-    assert events[-1].startswith(LAST_EVENTS), "the stream ends with its last event, or with an error"
+    pairs = [event.split("\n") for event in events if not event.startswith(":")]
+    return [(name.removeprefix("event: "), data.removeprefix("data: ")) for name, data in pairs]
+
+
+def check_named_events(text: str, model: Any) -> None:
+    """Check the events of a stream whose events have names; the last one of them may be an error."""
+    events = named_events(text)
+    for name, data in events:
+        assert name == json.loads(data)["type"]
+        msgspec.json.decode(data, type=MessagesErrorResponse if name == "error" else model)
+    assert events[-1][0] in LAST_EVENTS, "the stream ends with its last event, or with an error"
 
 
 def check_httpx_response(response: httpx.Response) -> None:

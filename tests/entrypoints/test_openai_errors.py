@@ -71,8 +71,8 @@ def test_unknown_models_and_routes_are_not_found(client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError, match="embedding models are not supported"):
         client.embeddings.create(model="default", input="x")
-    with pytest.raises(openai.NotFoundError, match="use /v1/chat/completions"):
-        client.responses.create(model="default", input="x")
+    with pytest.raises(openai.NotFoundError, match="use /v1/responses or /v1/chat/completions"):
+        client.beta.threads.create()
 
 
 def test_wrong_key_is_an_authentication_error(slow: ServerProcess) -> None:

@@ -39,7 +39,11 @@ from fastdeploy.entrypoints.cli.parser import (
     positive_int,
 )
 
-PATHS = {"/v1/chat/completions": "/chat/completions", "/v1/completions": "/completions"}
+PATHS = {
+    "/v1/chat/completions": "/chat/completions",
+    "/v1/completions": "/completions",
+    "/v1/responses": "/responses",
+}
 KEYS = {"custom_id", "method", "url", "body"}
 TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503
 NETWORK_FLAGS = ("host", "port", "api_key", "api_key_file", "metrics_port", "root_path", "ssl_keyfile", "ssl_certfile")

@@ -51,12 +51,15 @@ from fastdeploy.entrypoints.openai.responses import (
     CompletionResponse,
     CompletionStreamResponse,
 )
+from fastdeploy.entrypoints.openai.responses_output import AnyEvent, ResponseObject
+from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
 from fastdeploy.entrypoints.openai.routes_info import server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import Serving
 from fastdeploy.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
 from fastdeploy.entrypoints.openai.serving_messages import ServingMessages
+from fastdeploy.entrypoints.openai.serving_responses import ServingResponses
 from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 from fastdeploy.version import __version__
 
@@ -121,6 +124,11 @@ async def chat_completions(request: Request) -> GenerationResponse:
 async def messages(request: Request) -> GenerationResponse:
     """Generate the next message of a conversation, in the protocol of Anthropic's API."""
     return await _generate(request, MessagesRequest, ServingMessages)
+
+
+async def create_response(request: Request) -> GenerationResponse:
+    """Generate the next items of a conversation; nothing is stored."""
+    return await _generate(request, ResponsesRequest, ServingResponses)
 
 
 async def _generate(
@@ -264,6 +272,16 @@ ENDPOINTS = (
         error=MessagesErrorResponse,
     ),
     *routes_messages.ENDPOINTS,
+    Endpoint(
+        "/v1/responses",
+        create_response,
+        methods=("POST",),
+        request=ResponsesRequest,
+        response=ResponseObject,
+        event=AnyEvent,
+        names_events=True,
+        errors=GENERATION_ERRORS,
+    ),
     *routes_tokenize.ENDPOINTS,
     *routes_info.ENDPOINTS,
     *routes_cluster.ENDPOINTS,

@@ -38,7 +38,7 @@ REQUEST_ID_KEY = "fastdeploy.request_id"  # in the scope of a request that has a
 
 _TEXT_ONLY = "this server generates text; use /v1/chat/completions"
 _NO_POOLING = "pooling models are not supported"
-_STATELESS = "conversations are not stored; use /v1/chat/completions"
+_STATELESS = "conversations are not stored; use /v1/responses or /v1/chat/completions"
 _NO_LORA = "LoRA adapters are not supported"
 _NO_PAUSE = "a running server cannot be paused; --max-concurrency limits the load, and SIGTERM drains the server"
 _WEIGHTS = "weights are loaded once; to change them, start a new server and stop this one"
@@ -54,7 +54,6 @@ ABSENT_ROUTES = {
     "/rerank": _NO_POOLING,
     "/v1/rerank": _NO_POOLING,
     "/v1/moderations": "moderation models are not supported",
-    "/v1/responses": _STATELESS,
     "/v1/assistants": _STATELESS,
     "/v1/threads": _STATELESS,
     "/v1/messages/batches": "`fastdeploy run-batch` runs batches of requests",
@@ -83,6 +82,11 @@ ABSENT_ROUTES = {
     "/controller/reset_scheduler": _NO_CONTROLLER,
 }
 """Routes of FastDeploy, vLLM and OpenAI that this server does not have, and the reason or the alternative."""
+
+ABSENT_BELOW = {
+    "/v1/responses": "responses are not stored; a running one is aborted by its id with /v1/abort_requests",
+}
+"""Routes that exist -> why there is nothing below them."""
 
 REASONS: dict[int, Reason] = {
     400: "invalid",
@@ -192,6 +196,9 @@ def route_not_found(path: str, known: Iterable[str]) -> ApiError:
     for absent, reason in ABSENT_ROUTES.items():
         if path == absent or path.startswith(absent + "/"):
             return ApiError(404, f"{absent}: {reason}", type="not_found_error", code="not_found")
+    for parent, reason in ABSENT_BELOW.items():
+        if path.startswith(parent + "/"):
+            return ApiError(404, f"{path[:64]}: {reason}", type="not_found_error", code="not_found")
     nearest = difflib.get_close_matches(path[:64], known, n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return ApiError(404, f"{path[:64]}: no such route{hint}", type="not_found_error", code="not_found")

@@ -8,6 +8,7 @@ with the types of the official clients by tests.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,9 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import shorten
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.field_rules import FieldRules
+from fastdeploy.entrypoints.openai.unknown_fields import IGNORED_FIELDS
+
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,12 @@ class ObjectRules(FieldRules):
     honoured: Mapping[str, str] = field(default_factory=dict)
     required: tuple[str, ...] = ()
 
-    def read(self, place: str, given: Any) -> dict[str, Any]:
+    def read(self, place: str, given: Any, ignores_unknown: bool = False) -> dict[str, Any]:
         """Return the honoured keys that are not null.
 
         Args:
             place: the object's field, such as `input[3]`.
+            ignores_unknown: leave unknown keys out and log them (--ignore-unknown-fields).
 
         Raises:
             InvalidRequestError: it is no object, or a required key is missing.
@@ -51,7 +56,9 @@ class ObjectRules(FieldRules):
             elif key in self.refused:
                 self._check_refused(place, key, value)
             elif key not in self.without_effect:
-                raise self._unknown_key(place, key)
+                if not ignores_unknown:
+                    raise self._unknown_key(place, key)
+                IGNORED_FIELDS.record(f"{_INDEX.sub('', place)}.{key}")
         for key in self.required:
             if key not in used:
                 raise InvalidRequestError(f"{place}.{key}", "is missing")
@@ -83,8 +90,8 @@ class TypeRules:
     refused: Mapping[str, str] = field(default_factory=dict)
     default: str = ""
 
-    def read(self, place: str, given: Any) -> tuple[str, dict[str, Any]]:
-        """Return the type of an object and its honoured keys that are not null.
+    def read(self, place: str, given: Any, ignores_unknown: bool = False) -> tuple[str, dict[str, Any]]:
+        """Return the type of an object and its honoured keys that are not null; see `ObjectRules.read`.
 
         Raises:
             InvalidRequestError: it is no object, its type is unknown, or a required key is missing.
@@ -100,7 +107,7 @@ class TypeRules:
             raise InvalidRequestError(f"{place}.type", f"expected one of {known}, got {shorten(kind)}")
         if kind in self.refused:
             raise _unsupported(f"{place}.type", f"{kind} is not supported: {self.refused[kind]}")
-        return kind, self.honoured[kind].read(place, given)
+        return kind, self.honoured[kind].read(place, given, ignores_unknown)
 
 
 def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:

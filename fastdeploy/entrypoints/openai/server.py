@@ -193,6 +193,13 @@ class ApiServer:
         """Return what the engine reports about itself; empty until the model is loaded."""
         return self.scheduler.ready.description if self.scheduler.ready is not None else {}
 
+    def num_cache_writes(self, num_prompt_tokens: int, num_cached_tokens: int) -> int:
+        """Return how many tokens of a prompt were written to the prefix cache: whole blocks that it did not have."""
+        cache = self.engine_config.cache
+        if not cache.enable_prefix_caching:
+            return 0
+        return max(0, num_prompt_tokens // cache.block_size * cache.block_size - num_cached_tokens)
+
     @property
     def system_fingerprint(self) -> str:
         """Digest of what the bits of a logit depend on: equal fingerprints give equal texts."""
