@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demonstration model with two of its unused tokens renamed to the marks around reasoning."""
+"""The demonstration model with tokens that its texts do not use renamed to the marks of reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fastdeploy.hub.model_path import resolve_model_path
 
-START, END = 3, 7  # ids of <think> and </think>
-RENAMED = {"<|system|>": "<think>", "<|reserved|>": "</think>"}
+START, END, CALL_START = 3, 7, 4  # ids of <think>, </think> and <tool_call>
+RENAMED = {"<|system|>": "<think>", "<|reserved|>": "</think>", "<|user|>": "<tool_call>"}
 
 
 def save_thinking_model(folder: Path) -> Path:

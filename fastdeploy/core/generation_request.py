@@ -43,6 +43,7 @@ class GenerationRequest:
         cache_salt: requests share cached prefixes only with requests of the same salt.
         priority: requests of lower values start before others of the same client; equal ones in order of arrival.
         reasoning: whether the output begins inside the reasoning, for reasoning models.
+        may_call_tools: whether a tool call ends the reasoning, for models that call tools within it.
         timeout_s: seconds after arrival at which the request is ended with a timeout error; None never.
         resumed: for each choice, the tokens of its output that were emitted before, which count as its output in every
             respect but are not emitted again; None for a choice that has ended. None: the request begins.
@@ -61,6 +62,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     reasoning: ReasoningState = ReasoningState.CLOSED
+    may_call_tools: bool = False
     timeout_s: float | None = None
     resumed: list[list[int] | None] | None = None
     hands_over: bool = False

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reasoning formats: the markers that models write around the reasoning before their answer."""
+"""Reasoning formats: the markers that models write around the reasoning before their answer.
+
+Where a reasoning ends is defined by `ReasoningFormat.ends` alone: for the parser, for the constraint of the output, and
+for the counter of reasoning tokens.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -27,6 +32,8 @@ class ReasoningFormat:
         start, end: markers around the reasoning.
         is_implied: an output without a start marker begins in the reasoning, too.
         answer_start, answer_end: markers around the answer; empty if the models write none.
+        tool_call_start: marker with which a tool call begins, if models call tools without ending their reasoning; ""
+            otherwise.
     """
 
     start: str
@@ -34,11 +41,21 @@ class ReasoningFormat:
     is_implied: bool = False
     answer_start: str = ""
     answer_end: str = ""
+    tool_call_start: str = ""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Return the markers of which the first one ends the reasoning. `tool_call_start` is part of the answer."""
+        return tuple(filter(None, (self.end, self.tool_call_start)))
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Return all markers; they are not part of the message."""
         return tuple(filter(None, (self.start, self.end, self.answer_start, self.answer_end)))
+
+    def for_tools(self, markers: Collection[str]) -> ReasoningFormat:
+        """Return the format of an output that may contain tool calls with these markers; none if it may not."""
+        return self if self.tool_call_start in markers else replace(self, tool_call_start="")
 
     def state_after(self, prompt: str, is_continued: bool = False) -> ReasoningState:
         """Return the state in which an output begins after this prompt.
@@ -47,7 +64,7 @@ class ReasoningFormat:
             is_continued: the prompt ends within the message that the output continues; its last marker decides.
         """
         if is_continued:
-            is_open = prompt.rfind(self.start) > prompt.rfind(self.end)
+            is_open = prompt.rfind(self.start) > max(prompt.rfind(end) for end in self.ends)
             return ReasoningState.OPEN if is_open else ReasoningState.CLOSED
         tail = prompt.rstrip()
         if tail.endswith(self.start):
@@ -58,11 +75,12 @@ class ReasoningFormat:
 
 
 _EXPLICIT = ReasoningFormat("<think>", "</think>")
+_QWEN3 = ReasoningFormat("<think>", "</think>", tool_call_start="<tool_call>")
 _IMPLIED = ReasoningFormat("<think>", "</think>", is_implied=True)
 _ERNIE_X1 = ReasoningFormat("<think>", "</think>", is_implied=True, answer_start="<response>", answer_end="</response>")
 
 REASONING_FORMATS = {
-    "qwen3": _EXPLICIT,
+    "qwen3": _QWEN3,
     "deepseek_r1": _IMPLIED,
     "deepseek-r1": _IMPLIED,
     "deepseek": _EXPLICIT,

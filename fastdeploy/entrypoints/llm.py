@@ -147,7 +147,9 @@ class LLM:
         ]
         for request, prompt in zip(requests, prompts):
             if self._reasoning is not None:
-                request.reasoning = self._reasoning.state_after(prompt, continue_final_message)
+                marks = self._reasoning if tools else self._reasoning.for_tools(())
+                request.reasoning = marks.state_after(prompt, continue_final_message)
+                request.may_call_tools = marks.tool_call_start != ""
         _set_priorities(requests, priority)
         return self._generate(requests, prompts, use_tqdm, stream)
 

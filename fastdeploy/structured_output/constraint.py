@@ -24,6 +24,9 @@ class ConstraintParams:
     Attributes:
         eos_token_ids: tokens that end the request; empty if it ignores them.
         reasoning_start_id, reasoning_end_id: tokens around the reasoning; -1 if the prompt has already closed it.
+        tool_call_start_id: token that ends the reasoning as well, and begins the response; -1 if there is none.
+        not_in_reasoning: tokens that the reasoning must not contain: they would end the output before a response, or
+            begin a response, against its grammar.
         reasoning_max_tokens, response_max_tokens: budgets; None means no limit.
         num_words: 32-bit words of a bitmask.
         allowed: bitmask of the ids that the request allows at all; None allows all.
@@ -35,6 +38,8 @@ class ConstraintParams:
     reasoning_max_tokens: int | None
     response_max_tokens: int | None
     num_words: int
+    tool_call_start_id: int = -1
+    not_in_reasoning: tuple[int, ...] = ()
     allowed: TokenArray | None = None
 
     def bitmask_of(self, token_ids: Collection[int]) -> TokenArray:
@@ -80,6 +85,8 @@ class ConstraintState:
         if self.reasoning is ReasoningState.OPEN:
             if token_id == self.params.reasoning_end_id:
                 return replace(self, reasoning=ReasoningState.CLOSED)
+            if token_id == self.params.tool_call_start_id:
+                return self._advance_response(token_id)
             return replace(self, num_reasoning_tokens=self.num_reasoning_tokens + 1)
         if self.reasoning is ReasoningState.UNDECIDED and token_id == self.params.reasoning_start_id:
             return replace(self, reasoning=ReasoningState.OPEN)
@@ -118,10 +125,9 @@ class ConstraintState:
         return self.reasoning is ReasoningState.OPEN and budget is not None and self.num_reasoning_tokens >= budget
 
     def _reasoning_bitmask(self) -> TokenArray | None:
-        """Forbid an end of the output before the response, if that must follow a grammar."""
-        if self.grammar is None or not self.params.eos_token_ids:
-            return None
-        return ~self.params.bitmask_of(self.params.eos_token_ids)
+        """Forbid what would end the reasoning with something that the response must not begin with."""
+        forbidden = self.params.not_in_reasoning
+        return ~self.params.bitmask_of(forbidden) if forbidden else None
 
     def _advance_response(self, token_id: int) -> ConstraintState:
         grammar, count = self.grammar, self.num_response_tokens + 1

@@ -69,6 +69,11 @@ class GrammarState:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @convert_panics
+    def allows(self, token_id: int) -> bool:
+        """Return whether this token may follow."""
+        return self._matcher.deep_copy().validate_tokens([token_id]) == 1
+
+    @convert_panics
     def advance(self, token_id: int) -> GrammarState:
         """Return the state after one more token; it has an error if the token is not allowed."""
         matcher = self._matcher.deep_copy()

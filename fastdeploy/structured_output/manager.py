@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -79,8 +80,11 @@ class StructuredOutputManager:
         if field is None and params.allowed_token_ids is None:
             return [None] * params.n
         reasoning = ReasoningState.CLOSED if field is None else request.reasoning  # allowed ids ignore the markers
-        state = ConstraintState(self._params(params, reasoning, field or ""), reasoning, self._grammar(request))
-        return [OutputConstraint(state) for _ in range(params.n)]
+        grammar = self._grammar(request)
+        constants = self._params(params)
+        if reasoning is not ReasoningState.CLOSED:
+            constants = self._with_reasoning(constants, field or "", request.may_call_tools, grammar)
+        return [OutputConstraint(ConstraintState(constants, reasoning, grammar)) for _ in range(params.n)]
 
     def _grammar(self, request: GenerationRequest) -> GrammarState | None:
         spec = request.params.form
@@ -99,25 +103,38 @@ class StructuredOutputManager:
             raise result
         return result
 
-    def _params(self, params: SamplingParams, reasoning: ReasoningState, field: str) -> ConstraintParams:
-        is_closed, allowed_ids = reasoning is ReasoningState.CLOSED, params.allowed_token_ids
-        start_id, end_id = (-1, -1) if is_closed else self._reasoning_token_ids(field)
+    def _params(self, params: SamplingParams) -> ConstraintParams:
+        """Return the constants of an output without reasoning."""
+        allowed_ids = params.allowed_token_ids
         return ConstraintParams(
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
-            reasoning_start_id=start_id,
-            reasoning_end_id=end_id,
+            reasoning_start_id=-1,
+            reasoning_end_id=-1,
             reasoning_max_tokens=params.reasoning_max_tokens,
             response_max_tokens=params.response_max_tokens,
             num_words=self._num_words,
             allowed=None if allowed_ids is None else _bitmask_of(allowed_ids, self._num_words),
         )
 
-    def _reasoning_token_ids(self, field: str) -> tuple[int, int]:
-        """Return the tokens that start and end the reasoning."""
-        if self._format is None or self._tokenizer is None:
+    def _with_reasoning(
+        self, params: ConstraintParams, field: str, may_call_tools: bool, grammar: GrammarState | None
+    ) -> ConstraintParams:
+        """Add the tokens that begin and end the reasoning."""
+        marks, tokenizer = self._format, self._tokenizer
+        if marks is None or tokenizer is None:
             raise InvalidRequestError(field, "the prompt leaves the reasoning open, which requires --reasoning-parser")
-        tokenizer = self._tokenizer
-        return _single_token(tokenizer, field, self._format.start), _single_token(tokenizer, field, self._format.end)
+        call = marks.tool_call_start if may_call_tools else ""
+        call_id = _single_token(tokenizer, field, call) if call else -1
+        forbidden = params.eos_token_ids if grammar is not None else ()
+        if call and grammar is not None and not grammar.allows(call_id):
+            forbidden += (call_id,)
+        return replace(
+            params,
+            reasoning_start_id=_single_token(tokenizer, field, marks.start),
+            reasoning_end_id=_single_token(tokenizer, field, marks.end),
+            tool_call_start_id=call_id,
+            not_in_reasoning=forbidden,
+        )
 
 
 def constraint_field(params: SamplingParams) -> str | None:

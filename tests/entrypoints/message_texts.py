@@ -51,7 +51,8 @@ def make_parser(
     max_calls: int | None = None,
 ) -> MessageParser:
     """Return a parser for the names of formats; an empty name means none."""
-    reasoning_parser = ReasoningParser(REASONING_FORMATS[reasoning], state) if reasoning else None
+    markers = FORMATS[tools].markers if tools else ()
+    reasoning_parser = ReasoningParser(REASONING_FORMATS[reasoning].for_tools(markers), state) if reasoning else None
     return MessageParser(reasoning_parser, FORMATS[tools].make_parser(SCHEMAS) if tools else None, max_calls)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningState
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.message import Message
+from fastdeploy.entrypoints.openai.parsers.message import Message, ToolCall
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter
 from tests.detokenize.tokenizers_for_tests import save_tokenizer
 from tests.entrypoints.chat_server import SPECIAL_TOKENS, rendered, says
@@ -44,6 +44,34 @@ def test_formats(form: str, state: ReasoningState, text: str, expected: Message)
     assert read(list(text), "", form, state) == expected
 
 
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+F = ToolCall("f", "{}")
+
+
+@pytest.mark.parametrize(
+    ("form", "state", "text", "expected"),
+    [
+        ("qwen3", UNDECIDED, f"<think>hm\n{CALL}", Message("hm", "", [F])),
+        ("qwen3", OPEN, f"{CALL}{CALL}", Message("", "", [F, F])),
+        ("qwen3", OPEN, f"hm </think>{CALL}", Message("hm", "", [F])),
+        ("qwen3", OPEN, f"hm <tool_ {CALL}</think>", Message("hm <tool_", "</think>", [F])),
+        ("qwen3", OPEN, "hm <tool_call>s are", Message("hm", "<tool_call>s are")),
+        ("qwen3", OPEN, "hm <tool_call", Message("hm <tool_call", "")),
+        ("qwen3", OPEN, "hm <tool_call></think>", Message("hm", "<tool_call></think>")),
+        # other models end their reasoning before they call
+        ("deepseek_r1", OPEN, f"hm {CALL}</think>{CALL}", Message(f"hm {CALL}", "", [F])),
+        ("glm45", UNDECIDED, f"<think>hm {CALL}</think>{CALL}", Message(f"hm {CALL}", "", [F])),
+        ("ernie-x1", OPEN, f"hm {CALL}", Message(f"hm {CALL}")),
+    ],
+)
+def test_call_ends_an_open_reasoning_in_the_form_of_qwen3(
+    form: str, state: ReasoningState, text: str, expected: Message
+) -> None:
+    for size in (1, 2, 3, 7, len(text)):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert read(pieces, "hermes", form, state) == expected
+
+
 @pytest.mark.parametrize(
     ("form", "prompt", "state"),
     [
@@ -63,6 +91,9 @@ def test_continued_message_s_last_marker_decides() -> None:
     assert form.state_after("<think>a</think>b\nassistant: <think>hm", is_continued=True) is OPEN
     assert form.state_after("assistant: <think>hm</think>Well,", is_continued=True) is CLOSED
     assert form.state_after("assistant: Well,", is_continued=True) is CLOSED
+    qwen3 = REASONING_FORMATS["qwen3"]
+    assert qwen3.state_after("assistant: <think>hm <tool_call>{", is_continued=True) is CLOSED
+    assert qwen3.for_tools(()).state_after("assistant: <think>hm <tool_call>{", is_continued=True) is OPEN
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -82,6 +113,24 @@ def test_tokens_of_the_reasoning_are_counted_whatever_the_deltas(
 
     assert count(UNDECIDED) == count(OPEN) == len(reasoning)
     assert count(CLOSED) == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("markers", [SPECIAL_TOKENS, ()])
+def test_tokens_of_a_call_are_not_counted_as_reasoning(tmp_path: Path, size: int, markers: tuple[str, ...]) -> None:
+    tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path, special_tokens=markers))
+    reasoning, call = tokenizer.encode("<think>the <tool quick"), tokenizer.encode("<tool_call>{}</tool_call></think>")
+    ids = reasoning + call
+
+    def count(ids: list[int], tools: tuple[str, ...]) -> int:
+        counter = ReasoningCounter(tokenizer, REASONING_FORMATS["qwen3"].for_tools(tools), UNDECIDED)
+        for at in range(0, len(ids), size):
+            counter.push(ids[at : at + size])
+        return counter.num_tokens
+
+    assert count(ids, ("<tool_call>",)) == len(reasoning)
+    assert count(ids, ()) == len(ids)
+    assert count(reasoning + call[:1], ()) == len(reasoning) + 1
 
 
 def chat(client: openai.OpenAI, text: str, extra: Any = None, **kwargs: Any) -> Any:

@@ -36,7 +36,8 @@ TEXTS = {
     "text, two calls, text": f"Let me look.\n{CALL}\n{CALL_NOW}\nDone.",
     "no call": "It is <b>sunny</b>.",
     "no call, although it begins like one": '<tool_call>{"city": "x"}</tool_call> <|hidden|>!',
-    "reasoning, then a call": f"<think>\nShould I {CALL}?\nYes.\n</think>\n\n{CALL}",
+    "reasoning, then a call": f"<think>\nShould I?\nYes.\n</think>\n\n{CALL}",
+    "reasoning with a call in it": f"<think>\nShould I {CALL}?\nYes.\n</think>\n\n{CALL_NOW}",
     "reasoning, text and calls": f"<think>hm</think>So:{CALL}{CALL_NOW}",
     "reasoning without end": f"<think>hm {CALL}",
 }
@@ -88,12 +89,26 @@ def test_calls_are_separated_from_text_and_end_the_choice(parsing_client: openai
     assert chat(parsing_client, CALL).choices[0].message.content is None
 
 
-def test_markers_in_the_reasoning_are_reasoning(parsing_client: openai.OpenAI) -> None:
-    choice = chat(parsing_client, TEXTS["reasoning, then a call"]).choices[0]
-    assert choice.message.reasoning_content == f"Should I {CALL}?\nYes."
+def test_call_ends_an_open_reasoning(parsing_client: openai.OpenAI, parsing_model: Path) -> None:
+    response = chat(parsing_client, TEXTS["reasoning without end"], extra_body={"return_token_ids": True})
+    choice = response.choices[0]
+    assert (choice.message.reasoning_content, choice.message.content) == ("hm", None)
     assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
-    cut = chat(parsing_client, TEXTS["reasoning without end"]).choices[0]
-    assert (cut.message.tool_calls, cut.message.content, cut.finish_reason) == (None, "", "stop")
+    assert choice.finish_reason == "tool_calls"
+    ids = choice.completion_token_ids
+    num_reasoning = next(at for at in range(len(ids)) if rendered(parsing_model, ids[: at + 1]).endswith("<tool_call>"))
+    assert response.usage.completion_tokens_details.reasoning_tokens == num_reasoning
+    asks = chat(parsing_client, TEXTS["reasoning with a call in it"]).choices[0].message
+    assert (asks.reasoning_content, asks.content) == ("Should I", "?\nYes.\n</think>")
+    assert [call.function.name for call in asks.tool_calls] == ["weather", "now"]
+
+
+def test_without_tools_markers_in_the_reasoning_are_reasoning(parsing_client: openai.OpenAI) -> None:
+    extra = {"skip_special_tokens": False}
+    message = chat(parsing_client, TEXTS["reasoning with a call in it"], tool_choice="none", extra_body=extra)
+    message = message.choices[0].message
+    assert message.reasoning_content == f"Should I {CALL}?\nYes."
+    assert (message.content, message.tool_calls) == (CALL_NOW, None)
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -32,7 +32,7 @@ from tests.exactness.engines import (
     proposer_of,
 )
 from tests.exactness.requests import HEADS, Text, run_all, run_alone
-from tests.thinking_model import END, START, save_thinking_model
+from tests.thinking_model import CALL_START, END, START, save_thinking_model
 
 EOS = 2
 SCHEMA = {
@@ -133,7 +133,31 @@ REQUESTS: dict[str, tuple[dict[str, Any], ReasoningState]] = {
     "does_not_think": ({"temperature": 0.0, "reasoning_max_tokens": 5, **guided(json=CALL)}, UNDECIDED),
     "budgets": ({"seed": 14, "reasoning_max_tokens": 9, "response_max_tokens": 6, "ignore_eos": True}, OPEN),
     "short_answer": ({"seed": 15, "response_max_tokens": 8, **guided(json_object=True)}, ReasoningState.CLOSED),
+    "thinks_and_calls": (
+        {
+            "seed": 21,
+            "temperature": 1.3,
+            "logit_bias": {CALL_START: 17.5},
+            **guided(grammar=f'start: <[{CALL_START}]> "f(" %json {{"type": "integer"}} ")"'),
+        },
+        OPEN,
+    ),
+    "calls_within_budget": (
+        {
+            "seed": 22,
+            "logit_bias": {CALL_START: 17.5},
+            "reasoning_max_tokens": 40,
+            "response_max_tokens": 6,
+            "ignore_eos": True,
+        },
+        OPEN,
+    ),
+    "must_not_call": (
+        {"seed": 23, "logit_bias": {CALL_START: 100.0}, "reasoning_max_tokens": 5, **guided(choice=["yes", "no"])},
+        OPEN,
+    ),
 }
+CALLS = ("thinks_and_calls", "calls_within_budget", "must_not_call")
 
 
 def thinking(folder: Path, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +183,11 @@ def make_grammar_requests(tokenizer: Tokenizer) -> list[GenerationRequest]:
     """Return the requests of REQUESTS."""
     return [
         GenerationRequest(
-            name, tokenizer.encode(HEADS[i % 4]), SamplingParams(**{"max_tokens": 100, **params}), reasoning=state
+            name,
+            tokenizer.encode(HEADS[i % 4]),
+            SamplingParams(**{"max_tokens": 100, **params}),
+            reasoning=state,
+            may_call_tools=name in CALLS,
         )
         for i, (name, (params, state)) in enumerate(REQUESTS.items())
     ]
@@ -197,6 +225,8 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "thinks_briefly": matches(r"(?s).*</think>(yes|no)"),
     "may_think": lambda text: text.startswith("<think>") and valid(CALL)(text.split("</think>")[1]),
     "does_not_think": valid(CALL),
+    "thinks_and_calls": matches(r"(?s)(?!.*</think>).+<tool_call>f\(-?\d+\)"),
+    "must_not_call": matches(r"(?s).+</think>(yes|no)"),
 }
 
 
@@ -213,7 +243,7 @@ def test_outputs_conform_to_their_grammars(tokenizer: Tokenizer, plain: Texts, n
 
 def test_outputs_end_where_their_grammars_do(plain: Texts) -> None:
     ends = {name: text.finish_reason for (name, _), text in plain.items()}
-    endless = {"regex_ignore_eos", "cut", "tags", "budgets", "allowed", "short_answer"}
+    endless = {"regex_ignore_eos", "cut", "tags", "budgets", "allowed", "short_answer", "calls_within_budget"}
     assert {name for name, reason in ends.items() if reason == "length"} == endless
     assert plain["choice_min_tokens", 0].token_ids[-1] != EOS
     assert len(plain["choice_min_tokens", 0].token_ids) < 30
@@ -229,6 +259,14 @@ def test_budgets_are_kept_to_the_token(plain: Texts) -> None:
     may_think = plain["may_think", 0].token_ids
     assert (may_think[0], may_think.index(END)) == (START, 6)
     assert len(plain["short_answer", 0].token_ids) == 8
+
+
+def test_call_ends_the_reasoning_and_counts_as_the_response(plain: Texts) -> None:
+    tokens = plain["calls_within_budget", 0].token_ids
+    assert 0 < tokens.index(CALL_START) < 40 and len(tokens) == tokens.index(CALL_START) + 6
+    assert plain["thinks_and_calls", 0].token_ids.index(CALL_START) > 0
+    assert CALL_START not in plain["must_not_call", 0].token_ids
+    assert plain["must_not_call", 0].token_ids.index(END) == 5
 
 
 def test_nothing_but_allowed_tokens_is_emitted_except_for_a_forced_end_of_the_reasoning(plain: Texts) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,14 @@ from fastdeploy.core.guided_decoding import GuidedDecodingParams
 from fastdeploy.core.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningState
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.detokenize.tokenizer import Tokenizer
+from fastdeploy.entrypoints.openai.parsers.registry import FORMATS
+from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar
 from fastdeploy.structured_output.constraint import OutputConstraint
 from fastdeploy.structured_output.grammar import GrammarState
 from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.structured_output.vocabulary import TokenizerAdapter
-from tests.detokenize.tokenizers_for_tests import make_tokenizer
+from tests.detokenize.tokenizers_for_tests import make_tokenizer, save_tokenizer
 
 DEEP = '{"format":' + '{"type":"sequence","elements":[' * 240 + '{"type":"regex","pattern":"a"}' + "]}" * 240 + "}"
 KINDS = ("byte_level", "metaspace", "byte_fallback")
@@ -49,7 +54,12 @@ def guided(**spec: Any) -> GuidedDecodingParams:
 
 def allowed(constraint: OutputConstraint, kind: str = "byte_level") -> set[int]:
     """Return the allowed ids."""
-    vocab_size = make_tokenizer(kind).vocab_size
+    return allowed_by(constraint, make_tokenizer(kind))
+
+
+def allowed_by(constraint: OutputConstraint, tokenizer: Tokenizer) -> set[int]:
+    """Return the allowed ids of this tokenizer."""
+    vocab_size = tokenizer.vocab_size
     bitmasks = np.zeros((1, (vocab_size + 31) // 32), np.int32)
     assert constraint.fill_bitmasks([], bitmasks) == [True]
     bits = np.unpackbits(bitmasks[0].view(np.uint8), bitorder="little")
@@ -222,6 +232,82 @@ def test_only_a_forced_end_of_the_reasoning_is_allowed_though_it_is_not_listed()
         automaton.accept_token(token_id)
         masks.append(allowed(automaton))
     assert masks == [{5, 6}, {marker}, {5, 6}]
+
+
+def calling(tokenizer: Tokenizer, may_call_tools: bool = True, **params: Any) -> OutputConstraint:
+    """Return the constraint of an output that begins within Qwen3's reasoning."""
+    marks = REASONING_FORMATS["qwen3"]
+    given = StructuredOutputManager(tokenizer, tokenizer.vocab_size, [tokenizer.vocab_size - 1], marks)
+    request = GenerationRequest(
+        "a", [1], SamplingParams(**params), reasoning=ReasoningState.OPEN, may_call_tools=may_call_tools
+    )
+    (automaton,) = given.make_constraints(request)
+    assert automaton is not None
+    return automaton
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_call_within_the_reasoning_begins_the_response(tmp_path: Path, is_special: bool) -> None:
+    tokenizer = tokenizer_with_marks(tmp_path, is_special)
+    (call,) = tokenizer.encode("<tool_call>")
+    special_ids = {"<tool_call>": call} if is_special else {}
+    hermes = ToolCallGrammar(FORMATS["hermes"], {"f": {"type": "object"}}, special_ids)
+    for grammar in (hermes.required(), hermes.within_text(), hermes.optional('"yes"')):
+        form = guided(grammar=grammar, source="tools")
+        automaton, closed = calling(tokenizer, guided_decoding=form), calling(tokenizer, guided_decoding=form)
+        closed.accept_token(tokenizer.encode("</think>")[0])
+        for token_id in tokenizer.encode("the quick"):
+            assert automaton.accept_token(token_id) is None
+        draft = [call, *tokenizer.encode('\n{"name": "f", "arguments": {')]
+        assert automaton.num_valid_tokens([*draft, call]) == len(draft)
+        for token_id in draft:
+            automaton.accept_token(token_id)
+            closed.accept_token(token_id)
+        assert allowed_by(automaton, tokenizer) == allowed_by(closed, tokenizer)
+
+
+def test_call_within_the_reasoning_is_forbidden_where_the_response_must_not_be_one(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with_marks(tmp_path)
+    (call,) = tokenizer.encode("<tool_call>")
+    end = tokenizer.vocab_size - 1
+    ids = set(range(tokenizer.vocab_size))
+    choice = guided(choice=["yes"])
+    assert ids - allowed_by(calling(tokenizer, guided_decoding=choice), tokenizer) == {end, call}
+    assert ids - allowed_by(calling(tokenizer, False, guided_decoding=choice), tokenizer) == {end}
+
+
+def test_budgets_take_a_call_within_the_reasoning_for_the_response(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with_marks(tmp_path)
+    (call,), (end,), word = (tokenizer.encode(text) for text in ("<tool_call>", "</think>", "a"))
+    automaton = calling(tokenizer, reasoning_max_tokens=2, response_max_tokens=3)
+    assert [automaton.accept_token(token_id) for token_id in (*word, call, *word, *word)] == [
+        None,
+        None,
+        None,
+        "length",
+    ]
+    automaton = calling(tokenizer, False, reasoning_max_tokens=2, response_max_tokens=3)
+    for token_id in (*word, call):
+        automaton.accept_token(token_id)
+    assert allowed_by(automaton, tokenizer) == {end} and automaton.forced_tokens(4) == [end]
+
+
+def test_start_of_a_call_must_be_a_token_if_it_can_end_the_reasoning(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path, special_tokens=["<think>", "</think>"]))
+    with pytest.raises(InvalidRequestError, match="'<tool_call>' must be a single token"):
+        calling(tokenizer, reasoning_max_tokens=2)
+    assert calling(tokenizer, False, reasoning_max_tokens=2)
+
+
+def tokenizer_with_marks(folder: Path, is_special: bool = True) -> Tokenizer:
+    """Return a tokenizer that has Qwen3's marks as tokens, special ones or others."""
+    save_tokenizer(folder, special_tokens=["<think>", "</think>", "<tool_call>", "</tool_call>", "<end>"])
+    if not is_special:
+        data = json.loads((folder / "tokenizer.json").read_text())
+        for token in data["added_tokens"]:
+            token["special"] = token["special"] and "_call" not in token["content"]
+        (folder / "tokenizer.json").write_text(json.dumps(data))
+    return Tokenizer.from_pretrained(folder)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

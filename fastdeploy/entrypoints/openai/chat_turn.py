@@ -41,13 +41,14 @@ class ChatTurn:
             InvalidRequestError: naming the field and its range.
         """
         self._tokenizer = server.tokenizer
-        self._reasoning = reasoning_format(server)
         self._tools = tool_use(body, server.config.tool_call_parser)
+        reasoning = reasoning_format(server)
+        self._reasoning = reasoning and reasoning.for_tools(self._tools.markers if self._tools is not None else ())
         params = chat_params(body, server.defaults, server.param_limits, accepts_prefill_only)
         is_truncated = body.truncate_prompt_tokens is not None
         max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
         prompt = render_prompt(server, body, max_length)
-        state = reasoning_state(server, body, prompt)
+        state = reasoning_state(server, self._reasoning, body, prompt)
         self._add_constraint(params)
         add_special = body.add_special_tokens is True or (  # templates write the special tokens themselves
             body.disable_chat_template and body.add_special_tokens is None
@@ -56,6 +57,7 @@ class ChatTurn:
         request = build_request(server.tokenizer, server.limits, response_id, prompt, params, add_special, field)
         request.cache_salt = body.cache_salt or ""
         request.reasoning = state
+        request.may_call_tools = self._reasoning is not None and self._reasoning.tool_call_start != ""
         self.request: GenerationRequest = request
         check_num_prompt_logprobs("prompt_logprobs", [request], 1)
         is_plain = self._reasoning is None and self._tools is None

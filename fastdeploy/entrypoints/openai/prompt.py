@@ -65,9 +65,10 @@ def reasoning_format(server: ApiServer) -> ReasoningFormat | None:
     return REASONING_FORMATS[name] if name else None
 
 
-def reasoning_state(server: ApiServer, body: ChatCompletionRequest, prompt: str | list[int]) -> ReasoningState:
+def reasoning_state(
+    server: ApiServer, reasoning: ReasoningFormat | None, body: ChatCompletionRequest, prompt: str | list[int]
+) -> ReasoningState:
     """Return whether the output begins inside the reasoning, after it, or undecided."""
-    reasoning = reasoning_format(server)
     if reasoning is None:
         return ReasoningState.CLOSED
     if not isinstance(prompt, str):

@@ -8,7 +8,12 @@ from collections.abc import Callable, Sequence
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
 from fastdeploy.detokenize.incremental import IncrementalDetokenizer
 from fastdeploy.detokenize.tokenizer import Tokenizer
-from fastdeploy.entrypoints.openai.parsers.stream_parser import StreamParser, length_before
+from fastdeploy.entrypoints.openai.parsers.stream_parser import (
+    StreamParser,
+    find_first,
+    length_before,
+    partial_match_length,
+)
 
 
 class ReasoningParser(StreamParser):
@@ -42,13 +47,16 @@ class ReasoningParser(StreamParser):
         return self._skip_space(self._parse_reasoning)
 
     def _parse_reasoning(self) -> bool:
-        end = self._format.end
-        if self._is_finished and end not in self._buffer:
+        ends = self._format.ends
+        if self._is_finished and find_first(self._buffer, ends) is None:
             self._emit_buffer("reasoning", len(self._buffer))
             return False
-        self._emit_buffer("reasoning", length_before(self._buffer, (end,)))
-        if not self._consume(end):
+        self._emit_buffer("reasoning", length_before(self._buffer, ends))
+        marker = self._consume(*ends)
+        if not marker:
             return False
+        if marker != self._format.end:  # it is part of the answer
+            self._buffer = marker + self._buffer
         self._state = self._after_reasoning
         return True
 
@@ -98,9 +106,14 @@ class ReasoningCounter:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
         self._format = reasoning_format
         self._state = state
-        self._text = ""
-        self._num_uncounted = 0
-        self.num_tokens = 0
+        self._num_counted = 0
+        self._text = ""  # of the following tokens, which may be a part of a marker
+        self._starts: list[int] = []  # where the text of each of them begins
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens so far."""
+        return self._num_counted + (len(self._starts) if self._state is ReasoningState.OPEN else 0)
 
     def push(self, token_ids: Sequence[int]) -> None:
         """Append tokens."""
@@ -110,16 +123,12 @@ class ReasoningCounter:
             self._push_token(token_id)
 
     def _push_token(self, token_id: int) -> None:
+        self._starts.append(len(self._text))
         self._text += self._detokenizer.push([token_id])
-        self._num_uncounted += 1
         if self._state is ReasoningState.UNDECIDED:
             self._decide()
         if self._state is ReasoningState.OPEN:
-            self.num_tokens += self._num_uncounted
-            self._num_uncounted = 0
-            if self._format.end in self._text:
-                self._state = ReasoningState.CLOSED
-            self._text = self._text[-len(self._format.end) :]
+            self._find_end()
 
     def _decide(self) -> None:
         text = self._text.lstrip()
@@ -127,3 +136,19 @@ class ReasoningCounter:
             self._state = ReasoningState.OPEN
         elif not self._format.start.startswith(text):
             self._state = ReasoningState.CLOSED
+
+    def _find_end(self) -> None:
+        ends = self._format.ends
+        first = find_first(self._text, ends)
+        if first is None:
+            self._count_before(len(self._text) - max(partial_match_length(self._text, end) for end in ends))
+            return
+        index, marker = first
+        self._count_before(len(self._text) if marker == self._format.end else index)
+        self._state = ReasoningState.CLOSED
+
+    def _count_before(self, end: int) -> None:
+        """Count the tokens that begin before this character, and drop the text before it."""
+        later = [start - end for start in self._starts if start >= end]
+        self._num_counted += len(self._starts) - len(later)
+        self._starts, self._text = later, self._text[end:]
