@@ -15,8 +15,10 @@ import httpx
 import msgspec
 
 from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
+from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
 from fastdeploy.entrypoints.openai.routes_cluster import RoleRequest
 from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequest, DetokenizeRequest, TokenizeRequest
+from tests.entrypoints.response_check import LAST_EVENTS, named_events
 
 NUMBERS = [0, 1, -1, 2, 3, 20, 21, 128, 2**31, 2**63, 2**64, -(2**63), 2**70, 10**300, 0.0, 0.5, -1.5, 1e308, 1e-300]
 TEXTS = [
@@ -140,15 +142,50 @@ PLAUSIBLE: dict[str, list[Any]] = {
 }
 """Values that often are right, by field; some are wrong in ways that only a deeper check finds."""
 
+RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": SCHEMAS[0]}
+RESPONSE_ITEMS: list[Any] = [
+    {"role": "user", "content": "hi"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}], "status": "completed"},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+    {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "3"},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    {"type": "item_reference", "id": "msg_1"},
+    {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
+]
+PLAUSIBLE_BY_PATH: dict[str, dict[str, list[Any]]] = {
+    "/v1/responses": {
+        "input": ["the", *([item] for item in RESPONSE_ITEMS), RESPONSE_ITEMS[:6], RESPONSE_ITEMS],
+        "instructions": ["be brief", ""],
+        "max_output_tokens": [1, 5, 30],
+        "text": [
+            {"format": {"type": "text"}, "verbosity": "medium"},
+            {"format": {"type": "json_object"}},
+            *({"format": {"type": "json_schema", "name": "x", "schema": schema}} for schema in SCHEMAS),
+        ],
+        "reasoning": [{"effort": "low", "summary": "auto"}, {"effort": "huge"}, {}],
+        "tools": [[RESPONSE_TOOL], [RESPONSE_TOOL, RESPONSE_TOOL], [{"type": "web_search"}], []],
+        "tool_choice": ["auto", "none", "required", {"type": "function", "name": "f"}],
+        "include": [["message.output_text.logprobs"], []],
+        "truncation": ["disabled", "auto"],
+        "metadata": [{"a": "b"}, {"a": 1}],
+        "stream_options": [{"include_obfuscation": False}],
+        "prompt_cache_options": [{"mode": "implicit"}, {"prewarm": True}],
+        "max_tool_calls": [1],
+    }
+}
+"""Path -> fields whose values there are others than in `PLAUSIBLE`."""
+
 MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "the", "max_tokens": 6}),
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
+    "/v1/responses": (ResponsesRequest, {"input": "the", "max_output_tokens": 6}),
     "/tokenize": (TokenizeRequest, {"prompt": "the"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
     "/v1/abort_requests": (AbortRequest, {"req_ids": ["x"]}),
     "/v1/role": (RoleRequest, {"role": "mixed"}),
 }
-WEIGHTS = [40, 50, 4, 3, 3, 2]
+WEIGHTS = [40, 50, 40, 4, 3, 3, 2]
 ALLOWED = (200, 400, 404, 405, 413, 415, 429)
 OUR_FAULTS = ("internal_error", "internal")
 
@@ -176,6 +213,11 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
 
+def plausible_values(path: str, name: str) -> list[Any]:
+    """Return values of a field that often are right."""
+    return PLAUSIBLE_BY_PATH.get(path, {}).get(name) or PLAUSIBLE.get(name, [True, False])
+
+
 def odd_value(rng: random.Random, depth: int = 0) -> Any:
     """Return a value that may be anything."""
     kinds: list[Callable[[], Any]] = [
@@ -201,8 +243,8 @@ def make_request(rng: random.Random) -> Sent:
     for _ in range(rng.choice([1, 1, 2, 2, 3, 5])):
         name = rng.choice(names) if rng.random() < 0.97 else rng.choice([*REFUSED, *WITHOUT_EFFECT, "maxtokens"])
         is_odd = rng.random() < 0.15
-        body[name] = odd_value(rng) if is_odd else rng.choice(PLAUSIBLE.get(name, [True, False]))
-    if path.startswith("/v1/c") and rng.random() < 0.3:
+        body[name] = odd_value(rng) if is_odd else rng.choice(plausible_values(path, name))
+    if "stream" in names and rng.random() < 0.3:
         body["stream"] = True
     if rng.random() < 0.03:
         return Sent(path, _damaged(rng, json.dumps(body).encode()))
@@ -245,6 +287,8 @@ async def _send(client: httpx.AsyncClient, sent: Sent, outcome: Outcome) -> None
 def find_fault(status: int, media_type: str, text: str) -> str | None:
     """Return what is wrong with a response, None if nothing is."""
     if media_type.startswith("text/event-stream"):
+        if text.startswith("event: "):
+            return _find_fault_of_response(text)
         events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
         if events[-1:] != ["[DONE]"]:
             return "the stream has no end"
@@ -259,3 +303,11 @@ def find_fault(status: int, media_type: str, text: str) -> str | None:
     if status not in ALLOWED:
         return "a status that no request should get"
     return None if error["message"] and set(error) == {"message", "type", "param", "code"} else "another shape"
+
+
+def _find_fault_of_response(text: str) -> str | None:
+    """Return what is wrong with a stream whose events have names, None if nothing is."""
+    name, data = named_events(text)[-1]
+    if name not in LAST_EVENTS:
+        return "the stream has no end"
+    return "our own fault in a stream" if "internal error" in data.partition('"error":')[2][:200] else None

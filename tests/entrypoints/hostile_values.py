@@ -9,7 +9,18 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from tests.entrypoints.fuzzing import MESSAGES, MODELS, PLAUSIBLE, TOOL, Sent
+from tests.entrypoints.fuzzing import (
+    MESSAGES,
+    MODELS,
+    PLAUSIBLE,
+    PLAUSIBLE_BY_PATH,
+    RESPONSE_ITEMS,
+    RESPONSE_TOOL,
+    SCHEMAS,
+    TOOL,
+    Sent,
+    plausible_values,
+)
 
 Place = tuple[str | int, ...]
 DEPTHS = [60, 63, 64, 65, 200, 900, *range(955, 990, 5), 1000, 1100, 20_000]
@@ -44,6 +55,14 @@ RICH: dict[str, dict[str, Any]] = {
         "stop": ["END"],
     },
     "/v1/completions": {"bad_words": ["the"], "bad_words_token_ids": [[5, 6]], "stop": ["END"], "suffix": "end"},
+    "/v1/responses": {
+        "input": RESPONSE_ITEMS[:6],
+        "tools": [RESPONSE_TOOL],
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMAS[0]}},
+        "chat_template_kwargs": {"x": [1, {"y": None}]},
+        "metadata": {"a": "b"},
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    },
     "/tokenize": {"messages": MESSAGES[:2], "chat_template_kwargs": {"x": 1}, "tools": [TOOL]},
 }
 """Path -> fields that make a body rich in places."""
@@ -56,9 +75,10 @@ def hostile_request(rng: random.Random) -> Sent:
     body = copy.deepcopy({**valid, **RICH.get(path, {})})
     if "messages" in body and path == "/tokenize":
         del body["prompt"]
-    for name in sorted(set(PLAUSIBLE) & set(model.__struct_fields__)):
+    known = {*PLAUSIBLE, *PLAUSIBLE_BY_PATH.get(path, {})}
+    for name in sorted(known & set(model.__struct_fields__)):
         if rng.random() < 0.03:
-            body[name] = copy.deepcopy(rng.choice(PLAUSIBLE[name]))
+            body[name] = copy.deepcopy(rng.choice(plausible_values(path, name)))
     if "chat_template" in model.__struct_fields__ and rng.random() < 0.25:
         body["chat_template"] = rng.choice(TEMPLATES)
     raw: list[str] = []

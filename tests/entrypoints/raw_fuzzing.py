@@ -22,6 +22,7 @@ FLAGS = ("--timeout-header", "1", "--timeout-body", "1", "--max-header-size", "4
 
 PATHS = [
     *(b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize", b"/v1/abort_requests", b"/health"),
+    *(b"/v1/responses", b"/v1/responses/", b"/v1/responses/%00/cancel"),
     *(b"/health/", b"/v1/models", b"/v1/models/", b"/v1/models/%00", b"/metrics", b"/load", b"/", b"//", b"/%ff/%"),
     *(
         b"http://x/health",
@@ -51,6 +52,8 @@ VALID = [
     (b"/v1/completions", b'{"prompt": "the", "max_tokens": 2}'),
     (b"/v1/completions", b'{"prompt": "the", "max_tokens": 2, "stream": true}'),
     (b"/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'),
+    (b"/v1/responses", b'{"input": "hi", "max_output_tokens": 2}'),
+    (b"/v1/responses", b'{"input": "hi", "max_output_tokens": 2, "stream": true}'),
     (b"/tokenize", b'{"prompt": "the"}'),
     (b"/detokenize", b'{"tokens": [5, 6]}'),
     (b"/v1/abort_requests", b'{"req_ids": ["x"]}'),

@@ -64,6 +64,11 @@ class ObjectRules(FieldRules):
                 raise InvalidRequestError(f"{place}.{key}", "is missing")
         return used
 
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the honoured keys, for the OpenAPI document."""
+        properties = {key: {"description": text} for key, text in self.honoured.items()}
+        return {"type": "object", "properties": properties, "required": list(self.required)}
+
     def _check_refused(self, place: str, key: str, value: Any) -> None:
         reason, neutral = self.refused[key]
         if not is_neutral(value, neutral):
@@ -108,6 +113,16 @@ class TypeRules:
         if kind in self.refused:
             raise _unsupported(f"{place}.type", f"{kind} is not supported: {self.refused[kind]}")
         return kind, self.honoured[kind].read(place, given, ignores_unknown)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the honoured types, for the OpenAPI document."""
+        schemas = []
+        for name, rules in self.honoured.items():
+            schema = rules.schema()
+            schema["properties"]["type"] = {"const": name}
+            schema["required"] += ["type"] if name != self.default else []
+            schemas.append(schema)
+        return {"anyOf": schemas}
 
 
 def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:

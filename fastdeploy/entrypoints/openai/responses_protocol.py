@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from fastdeploy.detokenize.messages import MAX_TOOLS
 from fastdeploy.entrypoints.openai.field_rules import FieldRules
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
+from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
 from fastdeploy.entrypoints.openai.protocol import RequestFields
 
 LOGPROBS = "message.output_text.logprobs"
@@ -51,51 +53,6 @@ BODY_RULES = FieldRules(
         "logprobs": (f'is the spelling of chats; use include: ["{LOGPROBS}"]', (False,)),
     },
 )
-
-
-class ResponsesRequest(RequestFields, kw_only=True):
-    """Body of POST /v1/responses.
-
-    Attributes:
-        input: a text, or the items of the conversation; at most 16384 messages, parts and tool calls
-        instructions: a system message before the input
-        max_output_tokens: maximum number of output tokens, reasoning included; the end of the context is a limit as
-            well
-        text: `format`, which the text follows
-        reasoning: `effort` of the reasoning
-        tools: functions that the model may call, at most 1024
-        tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
-        parallel_tool_calls: false allows at most one call
-        max_tool_calls: returned with the answer; it limits calls of hosted tools, of which there are none
-        include: `message.output_text.logprobs` adds the log-probabilities of the text's tokens
-        top_logprobs: number of alternatives per token; needs `include`
-        truncation: `disabled`; an input that does not fit is an error
-        store: responses are not stored, whatever it is; the answer says `store: false`
-        metadata: texts that are returned with the answer
-        stream_options: options of a stream; needs `stream`
-        prompt_cache_options: options of the prefix cache
-        chat_template_kwargs: further variables for the chat template, such as `enable_thinking`
-    """
-
-    rules: ClassVar[FieldRules] = BODY_RULES
-
-    input: str | list[Any] | None = None
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    text: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = None
-    truncation: str | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    stream_options: dict[str, Any] | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 _TYPE = {"type": "the type"}
@@ -321,3 +278,57 @@ OBJECTS: dict[str, ObjectRules | TypeRules] = {
     "`prompt_cache_options`": PROMPT_CACHE_OPTIONS,
 }
 """What the tables of docs/guide/responses-fields.md are called -> the rules that they show."""
+
+
+class ResponsesRequest(RequestFields, kw_only=True):
+    """Body of POST /v1/responses.
+
+    Attributes:
+        input: a text, or the items of the conversation; at most 16384 messages, parts and tool calls
+        instructions: a system message before the input
+        max_output_tokens: maximum number of output tokens, reasoning included; the end of the context is a limit as
+            well
+        text: `format`, which the text follows
+        reasoning: `effort` of the reasoning
+        tools: functions that the model may call, at most 1024
+        tool_choice: `none`, `auto`, `required`, one function, or `allowed_tools`
+        parallel_tool_calls: false allows at most one call
+        max_tool_calls: returned with the answer; it limits calls of hosted tools, of which there are none
+        include: `message.output_text.logprobs` adds the log-probabilities of the text's tokens
+        top_logprobs: number of alternatives per token; needs `include`
+        truncation: `disabled`; an input that does not fit is an error
+        store: responses are not stored, whatever it is; the answer says `store: false`
+        metadata: texts that are returned with the answer
+        stream_options: options of a stream; needs `stream`
+        prompt_cache_options: options of the prefix cache
+        chat_template_kwargs: further variables for the chat template, such as `enable_thinking`
+    """
+
+    rules: ClassVar[FieldRules] = BODY_RULES
+    schemas: ClassVar[dict[str, dict[str, Any]]] = {
+        "input": {"minItems": 1, "items": INPUT_ITEMS.schema()},
+        "tools": {"maxItems": MAX_TOOLS, "items": TOOLS.schema()},
+        "tool_choice": {"properties": {"type": {"enum": list(TOOL_CHOICES.honoured)}}},
+        "text": {"properties": {"format": TEXT_FORMATS.schema()}},
+        "reasoning": {"properties": {"effort": {"enum": [*REASONING_EFFORTS, None]}}},
+        "include": {"items": {"enum": list(INCLUDES)}},
+        "truncation": {"enum": ["disabled", None]},
+    }
+
+    input: str | list[Any] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    truncation: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    stream_options: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
