@@ -16,6 +16,7 @@ from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
 MAX_WORKERS = 256
 MAX_TIMEOUT_S = 1e9
 _API_KEY_HELP = "key that clients must send; may be repeated"
+SPEC_DECODE_METRICS = ("none", "summary")
 UVICORN_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -95,6 +96,15 @@ class ServerConfig:
     allowed_headers: Annotated[tuple[str, ...], strings(help="CORS: headers that they may send")] = ("*",)
     allow_credentials: Annotated[bool, switch(help="CORS: they may send cookies")] = False
     root_path: Annotated[str, text(help="path under which a proxy serves this server; it may forward it or not")] = ""
+    return_tokens_as_token_ids: Annotated[
+        bool, switch(help="name tokens in log-probabilities `token_id:17`, unless a request says otherwise")
+    ] = False
+    enable_per_request_metrics: Annotated[
+        bool, switch(help="add `metrics` with the times of the request to answers with one choice")
+    ] = False
+    per_request_spec_decode_metrics: Annotated[
+        str, choice(*SPEC_DECODE_METRICS, help="summary adds acceptance of drafts to `metrics` of answers")
+    ] = "none"
     enable_request_id_headers: Annotated[
         bool, switch(help="send X-Request-Id with every response: the client's, or a random one")
     ] = False

@@ -47,6 +47,7 @@ class SpeculateMetrics:
         average_accept_length: emitted tokens / decoding steps.
         accepted_tokens_per_head: [i] number of steps that accepted draft i.
         accept_ratio_per_head: [i] the same, divided by the number of steps that verified a draft i.
+        acceptance_histogram: [n] number of steps that accepted n drafts, of the steps with drafts.
         source: number of drafted tokens by source.
     """
 
@@ -56,6 +57,7 @@ class SpeculateMetrics:
     average_accept_length: float = 0.0
     accepted_tokens_per_head: list[int] = field(default_factory=list)
     accept_ratio_per_head: list[float] = field(default_factory=list)
+    acceptance_histogram: list[int] = field(default_factory=list)
     num_steps: int = 0
     drafted_tokens: int = 0
     source: dict[str, int] = field(default_factory=dict)

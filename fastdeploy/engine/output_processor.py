@@ -180,6 +180,7 @@ def speculate_metrics(stats: SpeculationStats) -> SpeculateMetrics:
         average_accept_length=stats.num_emitted / stats.num_steps if stats.num_steps else 0.0,
         accepted_tokens_per_head=accepted,
         accept_ratio_per_head=[a / d for a, d in zip(accepted, drafted)],
+        acceptance_histogram=stats.accepted,
         num_steps=stats.num_steps,
         drafted_tokens=num_drafted,
         source=dict(stats.drafted_per_source),

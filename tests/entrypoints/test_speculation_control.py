@@ -57,6 +57,8 @@ def test_offline_results_have_speculate_metrics(llm: LLM) -> None:
     assert metrics is not None and metrics.accepted_tokens > 0
     assert metrics.drafted_tokens == metrics.accepted_tokens + metrics.rejected_tokens == sum(metrics.source.values())
     assert metrics.accepted_tokens == sum(metrics.accepted_tokens_per_head)
+    assert metrics.accepted_tokens == sum(n * count for n, count in enumerate(metrics.acceptance_histogram))
+    assert len(metrics.acceptance_histogram) == 4 + 1 and 0 < sum(metrics.acceptance_histogram) <= metrics.num_steps
     assert metrics.accept_ratio == metrics.accepted_tokens / metrics.drafted_tokens
     assert metrics.average_accept_length == (60 - 1) / metrics.num_steps
     assert len(metrics.accept_ratio_per_head) == 4 and max(metrics.accept_ratio_per_head) <= 1

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, GenerationGroup
+from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Usage
 from fastdeploy.entrypoints.openai.logprobs import output_tokens
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
-from fastdeploy.entrypoints.openai.responses import ChoiceFields, ResponseHead
+from fastdeploy.entrypoints.openai.request_metrics import per_request_metrics
+from fastdeploy.entrypoints.openai.responses import ChoiceFields, PerRequestMetrics, ResponseHead
 from fastdeploy.entrypoints.openai.serving_base import Serving, encode_updates
 
 
@@ -40,44 +42,64 @@ class ChoiceServing(Serving):
     def chunk_choices(self, update: ChoiceUpdate) -> Iterator[ChoiceFields]:
         """Yield what is new for the client, one choice per chunk."""
 
+    def prompt_fields(self, choices: Sequence[Any]) -> dict[str, Any]:
+        """Return the fields of the prompt beside the choices of a whole response."""
+        return {}
+
+    def first_chunk_fields(self) -> bytes:
+        """Return what the first chunk of a stream has beside its choices, encoded with a comma before it."""
+        return b""
+
+    def is_opening(self, choice: Any) -> bool:
+        """Return whether the choice of a chunk comes before the tokens of the update that it was made of."""
+        return False
+
     async def run_to_completion(self) -> bytes:
         """Run until all choices have ended; return the response with them."""
         group = self.group()
         updates = await group.run_to_completion()
 
-        def encode(updates: Iterable[ChoiceUpdate]) -> bytes:
+        def encode(updates: Sequence[ChoiceUpdate]) -> bytes:
             choices = [self.choice(update) for update in updates]
-            head = self._head(self.object_name)
-            return msgspec.json.encode(self.response_type(**head, choices=choices, usage=group.usage.report()))
+            response = self.response_type(
+                **self._head(self.object_name),
+                **self.prompt_fields(choices),
+                choices=choices,
+                usage=group.usage.report(),
+                metrics=self.metrics(updates[0].delta),
+            )
+            return msgspec.json.encode(response)
 
         return await encode_updates(encode, updates)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield chunks."""
         group = self.group()
-        options = self.body.stream_options or StreamOptions()
         aggregator = ChunkAggregator(self.body.max_streaming_response_tokens or 1)
-        prefix = self._chunk_prefix()
-
-        def encode(updates: Iterable[ChoiceUpdate]) -> bytes:
-            events = []
-            for update in updates:
-                usage = _usage_suffix(group) if options.continuous_usage_stats else b""
-                for choice in self.chunk_choices(update):
-                    events.append(prefix + msgspec.json.encode(choice) + b"]" + usage + b"}\n\n")
-            return b"".join(events)
-
+        encoder = _ChunkEncoder(self, group.usage)
         async with contextlib.aclosing(group.updates()) as stream:
             try:
                 async for updates in stream:
-                    if chunks := await encode_updates(encode, aggregator.push(updates)):
+                    if chunks := await encode_updates(encoder.encode, aggregator.push(updates)):
                         yield chunks
             except Exception:
-                if chunks := encode(aggregator.flush()):
+                if chunks := encoder.encode(aggregator.flush()):
                     yield chunks
                 raise
-        if options.include_usage:
-            yield prefix + b"]" + _usage_suffix(group) + b"}\n\n"
+        if encoder.has_usage:
+            yield encoder.last()
+
+    def metrics(self, last: TokenDelta) -> PerRequestMetrics | None:
+        """Return the metrics of a request with one choice, whose end is `last`; None without a flag for them."""
+        if len(self.requests) > 1 or self.requests[0].params.n > 1:
+            return None
+        return per_request_metrics(self.server, last, self.usage.completion_tokens)
+
+    @property
+    def names_token_ids(self) -> bool:
+        """Whether log-probabilities name tokens by their ids."""
+        given = self.body.return_tokens_as_token_ids
+        return self.server.config.return_tokens_as_token_ids if given is None else given
 
     def add_optional_fields(self, choice: ChoiceFields, update: ChoiceUpdate) -> None:
         """Set the fields of a choice that both endpoints have and only some requests ask for."""
@@ -88,7 +110,7 @@ class ChoiceServing(Serving):
             if update.is_first:
                 choice.prompt_token_ids = self.requests[update.prompt_index].prompt_token_ids
                 choice.prompt_tokens = decode(choice.prompt_token_ids)
-            choice.completion_token_ids = delta.token_ids
+            choice.token_ids = choice.completion_token_ids = delta.token_ids
             choice.completion_tokens = decode(delta.token_ids)
             if body.collect_metrics:
                 choice.tokens = output_tokens(self.server.tokenizer, delta)
@@ -110,11 +132,48 @@ class ChoiceServing(Serving):
             "speculation": UNSET if note is None else note,
         }
 
-    def _chunk_prefix(self) -> bytes:
+    def chunk_prefix(self) -> bytes:
         """Return the beginning of all chunks, up to their choices: it is encoded once, not per token."""
         head = msgspec.json.encode(ResponseHead(**self._head(self.chunk_object_name)))
         return b"data: " + head.removesuffix(b"}") + b',"choices":['
 
 
-def _usage_suffix(group: GenerationGroup) -> bytes:
-    return b',"usage":' + msgspec.json.encode(group.usage.report())
+class _ChunkEncoder:
+    """Encodes the chunks of one stream.
+
+    Attributes:
+        has_usage: the stream ends with a chunk that carries the usage.
+    """
+
+    def __init__(self, serving: ChoiceServing, usage: Usage) -> None:
+        options = serving.body.stream_options or StreamOptions()
+        self.has_usage = options.include_usage
+        self._is_continuous = options.include_usage and options.continuous_usage_stats
+        self._serving = serving
+        self._usage = usage
+        self._prefix = serving.chunk_prefix()
+        self._first = serving.first_chunk_fields()
+        self._sent_usage = self._encoded_usage() if self._is_continuous else b""
+        self._last: TokenDelta | None = None
+
+    def encode(self, updates: Sequence[ChoiceUpdate]) -> bytes:
+        """Return the chunks of some updates."""
+        chunks: list[bytes] = []
+        usage = self._encoded_usage() if self._is_continuous and updates else self._sent_usage
+        for update in updates:
+            self._last = update.delta
+            for choice in self._serving.chunk_choices(update):
+                counted = self._sent_usage if self._is_continuous and self._serving.is_opening(choice) else usage
+                chunks += (self._prefix, msgspec.json.encode(choice), b"]", self._first, counted, b"}\n\n")
+                self._first = b""
+        self._sent_usage = usage
+        return b"".join(chunks)
+
+    def last(self) -> bytes:
+        """Return the chunk without choices that carries the usage, and the metrics of the request."""
+        metrics = self._serving.metrics(self._last) if self._last is not None else None
+        extra = b"" if metrics is None else b',"metrics":' + msgspec.json.encode(metrics)
+        return b"".join([self._prefix, b"]", self._encoded_usage(), extra, b"}\n\n"])
+
+    def _encoded_usage(self) -> bytes:
+        return b',"usage":' + msgspec.json.encode(self._usage.report())

@@ -79,7 +79,6 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "guided_whitespace_pattern": ("use structured_outputs, which has whitespace_pattern", ()),
     "guided_decoding_backend": ("the server has one backend; see --guided-decoding-backend", ("auto",)),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
-    "return_tokens_as_token_ids": ("see return_token_ids", (False,)),
     "logits_processors": ("see logits_processors_args", ([],)),
     "vllm_xargs": ("there are no plug-ins that read it", ({},)),
     "documents": ("put them into chat_template_kwargs", ([],)),

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import UNSET
 
@@ -33,12 +34,20 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_top: int) -> ChatLogprobs:
-    """Return the log-probabilities of a chat choice."""
+def token_namer(tokenizer: Tokenizer, as_token_ids: bool) -> Callable[[int], str]:
+    """Return how log-probabilities name tokens: by their text, or as `token_id:17`."""
+    return "token_id:{}".format if as_token_ids else partial(token_name, tokenizer)
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_top: int, as_token_ids: bool = False
+) -> ChatLogprobs:
+    """Return the log-probabilities of a chat choice; `bytes` are those of the token's text however it is named."""
+    name = token_namer(tokenizer, as_token_ids)
 
     def top_logprob(token_id: int, logprob: float) -> TopLogprob:
         raw = tokenizer.token_bytes(token_id)
-        return TopLogprob(token=token_name(tokenizer, token_id), logprob=max(logprob, MIN_LOGPROB), bytes=list(raw))
+        return TopLogprob(token=name(token_id), logprob=max(logprob, MIN_LOGPROB), bytes=list(raw))
 
     def token_logprob(entry: TokenLogprobs) -> TokenLogprob:
         own = top_logprob(entry.token_id, entry.logprob)
@@ -51,9 +60,10 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_to
 class CompletionLogprobsBuilder:
     """Builds the log-probabilities of one completion choice, chunk by chunk."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, as_token_ids: bool = False) -> None:
         """Report `num_top` alternatives per token."""
         self._tokenizer = tokenizer
+        self._name = token_namer(tokenizer, as_token_ids)
         self._num_top = num_top
         self._offset = 0
 
@@ -61,7 +71,7 @@ class CompletionLogprobsBuilder:
         """Return the log-probabilities of the next tokens; the first token of a prompt has no entry."""
         logprobs = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token_id, entry in zip(token_ids, entries, strict=True):
-            logprobs.tokens.append(token_name(self._tokenizer, token_id))
+            logprobs.tokens.append(self._name(token_id))
             logprobs.text_offset.append(self._offset)
             logprobs.token_logprobs.append(None if entry is None else max(entry.logprob, MIN_LOGPROB))
             logprobs.top_logprobs.append(None if entry is None else self._top(entry))
@@ -70,9 +80,7 @@ class CompletionLogprobsBuilder:
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         pairs = [*entry.top[: self._num_top], (entry.token_id, entry.logprob)]
-        return {
-            token_name(self._tokenizer, token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)
-        }
+        return {self._name(token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)}
 
 
 def check_num_prompt_logprobs(field: str, requests: Sequence[GenerationRequest], num_copies: int) -> None:

@@ -27,7 +27,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         include_usage: end with a chunk without choices that carries the usage
-        continuous_usage_stats: put the usage so far into every chunk
+        continuous_usage_stats: put the usage so far into every chunk; has an effect only with `include_usage`
         include_obfuscation: accepted without effect; chunks are never padded
     """
 
@@ -108,8 +108,9 @@ class GenerationFields(RequestFields, kw_only=True):
             `whitespace_pattern`; only one constraint per request
         add_special_tokens: encode text with the tokenizer's special tokens (default: true, for chats false)
         collect_metrics: add `speculate_metrics` and `metrics` to finished choices
-        return_token_ids: add `prompt_token_ids`, `completion_token_ids`, and the texts that these decode to,
-            `prompt_tokens` and `completion_tokens`
+        return_token_ids: add `token_ids` and `prompt_token_ids`, and for clients of FastDeploy `completion_token_ids`
+            and the texts that the ids decode to, `prompt_tokens` and `completion_tokens`
+        return_tokens_as_token_ids: name tokens in log-probabilities `token_id:17` (default: the server's flag)
         truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 leaves room for `max_tokens`
         max_streaming_response_tokens: minimum number of tokens per chunk, unless its choice ends (default: 1)
     """
@@ -154,6 +155,7 @@ class GenerationFields(RequestFields, kw_only=True):
     add_special_tokens: bool | None = None
     collect_metrics: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
     max_streaming_response_tokens: int | None = None
 

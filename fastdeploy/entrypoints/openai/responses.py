@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -110,6 +110,9 @@ class PromptLogprob(ResponseBody, kw_only=True):
     decoded_token: str | None
 
 
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+
+
 class OutputToken(ResponseBody, kw_only=True):
     """A token of the output and where it came from.
 
@@ -125,6 +128,49 @@ class OutputToken(ResponseBody, kw_only=True):
     source: str | UnsetType = UNSET
 
 
+class SpeculativeDecodingMetrics(ResponseBody, kw_only=True):
+    """Acceptance of drafts in a request with one choice, as vLLM reports it.
+
+    Attributes:
+        mean_acceptance_length: tokens that a step with drafts emits on average, the one after the drafts included
+        draft_acceptance_rate: accepted / drafted tokens
+        acceptance_histogram: [n] number of steps that accepted n drafts
+        num_spec_steps: steps with drafts
+        num_spec_tokens: maximum number of drafts in a step
+        per_step_accepted, per_step_drafted: counts of each step are not recorded
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    per_step_accepted: None = None
+    per_step_drafted: None = None
+
+
+class PerRequestMetrics(ResponseBody, kw_only=True):
+    """Times of a request with one choice, as vLLM reports them; null without `--enable-per-request-metrics`.
+
+    Attributes:
+        time_to_first_token_ms: from the first step of the request to its first token
+        generation_time_ms: from the first token to the last one
+        queue_time_ms: from the arrival to the first step
+        mean_itl_ms: mean time between tokens after the first one; null for a single token
+        tokens_per_second: output tokens per second from the first step to the end
+        speculative_decoding: with `--per-request-spec-decode-metrics summary`, if there were drafts
+    """
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    speculative_decoding: SpeculativeDecodingMetrics | None = None
+
+
 class ChoiceFields(ResponseBody, kw_only=True):
     """Fields that the choices of both endpoints have.
 
@@ -132,8 +178,9 @@ class ChoiceFields(ResponseBody, kw_only=True):
         finish_reason: why the output ended; null while it continues
         stop_reason: the stop string or token id that ended the output
         seed: the same request with this seed gives the same tokens
-        prompt_token_ids, prompt_tokens: the prompt and its text, with `return_token_ids`
-        completion_token_ids, completion_tokens: the output and its text, with `return_token_ids`
+        token_ids, completion_token_ids: the output, with `return_token_ids`, under vLLM's name and FastDeploy's
+        prompt_token_ids: the prompt, with `return_token_ids`
+        prompt_tokens, completion_tokens: texts of prompt and output, with `return_token_ids`
         tokens: where each token came from, with `return_token_ids` and `collect_metrics`
         prompt_logprobs: token id to its log-probability, for each position of the prompt
         speculate_metrics, metrics: acceptance and times of the choice, with `collect_metrics`
@@ -143,12 +190,13 @@ class ChoiceFields(ResponseBody, kw_only=True):
     finish_reason: FinishReason | None
     stop_reason: int | str | UnsetType | None = UNSET
     seed: int | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_tokens: str | UnsetType = UNSET
     completion_token_ids: list[int] | UnsetType = UNSET
     completion_tokens: str | UnsetType = UNSET
     tokens: list[OutputToken] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     speculate_metrics: SpeculateMetrics | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType | None = UNSET
 
@@ -167,11 +215,23 @@ class CompletionLogprobs(ResponseBody, kw_only=True):
     text_offset: list[int]
 
 
-class CompletionChoice(ChoiceFields, kw_only=True):
-    """One completion, or what a chunk adds to it."""
+class CompletionStreamChoice(ChoiceFields, kw_only=True):
+    """What a chunk adds to one completion."""
 
     text: str
     logprobs: CompletionLogprobs | None
+
+
+class CompletionChoice(CompletionStreamChoice, kw_only=True):
+    """One completion.
+
+    Attributes:
+        token_ids, prompt_token_ids, prompt_logprobs: null if the request does not ask for them
+    """
+
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionResponse(ResponseHead, kw_only=True):
@@ -179,13 +239,19 @@ class CompletionResponse(ResponseHead, kw_only=True):
 
     choices: list[CompletionChoice]
     usage: UsageInfo
+    metrics: PerRequestMetrics | None = None
 
 
 class CompletionStreamResponse(ResponseHead, kw_only=True):
-    """One chunk of a streamed completion."""
+    """One chunk of a streamed completion.
 
-    choices: list[CompletionChoice]
+    Attributes:
+        metrics: in the chunk with the usage
+    """
+
+    choices: list[CompletionStreamChoice]
     usage: UsageInfo | UnsetType = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET
 
 
 class TopLogprob(ResponseBody, kw_only=True):
@@ -245,17 +311,30 @@ class ChatMessage(ResponseBody, kw_only=True):
 
 
 class ChatCompletionChoice(ChoiceFields, kw_only=True):
-    """One message."""
+    """One message.
+
+    Attributes:
+        token_ids: null if the request does not ask for them
+    """
 
     message: ChatMessage
     logprobs: ChatLogprobs | None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionResponse(ResponseHead, kw_only=True):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions.
+
+    Attributes:
+        prompt_token_ids, prompt_logprobs: those of the first choice, where vLLM has them; null if the request does not
+            ask for them
+    """
 
     choices: list[ChatCompletionChoice]
     usage: UsageInfo
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    metrics: PerRequestMetrics | None = None
 
 
 class DeltaFunctionCall(ResponseBody, kw_only=True):
@@ -296,7 +375,14 @@ class ChatCompletionStreamChoice(ChoiceFields, kw_only=True):
 
 
 class ChatCompletionStreamResponse(ResponseHead, kw_only=True):
-    """One chunk of a streamed chat completion."""
+    """One chunk of a streamed chat completion.
+
+    Attributes:
+        prompt_token_ids: in the first chunk, with `return_token_ids`
+        metrics: in the chunk with the usage
+    """
 
     choices: list[ChatCompletionStreamChoice]
+    prompt_token_ids: list[int] | UnsetType = UNSET
     usage: UsageInfo | UnsetType = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET

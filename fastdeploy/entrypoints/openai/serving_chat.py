@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
+from msgspec import UNSET
 
 from fastdeploy.entrypoints.openai.chat_turn import ChatTurn
 from fastdeploy.entrypoints.openai.choice_serving import ChoiceServing
@@ -77,6 +80,24 @@ class ServingChat(ChoiceServing):
             self._add_optional_fields(choice, update)
             yield choice
 
+    def prompt_fields(self, choices: Sequence[ChatCompletionChoice]) -> dict[str, Any]:
+        """Return the ids and log-probabilities of the prompt."""
+        first = choices[0]
+        return {
+            "prompt_token_ids": first.prompt_token_ids or None,
+            "prompt_logprobs": None if first.prompt_logprobs is UNSET else first.prompt_logprobs,
+        }
+
+    def first_chunk_fields(self) -> bytes:
+        """Return the ids of the prompt, if the request asks for them."""
+        if not self.body.return_token_ids:
+            return b""
+        return b',"prompt_token_ids":' + msgspec.json.encode(self.requests[0].prompt_token_ids)
+
+    def is_opening(self, choice: ChatCompletionStreamChoice) -> bool:
+        """Return whether a chunk opens the message."""
+        return choice.delta.role is not UNSET
+
     def _message(self, parsed: Message) -> ChatMessage:
         """Return the message of the response; beside calls, empty content is null."""
         message = ChatMessage(content=parsed.content)
@@ -97,7 +118,9 @@ class ServingChat(ChoiceServing):
         if finish_reason == "stop" and self._turn.num_calls(update.index):
             finish_reason = "tool_calls"
         if self.body.logprobs:
-            logprobs = chat_logprobs(self.server.tokenizer, delta.logprobs or [], self.body.top_logprobs or 0)
+            logprobs = chat_logprobs(
+                self.server.tokenizer, delta.logprobs or [], self.body.top_logprobs or 0, self.names_token_ids
+            )
         return {"finish_reason": finish_reason, "logprobs": logprobs}
 
     def _add_optional_fields(self, choice: ChoiceFields, update: ChoiceUpdate) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET
 
@@ -28,7 +28,12 @@ from fastdeploy.entrypoints.openai.logprobs import (
 )
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
 from fastdeploy.entrypoints.openai.protocol import CompletionRequest
-from fastdeploy.entrypoints.openai.responses import CompletionChoice, CompletionLogprobs, CompletionResponse
+from fastdeploy.entrypoints.openai.responses import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionResponse,
+    CompletionStreamChoice,
+)
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import make_request_id
 
@@ -36,6 +41,7 @@ MAX_CHOICES = 1024
 MAX_IDS = 2**20  # in the parameters of all prompts, each of which is sent with a copy
 
 Prompt = str | list[int]
+C = TypeVar("C", bound=CompletionStreamChoice)
 
 
 class ServingCompletion(ChoiceServing):
@@ -78,12 +84,25 @@ class ServingCompletion(ChoiceServing):
         )
         num_choices = len(self._prompts) * params.n
         self._num_top = completion_logprobs(body)
-        self._logprobs = [CompletionLogprobsBuilder(server.tokenizer, self._num_top or 0) for _ in range(num_choices)]
+        self._logprobs = [
+            CompletionLogprobsBuilder(server.tokenizer, self._num_top or 0, self.names_token_ids)
+            for _ in range(num_choices)
+        ]
 
     def choice(self, update: ChoiceUpdate) -> CompletionChoice:
         """Return the choice, with the prompt before its text if the request asks for that."""
+        return self._make_choice(CompletionChoice, update)
+
+    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[CompletionStreamChoice]:
+        """Yield one choice, unless it holds nothing new for the client."""
+        choice = self._make_choice(CompletionStreamChoice, update)
+        is_new = choice.text or choice.finish_reason or choice.logprobs or self.body.return_token_ids
+        if is_new or choice.prompt_logprobs is not UNSET:
+            yield choice
+
+    def _make_choice(self, kind: type[C], update: ChoiceUpdate) -> C:
         delta = update.delta
-        choice = CompletionChoice(
+        choice = kind(
             index=update.index,
             text=self._echo(update) + update.text,
             logprobs=self._build_logprobs(update),
@@ -94,13 +113,6 @@ class ServingCompletion(ChoiceServing):
             has_texts = self.body.include_logprobs_decode_token
             choice.prompt_logprobs = prompt_logprobs(self.server.tokenizer, update.prompt_logprobs, has_texts)
         return choice
-
-    def chunk_choices(self, update: ChoiceUpdate) -> Iterator[CompletionChoice]:
-        """Yield one choice, unless it holds nothing new for the client."""
-        choice = self.choice(update)
-        is_new = choice.text or choice.finish_reason or choice.logprobs or self.body.return_token_ids
-        if is_new or choice.prompt_logprobs is not UNSET:
-            yield choice
 
     def _with_suffix(self, add_special: bool) -> list[Prompt]:
         """Return the prompts; with a suffix, in the model's fill-in-the-middle format."""
