@@ -84,6 +84,8 @@ MAX_STOP_LENGTH = 1024
 
 OUTPUT_LENGTHS = Range(1, _INT32_MAX)
 """`max_tokens` of a request with output."""
+TRUNCATION_SIDES = ("left", "right")
+
 TOKEN_IDS = Range(0, _INT32_MAX)
 PRIORITIES = Range(-(2**31), _INT32_MAX)
 LOGIT_BIASES = Range(-100.0, 100.0)
@@ -142,6 +144,7 @@ class SamplingParams:
         visible_token_ids: special tokens that stay in the text all the same, such as the markers of tool calls.
         include_stop_str_in_output: keep the stop string in the text.
         truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 keeps as many as fit the context.
+        truncation_side: the side that truncate_prompt_tokens cuts off; `right` keeps the first tokens. None is `left`.
         reasoning_max_tokens: number of reasoning tokens after which the end marker is forced.
         response_max_tokens: maximum number of tokens after the end of the reasoning.
         structured_outputs: constraint on the output (after the reasoning).
@@ -174,6 +177,7 @@ class SamplingParams:
     visible_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     reasoning_max_tokens: int | None = None
     response_max_tokens: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
@@ -191,6 +195,7 @@ class SamplingParams:
             self.seed %= SEED_MODULUS
         if self.truncate_prompt_tokens == 0:
             raise InvalidRequestError("truncate_prompt_tokens", "expected -1 or at least 1, got 0")
+        self._check_truncation_side()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError("min_tokens", f"{self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.stop and not self.detokenize:
@@ -214,6 +219,15 @@ class SamplingParams:
             self.structured_outputs = StructuredOutputsParams.from_fields("structured_outputs", self.structured_outputs)
         if isinstance(self.guided_decoding, dict):
             self.guided_decoding = GuidedDecodingParams(**self.guided_decoding)
+
+    def _check_truncation_side(self) -> None:
+        if self.truncation_side is None:
+            return
+        if self.truncation_side not in TRUNCATION_SIDES:
+            expected = " or ".join(TRUNCATION_SIDES)
+            raise InvalidRequestError("truncation_side", f"expected {expected}, got {shorten(self.truncation_side)}")
+        if self.truncate_prompt_tokens is None:
+            raise InvalidRequestError("truncation_side", "needs truncate_prompt_tokens")
 
     def _check_lists(self) -> None:
         for name, maximum in MAX_ITEMS.items():

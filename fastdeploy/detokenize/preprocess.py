@@ -93,12 +93,16 @@ def prepare_params(tokenizer: Tokenizer, limits: RequestLimits, params: Sampling
 
 
 def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:
-    """Return the last `truncate_prompt_tokens` tokens; for -1, as many as leave room for `max_tokens`, at least 1."""
+    """Return the last `truncate_prompt_tokens` tokens; for -1, as many as leave room for `max_tokens`, at least 1.
+
+    With `truncation_side` right, it is the first tokens.
+    """
     if params.truncate_prompt_tokens is None:
         return token_ids
     num_output = 1 if params.max_tokens is None else max(1, params.max_tokens)
     room = max(1, max_model_len - num_output)
-    return token_ids[-(room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens) :]
+    length = room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
+    return token_ids[:length] if params.truncation_side == "right" else token_ids[-length:]
 
 
 def max_text_length(tokenizer: Tokenizer, max_model_len: int, is_truncated: bool = False) -> int:

@@ -77,6 +77,10 @@ def test_truncated_prompts_keep_their_last_tokens(params: Any, kept: int) -> Non
 def test_truncation_counts_the_tokens_of_a_text() -> None:
     tokenizer = make_tokenizer("byte_level")
     assert build("the quick brown fox", truncate_prompt_tokens=2).prompt_token_ids == tokenizer.encode(" brown fox")
+    left = build("the quick brown fox", truncate_prompt_tokens=2, truncation_side="left")
+    assert left.prompt_token_ids == tokenizer.encode(" brown fox")
+    right = build("the quick brown fox", truncate_prompt_tokens=2, truncation_side="right")
+    assert right.prompt_token_ids == tokenizer.encode("the quick")
 
 
 def test_bad_words_are_tokenized_with_and_without_a_leading_space() -> None:

@@ -133,6 +133,8 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "chat_template_kwargs": [{"enable_thinking": False}, {"x": [1, {"y": None}]}],
     "reasoning_effort": ["low", "none", "huge"],
     "truncate_prompt_tokens": [-1, 1, 50],
+    "truncation_side": ["left", "right"],
+    "thinking_token_budget": [-1, 3],
     "priority": [-5, 0, 7],
     "max_streaming_response_tokens": [1, 4],
     "cache_salt": ["", "s"],

@@ -127,6 +127,11 @@ def test_prompt_may_end_without_the_assistant_s_opening(chats: ServerProcess, fo
     assert prompt_of(chats, folder, {"messages": [HI], "add_generation_prompt": False}) == "<s>user: hi</s>\n"
 
 
+@pytest.mark.parametrize("tier", ["flex", "priority", "auto", 3, None])
+def test_every_service_tier_is_accepted(chats: ServerProcess, tier: Any) -> None:
+    assert chats.post("/v1/chat/completions", {"messages": [HI], "max_tokens": 1, "service_tier": tier}).is_success
+
+
 def test_template_may_be_left_out(chats: ServerProcess, folder: Path) -> None:
     assert prompt_of(chats, folder, {"messages": [HI], "disable_chat_template": True}) == "hi"
 

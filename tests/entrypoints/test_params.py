@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fastdeploy.config.model_config import GenerationDefaults
@@ -67,6 +69,21 @@ def test_a_completion_without_output_needs_a_reason_for_its_prompt() -> None:
         completion_params(CompletionRequest(prompt="x", max_tokens=0, logprobs=1), PROPOSED, limited)
     with pytest.raises(InvalidRequestError, match="n: expected 1 with max_tokens 0, got 2"):
         completion_params(CompletionRequest(prompt="x", max_tokens=0, echo=True, n=2), PROPOSED, limited)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"thinking_token_budget": 9}, 9),
+        ({"thinking_token_budget": 0}, 0),
+        ({"thinking_token_budget": -1}, None),
+        ({"thinking_token_budget": 9, "reasoning_max_tokens": 9}, 9),
+        ({"thinking_token_budget": 9, "logits_processors_args": {"thinking_budget": 9}}, 9),
+    ],
+)
+def test_thinking_token_budget_is_the_reasoning_s_limit(given: dict[str, Any], expected: int | None) -> None:
+    body = ChatCompletionRequest(messages=[], **given)
+    assert chat_params(body, GenerationDefaults(), LIMITS).reasoning_max_tokens == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, None), (False, None), (True, 1), (0, 0), (5, 5)])

@@ -176,8 +176,9 @@ def test_effort_reaches_the_template(parsing_client: openai.OpenAI, parsing_mode
         effort: rendered(
             parsing_model, chat(parsing_client, "x", {"reasoning_effort": effort}).choices[0].prompt_token_ids
         )
-        for effort in ("none", "high")
+        for effort in ("none", "high", "max")
     }
+    assert prompts["max"].endswith("assistant: effort max")
     assert prompts["high"].endswith("assistant: effort high")
     assert prompts["none"].endswith("assistant: effort none<think>\n\n</think>\n\n")
 
@@ -186,6 +187,53 @@ def test_prompt_of_token_ids_is_checked_for_markers(parsing_client: openai.OpenA
     opened = chat(parsing_client, "hm</think>yes", {"chat_template_kwargs": {"enable_thinking": True}})
     extra = {"prompt_token_ids": opened.choices[0].prompt_token_ids}
     assert chat(parsing_client, "", extra).choices[0].message.reasoning_content == "hm"
+
+
+def test_include_reasoning_false_leaves_the_reasoning_out_of_the_answer(parsing_client: openai.OpenAI) -> None:
+    text, extra = "<think>the quick brown fox</think>the lazy dog", {"include_reasoning": False}
+    whole = chat(parsing_client, text, extra)
+    assert whole.choices[0].message.content == "the lazy dog"
+    assert not {"reasoning", "reasoning_content"} & whole.choices[0].message.model_dump().keys()
+    assert whole.usage.completion_tokens_details.reasoning_tokens > 2
+    chunks = list(chat(parsing_client, text, extra, stream=True))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == "the lazy dog"
+    assert not any({"reasoning", "reasoning_content"} & delta.model_dump().keys() for delta in deltas)
+    ids = [token_id for chunk in chunks for token_id in getattr(chunk.choices[0], "completion_token_ids", None) or ()]
+    assert ids == whole.choices[0].completion_token_ids, "the ids of all tokens are there"
+
+
+def test_a_prompt_whose_end_is_cut_off_decides_where_the_output_begins(parsing_client: openai.OpenAI) -> None:
+    """The template opens the reasoning at the end of the prompt, which truncation on the right removes."""
+    extra = {"chat_template_kwargs": {"enable_thinking": True}}
+    assert chat(parsing_client, "hm</think>yes", extra).choices[0].message.reasoning == "hm"
+    num_tokens = chat(parsing_client, "hm</think>yes", extra).usage.prompt_tokens
+    cut = {**extra, "truncate_prompt_tokens": num_tokens - 1, "truncation_side": "right"}
+    message = chat(parsing_client, "hm</think>yes", cut).choices[0].message
+    assert (message.reasoning, message.content) == (None, "hm</think>yes")
+    whole = {**extra, "truncate_prompt_tokens": num_tokens, "truncation_side": "right"}
+    assert chat(parsing_client, "hm</think>yes", whole).choices[0].message.reasoning == "hm"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"reasoning_max_tokens": 3},
+        {"thinking_token_budget": 3},
+        {"logits_processors_args": {"thinking_budget": 3}},
+        {"thinking_token_budget": -1},
+    ],
+)
+def test_a_budget_needs_a_reasoning_parser_and_the_error_names_its_field(
+    server: ServerProcess, given: dict[str, Any]
+) -> None:
+    response = server.post("/v1/chat/completions", {"messages": says("x"), "max_tokens": 1, **given})
+    (name,), (value,) = given.keys(), given.values()
+    if value == -1:
+        assert response.status_code == 200
+    else:
+        error = response.json()["error"]
+        assert (error["param"], error["message"]) == (name, f"{name}: requires a server with --reasoning-parser")
 
 
 @pytest.mark.parametrize(

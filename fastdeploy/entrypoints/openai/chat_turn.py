@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.preprocess import build_request, max_text_length
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.logprobs import check_num_prompt_logprobs
-from fastdeploy.entrypoints.openai.params import chat_params
+from fastdeploy.entrypoints.openai.params import chat_params, reasoning_budget
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
@@ -45,6 +46,8 @@ class ChatTurn:
         reasoning = reasoning_format(server)
         self._reasoning = reasoning and reasoning.for_tools(self._tools.markers if self._tools is not None else ())
         params = chat_params(body, server.defaults, server.param_limits, accepts_prefill_only)
+        if params.reasoning_max_tokens is not None and self._reasoning is None:
+            raise InvalidRequestError(reasoning_budget(body)[0], "requires a server with --reasoning-parser")
         is_truncated = body.truncate_prompt_tokens is not None
         max_length = max_text_length(server.tokenizer, server.limits.max_model_len, is_truncated)
         prompt = render_prompt(server, body, max_length)
@@ -55,6 +58,9 @@ class ChatTurn:
         )
         field = "messages" if body.prompt_token_ids is None else "prompt_token_ids"
         request = build_request(server.tokenizer, server.limits, response_id, prompt, params, add_special, field)
+        if body.truncation_side == "right" and self._reasoning is not None:  # the end may be cut off
+            text = server.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+            state = reasoning_state(server, self._reasoning, body, text)
         request.cache_salt = body.cache_salt or ""
         request.reasoning = state
         request.may_call_tools = self._reasoning is not None and self._reasoning.tool_call_start != ""

@@ -48,6 +48,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "prompt_cache_key": "equal prefixes are found without it; `cache_salt` separates them",
     "prompt_cache_retention": "cached prefixes stay as long as there is room",
     "trace_context": "this server sends no traces",
+    "service_tier": "all requests are served alike; see `priority`",
 }
 """Field -> why it is accepted without effect."""
 
@@ -59,7 +60,6 @@ _DISAGGREGATED = "internal to prefill/decode separation; clients do not send it"
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "functions": ("is OpenAI's older spelling; use tools", ([],)),
     "function_call": ("is OpenAI's older spelling; use tool_choice", ("none", "auto")),
-    "service_tier": ("there are no service tiers", ("auto", "default")),
     "modalities": (_TEXT_ONLY, (["text"],)),
     "audio": (_TEXT_ONLY, ()),
     "mm_hashes": (_TEXT_ONLY, _OFF),
@@ -83,7 +83,5 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "vllm_xargs": ("there are no plug-ins that read it", ({},)),
     "documents": ("put them into chat_template_kwargs", ([],)),
     "enable_thinking": ("put it into chat_template_kwargs", ()),
-    "thinking_token_budget": ("use reasoning_max_tokens", ()),
-    "include_reasoning": ("reasoning is always separate, in reasoning_content", (True,)),
 }
 """Field -> (why it is refused, values that are accepted because they request nothing)."""

@@ -26,6 +26,7 @@ from fastdeploy.core.sampling_params import (
     MAX_STOP_LENGTH,
     NUM_SPECULATIVE_TOKENS,
     TOKEN_IDS,
+    TRUNCATION_SIDES,
     Range,
 )
 from fastdeploy.detokenize.messages import FUNCTION_NAME, ROLES
@@ -133,6 +134,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
         },
         "additionalProperties": False,
     },
+    "truncation_side": {"enum": [*TRUNCATION_SIDES, None]},
     "reasoning_effort": {"enum": [*REASONING_EFFORTS, None]},
     "request_id": _printable(MAX_REQUEST_ID_LENGTH),
     "role": {"enum": [role.value for role in Role]},

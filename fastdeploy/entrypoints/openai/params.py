@@ -46,8 +46,10 @@ COMMON_FIELDS = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
+    "truncation_side",
 )
-REASONING_FIELDS = ("reasoning_max_tokens", "response_max_tokens")
+BUDGET_FIELDS = ("reasoning_max_tokens", "thinking_token_budget")
+NO_BUDGET = -1  # of thinking_token_budget: the reasoning has no limit
 PROCESSORS = "logits_processors_args"
 MAX_ID_DIGITS = 18
 MAX_SALT_LENGTH = 256  # characters; every prompt and every block of the prefix cache is marked with the salt
@@ -102,10 +104,8 @@ def chat_params(
         InvalidRequestError: a value is outside its range; names the field.
     """
     values = _common_values(body, defaults)
-    values.update({name: value for name in REASONING_FIELDS if (value := getattr(body, name)) is not None})
-    budget = _thinking_budget(body.logits_processors_args or {}, body.reasoning_max_tokens)
-    if budget is not None:
-        values["reasoning_max_tokens"] = budget
+    values["reasoning_max_tokens"] = reasoning_budget(body)[1]
+    values["response_max_tokens"] = body.response_max_tokens
     if body.max_completion_tokens is not None:
         values["max_tokens"] = body.max_completion_tokens
     given = {"max_completion_tokens": body.max_completion_tokens, "max_tokens": body.max_tokens}
@@ -210,15 +210,30 @@ def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:
     return biases
 
 
-def _thinking_budget(args: dict[str, Any], reasoning_max_tokens: int | None) -> int | None:
-    budget = args.get("thinking_budget")
+def reasoning_budget(body: ChatCompletionRequest) -> tuple[str, int | None]:
+    """Return the field that limits the reasoning, and the maximum number of its tokens, None for no limit.
+
+    Raises:
+        InvalidRequestError: a value is outside its range, or two fields differ; names the field.
+    """
+    given: dict[str, int] = {}
+    for name in BUDGET_FIELDS:
+        if (value := getattr(body, name)) is not None:
+            FIELD_RANGES[name].check(name, value)
+            given[name] = value
+    budget = (body.logits_processors_args or {}).get("thinking_budget")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise InvalidRequestError(PROCESSORS, f"expected a thinking_budget of at least 0 tokens, got {shorten(budget)}")
-    if budget is not None and reasoning_max_tokens not in (None, budget):
-        raise InvalidRequestError(
-            PROCESSORS, f"thinking_budget differs from reasoning_max_tokens {reasoning_max_tokens}"
-        )
-    return budget
+    if budget is not None:
+        given[PROCESSORS] = budget
+    if not given:
+        return "", None
+    first, maximum = next(iter(given.items()))
+    for name, value in given.items():
+        if value != maximum:
+            prefix = "thinking_budget " if name == PROCESSORS else ""
+            raise InvalidRequestError(name, f"{prefix}differs from {first} {maximum}")
+    return first, None if maximum == NO_BUDGET else maximum
 
 
 def _logit_bias(field: str, given: Any) -> dict[int, float]:

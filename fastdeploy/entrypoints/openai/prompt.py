@@ -15,7 +15,7 @@ from fastdeploy.detokenize.template_process import TemplateProcess
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 from fastdeploy.entrypoints.openai.server import ApiServer
 
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NO_REASONING = {"enable_thinking": False, "thinking": False}  # variables that templates read
 OWN_FIELDS = ("messages", "add_generation_prompt", "chat_template", "tools")
 TEMPLATE_FIELDS = ("chat_template", "chat_template_kwargs", "reasoning_effort", "continue_final_message")

@@ -112,6 +112,7 @@ class GenerationFields(RequestFields, kw_only=True):
             and the texts that the ids decode to, `prompt_tokens` and `completion_tokens`
         return_tokens_as_token_ids: name tokens in log-probabilities `token_id:17` (default: the server's flag)
         truncate_prompt_tokens: keep only this many of the last prompt tokens; -1 leaves room for `max_tokens`
+        truncation_side: the side of the prompt that `truncate_prompt_tokens` cuts off (default: left)
         max_streaming_response_tokens: minimum number of tokens per chunk, unless its choice ends (default: 1)
     """
 
@@ -157,6 +158,7 @@ class GenerationFields(RequestFields, kw_only=True):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     max_streaming_response_tokens: int | None = None
 
 
@@ -197,6 +199,9 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         disable_chat_template: use the content of the first message as the prompt, without a template
         continue_final_message: the last message is the beginning of the answer
         reasoning_max_tokens: maximum number of reasoning tokens; then the end of the reasoning is forced
+        thinking_token_budget: the same; -1 is no limit
+        include_reasoning: false leaves the reasoning out of the answer; `usage`, log-probabilities and token ids
+            include it
         response_max_tokens: maximum number of tokens after the reasoning
         reasoning_effort: passed to the template; `none` also sets `enable_thinking` to false
         tools: functions that the model may call, at most 1024
@@ -215,6 +220,8 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
     disable_chat_template: bool = False
     continue_final_message: bool = False
     reasoning_max_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool = True
     response_max_tokens: int | None = None
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
@@ -225,6 +232,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 FIELD_RANGES: dict[str, Range] = {
     **RANGES,
     "max_completion_tokens": OUTPUT_LENGTHS,
+    "thinking_token_budget": Range(-1, RANGES["reasoning_max_tokens"].high),
     "top_logprobs": RANGES["logprobs"],
     "best_of": RANGES["n"],
     "priority": PRIORITIES,

@@ -69,7 +69,8 @@ class ServingChat(ChoiceServing):
         """Yield the choice that opens the message, then one choice for each new part of the message."""
         if update.is_first:
             yield _plain_choice(update, DeltaMessage(role="assistant", content=""))
-        deltas = [_delta(part) for part in self._turn.parts(update)]
+        parts = self._turn.parts(update)
+        deltas = [_delta(part) for part in parts if part.kind != "reasoning" or self.body.include_reasoning]
         for delta in deltas[:-1]:
             yield _plain_choice(update, delta)
         common = self._common_fields(update)
@@ -101,7 +102,7 @@ class ServingChat(ChoiceServing):
     def _message(self, parsed: Message) -> ChatMessage:
         """Return the message of the response; beside calls, empty content is null."""
         message = ChatMessage(content=parsed.content)
-        if self._turn.has_reasoning:
+        if self._turn.has_reasoning and self.body.include_reasoning:
             message.reasoning = message.reasoning_content = parsed.reasoning or None
         if parsed.calls:
             message.content = parsed.content or None
