@@ -30,6 +30,8 @@ from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.config.yaml_file import read_yaml_mapping
 from fastdeploy.core.errors import ConfigError, ErrorCollector, did_you_mean
 
+REPLACED_BY = {"uds": ("host", "port"), "shutdown_timeout": ("timeout_graceful_shutdown",)}
+"""Flag -> others that have no effect beside it, and must not be given."""
 CLIENT_SHARE_OF_KEYS = 0.875  # default of max_client_share with several keys; the rest is room for the others
 
 
@@ -74,7 +76,7 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     try:
         problems.raise_all()
         with errors_name_the_origin(provenance):
-            server = _with_keys(ServerConfig(**_section(SERVER, values)))
+            server = _server(values)
             if len(server.keys) > 1:
                 values.setdefault("max_client_share", CLIENT_SHARE_OF_KEYS)
             cluster, more_notes = _cluster(values, env, provenance)
@@ -100,7 +102,7 @@ def _raise_with_all_others(
     """Raise the errors found so far together with those of every part of the configuration."""
     values, origins = dict(values), dict(provenance)
     parts: tuple[Callable[[], object], ...] = (
-        lambda: _with_keys(ServerConfig(**_section(SERVER, values))),
+        lambda: _server(values),
         lambda: _cluster(values, env, origins),
         lambda: build_engine_config(values),
     )
@@ -110,8 +112,13 @@ def _raise_with_all_others(
     problems.raise_all()
 
 
-def _with_keys(server: ServerConfig) -> ServerConfig:
-    """Return the configuration with all API keys."""
+def _server(values: Mapping[str, Any]) -> ServerConfig:
+    """Build the server's configuration, with all API keys."""
+    for name, others in REPLACED_BY.items():
+        given = [FLAG_BY_NAME[other].option for other in others if other in values]
+        if values.get(name, "") != "" and given:
+            raise ConfigError(name, f"cannot be combined with {' and '.join(given)}, which it replaces")
+    server = ServerConfig(**_section(SERVER, values))
     keys = read_api_key_file(server.api_key_file) if server.api_key_file else ()
     return replace(server, keys=add_plain_keys(keys, server.api_keys))
 

@@ -30,6 +30,7 @@ class ServerConfig:
     served_model_name: Annotated[str, text(help="name of the model in requests (default: the model as given)")] = ""
     host: Annotated[str, text(help="address to listen on")] = "0.0.0.0"
     port: Annotated[int, integer(0, 65535, help="port to listen on; 0: any free port")] = 8000
+    uds: Annotated[str, text(help="Unix socket to listen on, instead of host and port (default: none)")] = ""
     metrics_port: Annotated[int | None, integer(1, 65535, help="port for /metrics only (default: none)")] = None
     workers: Annotated[int, integer(1, MAX_WORKERS, help="number of API processes, which share max_concurrency")] = 1
     api_keys: Annotated[
@@ -53,6 +54,10 @@ class ServerConfig:
     timeout_graceful_shutdown: Annotated[
         float, number(0, help="seconds that running requests may take after SIGTERM; 0: no limit")
     ] = 30.0
+    shutdown_timeout: Annotated[
+        float | None,
+        number(0, help="the same, where 0 ends running requests at once (default: timeout_graceful_shutdown)"),
+    ] = None
     max_connections: Annotated[int, integer(0, help="maximum number of open connections; 0: no limit")] = 4096
     max_connections_per_address: Annotated[
         int, integer(0, help="maximum per client address, which loopback addresses are exempt from; 0: no limit")
@@ -88,6 +93,9 @@ class ServerConfig:
     tool_call_parser: Annotated[
         str, choice("", *TOOL_CALL_FORMATS, help="format of tool calls: hermes, llama3_json, ... (default: none)")
     ] = ""
+    enable_force_include_usage: Annotated[
+        bool, switch(help="end every stream with the chunk of usage, whether the request asks for it or not")
+    ] = False
     disable_log_requests: Annotated[bool, switch(help="log no line per request")] = False
     uvicorn_log_level: Annotated[str, choice(*UVICORN_LOG_LEVELS, help=", ".join(UVICORN_LOG_LEVELS))] = "warning"
     disable_fastapi_docs: Annotated[bool, switch(help="do not serve /docs, /redoc and /openapi.json")] = False
@@ -110,6 +118,11 @@ class ServerConfig:
     ] = False
     ssl_keyfile: Annotated[str, text(help="private key for TLS")] = ""
     ssl_certfile: Annotated[str, text(help="certificate for TLS")] = ""
+
+    @property
+    def drain_timeout_s(self) -> float | None:
+        """Seconds that running requests may take after SIGTERM; 0 ends them at once, None is no limit."""
+        return self.timeout_graceful_shutdown or None if self.shutdown_timeout is None else self.shutdown_timeout
 
     def __post_init__(self) -> None:
         check_fields(self)

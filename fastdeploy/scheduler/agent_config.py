@@ -19,13 +19,13 @@ class AgentConfig:
         cluster: with a node id.
         max_num_seqs, max_num_batched_tokens: limits of a step of the engine.
         is_replacement: whether it follows an agent of the same server that has died.
-        graceful_s: `--timeout-graceful-shutdown`; 0 is no limit.
+        graceful_s: seconds that the server gives to a drain; None is no limit.
     """
 
     cluster: ClusterConfig
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
-    graceful_s: float = 0.0
+    graceful_s: float | None = None
     is_replacement: bool = False
 
     @property
@@ -36,4 +36,4 @@ class AgentConfig:
     @property
     def drain_s(self) -> float:
         """Return how long a hand-over may wait for slots: half of the time that the server gives to a drain."""
-        return (self.graceful_s or DEFAULT_GRACEFUL_S) / 4
+        return (DEFAULT_GRACEFUL_S if self.graceful_s is None else self.graceful_s) / 4

@@ -70,7 +70,8 @@ weight-transfer-config watermark-config engram-config disable-log-stats aggregat
 fail-on-environ-validation gdn-prefill-backend kda-prefill-backend
 """
 VLLM_SERVER = """
-headless api-server-count grpc enable-log-requests disable-log-requests lora-modules chat-template
+headless api-server-count grpc uds shutdown-timeout enable-force-include-usage
+enable-log-requests disable-log-requests lora-modules chat-template
 chat-template-content-format trust-request-chat-template default-chat-template-kwargs reasoning-effort-budgets
 response-role return-tokens-as-token-ids enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-call-parser
 tool-parser-plugin tool-server tool-strict-level log-config-file max-log-len enable-prompt-tokens-details

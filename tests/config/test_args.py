@@ -165,6 +165,13 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ('demo --speculative-config \'{"method": "eagle"}\'', "speculative_config.method", "not available yet"),
         ("demo --num-speculative-tokens 3", "speculative_model", "is missing"),
         ("demo --api-key=", "api_key", "not empty"),
+        ("demo --uds /tmp/s --port 1", "uds", "cannot be combined with --port, which it replaces"),
+        ("demo --uds /tmp/s --port 1 --host a", "uds", "cannot be combined with --host and --port, which it replaces"),
+        (
+            "demo --shutdown-timeout 0 --timeout-graceful-shutdown 0",
+            "shutdown_timeout",
+            "cannot be combined with --timeout-graceful-shutdown, which it replaces",
+        ),
         ("demo --root-path api", "root_path", "begins with /, got 'api'"),
         ("demo --ssl-keyfile k", "ssl_certfile", "must be given together"),
     ],
@@ -267,6 +274,20 @@ def test_a_key_of_vllms_variable_is_not_read_which_a_start_says(monkeypatch: pyt
     assert args.server.keys == ()
     assert args.notes == ("VLLM_API_KEY is not read: give keys with --api-key, --api-key-file or FD_API_KEY",)
     assert "VLLM_API_KEY" not in child_environment()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", 30.0),
+        ("--timeout-graceful-shutdown 5", 5.0),
+        ("--timeout-graceful-shutdown 0", None),
+        ("--shutdown-timeout 5", 5.0),
+        ("--shutdown-timeout 0", 0.0),
+    ],
+)
+def test_time_of_a_drain_may_be_limited_not_limited_or_none_at_all(flags: str, expected: float | None) -> None:
+    assert parse_serve_args(["demo", *flags.split()]).server.drain_timeout_s == expected
 
 
 def test_provenance_of_an_api_key_of_the_environment_is_its_variable() -> None:

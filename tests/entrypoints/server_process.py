@@ -31,7 +31,7 @@ START_S = 120
 
 
 class ServerProcess:
-    """A server on a free port.
+    """A server on a free port, or on the Unix socket of `--uds`.
 
     Attributes:
         url: its address, without /v1; empty before it is ready.
@@ -41,8 +41,9 @@ class ServerProcess:
     def __init__(
         self, flags: list[str], factory: str = FACTORY, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> None:
+        place = [] if "--uds" in flags else ["--host", "127.0.0.1", "--port", "0"]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, factory, "--host", "127.0.0.1", "--port", "0", *flags],
+            [sys.executable, "-c", LAUNCHER, factory, *place, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.entrypoints.test_cli import run
 from tests.entrypoints.test_openai_client import PROMPT, engine_text
 
 ASK = {"model": "default", "prompt": PROMPT, "max_tokens": 3, "request_id": "asked"}
-FLAGS = ("--max-logprobs", "2", "--disable-log-requests", "--uvicorn-log-level", "info")
+FLAGS = ("--max-logprobs", "2", "--disable-log-requests", "--uvicorn-log-level", "info", "--enable-force-include-usage")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,25 @@ def test_max_logprobs_limits_the_alternatives_of_a_request(flagged: ServerProces
     refused = flagged.post("/v1/completions", {**ASK, "logprobs": 3})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"] == "logprobs: expected an integer in [0, 2], got 3"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+def test_streams_end_with_usage_that_the_request_does_not_ask_for(
+    flagged: ServerProcess, path: str, body: dict[str, object], options: dict[str, object]
+) -> None:
+    response = flagged.post(path, {"model": "default", "max_tokens": 3, "stream": True, **body, **options})
+    *lines, end = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    *chunks, last = [json.loads(line) for line in lines]
+    assert end == "[DONE]"
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+    assert all("usage" not in chunk for chunk in chunks)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

@@ -81,6 +81,15 @@ def test_secrets_of_redis_are_masked_and_have_their_origin(
     assert "sesame" not in printed
 
 
+def test_what_another_flag_replaces_is_not_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = ["demo", "--uds", "/tmp/s", "--shutdown-timeout", "0"]
+    assert not {"host", "port", "timeout_graceful_shutdown"} & set(shown(capsys, *flags))
+    assert main(flags) == 0
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(capsys.readouterr().out)
+    assert parse_serve_args(["--config", str(copy)]).server == parse_serve_args(flags).server
+
+
 def test_yaml_output_is_a_file_with_the_same_configuration(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: str
 ) -> None:

@@ -46,7 +46,17 @@ PATHS = {
 }
 KEYS = {"custom_id", "method", "url", "body"}
 TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503
-NETWORK_FLAGS = ("host", "port", "api_key", "api_key_file", "metrics_port", "root_path", "ssl_keyfile", "ssl_certfile")
+NETWORK_FLAGS = (
+    "host",
+    "port",
+    "uds",
+    "api_key",
+    "api_key_file",
+    "metrics_port",
+    "root_path",
+    "ssl_keyfile",
+    "ssl_certfile",
+)
 READY_LINE = re.compile(r"Ready: (\S+) ")
 STOP_TIMEOUT_S = 30
 MAX_LINKS = 40  # of a path, as in the kernel

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fastdeploy.config.args import ServeArgs, parse_serve_args
+from fastdeploy.config.args import REPLACED_BY, ServeArgs, parse_serve_args
 from fastdeploy.config.cluster_args import PASSWORD_FILE_FLAG
 from fastdeploy.config.env import API_KEY_VARIABLE, SCHEDULER_PASSWORD_VARIABLE, read_env
 from fastdeploy.config.flag import CLUSTER
@@ -65,9 +65,11 @@ def with_known_context(args: ServeArgs) -> ServeArgs:
 
 
 def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
-    """Return flag -> (value, where it comes from), with masked secrets."""
+    """Return flag -> (value, where it comes from), with masked secrets and without replaced flags."""
     flags = [flag for flag in HONOURED_FLAGS if flag.section != "speculative" or flag.name == "speculative_config"]
-    return {flag.name: (_value(flag, args), _origin(flag, args)) for flag in flags}
+    values = {flag.name: (_value(flag, args), _origin(flag, args)) for flag in flags}
+    replaced = {other for name, others in REPLACED_BY.items() if values[name][0] not in ("", None) for other in others}
+    return {name: entry for name, entry in values.items() if name not in replaced}
 
 
 def _value(flag: Flag, args: ServeArgs) -> Any:

@@ -32,6 +32,7 @@ from fastdeploy.entrypoints.openai.lifecycle import (
     serving,
     stop_signal,
 )
+from fastdeploy.entrypoints.openai.listener import listening, url
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.startup_summary import ProgressBar, summary_lines
 from fastdeploy.entrypoints.openai.supervisor import Supervisor
@@ -41,8 +42,6 @@ from fastdeploy.metrics.logs import AGENT_LOG, ENGINE_LOG, log_folder, set_up_lo
 from fastdeploy.scheduler.agent_child import AgentChild
 from fastdeploy.scheduler.agent_config import AgentConfig
 from fastdeploy.scheduler.base import RequestScheduler
-
-BACKLOG = 2048
 
 
 def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> int:
@@ -70,12 +69,12 @@ async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
     agent = _make_agent(args, env, client)
     try:
         server = make_server(args, env, client)
-        listener = bind(args.server)  # before the model loads, so that a port in use is reported at once
-        if args.server.workers > 1:
-            return await _run_with_workers(server, client, agent, args, listener)
-        serve_metrics(args.server, server.registry)
-        async with joined_cluster(server, args, client, worker=0), serving(server, listener):
-            return await _run(server, client, agent, args, url(args.server, listener))
+        with listening(args.server) as listener:  # before the model loads: a port in use is reported at once
+            if args.server.workers > 1:
+                return await _run_with_workers(server, client, agent, args, listener)
+            serve_metrics(args.server, server.registry)
+            async with joined_cluster(server, args, client, worker=0), serving(server, listener):
+                return await _run(server, client, agent, args, url(args.server, listener))
     finally:
         if agent is not None:
             await agent.stop()
@@ -87,7 +86,7 @@ def _make_agent(args: ServeArgs, env: Env, client: EngineClient) -> AgentChild |
     if not args.cluster.is_clustered:
         return None
     steps = args.engine.scheduler
-    graceful_s = args.server.timeout_graceful_shutdown
+    graceful_s = args.server.drain_timeout_s
     config = AgentConfig(args.cluster, steps.max_num_seqs, steps.max_num_batched_tokens, graceful_s)
     log_file = log_folder(env) / AGENT_LOG if env.log_dir else None
     return AgentChild(config, client, log_file, json_log=env.log_format == "json")
@@ -105,7 +104,7 @@ async def _run(server: ApiServer, client: EngineClient, agent: AgentChild | None
     announce(server.description(), args, server.defaults, address)
     await _wait_first({stop, engine_dead}, agent)
     if not engine_dead.done():
-        announce_drain(server.limiter.num_inside, args.server.timeout_graceful_shutdown)
+        announce_drain(server.limiter.num_inside, args.server.drain_timeout_s)
         await _drain_node(agent, drain(server, engine_dead))
     if engine_dead.done():
         await finish_streams(server, stop)
@@ -134,7 +133,7 @@ async def _run_with_workers(
             announce(server.description(), args, server.defaults, url(args.server, listener))
         await _wait_first(events, agent)
         if stop.done() and not engine_dead.done() and not worker_failed.done():
-            announce_drain(supervisor.num_inside(), args.server.timeout_graceful_shutdown)
+            announce_drain(supervisor.num_inside(), args.server.drain_timeout_s)
             await _drain_node(agent, supervisor.drain(engine_dead))
         if engine_dead.done():
             await supervisor.report_engine_death(str(client.dead_error))
@@ -184,7 +183,8 @@ def announce(description: Mapping[str, Any], args: ServeArgs, defaults: Generati
     """Print the summary of the configuration, and the ready line with the server's address."""
     notes = [*args.notes, *description.get("notes", ()), *_sampling_note(defaults)]
     print("\n".join(summary_lines(description, notes, args.cluster)), flush=True)
-    print(f"Ready: {address}/v1 (model {args.server.served_model_name!r})", flush=True)
+    place = f" on {args.server.uds}" if args.server.uds else ""
+    print(f"Ready: {address}/v1{place} (model {args.server.served_model_name!r})", flush=True)
 
 
 def print_engine_death(client: EngineClient) -> int:
@@ -215,36 +215,6 @@ def serve_metrics(config: ServerConfig, registry: CollectorRegistry) -> None:
         prometheus_client.start_http_server(port, config.host, registry)
     except OSError as error:
         raise ConfigError("--metrics-port", f"cannot listen on port {port}: {error.strerror}") from None
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        ConfigError: the port is in use, or the address is not one of this machine.
-    """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-        listener.listen(BACKLOG)
-    except socket.gaierror as error:
-        listener.close()
-        raise ConfigError("--host", f"{config.host!r} is not an address of this machine: {error.strerror}") from None
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise ConfigError("--port", f"cannot listen on port {config.port} of {config.host}: {reason}") from None
-    listener.setblocking(False)
-    return listener
-
-
-def url(config: ServerConfig, listener: socket.socket) -> str:
-    """Return the URL of the server for clients on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)
-    scheme = "https" if config.ssl_certfile else "http"
-    return f"{scheme}://{host}:{listener.getsockname()[1]}{config.root_path}"
 
 
 if __name__ == "__main__":

@@ -147,8 +147,8 @@ class _ChunkEncoder:
 
     def __init__(self, serving: ChoiceServing, usage: Usage) -> None:
         options = serving.body.stream_options or StreamOptions()
-        self.has_usage = options.include_usage
-        self._is_continuous = options.include_usage and options.continuous_usage_stats
+        self.has_usage = options.include_usage or serving.server.config.enable_force_include_usage
+        self._is_continuous = self.has_usage and options.continuous_usage_stats
         self._serving = serving
         self._usage = usage
         self._prefix = serving.chunk_prefix()

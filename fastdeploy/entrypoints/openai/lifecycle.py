@@ -134,12 +134,12 @@ async def drain(server: ApiServer, engine_dead: asyncio.Task[None]) -> None:
     Those that remain then end with ShuttingDownError: an event of a stream, or status 503.
     """
     server.is_draining = True
-    emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
+    emptied = asyncio.create_task(wait_empty(server, server.config.drain_timeout_s))
     await asyncio.wait({emptied, engine_dead}, return_when=asyncio.FIRST_COMPLETED)
     emptied.cancel()
     if server.limiter.num_inside and not engine_dead.done():
-        timeout_s = server.config.timeout_graceful_shutdown
-        error = f"the server shut down before the request was finished (--timeout-graceful-shutdown {timeout_s:g})"
+        name = "--timeout-graceful-shutdown" if server.config.shutdown_timeout is None else "--shutdown-timeout"
+        error = f"the server shut down before the request was finished ({name} {server.config.drain_timeout_s:g})"
         server.scheduler.end_requests(ShuttingDownError(error))
         await wait_empty(server, FINAL_RESPONSES_S)
 
@@ -151,7 +151,7 @@ async def finish_streams(server: ApiServer, stop: asyncio.Task[bool]) -> None:
     """
     scheduler = server.scheduler
     if server.cluster.is_clustered and scheduler.dead_error is not None:
-        emptied = asyncio.create_task(wait_empty(server, server.config.timeout_graceful_shutdown or None))
+        emptied = asyncio.create_task(wait_empty(server, server.config.drain_timeout_s))
         await asyncio.wait({emptied, stop}, return_when=asyncio.FIRST_COMPLETED)
         emptied.cancel()
         scheduler.end_requests(scheduler.dead_error)
@@ -169,13 +169,15 @@ async def wait_empty(server: ApiServer, timeout_s: float | None) -> None:
         await asyncio.wait_for(poll(), timeout_s)
 
 
-def announce_drain(num_requests: int, timeout_s: float) -> None:
+def announce_drain(num_requests: int, timeout_s: float | None) -> None:
     """Print what the server waits for after the first signal, and what the second does."""
     text = "Shutting down"
     if num_requests:
-        limit = f"up to {timeout_s:g} s " if timeout_s else ""
+        limit = "" if timeout_s is None else f"up to {timeout_s:g} s "
         requests = "1 request" if num_requests == 1 else f"{num_requests} requests"
         text += f": waiting {limit}for {requests}; press Ctrl-C again to end at once"
+        if timeout_s == 0:
+            text = f"Shutting down: ending {requests}"
     print(text, flush=True)
 
 

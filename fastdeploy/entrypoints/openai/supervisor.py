@@ -103,10 +103,10 @@ class Supervisor:
         for worker in self._workers:
             if worker.process is not None and worker.process.returncode is None:
                 worker.process.send_signal(signal.SIGTERM)
-        graceful_s = self._args.server.timeout_graceful_shutdown
+        graceful_s = self._args.server.drain_timeout_s
         await asyncio.wait(
             {asyncio.create_task(self._wait_ended()), engine_dead},
-            timeout=graceful_s + SHUTDOWN_GRACE_S if graceful_s else None,
+            timeout=None if graceful_s is None else graceful_s + SHUTDOWN_GRACE_S,
             return_when=asyncio.FIRST_COMPLETED,
         )
 
@@ -116,10 +116,10 @@ class Supervisor:
         for worker in self._workers:
             if worker.process is not None and worker.process.stdin is not None:
                 worker.process.stdin.write(msgspec.json.encode(reason) + b"\n")
-        graceful_s = self._args.server.timeout_graceful_shutdown if self._args.cluster.is_clustered else 0.0
-        timeout_s: float | None = graceful_s + 2 * FINAL_RESPONSES_S + SHUTDOWN_GRACE_S
-        if self._args.cluster.is_clustered and not graceful_s:
-            timeout_s = None  # streams that run on other nodes may end
+        graceful_s = self._args.server.drain_timeout_s if self._args.cluster.is_clustered else 0.0
+        timeout_s = None  # streams that run on other nodes may end
+        if graceful_s is not None:
+            timeout_s = graceful_s + 2 * FINAL_RESPONSES_S + SHUTDOWN_GRACE_S
         await asyncio.wait({asyncio.create_task(self._wait_ended())}, timeout=timeout_s)
 
     async def _wait_ended(self) -> None:

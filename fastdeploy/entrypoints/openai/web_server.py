@@ -62,5 +62,8 @@ class _Uvicorn(uvicorn.Server):
         if self.config.ssl is not None:
             options |= {"ssl": self.config.ssl, "ssl_handshake_timeout": self._gate.config.timeout_header or None}
         loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_server(make_protocol, sock=listener, **options) for listener in sockets or ()]
+        self.servers = []
+        for listener in sockets or ():
+            create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            self.servers.append(await create(make_protocol, sock=listener, **options))
         self.started = True
