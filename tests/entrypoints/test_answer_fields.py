@@ -175,6 +175,16 @@ def test_metrics_come_with_the_usage_of_a_stream(measuring: ServerProcess, path:
     assert all("metrics" not in chunk for chunk in chunks(measuring, path))
 
 
+def test_metrics_are_a_field_of_a_response_that_has_ended(measuring: ServerProcess) -> None:
+    body = {"input": "the quick brown fox", "max_output_tokens": 5, "seed": 3}
+    metrics = measuring.post("/v1/responses", body).json()["metrics"]
+    assert (metrics["generation_time_ms"], metrics["speculative_decoding"]) == (pytest.approx(8.0), ACCEPTANCE)
+    lines = measuring.post("/v1/responses", {**body, "stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    responses = [event["response"] for event in events if "response" in event]
+    assert [one.get("metrics") for one in responses] == [None] * (len(responses) - 1) + [metrics]
+
+
 def test_answers_of_several_choices_have_no_metrics(measuring: ServerProcess) -> None:
     assert answer(measuring, CHATS, n=2)["metrics"] is None
     assert answer(measuring, COMPLETIONS, prompt=["the", "dog"])["metrics"] is None

@@ -55,6 +55,7 @@ def test_null_counts_as_absent_at_every_depth_also_in_unknown_fields() -> None:
         color=None,
         functions=None,
         user=None,
+        metadata={"color": None},
         stream_options=options,
         speculative={"method": None, "color": None, "num_speculative_tokens": 2},
         logits_processors_args={"thinking_budget": None, "color": None},

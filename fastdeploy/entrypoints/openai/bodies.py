@@ -185,7 +185,7 @@ def _check_refused(rules: FieldRules, name: str, value: Any) -> None:
 
 def _check_metadata(value: Any) -> None:
     """Refuse values that are not texts: older clients of FastDeploy put settings here, which would have no effect."""
-    if not isinstance(value, dict) or not all(isinstance(tag, str) for tag in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(tag, str | None) for tag in value.values()):
         raise InvalidRequestError("metadata", "expected a mapping to texts; settings are fields of their own")
 
 

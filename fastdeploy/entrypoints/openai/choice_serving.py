@@ -16,8 +16,7 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, ChunkAggregator, Usage
 from fastdeploy.entrypoints.openai.logprobs import output_tokens
 from fastdeploy.entrypoints.openai.protocol import GenerationFields, StreamOptions
-from fastdeploy.entrypoints.openai.request_metrics import per_request_metrics
-from fastdeploy.entrypoints.openai.responses import ChoiceFields, PerRequestMetrics, ResponseHead
+from fastdeploy.entrypoints.openai.responses import ChoiceFields, ResponseHead
 from fastdeploy.entrypoints.openai.serving_base import Serving, encode_updates
 
 
@@ -88,12 +87,6 @@ class ChoiceServing(Serving):
                 raise
         if encoder.has_usage:
             yield encoder.last()
-
-    def metrics(self, last: TokenDelta) -> PerRequestMetrics | None:
-        """Return the metrics of a request with one choice, whose end is `last`; None without a flag for them."""
-        if len(self.requests) > 1 or self.requests[0].params.n > 1:
-            return None
-        return per_request_metrics(self.server, last, self.usage.completion_tokens)
 
     @property
     def names_token_ids(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from fastdeploy.entrypoints.openai.responses import ResponseBody, SpeculationNote
+from fastdeploy.entrypoints.openai.responses import PerRequestMetrics, ResponseBody, SpeculationNote
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -160,6 +160,7 @@ class ResponseObject(ResponseBody, kw_only=True):
         seed: the same request with this seed gives the same tokens
         system_fingerprint: the numerics; equal fingerprints give equal texts
         speculation: present if the text may differ from plain decoding
+        metrics: with the server's flags for them, once the response has ended
     """
 
     id: str
@@ -192,6 +193,7 @@ class ResponseObject(ResponseBody, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     system_fingerprint: str
     speculation: SpeculationNote | UnsetType = UNSET
+    metrics: PerRequestMetrics | UnsetType = UNSET
 
 
 class ResponseEvent(ResponseBody, kw_only=True, tag_field="type"):

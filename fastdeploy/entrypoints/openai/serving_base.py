@@ -12,10 +12,13 @@ from typing import ClassVar
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
+from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, Generation, GenerationGroup, Usage
 from fastdeploy.entrypoints.openai.limiter import TokenBucket
 from fastdeploy.entrypoints.openai.protocol import RequestFields
+from fastdeploy.entrypoints.openai.request_metrics import per_request_metrics
+from fastdeploy.entrypoints.openai.responses import PerRequestMetrics
 from fastdeploy.entrypoints.openai.server import ApiServer
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -80,6 +83,12 @@ class Serving(ABC):
             for prompt_index, request in enumerate(self.requests)
         ]
         return GenerationGroup(generations, self.usage, self.bucket)
+
+    def metrics(self, last: TokenDelta) -> PerRequestMetrics | None:
+        """Return the metrics of a request with one choice, whose end is `last`; None without a flag for them."""
+        if len(self.requests) > 1 or self.requests[0].params.n > 1:
+            return None
+        return per_request_metrics(self.server, last, self.usage.completion_tokens)
 
 
 async def encode_updates(encode: Callable[[list[ChoiceUpdate]], bytes], updates: list[ChoiceUpdate]) -> bytes:

@@ -141,6 +141,7 @@ class ServingResponses(Serving):
             usage=self._usage(),
             completed_at=int(time.time()) if status == "completed" else None,
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if reason == "length" else None,
+            metrics=self.metrics(update.delta) or UNSET,
         )
 
     def _take_logprobs(self) -> list[OutputTokenLogprob]:
