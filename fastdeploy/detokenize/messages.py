@@ -76,7 +76,8 @@ def _message(field: str, message: Any) -> dict[str, Any]:
     for key in TEXT_KEYS:
         if not isinstance(result.get(key, ""), str):
             raise InvalidRequestError(f"{field}.{key}", f"expected text, got {shorten(result[key])}")
-    _add_reasoning(field, result)
+    if "reasoning" in result or "reasoning_content" in result:
+        _add_reasoning(field, result)
     if (calls := result.pop("tool_calls", None)) not in (None, []):
         result["tool_calls"] = _calls(f"{field}.tool_calls", role, calls)
     result["content"] = _content(f"{field}.content", result)
@@ -93,12 +94,11 @@ def _check_value(field: str, key: str, value: Any) -> None:
 
 
 def _add_reasoning(field: str, message: dict[str, Any]) -> None:
-    """Give the reasoning of a message, if it has one, both of its names."""
-    given = {key: message[key] for key in REASONING_KEYS if key in message}
-    if len(set(given.values())) > 1:
+    """Give the reasoning of a message both of its names."""
+    texts = {message[key] for key in REASONING_KEYS if key in message}
+    if len(texts) > 1:
         raise InvalidRequestError(f"{field}.reasoning", "differs from reasoning_content; send one of them")
-    for text in given.values():
-        message.update(dict.fromkeys(REASONING_KEYS, text))
+    message.update(dict.fromkeys(REASONING_KEYS, texts.pop()))
 
 
 def _content(field: str, message: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ import openai
 import pydantic
 import pytest
 
+from tests.detokenize.published_templates import DEEPSEEK_V3, DEEPSEEK_V3_0324, LLAMA32, QWEN3
 from tests.entrypoints.chat_server import rendered, says
 from tests.entrypoints.server_process import ServerProcess
 
@@ -189,6 +190,24 @@ def test_template_shows_tools_calls_and_results(parsing_client: openai.OpenAI, p
     prompt = rendered(parsing_model, response.choices[0].prompt_token_ids)
     assert prompt.startswith(f"<s>TOOLS {json.dumps(TOOLS)}\nuser: hi</s>\n")
     assert f"assistant: (hm)CALL weather Łódź</s>\ntool: rainFOR {call.id}</s>\n" in prompt
+
+
+@pytest.mark.parametrize(
+    "template", [None, QWEN3, LLAMA32, DEEPSEEK_V3, DEEPSEEK_V3_0324], ids=["own", "Qwen3", "Llama", "V3", "V3 0324"]
+)
+def test_an_agent_sends_the_message_back_as_it_got_it(
+    parsing_client: openai.OpenAI, parsing_model: Path, template: str | None
+) -> None:
+    message = chat(parsing_client, f"<think>hm</think>{CALL}").choices[0].message
+    assert (message.content, message.reasoning) == (None, "hm")
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+    messages = [{"role": "user", "content": "hi"}, message, result, *says("ok")]
+    extra = {"return_token_ids": True, **({} if template is None else {"chat_template": template})}
+    options: dict[str, Any] = {"model": "default", "messages": messages, "tools": TOOLS, "extra_body": extra}
+    response: Any = parsing_client.chat.completions.create(**options)
+    assert response.choices[0].message.content == "ok"
+    prompt = rendered(parsing_model, response.choices[0].prompt_token_ids)
+    assert "Łódź" in prompt and "rain" in prompt and "None" not in prompt
 
 
 class Weather(pydantic.BaseModel):
