@@ -233,6 +233,7 @@ FIELD_RANGES: dict[str, Range] = {
     **RANGES,
     "max_completion_tokens": OUTPUT_LENGTHS,
     "thinking_token_budget": Range(-1, RANGES["reasoning_max_tokens"].high),
+    "max_output_tokens": OUTPUT_LENGTHS,
     "top_logprobs": RANGES["logprobs"],
     "best_of": RANGES["n"],
     "priority": PRIORITIES,
