@@ -11,6 +11,9 @@ from pathlib import Path
 
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import REFUSED, WITHOUT_EFFECT
+from fastdeploy.entrypoints.openai.messages_errors import ERROR_TYPES
+from fastdeploy.entrypoints.openai.messages_fields import OBJECTS as MESSAGES_OBJECTS
+from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
 from fastdeploy.entrypoints.openai.openapi import describe_fields
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
 from fastdeploy.entrypoints.openai.responses_protocol import OBJECTS, ResponsesRequest
@@ -58,12 +61,14 @@ def error_tables() -> str:
     fields = [_cells(row, "both endpoints") for row in shared] + [_cells(row, f"`{row.path}`") for row in ONE]
     others = [_cells(row, f"`{row.method} {row.path}`") for row in [*BODIES, *ROUTES] if row.path not in ABSENT_ROUTES]
     header = ("request", "wrong", "status", "message (a part)", "`param`", "`code`")
+    types = [(str(status), f"`{name}`") for status, name in ERROR_TYPES.items()]
     absent = [(f"`{path}`", reason) for path, reason in ABSENT_ROUTES.items()]
     return "\n\n".join(
         [
             table("**Fields**", header, fields),
             table("**Bodies, headers, models, routes**", header, others),
             table("**Routes of FastDeploy, vLLM and OpenAI that do not exist** (404)", ("route", ""), absent),
+            table("**Types of errors below `/v1/messages`**", ("status", "`type`"), types),
         ]
     )
 
@@ -78,7 +83,9 @@ def with_tables(name: str, page: str, tables: str) -> str:
 def fresh_pages() -> dict[Path, str]:
     """Return the pages as they should be."""
     fields, errors, responses = (GUIDE / f"{name}.md" for name in ("request-fields", "errors", "responses-fields"))
+    messages = GUIDE / "messages-fields.md"
     return {
+        messages: with_tables("messages", messages.read_text(), protocol_tables(MessagesRequest, MESSAGES_OBJECTS)),
         responses: with_tables("responses", responses.read_text(), protocol_tables(ResponsesRequest, OBJECTS)),
         fields: with_tables("fields", fields.read_text(), field_tables()),
         errors: with_tables("errors", errors.read_text(), error_tables()),

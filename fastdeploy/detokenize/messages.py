@@ -24,7 +24,7 @@ MAX_MESSAGE_ITEMS = 16384
 MAX_TOOLS = 1024
 MAX_JSON_LENGTH = 2**20
 """Maximum length of tools, template variables and structured values in messages, in characters of JSON."""
-FUNCTION_NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
+FUNCTION_NAME = re.compile("[a-zA-Z0-9_-]{1,128}")
 
 
 def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def _tool(field: str, tool: Any) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{field}.function.name", f"expected 1 to 64 of the characters a-z, A-Z, 0-9, _ and -, got {shorten(name)}"
+            f"{field}.function.name", f"expected 1 to 128 of the characters a-z, A-Z, 0-9, _ and -, got {shorten(name)}"
         )
     _check_type(f"{field}.function.description", function.get("description"), str, "text")
     _check_type(f"{field}.function.strict", function.get("strict"), bool, "true or false")

@@ -202,7 +202,7 @@ ONE: list[Row] = [
     wrong(CHATS, "messages", [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
           "allowed only for role assistant, got role user", "messages[0].tool_calls"),
     wrong(CHATS, "tools", [{"type": "retrieval"}], "expected function", "tools[0].type"),
-    wrong(CHATS, "tools", [{"type": "function", "function": {"name": "a b"}}], "expected 1 to 64 of the characters",
+    wrong(CHATS, "tools", [{"type": "function", "function": {"name": "a b"}}], "expected 1 to 128 of the characters",
           "tools[0].function.name"),
     wrong(CHATS, "tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}],
           "expected a JSON schema of type object", "tools[0].function.parameters"),

@@ -83,7 +83,8 @@ def test_ends_of_messages_have_their_reasons(anthropic_client: anthropic.Anthrop
     assert [block.text for block in stopped.content] == ["one "]  # type: ignore[union-attr]
     full = create(anthropic_client, "x" * 1500 + " y", max_tokens=1999)
     assert full.stop_reason == "model_context_window_exceeded"
-    assert full.usage.input_tokens + full.usage.output_tokens == 2000
+    assert full.usage.cache_creation_input_tokens is not None
+    assert full.usage.input_tokens + full.usage.cache_creation_input_tokens + full.usage.output_tokens == 2000
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,14 @@ def test_events_add_up_to_the_whole_message(
 
 
 def test_the_first_event_has_the_prompt_s_tokens_and_no_content(anthropic_client: anthropic.Anthropic) -> None:
-    first = next(iter(create(anthropic_client, "Good day.", stream=True))).message  # type: ignore[call-overload]
-    assert (first.content, first.stop_reason, first.usage.output_tokens) == ([], None, first.usage.output_tokens)
-    assert first.usage.input_tokens == create(anthropic_client, "Good day.").usage.input_tokens
+    long = "word " * 40
+    first = next(iter(create(anthropic_client, long, stream=True))).message  # type: ignore[call-overload]
+    assert (first.content, first.stop_reason, first.stop_sequence) == ([], None, None)
+    usage = create(anthropic_client, long).usage
+    assert usage.cache_creation_input_tokens is not None
+    assert usage.cache_creation_input_tokens % 64 == 0 < usage.cache_creation_input_tokens
+    assert first.usage.input_tokens == usage.input_tokens + usage.cache_creation_input_tokens
+    assert (first.usage.cache_creation_input_tokens, first.usage.cache_read_input_tokens) == (0, 0)
 
 
 def test_streams_name_their_events_and_have_no_done(parsing_server: ServerProcess) -> None:

@@ -91,7 +91,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search is not supported: there are no hosted tools",
      UNSUPPORTED),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "is missing", INVALID),
-    ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "expected 1 to 64 of the characters", INVALID),
+    ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "expected 1 to 128 of the characters", INVALID),
     ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters", "type object", INVALID),
     ({"tools": [{**TOOL, "async": True}]}, "tools[0].async", "calls are made in the answer", UNSUPPORTED),
     ({"tools": [TOOL, TOOL]}, "tools[1].name", "'f' is not unique", INVALID),

@@ -19,6 +19,7 @@ from tests.entrypoints.test_openai_client import CHAT_PROMPT, MESSAGES, PROMPT, 
 GREEDY = {"model": "default", "max_tokens": 4, "temperature": 0}
 
 
+URLS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages"
 DEEP = "[" * 900 + "]" * 900
 
 
@@ -54,10 +55,11 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
         line("stream", body={**GREEDY, "prompt": PROMPT, "stream": True}),
         line("last", body={**GREEDY, "prompt": PROMPT + "\u2028 is no end of a line"}),
         line("response", url="/v1/responses", body={"input": MESSAGES, "temperature": 0, "max_output_tokens": 4}),
+        line("message", url="/v1/messages", body={**GREEDY, "messages": MESSAGES}),
     )
     done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
     assert done.returncode == 1, "some requests failed"
-    assert "4 of 9 requests succeeded" in done.stderr
+    assert "5 of 10 requests succeeded" in done.stderr
     written = answers(tmp_path)
     assert [entry["custom_id"] for entry in written] == [
         "long",
@@ -69,11 +71,13 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
         "stream",
         "last",
         "response",
+        "message",
     ]
     bodies = {entry["custom_id"]: (entry["response"] or {}).get("body") for entry in written}
     assert bodies["long"]["choices"][0]["text"] == engine_text(PROMPT, 0, 90)
     assert bodies["chat"]["choices"][0]["message"]["content"] == engine_text(CHAT_PROMPT, 0, 4)
     assert bodies["response"]["output"][0]["content"][0]["text"] == engine_text(CHAT_PROMPT, 0, 4)
+    assert bodies["message"]["content"] == [{"type": "text", "text": engine_text(CHAT_PROMPT, 0, 4)}]
     assert len(bodies["chat"]["choices"][0]["logprobs"]["content"]) == 4
     assert written[0]["response"]["status_code"] == 200
     assert written[0]["response"]["request_id"] == bodies["long"]["id"]
@@ -82,7 +86,7 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
     messages = {entry["custom_id"]: entry["error"]["message"] for entry in written if entry["error"]}
     assert messages == {
         "verb": "method: expected 'POST', got 'GET'",
-        "route": "url: expected one of /v1/chat/completions, /v1/completions, /v1/responses, got '/v1/embeddings'",
+        "route": f"url: expected one of {URLS}, got '/v1/embeddings'",
         "stream": "body.stream: streaming is not supported in batches",
     }
     assert not (tmp_path / "out.jsonl.part").exists()
@@ -92,7 +96,10 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
     ("change", "error"),
     [
         (f'"method": {DEEP}', "method: expected 'POST', got an array"),
-        (f'"url": {DEEP}', "url: expected one of /v1/chat/completions, /v1/completions, /v1/responses, got an array"),
+        (
+            f'"url": {DEEP}',
+            f"url: expected one of {URLS}, got an array",
+        ),
         (f'"body": {{"prompt": {DEEP}}}', "body: is nested too deeply: expected at most 64 levels"),
         ('"body": {"prompt": "a\\ud800"}', r"body: expected valid Unicode, got the lone surrogate '\ud800'"),
         ('"body": {"prompt": "a"}', ""),

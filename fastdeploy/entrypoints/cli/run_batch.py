@@ -43,6 +43,7 @@ PATHS = {
     "/v1/chat/completions": "/chat/completions",
     "/v1/completions": "/completions",
     "/v1/responses": "/responses",
+    "/v1/messages": "/messages",
 }
 KEYS = {"custom_id", "method", "url", "body"}
 TOO_MANY_REQUESTS, UNAVAILABLE = 429, 503

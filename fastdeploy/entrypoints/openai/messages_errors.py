@@ -31,6 +31,9 @@ ERROR_TYPES: Mapping[int, str] = {
 }
 """Status of this server -> `type` of the error."""
 
+ERROR_CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
+"""Field at fault -> the `error_code` after which clients send the request again without this field."""
+
 
 class MessagesErrorDetails(ResponseBody, kw_only=True):
     """What programs read of an error.
@@ -76,6 +79,7 @@ def is_messages_path(path: str) -> bool:
 
 def encode_messages_error(status: int, message: str, param: str | None, code: str | None, request_id: str) -> bytes:
     """Return an error as JSON; its fields are those of `ApiError`."""
+    code = ERROR_CODES.get(param or "", code)
     if code == "context_length_exceeded":
         message = f"prompt is too long: {message}"  # agents look for these words, and then shorten the conversation
     details = UNSET if code is None else MessagesErrorDetails(error_code=code, param=UNSET if param is None else param)

@@ -194,12 +194,13 @@ TOOL_CHOICES = TypeRules(
     }
 )
 
-_THINKING = {**_TYPE, "display": "`omitted` leaves the text out of thinking blocks; `summarized` has no effect"}
+_THINKING = {**_TYPE, "display": "`omitted` leaves the text out of thinking blocks; `summarized` and `updates` do not"}
+_UNVERIFIED = {"block_binding": "thinking blocks are not verified"}
 _BUDGET = {"budget_tokens": "maximum number of reasoning tokens"}
 THINKING = TypeRules(
     {
-        "enabled": ObjectRules(honoured={**_THINKING, **_BUDGET}, required=("budget_tokens",)),
-        "adaptive": ObjectRules(honoured=_THINKING),
+        "enabled": ObjectRules(_UNVERIFIED, honoured={**_THINKING, **_BUDGET}, required=("budget_tokens",)),
+        "adaptive": ObjectRules(_UNVERIFIED, honoured=_THINKING),
         "between_tools": ObjectRules(honoured=_TYPE),
         "disabled": ObjectRules(honoured=_TYPE),
     }

@@ -33,7 +33,7 @@ PLACES = {
 }
 """Where content blocks are -> the types that belong there."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-DISPLAYS = ("summarized", "omitted")
+DISPLAYS = ("summarized", "omitted", "updates")
 ATTRIBUTION = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNORECASE)
 ATTRIBUTION_NOTE = (
     "/v1/messages: lines x-anthropic-billing-header at the beginning of system blocks are left out of prompts: they "
@@ -79,33 +79,36 @@ class ChatInput:
         return _NAMES.get(name, name)
 
 
-def chat_input(body: MessagesRequest | CountTokensRequest, has_reasoning: bool) -> ChatInput:
+def chat_input(
+    body: MessagesRequest | CountTokensRequest, has_reasoning: bool, ignores_unknown: bool = False
+) -> ChatInput:
     """Return the body of the chat that a body of /v1/messages describes.
 
     Args:
         has_reasoning: the server separates the reasoning of the model.
+        ignores_unknown: unknown keys of objects are left out (--ignore-unknown-fields).
 
     Raises:
         InvalidRequestError: naming the field.
         ApiError: 400, an object has an unknown or a refused key, or a refused type.
     """
-    conversation = _Conversation()
+    conversation = _Conversation(ignores_unknown)
     conversation.add_system(body.system)
     for i, message in enumerate(body.messages or []):
         conversation.add(f"messages[{i}]", message)
-    _check_edits(body.context_management)
-    config = OUTPUT_CONFIG.read("output_config", body.output_config or {})
+    _check_edits(body.context_management, ignores_unknown)
+    config = OUTPUT_CONFIG.read("output_config", body.output_config or {}, ignores_unknown)
     values: dict[str, Any] = {"model": body.model, "messages": conversation.messages()}
     if conversation.is_continued():
         values["continue_final_message"] = True
     if body.tools:
-        values["tools"] = [_function(f"tools[{i}]", tool) for i, tool in enumerate(body.tools)]
+        values["tools"] = [_function(f"tools[{i}]", tool, ignores_unknown) for i, tool in enumerate(body.tools)]
     if body.tool_choice is not None:
-        values |= _tool_choice(body.tool_choice)
+        values |= _tool_choice(body.tool_choice, ignores_unknown)
     if "effort" in config:
         values["reasoning_effort"] = _one_of("output_config.effort", config["effort"], EFFORTS)
-    format_field, response_format = _response_format(config.get("format"), body.output_format)
-    thinking = _Thinking.read(body.thinking, has_reasoning)
+    format_field, response_format = _response_format(config.get("format"), body.output_format, ignores_unknown)
+    thinking = _Thinking.read(body.thinking, has_reasoning, ignores_unknown)
     values |= {
         "chat_template_kwargs": thinking.template_variables(body.chat_template_kwargs),
         "reasoning_max_tokens": thinking.budget,
@@ -146,8 +149,9 @@ class _ChatMessage:
 class _Conversation:
     """The messages of the chat; messages of one role that follow each other become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignores_unknown: bool) -> None:
         self._messages: list[_ChatMessage] = []
+        self._ignores_unknown = ignores_unknown
 
     @property
     def places(self) -> list[str]:
@@ -175,20 +179,20 @@ class _Conversation:
         """Add the system prompt, if there is one, without the line that attributes requests to a client."""
         if content is None:
             return
-        texts = [_without_attribution(text) for _, text in _texts("system", content, "system")]
+        texts = [_without_attribution(text) for _, text in _texts("system", content, "system", self._ignores_unknown)]
         if texts := [text for text in texts if text is not None]:
             self._messages.append(_ChatMessage("system", "system", texts))
 
     def add(self, place: str, given: Any) -> None:
         """Add a message of the client."""
-        message = MESSAGE.read(place, given)
+        message = MESSAGE.read(place, given, self._ignores_unknown)
         role = _one_of(f"{place}.role", message["role"], ("user", "assistant", "system"))
         content = message["content"]
         if not content:  # an empty text or list
             self._message(place, role)
-        for block_place, kind, block in _blocks(f"{place}.content", content, role):
+        for block_place, kind, block in _blocks(f"{place}.content", content, role, self._ignores_unknown):
             if kind == "tool_result":
-                self._messages.append(_tool_message(block_place, block))
+                self._messages.append(_tool_message(block_place, block, self._ignores_unknown))
             elif kind == "thinking":
                 others = self._message(block_place, role).others
                 text = _text(f"{block_place}.thinking", block["thinking"])
@@ -206,8 +210,9 @@ class _Conversation:
         return self._messages[-1]
 
 
-def _tool_message(place: str, block: Mapping[str, Any]) -> _ChatMessage:
-    texts = [text for _, text in _texts(f"{place}.content", block.get("content", ""), "tool_result")]
+def _tool_message(place: str, block: Mapping[str, Any], ignores_unknown: bool) -> _ChatMessage:
+    content = block.get("content", "")
+    texts = [text for _, text in _texts(f"{place}.content", content, "tool_result", ignores_unknown)]
     others: dict[str, Any] = {"tool_call_id": _text(f"{place}.tool_use_id", block["tool_use_id"])}
     if "is_error" in block:
         others["is_error"] = _boolean(f"{place}.is_error", block["is_error"])
@@ -222,13 +227,13 @@ def _call(place: str, block: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": _text(f"{place}.id", block["id"]), "type": "function", "function": function}
 
 
-def _texts(place: str, content: Any, owner: str) -> Iterator[tuple[str, str]]:
+def _texts(place: str, content: Any, owner: str, ignores_unknown: bool) -> Iterator[tuple[str, str]]:
     """Yield place and text of each text block."""
-    for block_place, _, block in _blocks(place, content, owner):
+    for block_place, _, block in _blocks(place, content, owner, ignores_unknown):
         yield block_place, _text(f"{block_place}.text", block["text"])
 
 
-def _blocks(place: str, content: Any, owner: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _blocks(place: str, content: Any, owner: str, ignores_unknown: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield place, type and keys of each content block; a text is one block."""
     if isinstance(content, str):
         if content:
@@ -238,7 +243,7 @@ def _blocks(place: str, content: Any, owner: str) -> Iterator[tuple[str, str, di
         raise InvalidRequestError(place, f"expected a text or a list of content blocks, got {shorten(content)}")
     for i, block in enumerate(content):
         block_place = f"{place}[{i}]"
-        kind, keys = BLOCKS.read(block_place, block)
+        kind, keys = BLOCKS.read(block_place, block, ignores_unknown)
         if kind not in PLACES[owner]:
             raise InvalidRequestError(
                 f"{block_place}.type", f"expected one of {', '.join(PLACES[owner])} here, got {kind}"
@@ -255,17 +260,17 @@ def _without_attribution(text: str) -> str | None:
     return text[found.end() :] or None
 
 
-def _function(place: str, given: Any) -> dict[str, Any]:
+def _function(place: str, given: Any, ignores_unknown: bool) -> dict[str, Any]:
     """Return a tool in the format of a chat."""
-    _, tool = TOOLS.read(place, given)
+    _, tool = TOOLS.read(place, given, ignores_unknown)
     tool.pop("type", None)
     tool["parameters"] = tool.pop("input_schema")
     return {"type": "function", "function": tool}
 
 
-def _tool_choice(given: Any) -> dict[str, Any]:
+def _tool_choice(given: Any, ignores_unknown: bool) -> dict[str, Any]:
     """Return `tool_choice` and `parallel_tool_calls` of the chat."""
-    kind, choice = TOOL_CHOICES.read("tool_choice", given)
+    kind, choice = TOOL_CHOICES.read("tool_choice", given, ignores_unknown)
     values: dict[str, Any] = {"tool_choice": "required" if kind == "any" else kind}
     if kind == "tool":
         name = _text("tool_choice.name", choice["name"])
@@ -275,14 +280,14 @@ def _tool_choice(given: Any) -> dict[str, Any]:
     return values
 
 
-def _response_format(in_config: Any, older: Any) -> tuple[str, dict[str, Any] | None]:
+def _response_format(in_config: Any, older: Any, ignores_unknown: bool) -> tuple[str, dict[str, Any] | None]:
     """Return the client's field of the format, and `response_format` of the chat."""
     if in_config is not None and older is not None and in_config != older:
         raise InvalidRequestError("output_format", "differs from output_config.format; send one of them")
     place, given = ("output_config.format", in_config) if in_config is not None else ("output_format", older)
     if given is None:
         return place, None
-    _, keys = OUTPUT_FORMATS.read(place, given)
+    _, keys = OUTPUT_FORMATS.read(place, given, ignores_unknown)
     schema = keys["schema"]
     if not isinstance(schema, Mapping):
         raise InvalidRequestError(f"{place}.schema", f"expected an object, got {json_type(schema)}")
@@ -304,11 +309,11 @@ class _Thinking:
     is_hidden: bool = False
 
     @classmethod
-    def read(cls, given: Any, has_reasoning: bool) -> _Thinking:
+    def read(cls, given: Any, has_reasoning: bool, ignores_unknown: bool) -> _Thinking:
         """Read the field; without a parser of reasoning it is checked, and has no effect."""
         if given is None:
             return cls()
-        kind, keys = THINKING.read("thinking", given)
+        kind, keys = THINKING.read("thinking", given, ignores_unknown)
         display = _one_of("thinking.display", keys.get("display", "summarized"), DISPLAYS)
         budget = keys.get("budget_tokens")
         if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
@@ -329,14 +334,14 @@ class _Thinking:
         return names
 
 
-def _check_edits(given: Any) -> None:
+def _check_edits(given: Any, ignores_unknown: bool) -> None:
     if given is None:
         return
-    edits = CONTEXT_MANAGEMENT.read("context_management", given).get("edits", [])
+    edits = CONTEXT_MANAGEMENT.read("context_management", given, ignores_unknown).get("edits", [])
     if not isinstance(edits, list):
         raise InvalidRequestError("context_management.edits", f"expected a list, got {shorten(edits)}")
     for i, edit in enumerate(edits):
-        EDITS.read(f"context_management.edits[{i}]", edit)
+        EDITS.read(f"context_management.edits[{i}]", edit, ignores_unknown)
 
 
 def _text(place: str, value: Any) -> str:

@@ -32,7 +32,7 @@ def _count(server: ApiServer, body: CountTokensRequest) -> Response:
     server.check_model(body.model)
     tokenizer = server.tokenizer
     max_length = max(MAX_LONG_TEXT_LENGTH, max_text_length(tokenizer, server.limits.max_model_len))
-    chat = chat_input(body, reasoning_format(server) is not None)
+    chat = chat_input(body, reasoning_format(server) is not None, server.config.ignore_unknown_fields)
     with renamed_errors(chat.client_field):
         prompt = str(render_prompt(server, chat.request, max_length))
         check_text("messages", prompt, tokenizer, max_length)

@@ -56,7 +56,7 @@ class ServingMessages(Serving):
             ApiError: 400, naming a field that is unknown or refused.
         """
         super().__init__(server, body, f"msg_{make_request_id(body.request_id)}")
-        chat = chat_input(body, reasoning_format(server) is not None)
+        chat = chat_input(body, reasoning_format(server) is not None, server.config.ignore_unknown_fields)
         self._hides_thinking = chat.hides_thinking
         with renamed_errors(chat.client_field):
             self._turn = ChatTurn(server, chat.request, self.response_id)
@@ -89,7 +89,7 @@ class ServingMessages(Serving):
     def _update_events(self, update: ChoiceUpdate, writer: BlockWriter) -> Iterable[Any]:
         if update.is_first:
             not_ended = MessageEnd(stop_reason=None, stop_sequence=None)
-            yield MessageStart(message=self._message([], not_ended, self._usage()))
+            yield MessageStart(message=self._message([], not_ended, self._usage(has_ended=False)))
         for part in self._turn.parts(update):
             yield from writer.push(part)
         if update.delta.finish_reason is not None:
@@ -122,14 +122,15 @@ class ServingMessages(Serving):
             stop_reason = "tool_use" if self._turn.num_calls(update.index) else "end_turn"
         return MessageEnd(stop_reason=stop_reason, stop_sequence=None)
 
-    def _usage(self) -> MessageUsage:
-        """Return the token counts so far; those of the cache are known at the end."""
+    def _usage(self, has_ended: bool = True) -> MessageUsage:
+        """Return the token counts so far; which of them concern the cache is known at the end."""
         usage = self.usage
         num_read = usage.cached_tokens
+        num_written = self.server.num_cache_writes(usage.prompt_tokens, num_read) if has_ended else 0
         details = OutputTokensDetails(thinking_tokens=sum(counter.num_tokens for counter in usage.reasoning))
         return MessageUsage(
-            input_tokens=usage.prompt_tokens - num_read,
-            cache_creation_input_tokens=0,
+            input_tokens=usage.prompt_tokens - num_read - num_written,
+            cache_creation_input_tokens=num_written,
             cache_read_input_tokens=num_read,
             output_tokens=usage.completion_tokens,
             output_tokens_details=details if usage.reasoning else UNSET,
