@@ -93,6 +93,14 @@ def test_metrics_and_refusals_name_the_path_without_the_root_path(proxied: Serve
     assert logged[0] in ("/load", "/v1/models")  # the log has few lines per reason
 
 
+def test_errors_under_the_root_path_have_the_shape_of_their_protocol(proxied: ServerProcess) -> None:
+    for path in ("/v1/messages", "/llm/v1/messages"):
+        refused = httpx.post(proxied.url + path, json={})
+        too_long = httpx.get(proxied.url + path + "?" + "a" * 20_000)
+        assert [response.json()["type"] for response in (refused, too_long)] == ["error", "error"]
+        assert [response.status_code for response in (refused, too_long)] == [401, 414]
+
+
 def test_pages_link_to_the_root_path_however_they_were_reached(proxied: ServerProcess) -> None:
     for path in ("/docs", "/llm/docs"):
         page = httpx.get(proxied.url + path).text

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, StreamOptions
 from fastdeploy.entrypoints.openai.unknown_fields import IgnoredFieldLog
 from fastdeploy.structured_output.structural_tag import structural_tag_to_lark
+from tests.entrypoints.server_process import mock_server
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [None, 1]}}}
@@ -153,3 +156,23 @@ def test_logged_names_are_short_safe_and_at_most_100_per_process(log: pytest.Log
         "the unknown field 'field_98' is ignored (--ignore-unknown-fields)",
         "further names of ignored fields are not logged",
     ]
+
+
+def test_a_server_ignores_unknown_fields_on_every_route(tmp_path: Path) -> None:
+    text, unknown = {"type": "input_text", "text": "hi", "color": 1}, {"color": 1, "max_tokens": 2}
+    item = {"type": "message", "role": "user", "content": [text], "color": 1}
+    bodies = {
+        "/v1/completions": {"prompt": "a", **unknown},
+        "/v1/chat/completions": {"messages": MESSAGES, **unknown},
+        "/v1/responses": {"input": [item], "color": 1, "max_output_tokens": 2},
+        "/tokenize": {"prompt": "a", "color": 1},
+        "/detokenize": {"tokens": [5], "color": 1},
+        "/v1/abort_requests": {"req_ids": [], "color": 1},
+    }
+    with mock_server(tmp_path, "--ignore-unknown-fields") as server:
+        for path, body in bodies.items():
+            assert server.post(path, body).status_code == 200, path
+        server.terminate()
+        server.wait_end()
+    names = re.findall(r"the unknown field '(.*)' is ignored", server.stderr)
+    assert names == ["color", "input.color", "input.content.color"]

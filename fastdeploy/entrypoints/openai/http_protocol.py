@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fastdeploy.entrypoints.openai.connection_gate import BodyInFlight, ConnectionGate, put_body, release_body
 from fastdeploy.entrypoints.openai.errors import ApiError
+from fastdeploy.entrypoints.openai.middleware import without_root_path
 
 HEADER_OVERHEAD_BYTES = 32  # memory per header beside its text, as HTTP/2 counts the size of headers
 LINGER_S = 2.0  # time for a client to read an error before what it still sends resets the connection
@@ -277,7 +278,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _send_error(self, error: ApiError) -> None:
         path = self.url.partition(b"?")[0].decode("latin-1")  # as much of it as has arrived
-        content, error_headers = error.content(path.removeprefix(self._limits.root_path))
+        content, error_headers = error.content(without_root_path(path, self._limits.root_path))
         headers = {
             **error_headers,
             "content-type": "application/json",

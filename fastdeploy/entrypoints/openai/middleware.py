@@ -21,12 +21,18 @@ MAX_HEADER_ID_LENGTH = 96  # of X-Request-Id, to which a random suffix is append
 OTHER = "other"  # label of unknown paths and methods, so that clients cannot create any number of series
 
 
-class RootPathMiddleware:
-    """Removes the root path from the paths of requests, so that all else sees one form of each path.
+def without_root_path(path: str, root_path: str) -> str:
+    """Return the one form of a path that routes, keys, metrics and errors know: without the root path.
 
-    A proxy may forward requests with the root path or without it. The root path is removed once: what remains is the
-    path of a route, or of none.
+    A proxy may forward requests with the root path or without it. It is removed once: what remains is the path of a
+    route, or of none.
     """
+    is_below = path == root_path or path.startswith(f"{root_path}/")
+    return path.removeprefix(root_path) or "/" if is_below else path
+
+
+class RootPathMiddleware:
+    """Removes the root path from the paths of requests, so that all else sees one form of each path."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         """Serve `app` under `root_path`, which does not end with a slash, and under /."""
@@ -35,9 +41,8 @@ class RootPathMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request under its path without the root path."""
-        path: str = scope.get("path", "")
-        if path == self._root_path or path.startswith(f"{self._root_path}/"):
-            scope["path"] = path.removeprefix(self._root_path) or "/"
+        if scope["type"] == "http":
+            scope["path"] = without_root_path(scope["path"], self._root_path)
         await self._app(scope, receive, send)
 
 
