@@ -215,6 +215,7 @@ class MockEngine:
         delta.metrics.num_transferred_tokens = choice.num_transferred
         delta.speculate_metrics = SpeculateMetrics(accepted_tokens=3, drafted_tokens=4, accept_ratio=0.75, num_steps=2)
         delta.speculate_metrics.acceptance_histogram = [0, 1, 1]
+        self._stats.drafted_per_position, self._stats.accepted_per_position = [2, 2], [2, 1]
         if reason == "error":
             delta.error = ErrorInfo("numerics", "the mock says NaN")
         choices = self._live[choice.request.request_id]

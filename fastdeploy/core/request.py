@@ -200,6 +200,7 @@ class Request:
     Set by the scheduler: status, and arrival_number, which counts the choices that were added.
     Set by commit: num_tokens (prompt + emitted), num_computed (tokens whose keys and values are in the cache),
         num_first_tokens (the resumed ones and those of the step that ends the prefill), bad_words_state, speculation.
+    Set by the collector of statistics: last_tokens_s, the end of the latest step that emitted tokens.
     Set by the proposer, and trimmed by the length policy before a step is planned: draft.
     Set by the KV cache manager: block_ids, block_hashes, num_published_blocks.
     Shared with the other choices: prompt_logprobs.
@@ -261,8 +262,8 @@ class Request:
         self.prompt_logprobs = prompt.logprobs
         self.is_prefill_only = source.params.max_tokens == 0
         self.wants_logprobs = source.params.logprobs is not None or source.params.prompt_logprobs is not None
-        self.metrics = RequestMetrics()
-        self.speculation = SpeculationStats()
+        self.metrics, self.speculation = RequestMetrics(), SpeculationStats()
+        self.last_tokens_s: float | None = None
         if resumed:
             self.append(resumed)
 

@@ -90,6 +90,33 @@ class NodeStats:
     handover_s: tuple[float, int] = (0.0, 0)
 
 
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+HISTOGRAM_BOUNDS: dict[str, tuple[float, ...]] = {
+    "inter_token_latency_seconds": (
+        *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+        *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    ),
+    "iteration_tokens_total": (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384),
+    "request_prefill_kv_computed_tokens": _TOKENS,
+    "request_num_preemptions": (0, 1, 2, 3, 5, 10, 20, 50),
+    "request_params_n": (1, 2, 5, 10, 20, 50, 100),
+}
+"""Histogram that the engine keeps -> the upper bounds of its buckets."""
+
+
+@dataclass
+class Histogram:
+    """Observed values.
+
+    Attributes:
+        counts: [i] number of values above bound i - 1 and not above bound i; the last one is those above all bounds.
+        total: sum of the values.
+    """
+
+    counts: list[int]
+    total: float = 0.0
+
+
 @dataclass
 class EngineStats:
     """Counters since the engine's start, and its current state; `/metrics` and `/load` show them.
@@ -98,6 +125,9 @@ class EngineStats:
         num_waiting_tokens: prompt tokens of waiting and running requests that have still to be computed; 0 without a
             cluster.
         num_imported_tokens: tokens whose keys and values came from other nodes.
+        num_computed_prompt_tokens, num_cached_prompt_tokens, num_transferred_prompt_tokens: prompt tokens of scheduled
+            choices, whose keys and values are computed, or come from the prefix cache, or from other nodes.
+        histograms: those of `HISTOGRAM_BOUNDS`, by name; a missing one is empty.
         num_failed_blocks: number of blocks that did not come from other nodes as they should have, by reason.
         node: what the agent reports; None without one.
         num_drafts: number of decoding steps that verified a draft.
@@ -116,6 +146,9 @@ class EngineStats:
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    num_computed_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_transferred_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_prefix_lookup_tokens: int = 0
     num_prefix_hit_tokens: int = 0
@@ -131,4 +164,5 @@ class EngineStats:
     suffix_cache: SuffixCacheStats | None = None
     num_finished: dict[str, int] = field(default_factory=dict)
     draft_length: DraftLengthStats = field(default_factory=DraftLengthStats)
+    histograms: dict[str, Histogram] = field(default_factory=dict)
     node: NodeStats | None = None

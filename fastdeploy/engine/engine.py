@@ -175,10 +175,12 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return deltas
-        self._record_queue_times(plan)
         start_s = self._clock()
+        self._stats.record_queue_times(plan, start_s)
         results = self.runner.run(plan)
-        self.scheduler.record_step_time(plan, self._clock() - start_s)
+        end_s = self._clock()
+        self.scheduler.record_step_time(plan, end_s - start_s)
+        self._stats.count_step(plan, results, end_s)
         for scheduled, result in zip(plan.requests, results):
             deltas += self._commit(scheduled, result)
         deltas += self._propose(plan)
@@ -391,9 +393,3 @@ class Engine:
         for exception in exceptions:
             logger.error("request %s failed", request_id, exc_info=exception)
         self.check_integrity()
-
-    def _record_queue_times(self, plan: StepPlan) -> None:
-        for scheduled in plan.requests[len(plan.requests) - plan.num_admitted :]:
-            request = scheduled.request
-            if request.metrics.queue_s is None:
-                request.metrics.queue_s = self._clock() - request.arrival_s

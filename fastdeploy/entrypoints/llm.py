@@ -16,7 +16,7 @@ from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import arm
-from fastdeploy.core.outputs import RequestOutput
+from fastdeploy.core.outputs import RequestOutput, TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import PRIORITIES, SamplingParams
@@ -27,6 +27,8 @@ from fastdeploy.engine.engine import Engine
 from fastdeploy.entrypoints.offline_results import RequestState
 from fastdeploy.entrypoints.offline_tokenizer import OfflineTokenizer
 from fastdeploy.hub.model_path import resolve_model_path
+from fastdeploy.metrics.offline_metrics import OfflineMetrics
+from fastdeploy.metrics.reader import Metric
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -64,6 +66,7 @@ class LLM:
         self._chat_template = chat_template
         self._reasoning = REASONING_FORMATS.get(config.reasoning_parser)
         self._ids = count()
+        self._metrics = OfflineMetrics(self.engine.stats, self.engine.describe, config.model)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of generation_config.json, which `generate` and `chat` use by default."""
@@ -72,6 +75,10 @@ class LLM:
     def get_tokenizer(self) -> OfflineTokenizer:
         """Return the tokenizer, with `encode`, `decode`, `apply_chat_template` and others as transformers has them."""
         return OfflineTokenizer(self.tokenizer)
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the metrics (docs/guide/observability.md) so far; `fastdeploy.metrics.reader` has their types."""
+        return self._metrics.read()
 
     def generate(
         self,
@@ -198,6 +205,7 @@ class LLM:
         try:
             for request, text in zip(requests, texts):
                 self.engine.add_request(request)
+                self._metrics.started(request)
                 states[request.request_id] = RequestState(self.tokenizer, request, text)
         except Exception:
             for request_id in states:
@@ -217,6 +225,8 @@ class LLM:
                 for delta in self.engine.step():
                     if (state := states.get(delta.request_id)) is not None:
                         state.apply(delta)
+                        if delta.finish_reason is not None:
+                            self._record(state.output, delta)
                         num_tokens += len(delta.token_ids)
                         updated[delta.request_id] = None
                 for request_id in updated:
@@ -228,6 +238,10 @@ class LLM:
             bar.close()
             for request_id in unfinished:
                 self.engine.abort(request_id)
+
+    def _record(self, output: RequestOutput, delta: TokenDelta) -> None:
+        num_tokens = len(output.outputs[delta.index].token_ids)
+        self._metrics.finished(len(output.prompt_token_ids), num_tokens, delta)
 
 
 def _advance(bar: tqdm[Any], num_tokens: int) -> None:

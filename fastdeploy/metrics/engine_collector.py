@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from fastdeploy.core.stats import DraftLengthStats, EngineStats, SuffixCacheStats
+from fastdeploy.core.stats import HISTOGRAM_BOUNDS, DraftLengthStats, EngineStats, Histogram, SuffixCacheStats
 
 PREFIX = "fastdeploy:"
+_CACHE_LABELS = {"num_blocks": "num_gpu_blocks", "dtype": "cache_dtype"}  # second names
+_HISTOGRAM_TEXTS = {
+    "inter_token_latency_seconds": "Time between two steps that emit tokens of a choice",
+    "iteration_tokens_total": "Rows of a step: prompt tokens, last tokens and draft tokens",
+    "request_prefill_kv_computed_tokens": "Prompt tokens of a choice that were not found in a cache",
+    "request_num_preemptions": "Preemptions of a choice",
+    "request_params_n": "Choices per request (n)",
+}
 
 
 class EngineCollector(Collector):
@@ -30,6 +40,8 @@ class EngineCollector(Collector):
         yield from _state(stats)
         yield from _capacity(stats, description)
         yield from _totals(stats)
+        yield from _prompt_tokens(stats)
+        yield from _histograms(stats)
         yield from _speculation(stats, description.get("speculation", {}))
         yield from _suffix_cache(stats.suffix_cache or SuffixCacheStats())
 
@@ -38,7 +50,13 @@ def _state(stats: EngineStats) -> Iterator[Metric]:
     used = stats.num_blocks - stats.num_free_blocks
     yield _gauge("num_requests_running", "Requests in the batch", stats.num_running)
     yield _gauge("num_requests_waiting", "Requests that wait to be scheduled", stats.num_waiting)
+    waiting = GaugeMetricFamily(
+        PREFIX + "num_requests_waiting_by_reason", "Requests that wait for a place in the batch", labels=["reason"]
+    )
+    waiting.add_metric(["capacity"], stats.num_waiting)
+    yield waiting
     yield _gauge("gpu_cache_usage_perc", "Fraction of KV blocks in use, 0 to 1", _ratio(used, stats.num_blocks))
+    yield _gauge("kv_cache_usage_perc", "The same", _ratio(used, stats.num_blocks))
     yield _gauge("available_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
     rate = _ratio(stats.num_prefix_hit_tokens, stats.num_prefix_lookup_tokens)
     yield _gauge("hit_token_rate", "Fraction of looked-up prompt tokens that were in the prefix cache", rate)
@@ -55,6 +73,7 @@ def _capacity(stats: EngineStats, description: Mapping[str, Any]) -> Iterator[Me
     yield _gauge("free_gpu_block_num", "KV blocks that are free or can be evicted", stats.num_free_blocks)
     yield _gauge("available_gpu_resource", "Fraction of KV blocks that are free, 0 to 1", free)
     cache = {key: str(value) for key, value in description.get("kv_cache", {}).items()}
+    cache |= {name: cache[key] for key, name in _CACHE_LABELS.items() if key in cache}
     yield _gauge("cache_config_info", "Configuration of the KV cache; the value is 1", 1, cache)
 
 
@@ -63,13 +82,40 @@ def _totals(stats: EngineStats) -> Iterator[Metric]:
     yield _counter("generation_tokens", "Tokens emitted", stats.num_generated_tokens)
     yield _counter("prefix_cache_token_num", "Prompt tokens found in the prefix cache", stats.num_prefix_hit_tokens)
     yield _counter("prefix_gpu_cache_token_num", "The same: the cache has one level", stats.num_prefix_hit_tokens)
+    yield _counter("prefix_cache_hits", "The same", stats.num_prefix_hit_tokens)
+    yield _counter("prefix_cache_queries", "Tokens looked up in the prefix cache", stats.num_prefix_lookup_tokens)
     yield _counter("num_preemptions", "Preemptions of requests", stats.num_preemptions)
     finished = CounterMetricFamily(
-        PREFIX + "request_success", "Finished choices, by finish reason", labels=["finish_reason"]
+        PREFIX + "request_success",
+        "Finished choices, by finish reason under two names",
+        labels=["finish_reason", "finished_reason"],
     )
     for reason, count in stats.num_finished.items():
-        finished.add_metric([reason], count)
+        finished.add_metric([reason, reason], count)
     yield finished
+
+
+def _prompt_tokens(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the prompt tokens of scheduled choices by where their keys and values came from."""
+    cached, transferred = stats.num_cached_prompt_tokens, stats.num_transferred_prompt_tokens
+    sources = {
+        "local_compute": stats.num_computed_prompt_tokens,
+        "local_cache_hit": cached,
+        "external_kv_transfer": transferred,
+    }
+    yield _counters("prompt_tokens_by_source", "Prompt tokens of scheduled choices", "source", sources, {})
+    yield _counter("prompt_tokens_cached", "Of these, tokens that were not computed", cached + transferred)
+    tiers = {"device": cached, "p2p": transferred}
+    yield _counters("prompt_tokens_cached_by_source", "The same, by cache: own, other nodes", "source", tiers, {})
+
+
+def _histograms(stats: EngineStats) -> Iterator[Metric]:
+    for name, bounds in HISTOGRAM_BOUNDS.items():
+        histogram = stats.histograms.get(name) or Histogram([0] * (len(bounds) + 1))
+        uppers = [*map(floatToGoString, bounds), "+Inf"]
+        family = HistogramMetricFamily(PREFIX + name, _HISTOGRAM_TEXTS[name])
+        family.add_metric([], list(zip(uppers, accumulate(histogram.counts))), histogram.total)
+        yield family
 
 
 def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator[Metric]:

@@ -14,7 +14,10 @@ from fastdeploy.metrics.engine_collector import PREFIX
 
 logger = logging.getLogger("fastdeploy.request")
 
-_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SHORT_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
 _LONG_S = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
@@ -128,10 +131,11 @@ class RequestRecorder:
 
     def record(self, record: RequestRecord) -> None:
         """Observe and log a finished choice."""
-        self._observe(record)
+        self.observe(record)
         logger.info("%s", record.to_json() if self._json_lines else _line(record))
 
-    def _observe(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
+        """Observe a finished choice in the histograms."""
         self._e2e.observe(record.e2e_s)
         self._latest_e2e.set(record.e2e_s)
         self._prompt_tokens.observe(record.prompt_tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from fastdeploy.core.stats import EngineStats
 from fastdeploy.metrics.cluster_collector import ClusterCollector
 from fastdeploy.metrics.cluster_metrics import ClusterMetrics
+from fastdeploy.metrics.dashboard_labels import DashboardLabels
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.refusals import RefusalRecorder
 from fastdeploy.metrics.request_record import PREFIX, RequestRecorder
@@ -49,6 +50,7 @@ class ServerMetrics:
         json_lines: bool = False,
         client_names: Sequence[str] = (),
         is_clustered: bool = False,
+        model_name: str = "",
     ) -> None:
         """Register all metrics.
 
@@ -58,6 +60,7 @@ class ServerMetrics:
             json_lines: whether log lines of requests are JSON documents.
             client_names: names of the API keys.
             is_clustered: whether this node works with others.
+            model_name: name of the model in requests.
         """
         own = CollectorRegistry()
         self.requests = RequestRecorder(own, json_lines)
@@ -75,12 +78,14 @@ class ServerMetrics:
         )
         self.cluster = ClusterMetrics(own) if is_clustered else None
         self._merged = _Merged(folder, own) if folder else None
-        self.registry = CollectorRegistry() if self._merged or is_clustered else own
+        processes: Collector = self._merged or own
         if is_clustered:
-            self.registry.register(ClusterCollector(self._merged or own, read_stats))
-        elif self._merged:
-            self.registry.register(self._merged)
-        self.registry.register(EngineCollector(read_stats, read_description))
+            processes = ClusterCollector(processes, read_stats)
+        sources = [processes, EngineCollector(read_stats, read_description)]
+        if not folder:
+            ProcessCollector(registry=own)  # of several API processes, there is no sum of these
+        self.registry = CollectorRegistry()
+        self.registry.register(DashboardLabels(sources, model_name))
 
     def num_inside(self) -> int:
         """Return the number of requests in all API processes."""

@@ -111,6 +111,16 @@ class ServerProcess:
             self._ready.set()  # ended
 
 
+def sample(page: str, series: str) -> float | None:
+    """Return the value of `NAME` or `NAME{LABEL="...",...}` on a page of metrics; other labels may have any value."""
+    name, _, labels = series.partition("{")
+    wanted = set(re.findall(r'\w+="[^"]*"', labels))
+    for found, value in re.findall(rf"^{re.escape(name)}(\{{.*\}})? (\S+)$", page, re.MULTILINE):
+        if wanted <= set(re.findall(r'\w+="[^"]*"', found)):
+            return float(value)
+    return None
+
+
 @contextmanager
 def mock_server(
     folder: Path, *flags: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, **options: Any

@@ -70,12 +70,13 @@ def test_health_and_ping_accept_get_and_ping_post(server: ServerProcess) -> None
 def test_no_path_is_redirected_whatever_the_host_header_says(server: ServerProcess) -> None:
     document = server.get("/openapi.json").json()
     paths = [path for path in document["paths"] if "{" not in path and path != "/"]
-    assert len(paths) == 15
+    assert len(paths) == 16
     for host in ("evil.example", "[::1", "", "a b", "x:y:z"):
         for path in paths:
             response = httpx.get(f"{server.url}{path}/", headers={"Host": host})
             assert (response.status_code, "location" in response.headers) == (404, False)
-            assert response.json()["error"]["message"] == f"{path}/: no such route; did you mean {path}?"
+            if path != "/v1/responses":  # of which what follows the slash is an id
+                assert response.json()["error"]["message"] == f"{path}/: no such route; did you mean {path}?"
         assert httpx.get(f"{server.url}//evil.example/%2e%2e", headers={"Host": host}).status_code == 404
 
 

@@ -53,7 +53,7 @@ def test_commands_exist() -> None:
 def test_metrics_exist() -> None:
     known = (DOCS / "observability.md").read_text()
     named = re.findall(r"`(fastdeploy:\w+)", PAGE)
-    assert len(named) > 15
+    assert len(named) > 5
     for name in named:
         assert f"| `{name}` |" in known, name
 

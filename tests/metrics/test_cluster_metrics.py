@@ -42,7 +42,7 @@ def page(metrics: ServerMetrics) -> dict[str, float]:
     return {
         name.removeprefix("fastdeploy:"): float(value)
         for name, value in pairs
-        if "cluster" in name or "kv_" in name or "handover" in name
+        if "cluster" in name or "kv_transfer" in name.partition("{")[0] or "handover" in name
     }
 
 

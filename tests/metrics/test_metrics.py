@@ -17,7 +17,7 @@ import fastdeploy
 from fastdeploy.config.env import Env
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.outputs import RequestMetrics, SpeculateMetrics
-from fastdeploy.core.stats import DraftLengthStats, EngineStats, SuffixCacheStats
+from fastdeploy.core.stats import DraftLengthStats, EngineStats, Histogram, SuffixCacheStats
 from fastdeploy.metrics.engine_collector import EngineCollector
 from fastdeploy.metrics.logs import set_up_logging
 from fastdeploy.metrics.request_record import RequestRecorder, make_record
@@ -29,6 +29,9 @@ STATS = EngineStats(
     num_free_blocks=4,
     num_steps=5,
     num_prompt_tokens=100,
+    num_computed_prompt_tokens=60,
+    num_cached_prompt_tokens=25,
+    num_transferred_prompt_tokens=15,
     num_generated_tokens=19,
     num_prefix_lookup_tokens=80,
     num_prefix_hit_tokens=20,
@@ -42,6 +45,7 @@ STATS = EngineStats(
     accepted_per_source={"mtp": 5, "suffix": 1},
     suffix_cache=SuffixCacheStats(4096, 8192, 3, 50, 2, 7, 9),
     num_finished={"stop": 2, "length": 1},
+    histograms={"request_params_n": Histogram([4, 1, 1, 0, 0, 0, 0, 1], 190.0)},
     draft_length=DraftLengthStats(
         mean_length=1.5, num_rows=4, num_zero_choices=3, num_withheld_tokens=9, is_paused=True, paused_s=2.5
     ),
@@ -80,11 +84,31 @@ def exposition() -> dict[str, float]:
         ("fastdeploy:max_gpu_block_num", 10),
         ("fastdeploy:free_gpu_block_num", 4),
         ("fastdeploy:available_gpu_resource", 0.4),
-        ('fastdeploy:cache_config_info{block_size="64",bytes="4096",num_blocks="10",num_tokens="640"}', 1),
+        (
+            'fastdeploy:cache_config_info{block_size="64",bytes="4096",num_blocks="10",num_gpu_blocks="10",'
+            'num_tokens="640"}',
+            1,
+        ),
         ("fastdeploy:prompt_tokens_total", 100),
         ("fastdeploy:generation_tokens_total", 19),
         ("fastdeploy:prefix_cache_token_num_total", 20),
-        ('fastdeploy:request_success_total{finish_reason="stop"}', 2),
+        ('fastdeploy:request_success_total{finish_reason="stop",finished_reason="stop"}', 2),
+        ("fastdeploy:kv_cache_usage_perc", 0.6),
+        ('fastdeploy:num_requests_waiting_by_reason{reason="capacity"}', 2),
+        ("fastdeploy:prefix_cache_hits_total", 20),
+        ("fastdeploy:prefix_cache_queries_total", 80),
+        ('fastdeploy:prompt_tokens_by_source_total{source="local_compute"}', 60),
+        ('fastdeploy:prompt_tokens_by_source_total{source="local_cache_hit"}', 25),
+        ('fastdeploy:prompt_tokens_by_source_total{source="external_kv_transfer"}', 15),
+        ("fastdeploy:prompt_tokens_cached_total", 40),
+        ('fastdeploy:prompt_tokens_cached_by_source_total{source="device"}', 25),
+        ('fastdeploy:prompt_tokens_cached_by_source_total{source="p2p"}', 15),
+        ('fastdeploy:request_params_n_bucket{le="1.0"}', 4),
+        ('fastdeploy:request_params_n_bucket{le="5.0"}', 6),
+        ('fastdeploy:request_params_n_bucket{le="+Inf"}', 7),
+        ("fastdeploy:request_params_n_count", 7),
+        ("fastdeploy:request_params_n_sum", 190.0),
+        ('fastdeploy:iteration_tokens_total_bucket{le="+Inf"}', 0),
         ("fastdeploy:spec_decode_num_drafts_total" + LABELS, 4),
         ("fastdeploy:spec_decode_num_draft_tokens_total" + LABELS, 11),
         ("fastdeploy:spec_decode_num_accepted_tokens_total" + LABELS, 6),

@@ -79,6 +79,7 @@ class ApiServer:
             self.json_log,
             names,
             self.cluster.is_clustered,
+            config.served_model_name,
         )
         self.keys = ClientKeys(config.keys) if config.keys else None
         self.limiter = ConcurrencyLimiter(

@@ -65,7 +65,11 @@ class Supervisor:
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         metrics = ServerMetrics(
-            lambda: client.stats, self._description, self._folder, is_clustered=args.cluster.is_clustered
+            lambda: client.stats,
+            self._description,
+            self._folder,
+            is_clustered=args.cluster.is_clustered,
+            model_name=args.server.served_model_name,
         )
         self.registry, self.num_inside = metrics.registry, metrics.num_inside
 
