@@ -161,10 +161,10 @@ def test_async_streams_equal_sync_ones(server: ServerProcess, options: dict[str,
 
 
 def test_usage_so_far_grows_with_every_chunk(client: openai.OpenAI) -> None:
-    options: Any = {"continuous_usage_stats": True, "include_obfuscation": True}
+    options: Any = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}
     chunks = list(client.chat.completions.create(**{**CHAT, "max_tokens": 8}, stream=True, stream_options=options))
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
-    assert len(counts) == len(chunks) and counts == sorted(counts) and counts[-1] == 8
+    assert len(counts) == len(chunks) and counts == sorted(counts) and (counts[0], counts[-1]) == (0, 8)
 
 
 @pytest.mark.parametrize("stream", [False, True])
