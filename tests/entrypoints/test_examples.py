@@ -40,6 +40,8 @@ EXPECTED = {
     "curl": r'"role":"assistant","content":"[^"]',
     "curl-stream": r'(?s)data: \{.*"text":"[^"].*data: \[DONE\]\n',
     "openai": r"accepted_tokens",
+    "responses": r"\S",
+    "anthropic": r"\S max_tokens\n",
     "tools": r"^weather \{'city': '(Paris|Rome)'\}\n",
     "structured": r"^[1-5]\n$",
     "batch": r'(?s)"custom_id": "a".*"status_code": 200.*"custom_id": "b".*"status_code": 200',
@@ -48,7 +50,7 @@ EXPECTED = {
     "litellm": r"\S",
     "instructor": r"^[1-5]\n$",
     "pydantic-ai-slim": r"^(Paris|Rome)\n$",
-    "openai-agents": r"^It is sunny in (Paris|Rome)\.\n$",
+    "openai-agents": r"^(It is sunny in (Paris|Rome)\.|Paris|Rome)\n$",
 }
 """Name of a block, or of its package -> what it prints."""
 
