@@ -87,13 +87,14 @@ def test_an_error_after_text_is_a_failed_response_with_that_text(slow: ServerPro
     assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
 
 
-def test_errors_before_the_first_event_are_ordinary_responses(slow: ServerProcess) -> None:
-    response = slow.post("/v1/responses", {"input": "the", "stream": True, "timeout": 0.001})
-    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_the_engine_before_the_first_event_are_ordinary_and_name_the_client_s_field(
+    drafting_server: ServerProcess, stream: bool
+) -> None:
     wrong = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "string", "pattern": "("}}}
-    for stream in (False, True):
-        response = slow.post("/v1/responses", {"input": "the", "stream": stream, "temperature": 9e9, "text": wrong})
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "temperature")
+    response = drafting_server.post("/v1/responses", {"input": "the", "stream": stream, "text": wrong})
+    assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+    assert response.json()["error"]["param"] == "text.format"
 
 
 @pytest.mark.parametrize("name", ["resp_mine", "mine"])
