@@ -11,7 +11,7 @@ from fastdeploy.config.api_keys import EXPECTED_KEY, ApiKey, is_key
 from fastdeploy.config.flag import check_fields, choice, integer, number, strings, switch, text
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
-from fastdeploy.core.tool_formats import TOOL_CALL_FORMATS
+from fastdeploy.core.tool_formats import AUTO, TOOL_CALL_FORMATS
 
 MAX_WORKERS = 256
 MAX_TIMEOUT_S = 1e9
@@ -91,8 +91,13 @@ class ServerConfig:
     ] = MAX_LOGPROBS_LIMIT
     chat_template: Annotated[str, text(help="chat template, or its file (default: the tokenizer's)")] = ""
     tool_call_parser: Annotated[
-        str, choice("", *TOOL_CALL_FORMATS, help="format of tool calls: hermes, llama3_json, ... (default: none)")
-    ] = ""
+        str,
+        choice(
+            *TOOL_CALL_FORMATS,
+            AUTO,
+            help="format of tool calls: hermes, llama3_json, ..., or auto: the chat template's",
+        ),
+    ] = AUTO
     enable_force_include_usage: Annotated[
         bool, switch(help="end every stream with the chunk of usage, whether the request asks for it or not")
     ] = False

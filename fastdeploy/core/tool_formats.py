@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+AUTO = "auto"
+"""The value of `--tool-call-parser` that finds the format in the chat template."""
+
 TOOL_CALL_FORMATS = {
     "hermes": "hermes",
     "qwen3_coder": "qwen3_coder",

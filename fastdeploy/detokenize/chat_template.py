@@ -23,6 +23,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import check_unicode, parse_json, replace_surrogates, shorten
 from fastdeploy.detokenize.messages import ROLES
 from fastdeploy.detokenize.null_content import compares_content_with_none
+from fastdeploy.detokenize.template_text import constant_text
 
 Messages = Sequence[Mapping[str, Any]]
 DEFAULT, WITH_TOOLS = "default", "tool_use"
@@ -204,6 +205,15 @@ def check_template(template: str) -> None:
     _compile(template)
 
 
+def template_constants(template: str) -> str:
+    """Return the constants that a template can print: see `constant_text`.
+
+    Raises:
+        InvalidRequestError: the template cannot be compiled.
+    """
+    return _compile(template).constants
+
+
 class Arguments(dict[str, Any]):
     """The arguments of a call, both as a mapping and as JSON text, because templates expect one or the other."""
 
@@ -256,14 +266,15 @@ class _GenerationTag(Extension):
 class _CompiledTemplate:
     template: jinja2.Template
     compares_content_with_none: bool
+    constants: str
 
 
 @lru_cache(maxsize=16)
 def _compile(template: str) -> _CompiledTemplate:
     try:
         tree = _environment().parse(template)
-        compares = compares_content_with_none(tree)
-        return _CompiledTemplate(_environment().from_string(tree), compares)
+        compares, constants = compares_content_with_none(tree), constant_text(tree)
+        return _CompiledTemplate(_environment().from_string(tree), compares, constants)
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
         raise InvalidRequestError("chat_template", f"cannot be compiled: {_message(error)}") from error
 

@@ -19,6 +19,7 @@ from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
 MAX_MODEL_LEN = 200
 COMPLETION: dict[str, Any] = {"model": "default", "prompt": "the", "max_tokens": 3}
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+NO_FORMAT = "auto needs a server with --tool-call-parser, because its chat template has no call in a known format: "
 TOOL = {"type": "function", "function": {"name": "f"}}
 RESPONSE: dict[str, Any] = {"model": "default", "input": "hi", "max_output_tokens": 3}
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -219,7 +220,7 @@ ONE: list[Row] = [
     wrong("/tokenize", "prompt", "x" * 2097153, "expected at most 2097152 characters, got 2097153",
           code="context_length_exceeded"),
     wrong("/detokenize", "tokens", [5] * 1601, "expected at most 1600 token ids, got 1601"),
-    wrong(CHATS, "tools", [TOOL], "auto needs a server with --tool-call-parser; required does not", "tool_choice"),
+    wrong(CHATS, "tools", [TOOL], NO_FORMAT, "tool_choice"),
     wrong(CHATS, "tool_choice", "required", "needs tools"),
     Row(CHATS, "tool_choice names another tool", 400, "'g' is not one of the tools: f", "tool_choice.function.name",
         body={**CHAT, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}),

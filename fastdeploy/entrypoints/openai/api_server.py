@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +101,7 @@ async def _run(server: ApiServer, client: EngineClient, agent: AgentChild | None
     except EngineDeadError:
         return print_engine_death(client)
     freeze_gc()
-    announce(server.description(), args, server.defaults, address)
+    announce(server, args, address)
     await _wait_first({stop, engine_dead}, agent)
     if not engine_dead.done():
         announce_drain(server.limiter.num_inside, args.server.drain_timeout_s)
@@ -130,7 +130,7 @@ async def _run_with_workers(
         events = {stop, engine_dead, worker_failed}
         await _wait_first({workers_ready, *events}, agent)
         if workers_ready.done():
-            announce(server.description(), args, server.defaults, url(args.server, listener))
+            announce(server, args, url(args.server, listener))
         await _wait_first(events, agent)
         if stop.done() and not engine_dead.done() and not worker_failed.done():
             announce_drain(supervisor.num_inside(), args.server.drain_timeout_s)
@@ -179,10 +179,12 @@ async def _drain_node(agent: AgentChild | None, own_clients: Coroutine[Any, Any,
     await asyncio.gather(*handing_over, own_clients)
 
 
-def announce(description: Mapping[str, Any], args: ServeArgs, defaults: GenerationDefaults, address: str) -> None:
+def announce(server: ApiServer, args: ServeArgs, address: str) -> None:
     """Print the summary of the configuration, and the ready line with the server's address."""
-    notes = [*args.notes, *description.get("notes", ()), *_sampling_note(defaults)]
-    print("\n".join(summary_lines(description, notes, args.cluster)), flush=True)
+    description = server.description()
+    notes = [*args.notes, *description.get("notes", ()), *_sampling_note(server.defaults)]
+    tool_calls = server.tool_parser.description
+    print("\n".join(summary_lines(description, notes, args.cluster, tool_calls)), flush=True)
     place = f" on {args.server.uds}" if args.server.uds else ""
     print(f"Ready: {address}/v1{place} (model {args.server.served_model_name!r})", flush=True)
 

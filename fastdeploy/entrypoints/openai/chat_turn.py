@@ -42,7 +42,7 @@ class ChatTurn:
             InvalidRequestError: naming the field and its range.
         """
         self._tokenizer = server.tokenizer
-        self._tools = tool_use(body, server.config.tool_call_parser)
+        self._tools = tool_use(body, server.tool_parser)
         reasoning = reasoning_format(server)
         self._reasoning = reasoning and reasoning.for_tools(self._tools.markers if self._tools is not None else ())
         params = chat_params(body, server.defaults, server.param_limits, accepts_prefill_only)

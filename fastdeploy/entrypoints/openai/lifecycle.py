@@ -37,6 +37,7 @@ from fastdeploy.entrypoints.openai.middleware import (
     RootPathMiddleware,
 )
 from fastdeploy.entrypoints.openai.server import ApiServer
+from fastdeploy.entrypoints.openai.tool_parser_choice import choose_tool_parser
 from fastdeploy.entrypoints.openai.web_server import make_web_server
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ipc.connection import EngineConnection
@@ -67,6 +68,7 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         engine = replace(engine, max_model_len=max_model_len)
     tokenizer_folder = resolve_model_path(engine.tokenizer, field="tokenizer") if engine.tokenizer else folder
     tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
+    chat_template = _chat_template(args.server.chat_template)
     return ApiServer(
         config=args.server,
         engine_config=engine,
@@ -74,7 +76,8 @@ def make_server(args: ServeArgs, env: Env, scheduler: RequestScheduler, metrics_
         tokenizer=tokenizer,
         defaults=model_config.generation,
         cluster=args.cluster,
-        chat_template=_chat_template(args.server.chat_template),
+        chat_template=chat_template,
+        tool_parser=choose_tool_parser(args.server.tool_call_parser, tokenizer.chat_templates, chat_template),
         json_log=env.log_format == "json",
         provenance=args.provenance,
         metrics_folder=metrics_folder,

@@ -26,6 +26,7 @@ from fastdeploy.entrypoints.openai.errors import ApiError, too_many_requests, un
 from fastdeploy.entrypoints.openai.limiter import ConcurrencyLimiter, TokenBucket
 from fastdeploy.entrypoints.openai.params import ParamLimits
 from fastdeploy.entrypoints.openai.responses import SpeculationNote
+from fastdeploy.entrypoints.openai.tool_parser_choice import ToolParserChoice
 from fastdeploy.metrics.server_metrics import ServerMetrics
 from fastdeploy.scheduler.base import RequestScheduler
 
@@ -48,6 +49,7 @@ class ApiServer:
         defaults: sampling parameters from the model's generation_config.json.
         cluster: how this node works with others.
         chat_template: used instead of the tokenizer's; None uses that one.
+        tool_parser: the format of tool calls.
         provenance: name of each value that is not a default -> where it came from.
         metrics_folder: where several API processes store their metrics; empty for one process.
         is_draining: the server is shutting down and accepts no new requests.
@@ -62,6 +64,7 @@ class ApiServer:
     defaults: GenerationDefaults
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     chat_template: str | None = None
+    tool_parser: ToolParserChoice = field(default_factory=ToolParserChoice)
     json_log: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
     provenance: Mapping[str, str] = field(default_factory=dict)

@@ -39,9 +39,13 @@ class ProgressBar:
 
 
 def summary_lines(
-    description: Mapping[str, Any], notes: Sequence[str], cluster: ClusterConfig | None = None
+    description: Mapping[str, Any], notes: Sequence[str], cluster: ClusterConfig | None = None, tool_calls: str = ""
 ) -> list[str]:
-    """Return the start-up summary: model, context, memory, speculation, numerics and cluster, then the notes."""
+    """Return the start-up summary: model, context, memory, speculation, numerics and cluster, then the notes.
+
+    Args:
+        tool_calls: the format of tool calls, and where it comes from.
+    """
     cache = description.get("kv_cache", {})
     speculation = description.get("speculation", {})
     numerics = description.get("fingerprint", {})
@@ -56,6 +60,7 @@ def summary_lines(
             cache.get("dtype"),
         ),
         "speculation": _speculation(speculation),
+        "tool calls": tool_calls,
         "numerics": _joined(numerics.get("isa"), numerics.get("operator_library")),
         **(_cluster(cluster, description) if cluster is not None and cluster.is_clustered else {}),
     }

@@ -15,10 +15,11 @@ from fastdeploy.detokenize.messages import check_tools
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.parsers.argument_grammar import json_expression
 from fastdeploy.entrypoints.openai.parsers.json_tool_parsers import NamedToolParser
-from fastdeploy.entrypoints.openai.parsers.registry import JSON_ARRAY, ToolFormat, get_tool_format
+from fastdeploy.entrypoints.openai.parsers.registry import JSON_ARRAY, ToolFormat
 from fastdeploy.entrypoints.openai.parsers.tool_grammar import ToolCallGrammar
 from fastdeploy.entrypoints.openai.parsers.tool_parser import ToolParser
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
+from fastdeploy.entrypoints.openai.tool_parser_choice import ToolParserChoice
 
 MODES = ("none", "auto", "required")
 ANY_ARGUMENTS = {"type": "object"}
@@ -31,7 +32,7 @@ class ToolUse:
 
     Attributes:
         functions: the functions that may be called, by name, in OpenAI's format.
-        tool_format: how the model writes calls; None without --tool-call-parser.
+        tool_format: how the model writes calls; None if it is unknown.
         is_required: the message consists of calls only.
         is_named: the message is one call of the only function.
         is_limited: only some of the tools may be called.
@@ -96,11 +97,11 @@ def _json_expression(given: StructuredOutputsParams) -> str:
     raise InvalidRequestError(given.field, "with tools, expected a JSON schema or json_object")
 
 
-def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
+def tool_use(body: ChatCompletionRequest, parser: ToolParserChoice) -> ToolUse | None:
     """Return the use of tools in a request; None if no tool may be called.
 
     Args:
-        parser_name: the server's `--tool-call-parser`.
+        parser: the format of the server's calls.
 
     Raises:
         InvalidRequestError: the tools or `tool_choice` are invalid; names the field.
@@ -111,11 +112,11 @@ def tool_use(body: ChatCompletionRequest, parser_name: str) -> ToolUse | None:
         return None
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     mode, names = _choice(body.tool_choice if body.tool_choice is not None else "auto", functions)
-    tool_format = get_tool_format(parser_name)
+    tool_format = parser.tool_format
     if mode == "none":
         return None
     if mode == "auto" and tool_format is None:
-        raise InvalidRequestError("tool_choice", "auto needs a server with --tool-call-parser; required does not")
+        raise parser.unknown_error()
     return ToolUse(
         functions={name: functions[name] for name in names},
         tool_format=tool_format,

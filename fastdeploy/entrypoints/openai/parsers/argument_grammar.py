@@ -185,3 +185,15 @@ WRITERS: Mapping[str, Callable[[int, Mapping[str, Any], Literal], list[str]]] = 
     "python": _python_arguments,
 }
 """How arguments are written -> the function that returns their rules."""
+
+
+def argument_beginning(arguments: str, name: str) -> str | None:
+    """Return the text before the value of the argument with this name; None for arguments in JSON.
+
+    Args:
+        arguments: how they are written: a key of `WRITERS`.
+    """
+    writer = WRITERS[arguments]
+    if isinstance(writer, _TaggedArguments):
+        return writer.begin.replace("{name}", name)
+    return f"{name}=" if writer is _python_arguments else None
