@@ -16,6 +16,7 @@ from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import arm
+from fastdeploy.core.json_types import shorten
 from fastdeploy.core.outputs import RequestOutput, TokenDelta
 from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
@@ -32,6 +33,7 @@ from fastdeploy.metrics.reader import Metric
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "add_special_tokens", "cache_salt")
 ShowProgress = bool | Callable[..., "tqdm[Any]"]
 """Whether to show a progress bar, or the function that makes it, with the parameters of `tqdm`."""
 logger = logging.getLogger(__name__)
@@ -92,6 +94,8 @@ class LLM:
 
         Args:
             prompts: a string, a list of token ids, {"prompt": str} or {"prompt_token_ids": [...]}, or a list of these.
+                A mapping may have `cache_salt`: prefixes are shared only between prompts of the same salt. With both
+                keys, the token ids are the prompt.
             sampling_params: one object for all prompts, or one per prompt.
             use_tqdm: show a progress bar with tokens per second, or the function that makes it, such as `tqdm.tqdm`.
             stream: return a generator that yields the result of a prompt, so far, whenever it has new tokens; no bar.
@@ -183,19 +187,17 @@ class LLM:
         return list(params)
 
     def _make_request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
-        add_special_tokens = True
-        if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids", "add_special_tokens"}
-            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-                raise InvalidRequestError(
-                    "prompts", f'expected "prompt" or "prompt_token_ids", got keys {sorted(prompt)}'
-                )
-            add_special_tokens = bool(prompt.get("add_special_tokens", True))
-            content: str | Sequence[int] = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
-        else:
-            content = prompt
-        request_id = f"offline-{next(self._ids)}"
-        return build_request(self.tokenizer, self._limits, request_id, content, params, add_special_tokens)
+        fields = _prompt_fields(prompt)
+        request = build_request(
+            self.tokenizer,
+            self._limits,
+            f"offline-{next(self._ids)}",
+            fields["content"],
+            params,
+            bool(fields.get("add_special_tokens", True)),
+        )
+        request.cache_salt = fields.get("cache_salt", "")
+        return request
 
     def _add_requests(
         self, requests: Sequence[GenerationRequest], texts: Sequence[str | None]
@@ -272,6 +274,21 @@ def _as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, int) for item in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return the keys of a prompt that are not None, and its text or token ids as `content`."""
+    if not isinstance(prompt, Mapping):
+        return {"content": prompt}
+    fields = {key: value for key, value in prompt.items() if value is not None}
+    if unknown := sorted(set(fields).difference(PROMPT_KEYS)):
+        raise InvalidRequestError("prompts", f"unknown key {unknown[0]!r}; expected {', '.join(PROMPT_KEYS)}")
+    if not isinstance(fields.get("cache_salt", ""), str):
+        raise InvalidRequestError("prompts", f"expected a text as cache_salt, got {shorten(fields['cache_salt'])}")
+    content = fields.get("prompt_token_ids", fields.get("prompt"))
+    if content is None:
+        raise InvalidRequestError("prompts", f'expected "prompt" or "prompt_token_ids", got {sorted(fields)}')
+    return {**fields, "content": content}
 
 
 def _prompt_text(prompt: Prompt) -> str | None:

@@ -343,10 +343,40 @@ def test_invalid_request_in_a_list_starts_none(llm: LLM) -> None:
     assert not llm.engine.has_unfinished()
 
 
-@pytest.mark.parametrize("prompt", [{"text": "x"}, {"prompt": "x", "prompt_token_ids": [1]}])
-def test_prompt_of_unknown_type_is_refused(llm: LLM, prompt: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError, match="prompts"):
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (
+            {"text": "x"},
+            "prompts: unknown key 'text'; expected prompt, prompt_token_ids, add_special_tokens, cache_salt",
+        ),
+        ({"prompt": "x", "multi_modal_data": {}}, "prompts: unknown key 'multi_modal_data'"),
+        ({"prompt": None}, 'prompts: expected "prompt" or "prompt_token_ids"'),
+        ({"prompt": "x", "cache_salt": 5}, "prompts: expected a text as cache_salt, got 5"),
+    ],
+)
+def test_prompt_of_unknown_type_is_refused(llm: LLM, prompt: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
         llm.generate(prompt, SamplingParams(), use_tqdm=False)
+    assert not llm.engine.has_unfinished()
+
+
+def test_token_ids_are_the_prompt_where_its_text_is_given_as_well(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("a = 1")
+    prompt = {"prompt": "as it was", "prompt_token_ids": ids, "multi_modal_data": None}
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert isinstance(output, RequestOutput)
+    assert (output.prompt, output.prompt_token_ids) == ("as it was", ids)
+
+
+def test_prefixes_are_shared_only_between_prompts_of_the_same_salt(llm: LLM) -> None:
+    ids, params = [*range(600, 760)], SamplingParams(max_tokens=1)
+    cached = []
+    for salt in ("a", "b", "a"):
+        (output,) = llm.generate({"prompt_token_ids": ids, "cache_salt": salt}, params, use_tqdm=False)
+        assert isinstance(output, RequestOutput)
+        cached.append(output.num_cached_tokens)
+    assert cached == [0, 0, 128]
 
 
 def test_error_of_an_unknown_argument_suggests_the_nearest() -> None:
