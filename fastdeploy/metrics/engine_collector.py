@@ -122,6 +122,7 @@ def _speculation(stats: EngineStats, speculation: Mapping[str, Any]) -> Iterator
     """Yield the measures of docs/glossary.md: drafted, accepted, emitted, and their ratios."""
     labels = {key: str(speculation.get(key, "")) for key in ("method", "verify_strategy", "accept_policy")}
     for name, text, value in (
+        ("num_steps", "Decoding steps of requests", stats.num_steps),
         ("num_drafts", "Decoding steps that verified a draft", stats.num_drafts),
         ("num_draft_tokens", "Verified draft tokens", stats.num_draft_tokens),
         ("num_accepted_tokens", "Accepted draft tokens", stats.num_accepted_tokens),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import random
@@ -28,6 +29,13 @@ from fastdeploy.entrypoints.cli.bench.report import (
 )
 from fastdeploy.entrypoints.cli.bench.serve import BenchmarkRun, arrival_times
 from fastdeploy.entrypoints.cli.bench.serve import main as serve_main
+from fastdeploy.entrypoints.cli.bench.speculation import (
+    SpeculationCounters,
+    parse_counters,
+    read_counters,
+    speculation_metrics,
+)
+from fastdeploy.entrypoints.cli.http_client import HttpClient
 from fastdeploy.entrypoints.cli.main import main
 from fastdeploy.hub.model_path import resolve_model_path
 from tests.entrypoints.server_process import ServerProcess
@@ -186,6 +194,71 @@ def test_goodput_counts_the_requests_within_every_limit(server: ServerProcess) -
         done.returncode == 2
         and "--goodput: expected METRIC:MILLISECONDS with one of ttft, tpot, e2el, got 'itl:5'" in done.stderr
     )
+
+
+def test_bench_serve_reports_what_speculation_contributed(drafting_server: ServerProcess) -> None:
+    before = parse_counters(drafting_server.get("/metrics").text)
+    flags = ["--num-prompts", "4", "--num-warmups", "1", "--ignore-eos", "--temperature", "0"]
+    data = ["--random-input-len", "40", "--random-output-len", "64", "--extra-body", '{"logit_bias": {"300": 100}}']
+    address = ["--base-url", drafting_server.url, "--disable-tqdm"]
+    done = run("bench", "serve", *address, *flags, *data)
+    assert done.returncode == 0, done.stderr
+    metrics = last_json(done.stdout)
+    after = parse_counters(drafting_server.get("/metrics").text)
+    accepted, drafted = metrics["spec_decode_accepted_tokens"], metrics["spec_decode_draft_tokens"]
+    num_drafts, rates = metrics["spec_decode_num_drafts"], metrics["spec_decode_per_position_acceptance_rates"]
+    assert 0 < accepted == drafted  # the text is one token again and again
+    assert accepted < after.totals["accepted_tokens"] - before.totals.get(
+        "accepted_tokens", 0
+    )  # the warm-up is left out
+    assert metrics["spec_decode_acceptance_rate"] == 100
+    assert metrics["spec_decode_acceptance_length"] == pytest.approx(1 + accepted / num_drafts)
+    assert len(rates) == 4 and sum(rates) * num_drafts == pytest.approx(accepted)
+    assert 1 < metrics["spec_decode_tokens_per_step"] <= metrics["spec_decode_acceptance_length"]
+    shown = done.stdout.partition("\nspeculation\n")[2].splitlines()
+    assert shown[0].split() == f"acceptance rate 100.0 % {accepted} of {drafted} draft tokens".split()
+    assert [line.split("  ")[1] for line in shown[1:4]] == [
+        "acceptance length",
+        "tokens per step",
+        "accepted at position 0",
+    ]
+    assert "spec_decode" not in done.stdout.rpartition("\n{")[0]
+
+
+def test_speculation_is_the_difference_of_two_readings_of_either_server() -> None:
+    page = """\
+# TYPE {0}:spec_decode_num_drafts_total counter
+{0}:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {1}.0
+{0}:spec_decode_num_drafts_total{{engine="1",model_name="m"}} 2.0
+{0}:spec_decode_num_draft_tokens_total{{engine="0"}} {2}.0
+{0}:spec_decode_num_accepted_tokens_total{{engine="0"}} {3}.0
+{0}:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="1"}} {4}.0
+{0}:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {3}.0
+{0}:spec_decode_num_accepted_tokens_created{{engine="0"}} 1.7e+09
+"""
+    expected = {
+        "spec_decode_acceptance_rate": 37.5,
+        "spec_decode_acceptance_length": 2.5,
+        "spec_decode_num_drafts": 10,
+        "spec_decode_draft_tokens": 40,
+        "spec_decode_accepted_tokens": 15,
+        "spec_decode_per_position_acceptance_rates": [1.5, 0.2],
+    }
+    first, second = page.format("vllm", 10, 60, 30, 5), page.format("vllm", 20, 100, 45, 7)
+    assert speculation_metrics(parse_counters(first), parse_counters(second)) == expected
+    steps = "fastdeploy:spec_decode_num_steps_total{{}} {}\nfastdeploy:spec_decode_num_emitted_tokens_total{{}} {}\n"
+    first = page.format("fastdeploy", 10, 60, 30, 5) + steps.format(100, 130)
+    second = page.format("fastdeploy", 20, 100, 45, 7) + steps.format(120, 165)
+    expected["spec_decode_tokens_per_step"] = 1.75
+    assert speculation_metrics(parse_counters(first), parse_counters(second)) == expected
+    assert speculation_metrics(parse_counters(second), parse_counters(second)) == {}
+
+
+def test_server_without_drafts_or_metrics_has_no_figures_of_speculation(server: ServerProcess) -> None:
+    done = bench(server, "--num-prompts", "2")
+    assert "spec_decode" not in done.stdout and "speculation" not in done.stdout
+    client = HttpClient(server.url + "/v1")  # as of a server whose metrics are elsewhere
+    assert asyncio.run(read_counters(client)) == SpeculationCounters()
 
 
 def test_bench_serve_plots_latencies(server: ServerProcess, tmp_path: Path) -> None:

@@ -107,14 +107,24 @@ class HttpClient:
             ServerError: the status is not 200, or the body is not JSON.
             UnreachableError: there is no response.
         """
+        text = await self.get_text(path)
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise ServerError(f"{self.url}{path} is not JSON") from None
+
+    async def get_text(self, path: str) -> str:
+        """Return the body of a GET request.
+
+        Raises:
+            ServerError: the status is not 200.
+            UnreachableError: there is no response.
+        """
         async with self._exchange("GET", path, None) as response:
             body = await response.read()
             if response.status != 200:
                 raise ServerError(error_message(body) or f"status {response.status}", response.status)
-            try:
-                return json.loads(body)
-            except ValueError:
-                raise ServerError(f"{self.url}{path} is not JSON") from None
+            return body.decode(errors="replace")
 
     async def post(self, path: str, body: Any) -> tuple[int, dict[str, str], bytes]:
         """Send a JSON body; return status, headers and body of the response.

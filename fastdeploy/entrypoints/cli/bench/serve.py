@@ -21,6 +21,7 @@ import yaml
 from tqdm import tqdm
 
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.entrypoints.cli.bench import speculation
 from fastdeploy.entrypoints.cli.bench.datasets import (
     SampleRequest,
     add_dataset_flags,
@@ -69,7 +70,8 @@ def main(arguments: list[str]) -> int:
     except (ServerError, UnreachableError) as error:
         print(f"fastdeploy: error: {error}", file=sys.stderr)
         return 1
-    print_metrics(run.title, run.metrics)
+    print_metrics(run.title, {k: v for k, v in run.metrics.items() if not k.startswith(speculation.PREFIX)})
+    speculation.print_speculation(run.metrics)
     for message in run.errors[:3]:
         print(f"  failed: {message}")
     if args.plot:
@@ -114,10 +116,12 @@ async def run_benchmark(args: argparse.Namespace) -> BenchmarkRun:
     requests = load_requests(args, args.tokenizer or model)
     bodies = [make_body(args, args.served_model_name or model, request) for request in requests]
     await _warm_up(client, path, bodies, args.num_warmups)
+    before = await speculation.read_counters(client)
     times = arrival_times(len(bodies), args.request_rate, args.seed)
     with tqdm(total=len(bodies), desc="Requests", disable=args.disable_tqdm) as bar:
         results, duration_s = await send_requests(client, path, bodies, times, args.max_concurrency, bar.update)
-    metrics = {**_describe_run(args, model), **calculate_metrics(args, results, duration_s)}
+    drafting = speculation.speculation_metrics(before, await speculation.read_counters(client))
+    metrics = {**_describe_run(args, model), **calculate_metrics(args, results, duration_s), **drafting}
     return BenchmarkRun(f"{model} at {urlsplit(base_url).netloc}{path}", metrics, results)
 
 
