@@ -231,3 +231,22 @@ def test_log_probabilities_are_those_of_the_text(strict: openai.OpenAI) -> None:
     deltas = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
     assert [one.token for one in deltas] == [one.token for one in part.logprobs]
     assert events[-1].response.output[1].content[0].logprobs == part.logprobs
+
+
+ALLOWED: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+OTHER: Any = {**TOOL, "name": "tides"}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "weather"}, ALLOWED])
+def test_every_choice_of_tools_is_honoured_and_repeated(strict: openai.OpenAI, choice: Any) -> None:
+    response = create(strict, CALL, tools=[TOOL, OTHER], tool_choice=choice, parallel_tool_calls=False)
+    assert [item.name for item in response.output if item.type == "function_call"] == ["weather"]
+    repeated = response.tool_choice if isinstance(choice, str) else response.tool_choice.to_dict()
+    assert repeated == choice and not response.parallel_tool_calls
+    assert [tool.name for tool in response.tools] == ["weather", "tides"]
+
+
+def test_without_a_choice_of_tools_the_text_is_text(strict: openai.OpenAI) -> None:
+    response = create(strict, CALL, tools=[TOOL], tool_choice="none", extra_body=NO_THINKING)
+    assert [item.type for item in response.output] == ["message"]
+    assert response.output_text == '{"name": "weather", "arguments": {"city": "Oslo"}}', "markers are special tokens"

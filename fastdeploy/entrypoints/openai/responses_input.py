@@ -328,8 +328,6 @@ def _chat_choice(choice: str | dict[str, Any] | None, ignores_unknown: bool) -> 
     tools = keys["tools"]
     if not isinstance(tools, list):
         raise InvalidRequestError("tool_choice.tools", f"expected a list of functions, got {shorten(tools)}")
-    functions = [
-        {"type": "function", "function": ALLOWED_TOOLS.read(f"tool_choice.tools[{i}]", tool, ignores_unknown)[1]}
-        for i, tool in enumerate(tools)
-    ]
+    read = [ALLOWED_TOOLS.read(f"tool_choice.tools[{i}]", tool, ignores_unknown)[1] for i, tool in enumerate(tools)]
+    functions = [{"type": "function", "function": {"name": tool["name"]}} for tool in read]
     return {"type": "allowed_tools", "allowed_tools": {"mode": keys["mode"], "tools": functions}}
