@@ -263,7 +263,8 @@ def test_async_client_streams_calls_of_many_requests_at_once(parsing_server: Ser
     [
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type", "expected function"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "expected an object"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 64"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 128"),
+        ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "tools[0].function.name", "1 to 128"),
         ({"tools": [NOW, NOW]}, "tools[1].function.name", "is not unique"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
@@ -303,6 +304,14 @@ def test_wrong_tools_are_400_and_name_the_field(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert message in error["message"]
+
+
+def test_name_of_128_characters_is_called(parsing_client: openai.OpenAI) -> None:
+    name = "n" * 128
+    tool: Any = {"type": "function", "function": {"name": name}}
+    text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+    message = chat(parsing_client, text, tools=[tool]).choices[0].message
+    assert [call.function.name for call in message.tool_calls] == [name]
 
 
 def test_auto_needs_a_tool_call_parser(server: ServerProcess) -> None:
