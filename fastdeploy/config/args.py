@@ -85,7 +85,7 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
         _raise_with_all_others(problems, values, env, provenance)
         raise
     engine = replace(engine, is_clustered=cluster.is_clustered, hands_over=cluster.is_split)
-    server = replace(server, served_model_name=server.served_model_name or engine.model)
+    server = replace(server, served_model_name=server.served_model_name or (engine.model,))
     unknown = [
         f"{name} has no effect: unknown variable{did_you_mean(name, VARIABLES, cutoff=0.8)}" for name in env.unknown
     ]
@@ -223,8 +223,8 @@ def make_parser() -> argparse.ArgumentParser:
         if flag.kind == "bool":
             parser.add_argument(*names, dest=flag.name, action=argparse.BooleanOptionalAction, help=text)
         elif flag.kind == "list":
-            is_own = flag.flag_class is FlagClass.HONOURED
-            action, count = ("append", None) if is_own else ("extend", "+")
+            is_single = flag.flag_class is FlagClass.HONOURED and not flag.takes_several
+            action, count = ("append", None) if is_single else ("extend", "+")
             parser.add_argument(
                 *names, dest=flag.name, action=action, nargs=count, metavar=flag.name.upper(), help=text
             )

@@ -45,6 +45,7 @@ class Flag:
         neutral: values that are accepted without a word, because they request nothing.
         is_secret: its value is never shown.
         short: an additional spelling on the command line.
+        takes_several: a list whose items may follow each other on the command line.
         choices: the valid values if they are a list of strings, for suggestions.
         aliases: value of another server -> the value here.
         refused_values: value of another server -> why it is refused, and what to use.
@@ -64,6 +65,7 @@ class Flag:
     neutral: tuple[Any, ...] = ()
     is_secret: bool = False
     short: str = ""
+    takes_several: bool = False
     choices: tuple[str, ...] = ()
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused_values: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -27,7 +27,12 @@ class ServerConfig:
     `keys` are all API keys: those of `api_key_file`, and `api_keys` with generated names.
     """
 
-    served_model_name: Annotated[str, text(help="name of the model in requests (default: the model as given)")] = ""
+    served_model_name: Annotated[
+        tuple[str, ...],
+        strings(
+            takes_several=True, help="names of the model in requests, one or several (default: the model as given)"
+        ),
+    ] = ()
     host: Annotated[str, text(help="address to listen on")] = "0.0.0.0"
     port: Annotated[int, integer(0, 65535, help="port to listen on; 0: any free port")] = 8000
     uds: Annotated[str, text(help="Unix socket to listen on, instead of host and port (default: none)")] = ""

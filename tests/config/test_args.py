@@ -20,7 +20,7 @@ def test_defaults() -> None:
     assert (args.engine.scheduler.max_num_seqs, args.engine.cache.block_size) == (64, 64)
     assert args.engine.cache.enable_prefix_caching and args.engine.scheduler.enable_chunked_prefill
     assert (args.server.host, args.server.port, args.server.max_concurrency) == ("0.0.0.0", 8000, 512)
-    assert args.server.served_model_name == "demo"
+    assert args.server.served_model_name == ("demo",)
     assert args.engine.speculative.method == "naive"
     assert args.notes == ()
 
@@ -32,7 +32,7 @@ def test_hyphens_and_underscores_are_the_same(flag: str) -> None:
 
 def test_underscores_in_values_are_kept() -> None:
     args = parse_serve_args(["--model", "my_model", "--served_model_name=a_b", "--seed", "-3"])
-    assert (args.engine.model, args.server.served_model_name, args.engine.seed) == ("my_model", "a_b", -3)
+    assert (args.engine.model, args.server.served_model_name, args.engine.seed) == ("my_model", ("a_b",), -3)
 
 
 def test_switches_have_a_no_form() -> None:

@@ -77,7 +77,7 @@ def make_node(**fields: Any) -> NodeStats:
 
 
 def make_server(scheduler: FakeScheduler, cluster: ClusterConfig = SPLIT, keys: tuple[ApiKey, ...] = ()) -> ApiServer:
-    config = ServerConfig(served_model_name="m", keys=keys)
+    config = ServerConfig(served_model_name=("m",), keys=keys)
     engine = EngineConfig(model="m")
     return ApiServer(config, engine, scheduler, TOKENIZER, GenerationDefaults(), cluster=cluster)  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import anthropic
 import httpx
 import pytest
 
+from fastdeploy.config.args import parse_serve_args
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.server_process import ServerProcess, mock_server
 
@@ -21,7 +23,8 @@ BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "conte
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A slow server with two keys."""
     folder = tmp_path_factory.mktemp("keyed")
-    with mock_server(folder, "--api-key", "one", "--api-key", "two", step_s=0.02) as running:
+    names = ("--served-model-name", "large", "small", "--api-key", "one", "--api-key", "two")
+    with mock_server(folder, *names, step_s=0.02) as running:
         yield running
 
 
@@ -83,3 +86,31 @@ def test_streams_that_a_shutdown_cuts_end_with_an_error_event(tmp_path: Path) ->
         assert rest[-2] == "event: error" and "message_stop" not in "".join(rest)
         assert '"type":"overloaded_error"' in rest[-1] and '"error_code":"shutting_down"' in rest[-1]
         assert server.wait_end() == 0
+
+
+def test_models_are_listed_by_each_of_their_names(keyed: ServerProcess) -> None:
+    client = messages_client(keyed, api_key="one")
+    for owner in (client, client.beta):
+        models = list(owner.models.list())
+        assert [model.id for model in models] == ["large", "small"]
+        assert owner.models.retrieve("small") == models[1]
+        assert owner.models.retrieve("default").id == "large"
+    assert (models[0].type, models[0].lifecycle, models[0].max_input_tokens) == ("model", "active", 2048)
+    assert models[0].created_at.utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(("requested", "answered"), [("large", "large"), ("small", "small"), ("default", "large")])
+def test_answers_have_the_requested_name(keyed: ServerProcess, requested: str, answered: str) -> None:
+    headers = {"x-api-key": "one"}
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        body = {**BODY, "model": requested}
+        assert keyed.post(path, body, headers=headers).json()["model"] == answered
+        response = keyed.post(path, {**body, "stream": True}, headers=headers)
+        assert f'"model":"{answered}"' in response.text
+    unknown = keyed.post("/v1/messages", {**BODY, "model": "tiny"}, headers=headers).json()["error"]["message"]
+    assert unknown == "model: 'tiny' is not served here; this server serves 'large', 'small'"
+
+
+def test_names_of_a_model_follow_each_other_or_the_flag_is_repeated() -> None:
+    flags = ["demo", "--served-model-name", "large", "small", "--served-model-name", "old"]
+    assert parse_serve_args(flags).server.served_model_name == ("large", "small", "old")

@@ -40,7 +40,7 @@ def test_every_value_has_its_origin(
     monkeypatch.setenv("FD_API_KEY", "sesame,open")
     values = shown(capsys, "demo", "--config", file, "--max_model_len", "100", "--served-model-name", "yours")
     assert values["max_model_len"] == {"value": 100, "from": "command line"}
-    assert values["served_model_name"] == {"value": "yours", "from": "command line"}
+    assert values["served_model_name"] == {"value": ["yours"], "from": "command line"}
     assert values["max_num_seqs"] == {"value": 3, "from": f"{file}:max_num_seqs"}
     assert values["kv_cache_memory"]["value"] == 64 * 2**20
     assert values["block_size"] == {"value": 64, "from": "default"}

@@ -120,7 +120,7 @@ class ChoiceServing(Serving):
             "id": self.response_id,
             "object": object_name,
             "created": self.created_s,
-            "model": self.server.model_name,
+            "model": self.server.response_model(self.body.model),
             "system_fingerprint": self.server.system_fingerprint,
             "speculation": UNSET if note is None else note,
         }

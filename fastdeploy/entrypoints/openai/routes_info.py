@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -43,10 +44,12 @@ class ModelPermission(ResponseBody, kw_only=True):
 
 
 class ModelCard(ResponseBody, kw_only=True):
-    """The served model.
+    """The served model, for the clients of OpenAI and of Anthropic.
 
     Attributes:
         root: the model's path
+        created_at: the time of `created`, as in RFC 3339
+        max_input_tokens, max_tokens: the same as `max_model_len`
         max_model_len: maximum number of tokens of prompt and output; null until the model is loaded
     """
 
@@ -58,6 +61,12 @@ class ModelCard(ResponseBody, kw_only=True):
     parent: None = None
     max_model_len: int | None
     permission: list[ModelPermission]
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None
+    max_tokens: int | None
 
 
 class ModelList(ResponseBody, kw_only=True):
@@ -65,6 +74,9 @@ class ModelList(ResponseBody, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
 
 
 class HealthResponse(ResponseBody, kw_only=True):
@@ -148,8 +160,11 @@ def json_response(body: ResponseBody, status: int = 200) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """Return the served model, in a list of one."""
-    return json_response(ModelList(data=[_model_card(server_of(request))]))
+    """Return the served model, once for each of its names."""
+    server = server_of(request)
+    names = server.served_names
+    cards = [_model_card(server, name) for name in names]
+    return json_response(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
 
 async def get_model(request: Request) -> Response:
@@ -159,17 +174,22 @@ async def get_model(request: Request) -> Response:
     if not name:  # the list of models with a slash at the end, which is no route
         raise HTTPException(404)
     server.check_model(name)
-    return json_response(_model_card(server))
+    return json_response(_model_card(server, server.response_model(name)))
 
 
-def _model_card(server: ApiServer) -> ModelCard:
+def _model_card(server: ApiServer, name: str) -> ModelCard:
     created = server.created_s
+    max_model_len = server.description().get("max_model_len", server.engine_config.max_model_len)
     return ModelCard(
-        id=server.model_name,
+        id=name,
         created=created,
         root=server.engine_config.model,
-        max_model_len=server.description().get("max_model_len", server.engine_config.max_model_len),
+        max_model_len=max_model_len,
         permission=[ModelPermission(id=f"modelperm-{created}", created=created)],
+        display_name=name,
+        created_at=datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=max_model_len,
+        max_tokens=max_model_len,
     )
 
 

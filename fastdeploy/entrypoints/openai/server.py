@@ -100,7 +100,7 @@ class ApiServer:
         self.registry = self.metrics.registry
         self.recorder = self.metrics.requests
         path = self.engine_config.model
-        self._names = {self.config.served_model_name, path, PurePath(path).name, "default"}
+        self._names = {*self.served_names, path, PurePath(path).name, "default"}
 
     @property
     def param_limits(self) -> ParamLimits:
@@ -108,9 +108,13 @@ class ApiServer:
         return ParamLimits(self.config.max_logprobs, self.config.max_output_tokens)
 
     @property
-    def model_name(self) -> str:
-        """The served name, which responses report."""
+    def served_names(self) -> tuple[str, ...]:
+        """The served names of the model."""
         return self.config.served_model_name
+
+    def response_model(self, requested: str | None) -> str:
+        """Return the name of the model in a response: the requested one if it is a served name, else the first one."""
+        return requested if requested in self.served_names and requested is not None else self.served_names[0]
 
     @property
     def limits(self) -> RequestLimits:
@@ -138,7 +142,8 @@ class ApiServer:
     def check_model(self, name: str | None) -> None:
         """Raise ApiError 404 unless `name` is the served name, the model's path or its last part, or `default`."""
         if name is not None and name not in self._names:
-            message = f"model: {shorten(name)} is not served here; this server serves {self.model_name!r}"
+            served = ", ".join(map(repr, self.served_names))
+            message = f"model: {shorten(name)} is not served here; this server serves {served}"
             raise ApiError(404, message, type="not_found_error", param="model", code="model_not_found")
 
     def check_admin(self, client: Client) -> None:

@@ -101,7 +101,7 @@ class ServingMessages(Serving):
         note = self.server.speculation_note()
         return MessageResponse(
             id=self.response_id,
-            model=self.server.model_name,
+            model=self.server.response_model(self.body.model),
             content=content,
             stop_reason=end.stop_reason,
             stop_sequence=end.stop_sequence,

@@ -188,7 +188,7 @@ class ServingResponses(Serving):
             id=self.response_id,
             created_at=self.created_s,
             status=status,
-            model=self.server.model_name,
+            model=self.server.response_model(self.body.model),
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,
