@@ -10,6 +10,7 @@ from typing import Any
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams, StructuredOutputsParams
 from fastdeploy.core.json_types import check_unicode, shorten
+from fastdeploy.core.keywords import suggest_keywords
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
 MAX_LOGPROBS_LIMIT = 20
@@ -111,6 +112,7 @@ class SpeculativeParams:
             NUM_SPECULATIVE_TOKENS.check("speculative.num_speculative_tokens", self.num_speculative_tokens)
 
 
+@suggest_keywords
 @dataclass
 class SamplingParams:
     """Sampling parameters of one request, under the names that vLLM and OpenAI use. `RANGES` holds the ranges.

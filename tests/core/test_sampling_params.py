@@ -73,3 +73,22 @@ def test_shorthands_are_converted() -> None:
     params = SamplingParams(stop="x", top_k=None, seed=-1, speculative={"method": "off"})  # type: ignore[arg-type]
     assert (params.stop, params.top_k, params.seed) == (["x"], 0, (1 << 64) - 1)
     assert params.speculative == SpeculativeParams("off")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("temprature", "temprature: unknown argument of SamplingParams; did you mean 'temperature'?"),
+        ("max_token", "max_token: unknown argument of SamplingParams; did you mean 'max_tokens'?"),
+        ("zzz", "zzz: unknown argument of SamplingParams"),
+    ],
+)
+def test_unknown_argument_is_refused_with_the_nearest_one(name: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{"n": 1, name: 1})
+    assert str(caught.value) == message
+
+
+def test_other_wrong_calls_stay_type_errors() -> None:
+    with pytest.raises(TypeError, match="multiple values for argument 'n'"):
+        SamplingParams(1, n=2)  # type: ignore[misc]

@@ -278,7 +278,7 @@ def test_plot_without_matplotlib_is_refused_before_any_request(monkeypatch: pyte
 
 
 def test_sweep_compares_loads(server: ServerProcess) -> None:
-    flags = ["--base-url", server.url, "--disable-tqdm", "--num-prompts", "3", "--random-input-len", "9"]
+    flags = ["--url", server.url + "/v1", "--disable-tqdm", "--num-prompts", "3", "--random-input-len", "9"]
     flags += ["--random-output-len", "4", "--ignore-eos", "--request-rates", "200", "inf", "--max-concurrencies", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.bench_serving", *flags], capture_output=True, text=True, timeout=300

@@ -17,6 +17,7 @@ import pytest
 
 from fastdeploy.entrypoints.cli.collect_env import ITEMS, collect
 from fastdeploy.entrypoints.cli.main import COMMANDS
+from fastdeploy.entrypoints.cli.parser import server_url
 from fastdeploy.version import __version__
 from tests.entrypoints.server_process import ServerProcess, mock_server, sample
 from tests.entrypoints.test_openai_client import CHAT_PROMPT, PROMPT, TOKENIZER, engine_text
@@ -60,6 +61,11 @@ def test_version_names_the_operator_library() -> None:
         (["bench", "latency", "demo", "--port", "1"], "--port: is a flag of the server; this command runs none"),
         (["bench", "throughput", "demo", "--sead", "5"], "--sead: unknown flag; did you mean '--seed'?"),
         (["complete", "--quick"], "--quick: expected one argument"),
+        (
+            ["complete", "--url", "ftp://localhost"],
+            "--url: expected an address such as http://localhost:8000, got 'ftp://localhost'",
+        ),
+        (["chat", "--url", "http:///v1"], "--url: expected an address such as http://localhost:8000, got 'http:///v1'"),
         (["tokenizer", "-i"], "fastdeploy tokenizer: the following arguments are required: -m/--model"),
         (["tokenizer", "-m", "demo"], "fastdeploy tokenizer: no action given; see fastdeploy tokenizer --help"),
         (["tokenizer", "-m", "demo", "-d", "1 99999"], "--decode: token id 99999 is not in the vocabulary"),
@@ -69,6 +75,21 @@ def test_wrong_command_lines_end_in_one_line_and_status_2(arguments: list[str], 
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"fastdeploy: error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("http://localhost:8000/v1", "http://localhost:8000"),
+        ("localhost:8000/v1/", "http://localhost:8000"),
+        ("https://host/llm/v1", "https://host/llm"),
+        ("[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_addresses_of_servers_may_have_a_scheme_and_v1(text: str, url: str) -> None:
+    assert server_url(text) == url
 
 
 def test_help_lists_every_command_and_each_command_has_help() -> None:
@@ -111,7 +132,8 @@ def test_reasoning_is_marked_in_the_output(tmp_path: Path) -> None:
 
 
 def test_error_answer_does_not_end_the_conversation(server: ServerProcess) -> None:
-    flags = ["--url", server.url + "/v1", "--temperature", "0", "--max-tokens", "5", "--system-prompt", "be brief"]
+    url = server.url.removeprefix("http://")
+    flags = ["--url", url, "--temperature", "0", "--max-tokens", "5", "--system-prompt", "be brief"]
     done = run("chat", *flags, stdin="the " * 900 + "\nhi\n")
     assert done.returncode == 1
     assert done.stderr.count("fastdeploy: error: ") == 1

@@ -57,9 +57,9 @@ def test_answers_keep_order_and_ids_and_an_invalid_request_does_not_end_the_run(
         line("response", url="/v1/responses", body={"input": MESSAGES, "temperature": 0, "max_output_tokens": 4}),
         line("message", url="/v1/messages", body={**GREEDY, "messages": MESSAGES}),
     )
-    done = run("run-batch", *flags, "--url", server.url + "/v1", "--concurrency", "3")
-    assert done.returncode == 1, "some requests failed"
-    assert "5 of 10 requests succeeded" in done.stderr
+    done = run("run-batch", *flags, "--url", server.url, "--concurrency", "3")
+    assert done.returncode == 0, "the file is written"
+    assert done.stderr.splitlines()[-1].startswith("5 of 10 requests succeeded, 5 failed; answers in ")
     written = answers(tmp_path)
     assert [entry["custom_id"] for entry in written] == [
         "long",
@@ -232,7 +232,8 @@ def test_private_server_is_started_with_the_engine_s_flags_and_stopped(tmp_path:
     request = line("code", body={"model": "short", "prompt": "def f(", "max_tokens": 8, "temperature": 0})
     flags = write(tmp_path, request, line("too long", body={**request["body"], "prompt": [5] * 70}))
     done = run("run-batch", *flags, "--model", "demo", "--max-model-len", "64", "--served-model-name", "short")
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("1 of 2 requests succeeded, 1 failed; answers in ")
     good, bad = answers(tmp_path)
     assert good["response"]["body"]["usage"]["completion_tokens"] == 8
     assert bad["response"]["status_code"] == 400

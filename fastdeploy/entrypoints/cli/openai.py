@@ -15,9 +15,9 @@ from typing import Any
 
 from fastdeploy.config.env import read_env
 from fastdeploy.entrypoints.cli.http_client import HttpClient, ServerError, UnreachableError
-from fastdeploy.entrypoints.cli.parser import CommandParser, add_api_key_flag, get_api_key, positive_int
+from fastdeploy.entrypoints.cli.parser import CommandParser, add_api_key_flag, get_api_key, positive_int, server_url
 
-DEFAULT_URL = "http://localhost:8000/v1"
+DEFAULT_URL = "http://localhost:8000"
 DIM, RESET = "\033[2m", "\033[0m"
 TARGET = "target"
 SOURCE_COLORS = {"ngram": 42, "suffix": 46, "mtp": 45, "draft_model": 44, "grammar": 43}  # ANSI background colours
@@ -189,7 +189,9 @@ def complete(arguments: list[str]) -> int:
 
 def _make_parser(command: str, description: str) -> CommandParser:
     parser = CommandParser(command, description)
-    parser.add_argument("--url", default=DEFAULT_URL, help="address of the server, with /v1")
+    parser.add_argument(
+        "--url", type=server_url, default=DEFAULT_URL, help="address of the server, with or without /v1"
+    )
     parser.add_argument("--model-name", help="model to use; default: the first of /v1/models")
     add_api_key_flag(parser)
     parser.add_argument("--max-tokens", type=positive_int, default=512, help="maximum number of tokens of an answer")
@@ -204,7 +206,7 @@ def _make_session(args: argparse.Namespace) -> Session:
     fields: dict[str, Any] = {"max_tokens": args.max_tokens, **(VERBOSE_FIELDS if args.verbose else {})}
     if args.temperature is not None:
         fields["temperature"] = args.temperature
-    return Session(HttpClient(args.url.rstrip("/"), get_api_key(args)), fields, args.verbose)
+    return Session(HttpClient(f"{args.url}/v1", get_api_key(args)), fields, args.verbose)
 
 
 def _run(args: argparse.Namespace, session: Session, send: Callable[[str], Any]) -> int:

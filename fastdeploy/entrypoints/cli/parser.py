@@ -8,6 +8,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from fastdeploy.config.args import hyphenate
 from fastdeploy.config.env import read_env
@@ -85,6 +86,15 @@ class CommandParser(argparse.ArgumentParser):
             raise ConfigError(f"fastdeploy {self._command}", message)
         field, _, rest = message.removeprefix("argument ").partition(": ")
         raise ConfigError(field.split("/")[-1], rest)
+
+
+def server_url(text: str) -> str:
+    """Return the address of a server without /v1 at its end; it may be given with or without that and its scheme."""
+    url = (text if "://" in text else f"http://{text}").rstrip("/").removesuffix("/v1").rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise argparse.ArgumentTypeError(f"expected an address such as http://localhost:8000, got {text!r}")
+    return url
 
 
 def add_api_key_flag(parser: argparse.ArgumentParser) -> None:

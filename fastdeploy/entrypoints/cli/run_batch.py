@@ -37,6 +37,7 @@ from fastdeploy.entrypoints.cli.parser import (
     add_api_key_flag,
     get_api_key,
     positive_int,
+    server_url,
 )
 
 PATHS = {
@@ -86,7 +87,7 @@ class ServerEndedError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the batch; return 0 if every request was answered with status 200, else 1."""
+    """Run the batch; return 0 if the output was written, whether all requests succeeded or not."""
     args, flags = _make_parser().parse_with_engine_flags(arguments)
     requests = read_requests(args.input_file)
     output = _find_output(args)
@@ -95,16 +96,21 @@ def main(arguments: list[str]) -> int:
         if args.url:
             if flags:
                 raise ConfigError(flags[0], "not allowed with --url, which names a running server")
-            client = HttpClient(args.url.rstrip("/"), get_api_key(args))
-            return asyncio.run(_run(client, requests, answers, args, output))
-        parsed = parse_serve_args(flags, read_env())
-        _refuse_network_flags(parsed)
-        args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
-        with private_server(flags) as client:
-            return asyncio.run(_run(client, requests, answers, args, output))
+            client = HttpClient(f"{args.url}/v1", get_api_key(args))
+            asyncio.run(_run(client, requests, answers, args, output))
+        else:
+            parsed = parse_serve_args(flags, read_env())
+            _refuse_network_flags(parsed)
+            args.concurrency = min(args.concurrency, parsed.server.max_concurrency)
+            with private_server(flags) as client:
+                asyncio.run(_run(client, requests, answers, args, output))
     except (UnreachableError, ServerEndedError) as error:
         print(f"fastdeploy: error: {error}; run again with --resume to continue", file=sys.stderr)
         return error.status if isinstance(error, ServerEndedError) else 1
+    num_succeeded = sum(_has_succeeded(answer) for answer in answers)
+    counts = f"{num_succeeded} of {len(requests)} requests succeeded, {len(requests) - num_succeeded} failed"
+    print(f"{counts}; answers in {args.output_file}", file=sys.stderr)
+    return 0
 
 
 def read_requests(path: str) -> list[BatchRequest]:
@@ -166,7 +172,9 @@ def _make_parser() -> CommandParser:
     parser.add_argument("-i", "--input-file", required=True, help="JSONL with custom_id, method, url, body")
     parser.add_argument("-o", "--output-file", required=True, help="JSONL with id, custom_id, response, error")
     parser.add_argument(
-        "--url", help="running server, such as http://localhost:8000/v1; default: start a private server"
+        "--url",
+        type=server_url,
+        help="running server, such as http://localhost:8000, with or without /v1; default: start a private server",
     )
     add_api_key_flag(parser)
     parser.add_argument("--concurrency", type=positive_int, default=256, help="maximum number of requests in flight")
@@ -238,8 +246,8 @@ async def _run(
     answers: list[dict[str, Any]],
     args: argparse.Namespace,
     output: _Output,
-) -> int:
-    """Send the requests that have no answer yet and write the file; return the exit status."""
+) -> None:
+    """Send the requests that have no answer yet, add their answers to `answers` and write the file."""
     num_done = len(answers)
     try:
         with (
@@ -255,9 +263,6 @@ async def _run(
             output.partial.replace(output.path)
     except OSError as error:
         raise ConfigError("--output-file", f"cannot write {args.output_file!r}: {error.strerror}") from None
-    num_succeeded = sum(_has_succeeded(answer) for answer in answers)
-    print(f"{num_succeeded} of {len(requests)} requests succeeded; answers in {args.output_file}", file=sys.stderr)
-    return 0 if num_succeeded == len(requests) else 1
 
 
 async def _send_all(

@@ -49,13 +49,10 @@ from fastdeploy.entrypoints.cli.parser import (
     non_negative_int,
     positive_int,
     ratio,
+    server_url,
 )
 
-BACKENDS = {
-    "openai": "/v1/completions",
-    "vllm": "/v1/completions",
-    "openai-chat": "/v1/chat/completions",
-}
+BACKENDS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 METRICS = ("ttft", "tpot", "itl", "e2el", "input_len", "output_len")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 
@@ -110,7 +107,7 @@ async def run_benchmark(args: argparse.Namespace) -> BenchmarkRun:
         ServerError, UnreachableError: there is no OpenAI-compatible server at the address.
     """
     path = args.endpoint or BACKENDS[args.backend]
-    base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
+    base_url = args.base_url or f"http://{args.host}:{args.port}"
     client = HttpClient(base_url, get_api_key(args))
     model = args.model or await HttpClient(f"{base_url}/v1", get_api_key(args)).first_model()
     requests = load_requests(args, args.tokenizer or model)
@@ -312,7 +309,8 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=tuple(BACKENDS), default="openai", help="API to use; openai and vllm: /v1/completions"
     )
-    parser.add_argument("--base-url", help="address of the server without /v1; overrides --host and --port")
+    url_help = "address of the server, with or without /v1; overrides --host and --port"
+    parser.add_argument("--base-url", "--url", type=server_url, help=url_help)
     parser.add_argument("--host", default="127.0.0.1", help="host of the server")
     parser.add_argument("--port", type=int, default=8000, help="port of the server")
     parser.add_argument("--endpoint", help="path of the requests; default: the backend's")
