@@ -82,7 +82,7 @@ class ApiServer:
             self.json_log,
             names,
             self.cluster.is_clustered,
-            config.served_model_name,
+            self.served_names[0],
         )
         self.keys = ClientKeys(config.keys) if config.keys else None
         self.limiter = ConcurrencyLimiter(

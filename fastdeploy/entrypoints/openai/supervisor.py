@@ -69,7 +69,7 @@ class Supervisor:
             self._description,
             self._folder,
             is_clustered=args.cluster.is_clustered,
-            model_name=args.server.served_model_name,
+            model_name=args.server.served_model_name[0],
         )
         self.registry, self.num_inside = metrics.registry, metrics.num_inside
 
