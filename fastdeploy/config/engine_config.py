@@ -12,6 +12,7 @@ from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.reasoning import REASONING_FORMATS
+from fastdeploy.core.sampling_params import MAX_LOGPROB_ENTRIES, MAX_LOGPROBS
 
 BLOCK_SIZE_MULTIPLE = 16
 MAX_COUNT = 2**31 - 1
@@ -120,6 +121,12 @@ class EngineConfig:
     logprobs_mode: Annotated[
         str, choice("raw_logprobs", "processed_logprobs", help="raw_logprobs or processed_logprobs")
     ] = "raw_logprobs"
+    max_logprobs: Annotated[
+        int, integer(-1, MAX_COUNT, help="maximum number of alternatives per token; -1: the whole vocabulary")
+    ] = MAX_LOGPROBS
+    max_logprob_entries: Annotated[
+        int, integer(1, 2**23, help="maximum number of log-probabilities in one answer: tokens times alternatives")
+    ] = MAX_LOGPROB_ENTRIES
     reasoning_parser: Annotated[
         str,
         choice("", *REASONING_FORMATS, help="format of reasoning: qwen3, deepseek_r1, ... (default: none)"),

@@ -10,7 +10,6 @@ from typing import Annotated
 from fastdeploy.config.api_keys import EXPECTED_KEY, ApiKey, is_key
 from fastdeploy.config.flag import check_fields, choice, integer, number, strings, switch, text
 from fastdeploy.core.errors import ConfigError
-from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
 from fastdeploy.core.tool_formats import AUTO, TOOL_CALL_FORMATS
 
 MAX_WORKERS = 256
@@ -91,9 +90,6 @@ class ServerConfig:
     ignore_unknown_fields: Annotated[
         bool, switch(help="accept fields of bodies that the server does not know; each name is logged once")
     ] = False
-    max_logprobs: Annotated[
-        int, integer(0, MAX_LOGPROBS_LIMIT, help="maximum number of alternatives per token in a response")
-    ] = MAX_LOGPROBS_LIMIT
     chat_template: Annotated[str, text(help="chat template, or its file (default: the tokenizer's)")] = ""
     tool_call_parser: Annotated[
         str,

@@ -13,7 +13,6 @@ from fastdeploy.core.json_types import check_unicode, shorten
 from fastdeploy.core.keywords import suggest_keywords
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
-MAX_LOGPROBS_LIMIT = 20
 SEED_MODULUS = 1 << 64
 _INT32_MAX = 2**31 - 1
 
@@ -63,11 +62,15 @@ RANGES: dict[str, Range] = {
     "reasoning_max_tokens": Range(0, _INT32_MAX),
     "response_max_tokens": Range(1, _INT32_MAX),
     "truncate_prompt_tokens": Range(-1, _INT32_MAX),
-    "logprobs": Range(0, MAX_LOGPROBS_LIMIT),
-    "prompt_logprobs": Range(0, MAX_LOGPROBS_LIMIT),
+    "logprobs": Range(-1, _INT32_MAX),
+    "prompt_logprobs": Range(-1, _INT32_MAX),
 }
 """Parameter -> its range; the HTTP API documents the same table."""
 
+MAX_LOGPROBS = 20
+"""Maximum number of alternatives per token, unless `max_logprobs` is set."""
+MAX_LOGPROB_ENTRIES = 2**22
+"""Maximum number of log-probabilities in one answer, unless `max_logprob_entries` is set."""
 MAX_BAD_WORD_IDS = 16384
 """Maximum number of token ids in all bad words of a request, those of `bad_words` included."""
 MAX_ITEMS: dict[str, int] = {
@@ -139,7 +142,8 @@ class SamplingParams:
             forced all the same when `reasoning_max_tokens` is reached. None allows all.
         ignore_eos: do not end at the model's end tokens.
         logit_bias: token id -> value added to its logit.
-        logprobs: number of alternatives reported per output token; None reports nothing.
+        logprobs: number of alternatives reported per output token; None reports nothing, -1 the whole vocabulary. The
+            flags max_logprobs and max_logprob_entries limit both this and prompt_logprobs.
         prompt_logprobs: the same for the tokens of the prompt.
         detokenize: make the text of the output; False leaves it empty and allows no `stop` (offline only).
         skip_special_tokens: leave special tokens out of the text.

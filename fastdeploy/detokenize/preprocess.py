@@ -10,7 +10,7 @@ from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.json_types import check_unicode, shorten
-from fastdeploy.core.sampling_params import SamplingParams, check_bad_word_ids
+from fastdeploy.core.sampling_params import MAX_LOGPROB_ENTRIES, SamplingParams, check_bad_word_ids
 from fastdeploy.detokenize.tokenizer import Tokenizer
 
 TRUNCATED_FACTOR = 8  # a prompt that is truncated may have so many times the limit of others
@@ -19,10 +19,17 @@ MAX_LONG_TEXT_LENGTH = 2**21  # characters of texts that need not fit the contex
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Limits of the model: `max_model_len` tokens of prompt and output, token ids below `vocab_size`."""
+    """Limits of the model, and of log-probabilities.
+
+    Attributes:
+        max_model_len: tokens of prompt and output.
+        vocab_size: token ids are below it.
+        max_logprob_entries: log-probabilities in one answer.
+    """
 
     max_model_len: int
     vocab_size: int
+    max_logprob_entries: int = MAX_LOGPROB_ENTRIES
 
 
 def build_request(
@@ -149,6 +156,48 @@ def check_min_tokens(num_prompt: int, min_tokens: int, max_model_len: int) -> No
             "min_tokens",
             f"expected at most {max_model_len - num_prompt}, which the prompt leaves of the context, got {min_tokens}",
         )
+
+
+def check_num_alternatives(field: str, value: int | None, max_logprobs: int) -> None:
+    """Raise InvalidRequestError unless a request may ask for so many alternatives per token; -1 is the vocabulary."""
+    if value is not None and max_logprobs != -1 and not 0 <= value <= max_logprobs:
+        raise InvalidRequestError(field, f"expected an integer in [0, {max_logprobs}] (--max-logprobs), got {value}")
+
+
+def check_num_logprobs(
+    limits: RequestLimits, requests: Iterable[GenerationRequest], prompt_field: str, output_field: str, num_copies: int
+) -> None:
+    """Check how many log-probabilities the answer to some requests may have: one more per token than alternatives.
+
+    Args:
+        prompt_field, output_field: the fields that ask for those of the prompt and of the output.
+        num_copies: number of choices of each prompt that carry those of the prompt.
+
+    Raises:
+        InvalidRequestError: there are more than `max_logprob_entries`; names the field that asks for more of them.
+    """
+    num_in_prompts = num_in_outputs = 0
+    for request in requests:
+        params, num_prompt = request.params, len(request.prompt_token_ids)
+        room = limits.max_model_len - num_prompt
+        num_output = room if params.max_tokens is None else min(room, params.max_tokens)
+        num_in_prompts += num_prompt * num_copies * _entries_per_token(params.prompt_logprobs, limits.vocab_size)
+        num_in_outputs += num_output * params.n * _entries_per_token(params.logprobs, limits.vocab_size)
+    count = num_in_prompts + num_in_outputs
+    if count > limits.max_logprob_entries:
+        field = prompt_field if num_in_prompts > num_in_outputs else output_field
+        expected = f"expected at most {limits.max_logprob_entries} log-probabilities in the answer"
+        raise InvalidRequestError(
+            field,
+            f"{expected} (--max-logprob-entries), got up to {count}; "
+            "fewer alternatives, choices or max_tokens have less",
+        )
+
+
+def _entries_per_token(num_alternatives: int | None, vocab_size: int) -> int:
+    if num_alternatives is None:
+        return 0
+    return 1 + (vocab_size if num_alternatives < 0 else min(num_alternatives, vocab_size))
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

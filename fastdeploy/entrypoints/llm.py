@@ -22,7 +22,7 @@ from fastdeploy.core.reasoning import REASONING_FORMATS
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import PRIORITIES, SamplingParams
 from fastdeploy.detokenize.messages import check_messages, check_tools
-from fastdeploy.detokenize.preprocess import RequestLimits, build_request
+from fastdeploy.detokenize.preprocess import RequestLimits, build_request, check_num_alternatives, check_num_logprobs
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.engine.engine import Engine
 from fastdeploy.entrypoints.offline_results import RequestState
@@ -63,7 +63,8 @@ class LLM:
         self.engine = Engine.from_config(config)
         for note in self.engine.describe()["notes"]:
             logger.warning("%s", note)
-        self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size)
+        self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size, config.max_logprob_entries)
+        self._max_logprobs = config.max_logprobs
         self._defaults = _generation_defaults(folder, config.generation_config)
         self._chat_template = chat_template
         self._reasoning = REASONING_FORMATS.get(config.reasoning_parser)
@@ -188,6 +189,8 @@ class LLM:
 
     def _make_request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         fields = _prompt_fields(prompt)
+        for name in ("logprobs", "prompt_logprobs"):
+            check_num_alternatives(name, getattr(params, name), self._max_logprobs)
         request = build_request(
             self.tokenizer,
             self._limits,
@@ -197,6 +200,7 @@ class LLM:
             bool(fields.get("add_special_tokens", True)),
         )
         request.cache_salt = fields.get("cache_salt", "")
+        check_num_logprobs(self._limits, [request], "prompt_logprobs", "logprobs", 1)
         return request
 
     def _add_requests(

@@ -11,7 +11,6 @@ B requests, R rows, L rows with logits, K drafts of a request at most, V ids in 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -21,9 +20,7 @@ import paddle
 from paddle import Tensor
 
 from fastdeploy.core.faults import fault_point
-from fastdeploy.core.outputs import TokenLogprobs
-from fastdeploy.core.request import Request, TokenArray
-from fastdeploy.core.sampling_params import MAX_LOGPROBS_LIMIT
+from fastdeploy.core.request import Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
@@ -32,8 +29,9 @@ from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
 from fastdeploy.ops.graph import CapturedGraph
 from fastdeploy.ops.registry import selected_backend
-from fastdeploy.ops.sampling import LogprobBuffers, RowStatus, SamplingBatch, logprobs, sample
+from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
+from fastdeploy.worker.logprob_reader import LogprobReader
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
 LOGITS_BYTES = 64 << 20  # of the logits buffer; a step with more rows than fit has several logits batches
@@ -148,7 +146,7 @@ class ModelRunner:
         self.sampling = SamplingBatch(self.logits_capacity)
         self.sampling_metadata = SamplingMetadata(self.sampling, config.eos_token_ids, config.vocab_limit)
         self.verification = VerifyBatch(self.logits_capacity)
-        self.logprob_buffers = LogprobBuffers(self.logits_capacity, MAX_LOGPROBS_LIMIT)
+        self.logprob_reader = LogprobReader(self.logits)
         # Rows after a rejected draft need no token, if a draft is rejected whenever it differs from the row's token.
         self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
         self._hidden: Tensor | None = None
@@ -320,29 +318,11 @@ class ModelRunner:
         fault_point("logprobs", request.request_id)
         if rows.is_prompt:
             next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
-            top_n = request.params.prompt_logprobs or 0
-            result.prompt_logprobs = [*result.prompt_logprobs, *self._logprobs(rows.first_row, next_tokens, top_n)]
+            found = self.logprob_reader.read(rows.first_row, next_tokens, request.params.prompt_logprobs or 0)
+            result.prompt_logprobs = [*result.prompt_logprobs, *found]
         elif request.params.logprobs is not None:
             token_ids = np.array(result.token_ids, np.int32)
-            result.logprobs = self._logprobs(rows.first_row, token_ids, request.params.logprobs)
-
-    def _logprobs(self, first_row: int, token_ids: TokenArray, top_n: int) -> list[TokenLogprobs]:
-        """Return the log-probability of token_ids[i] in row first_row + i, for each i."""
-        buffers, count = self.logprob_buffers, len(token_ids)
-        buffers.rows.array[:count] = np.arange(first_row, first_row + count)
-        buffers.chosen.array[:count] = token_ids
-        logprobs(self.logits, buffers.rows.tensor, buffers.chosen.tensor, count, top_n, buffers)
-        top_ids, top_values = buffers.top_ids.array[:count, :top_n], buffers.top_logprobs.array[:count, :top_n]
-        return [
-            TokenLogprobs(token_id, value, rank, [(i, v) for i, v in zip(ids, values) if v > -math.inf])
-            for token_id, value, rank, ids, values in zip(
-                token_ids.tolist(),
-                buffers.chosen_logprob.array[:count].tolist(),
-                buffers.chosen_rank.array[:count].tolist(),
-                top_ids.tolist(),
-                top_values.tolist(),
-            )
-        ]
+            result.logprobs = self.logprob_reader.read(rows.first_row, token_ids, request.params.logprobs)
 
 
 def _reset(observer: StepObserver, exception: Exception) -> None:

@@ -42,8 +42,8 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
         ("allowed_token_ids", [True]),
         ("allowed_token_ids", [2**31]),
         ("allowed_token_ids", [5] * 262145),
-        ("logprobs", 21),
-        ("prompt_logprobs", -1),
+        ("logprobs", -2),
+        ("prompt_logprobs", -2),
     ],
 )
 def test_value_outside_its_range_is_refused_by_name(field: str, value: Any) -> None:

@@ -115,6 +115,23 @@ def test_max_tokens_zero_gives_the_prompt_alone(llm: LLM) -> None:
     assert scored.finished and scored.prompt_logprobs == expected.prompt_logprobs
 
 
+def test_more_alternatives_need_the_keyword_of_the_engine(llm: LLM) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        with pytest.raises(InvalidRequestError, match=rf"{name}: expected an integer in \[0, 20\] \(--max-logprobs\)"):
+            complete(llm, **{name: -1})
+
+
+def test_the_whole_vocabulary_and_its_limit() -> None:
+    wide = LLM(model="demo", max_model_len=64, max_logprobs=-1, max_logprob_entries=20_000)
+    (result,) = wide.generate([5, 6], SamplingParams(logprobs=-1, prompt_logprobs=30, max_tokens=2), use_tqdm=False)
+    assert result.prompt_logprobs is not None and len(result.prompt_logprobs[1]) in (30, 31)
+    (first, second) = result.outputs[0].logprobs
+    assert sorted(first) == sorted(second) == list(range(4096))
+    assert sum(math.exp(entry.logprob) for entry in first.values()) == pytest.approx(1.0, abs=1e-4)
+    with pytest.raises(InvalidRequestError, match=r"at most 20000 log-probabilities .* got up to 20485"):
+        wide.generate([5, 6], SamplingParams(logprobs=-1, max_tokens=5), use_tqdm=False)
+
+
 def test_large_bias_forces_a_token(llm: LLM) -> None:
     assert set(complete(llm, logit_bias={300: 100.0}).token_ids) == {300}
 

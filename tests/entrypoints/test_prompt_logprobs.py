@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,10 +13,18 @@ import pytest
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.entrypoints.openai.logprobs import check_num_prompt_logprobs
-from tests.entrypoints.server_process import ServerProcess
+from fastdeploy.detokenize.preprocess import RequestLimits, check_num_logprobs
+from tests.entrypoints.server_process import ServerProcess, mock_server
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "the quick"}]}
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with any number of alternatives, but few log-probabilities in an answer."""
+    flags = ("--max-logprobs", "-1", "--max-logprob-entries", "100000")
+    with mock_server(tmp_path_factory.mktemp("few"), *flags) as running:
+        yield running
 
 
 def choices_of(server: ServerProcess, path: str, body: dict[str, Any]) -> list[Any]:
@@ -75,25 +85,90 @@ def test_a_chat_without_output_is_refused(server: ServerProcess) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "max_tokens")
 
 
-@pytest.mark.parametrize(("num_tokens", "num_copies"), [(1 << 18, 1), (1 << 12, 64)])
-def test_their_number_is_limited_over_all_prompts_and_choices(num_tokens: int, num_copies: int) -> None:
-    params = SamplingParams(n=64, prompt_logprobs=3)
-    requests = [GenerationRequest("a", [1] * (num_tokens // 2), params) for _ in range(2)]
-    check_num_prompt_logprobs("logprobs", requests, num_copies)
-    requests.append(GenerationRequest("c", [1], params))
-    message = (
-        "logprobs: expected at most 1048576 log-probabilities of prompt tokens in the answer, "
-        f"got {1048576 + 4 * num_copies}"
-    )
+LIMITS = RequestLimits(max_model_len=1000, vocab_size=500, max_logprob_entries=12_000)
+
+
+def entries(num_prompt: int = 100, **params: Any) -> GenerationRequest:
+    return GenerationRequest("a", [1] * num_prompt, SamplingParams(**params))
+
+
+@pytest.mark.parametrize(
+    ("requests", "num_copies", "count", "field"),
+    [
+        ([entries(prompt_logprobs=3, max_tokens=5)] * 2, 15, 12_000, ""),
+        ([entries(prompt_logprobs=3, max_tokens=5)] * 2, 16, 12_800, "prompt"),
+        ([entries(prompt_logprobs=-1)], 1, 50_100, "prompt"),
+        ([entries(prompt_logprobs=1000)], 1, 50_100, "prompt"),
+        ([entries(prompt_logprobs=0, logprobs=0)], 1, 1000, ""),
+        ([entries(logprobs=20, max_tokens=100, n=5)], 1, 10_500, ""),
+        ([entries(logprobs=20, max_tokens=100, n=5)] * 2, 1, 21_000, "output"),
+        ([entries(logprobs=20)], 1, 18_900, "output"),
+        ([entries(logprobs=20, max_tokens=2000)], 1, 18_900, "output"),
+        ([entries(logprobs=-1, max_tokens=0, prompt_logprobs=2)], 1, 300, ""),
+        ([entries(logprobs=-1, max_tokens=30, prompt_logprobs=2)], 1, 15_330, "output"),
+        ([entries(logprobs=0)] * 13, 1, 11_700, ""),
+        ([entries()] * 1000, 9, 0, ""),
+    ],
+)
+def test_their_number_is_limited_over_prompts_and_outputs(
+    requests: list[GenerationRequest], num_copies: int, count: int, field: str
+) -> None:
+    if not field:
+        check_num_logprobs(LIMITS, requests, "prompt", "output", num_copies)
+        tight = replace(LIMITS, max_logprob_entries=count)
+        check_num_logprobs(tight, requests, "prompt", "output", num_copies)
+        if count:
+            with pytest.raises(InvalidRequestError):
+                check_num_logprobs(
+                    replace(LIMITS, max_logprob_entries=count - 1), requests, "prompt", "output", num_copies
+                )
+        return
     with pytest.raises(InvalidRequestError) as raised:
-        check_num_prompt_logprobs("logprobs", requests, num_copies)
-    assert str(raised.value) == message
-
-
-def test_too_many_are_refused(server: ServerProcess) -> None:
-    body = {"prompt": [[5] * 50] * 8, "echo": True, "n": 128, "prompt_logprobs": 20, "max_tokens": 1}
-    response = server.post("/v1/completions", body)
-    assert response.status_code == 400
-    assert response.json()["error"]["message"] == (
-        "prompt_logprobs: expected at most 1048576 log-probabilities of prompt tokens in the answer, got 1075200"
+        check_num_logprobs(LIMITS, requests, "prompt", "output", num_copies)
+    assert raised.value.field == field
+    assert f"at most 12000 log-probabilities in the answer (--max-logprob-entries), got up to {count}" in str(
+        raised.value
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": [[5] * 50] * 8, "echo": True, "n": 128, "logprobs": 2}, "logprobs"),
+        (
+            "/v1/completions",
+            {"prompt": [[5] * 50] * 8, "echo": True, "n": 128, "prompt_logprobs": 2},
+            "prompt_logprobs",
+        ),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 128}, "top_logprobs"),
+    ],
+)
+def test_too_many_are_refused(few: ServerProcess, path: str, body: dict[str, Any], param: str) -> None:
+    response = few.post(path, {**body, "max_tokens": 40})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "expected at most 100000 log-probabilities in the answer (--max-logprob-entries)" in response.text
+
+
+def test_all_alternatives_are_sent_if_the_server_allows_them(few: ServerProcess) -> None:
+    choice = few.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": -1}).json()["choices"][0]
+    assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [3, 3], "all that the mock engine has"
+    body = {**CHAT, "max_tokens": 2, "logprobs": True, "top_logprobs": -1, "prompt_logprobs": -1}
+    choice = few.post("/v1/chat/completions", body).json()["choices"][0]
+    assert [len(entry["top_logprobs"]) for entry in choice["logprobs"]["content"]] == [3, 3]
+    assert len(choice["prompt_logprobs"][1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "logprobs": -1}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ],
+)
+def test_more_alternatives_than_the_server_allows_are_refused(
+    server: ServerProcess, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = server.post(path, body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "expected an integer in [0, 20] (--max-logprobs), got " in response.text

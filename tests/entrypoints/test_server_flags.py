@@ -29,7 +29,7 @@ def test_max_logprobs_limits_the_alternatives_of_a_request(flagged: ServerProces
     assert flagged.post("/v1/completions", {**ASK, "logprobs": 2}).status_code == 200
     refused = flagged.post("/v1/completions", {**ASK, "logprobs": 3})
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "logprobs: expected an integer in [0, 2], got 3"
+    assert refused.json()["error"]["message"] == "logprobs: expected an integer in [0, 2] (--max-logprobs), got 3"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 11},
     {"temperature": 0.8, "seed": 12, "top_p": 0.9, "top_k": 40},
-    {"temperature": 1.2, "seed": 13, "min_p": 0.05, "logprobs": 2},
+    {"temperature": 1.2, "seed": 13, "min_p": 0.05, "logprobs": 25},
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 0.7, "seed": 14, "presence_penalty": 0.8, "frequency_penalty": 0.4},
     {"temperature": 0.0, "min_tokens": 13, "wanted_stop": "return"},

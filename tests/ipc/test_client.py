@@ -20,7 +20,7 @@ import pytest
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.core.errors import ConfigError, EngineDeadError, InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams
-from fastdeploy.core.outputs import TokenDelta
+from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.seeds import choice_seed
@@ -106,6 +106,14 @@ def test_connection_marked_dead_before_its_start_does_not_wait() -> None:
         await connection.close()
 
     asyncio.run(scenario())
+
+
+def test_unread_tokens_with_many_alternatives_count_as_with_twenty() -> None:
+    stream = DeltaStream("r", 1)
+    for num_top, count in ((0, 2), (3, 10), (20, 52), (150_000, 94)):
+        entry = TokenLogprobs(5, -1.0, 1, [(5, -1.0)] * num_top)
+        stream.put(TokenDelta("r", 0, [5, 6], logprobs=[entry, entry]))
+        assert stream.num_unread == count, num_top
 
 
 def test_a_stream_may_pass_its_deltas_on_under_another_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

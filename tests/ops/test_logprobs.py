@@ -27,6 +27,18 @@ def test_logprobs_match_a_float64_softmax() -> None:
     assert np.allclose(got.chosen_logprob.array, want.chosen_logprob.array, rtol=2e-7, atol=2e-6)
 
 
+@pytest.mark.parametrize("vocab_size", [5, 300, 4097])
+def test_the_whole_vocabulary_is_in_order(vocab_size: int) -> None:
+    values = random_logits(np.random.default_rng(4), 2, vocab_size)
+    values[1, : vocab_size // 3] = -INF
+    logits, got, want = logits_of(values).tensor, LogprobBuffers(2, vocab_size), LogprobBuffers(2, vocab_size)
+    for top_n in (vocab_size - 1, vocab_size):
+        logprobs(logits, tensor([0, 1]), tensor([0, 1]), 2, top_n, got)
+        reference.logprobs(logits, tensor([0, 1]), tensor([0, 1]), 2, top_n, want)
+        assert np.array_equal(got.top_ids.array[:, :top_n], want.top_ids.array[:, :top_n])
+        assert np.allclose(got.top_logprobs.array[:, :top_n], want.top_logprobs.array[:, :top_n], atol=2e-6)
+
+
 def test_ranks_and_top_ids_break_ties_by_id() -> None:
     out = LogprobBuffers(3, 4)
     logits = logits_of([1.0, 2.0, 2.0, 0.0]).tensor

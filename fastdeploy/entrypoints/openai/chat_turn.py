@@ -9,9 +9,8 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.reasoning import ReasoningState
 from fastdeploy.core.sampling_params import SamplingParams
-from fastdeploy.detokenize.preprocess import build_request, max_text_length
+from fastdeploy.detokenize.preprocess import build_request, check_num_logprobs, max_text_length
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
-from fastdeploy.entrypoints.openai.logprobs import check_num_prompt_logprobs
 from fastdeploy.entrypoints.openai.params import chat_params, reasoning_budget
 from fastdeploy.entrypoints.openai.parsers.message import Message, MessageParser
 from fastdeploy.entrypoints.openai.parsers.reasoning import ReasoningCounter, ReasoningParser
@@ -65,7 +64,7 @@ class ChatTurn:
         request.reasoning = state
         request.may_call_tools = self._reasoning is not None and self._reasoning.tool_call_start != ""
         self.request: GenerationRequest = request
-        check_num_prompt_logprobs("prompt_logprobs", [request], 1)
+        check_num_logprobs(server.limits, [request], "prompt_logprobs", "top_logprobs", 1)
         is_plain = self._reasoning is None and self._tools is None
         self._parsers = None if is_plain else [self._make_parser(state) for _ in range(params.n)]
 

@@ -8,8 +8,6 @@ from functools import partial
 
 from msgspec import UNSET
 
-from fastdeploy.core.errors import InvalidRequestError
-from fastdeploy.core.generation_request import GenerationRequest
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.entrypoints.openai.responses import (
@@ -22,7 +20,6 @@ from fastdeploy.entrypoints.openai.responses import (
 )
 
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot represent
-MAX_PROMPT_LOGPROBS = 1 << 20  # in one answer; a million take about 4 s and 60 MB
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
@@ -34,6 +31,10 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
+def _first(top: list[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    return top if count < 0 else top[:count]
+
+
 def token_namer(tokenizer: Tokenizer, as_token_ids: bool) -> Callable[[int], str]:
     """Return how log-probabilities name tokens: by their text, or as `token_id:17`."""
     return "token_id:{}".format if as_token_ids else partial(token_name, tokenizer)
@@ -42,7 +43,11 @@ def token_namer(tokenizer: Tokenizer, as_token_ids: bool) -> Callable[[int], str
 def chat_logprobs(
     tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_top: int, as_token_ids: bool = False
 ) -> ChatLogprobs:
-    """Return the log-probabilities of a chat choice; `bytes` are those of the token's text however it is named."""
+    """Return the log-probabilities of a chat choice; `bytes` are those of the token's text however it is named.
+
+    Args:
+        num_top: alternatives per token; -1: all that are known.
+    """
     name = token_namer(tokenizer, as_token_ids)
 
     def top_logprob(token_id: int, logprob: float) -> TopLogprob:
@@ -51,7 +56,7 @@ def chat_logprobs(
 
     def token_logprob(entry: TokenLogprobs) -> TokenLogprob:
         own = top_logprob(entry.token_id, entry.logprob)
-        top = [top_logprob(*pair) for pair in entry.top[:num_top]]
+        top = [top_logprob(*pair) for pair in _first(entry.top, num_top)]
         return TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top)
 
     return ChatLogprobs(content=[token_logprob(entry) for entry in entries])
@@ -61,7 +66,7 @@ class CompletionLogprobsBuilder:
     """Builds the log-probabilities of one completion choice, chunk by chunk."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, as_token_ids: bool = False) -> None:
-        """Report `num_top` alternatives per token."""
+        """Report `num_top` alternatives per token; -1: all that are known."""
         self._tokenizer = tokenizer
         self._name = token_namer(tokenizer, as_token_ids)
         self._num_top = num_top
@@ -79,30 +84,8 @@ class CompletionLogprobsBuilder:
         return logprobs
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        pairs = [*entry.top[: self._num_top], (entry.token_id, entry.logprob)]
+        pairs = [*_first(entry.top, self._num_top), (entry.token_id, entry.logprob)]
         return {self._name(token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)}
-
-
-def check_num_prompt_logprobs(field: str, requests: Sequence[GenerationRequest], num_copies: int) -> None:
-    """Check how many log-probabilities of prompt tokens the answer has.
-
-    Args:
-        field: the field that requests them.
-        num_copies: number of choices of each prompt that carry them.
-
-    Raises:
-        InvalidRequestError: there are more than MAX_PROMPT_LOGPROBS.
-    """
-    count = sum(
-        len(request.prompt_token_ids) * (1 + request.params.prompt_logprobs) * num_copies
-        for request in requests
-        if request.params.prompt_logprobs is not None
-    )
-    if count > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequestError(
-            field,
-            f"expected at most {MAX_PROMPT_LOGPROBS} log-probabilities of prompt tokens in the answer, got {count}",
-        )
 
 
 def prompt_logprobs(

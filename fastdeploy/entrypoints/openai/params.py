@@ -13,6 +13,7 @@ from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import StructuredOutputsParams
 from fastdeploy.core.json_types import json_type, shorten
 from fastdeploy.core.sampling_params import OUTPUT_LENGTHS, SamplingParams, SpeculativeParams
+from fastdeploy.detokenize.preprocess import check_num_alternatives
 from fastdeploy.entrypoints.openai.protocol import (
     FIELD_RANGES,
     JSON_SCHEMA_KEYS,
@@ -65,7 +66,7 @@ RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 @dataclass(frozen=True)
 class ParamLimits:
-    """What the server's flags allow; `max_output_tokens` None is no limit."""
+    """What the server's flags allow; `max_logprobs` -1 and `max_output_tokens` None are no limits."""
 
     max_logprobs: int
     max_output_tokens: int | None = None
@@ -177,16 +178,12 @@ def _check_output_lengths(given: Mapping[str, int | None], accepts_zero: bool) -
 
 def _make_params(values: dict[str, Any], limits: ParamLimits, names: dict[str, str]) -> SamplingParams:
     """Return the parameters; errors name the client's field (`names`: parameter -> field, where they differ)."""
+    for name in ("logprobs", "prompt_logprobs"):
+        check_num_alternatives(names.get(name, name), values.get(name), limits.max_logprobs)
     try:
-        params = SamplingParams(**values)
+        return SamplingParams(**values)
     except InvalidRequestError as error:
         raise InvalidRequestError(names.get(error.field, error.field), error.message) from None
-    for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is not None and value > limits.max_logprobs:
-            expected = f"expected an integer in [0, {limits.max_logprobs}]"
-            raise InvalidRequestError(names.get(name, name), f"{expected}, got {value}")
-    return params
 
 
 def _merge_logit_bias(body: GenerationFields) -> dict[int, float]:

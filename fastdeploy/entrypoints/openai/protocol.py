@@ -92,7 +92,8 @@ class GenerationFields(RequestFields, kw_only=True):
             maximum length
         logit_bias: token id to a number that is added to its logit
         prompt_logprobs: number of alternatives per prompt token; they come with the first choice of each prompt, in a
-            stream with its first chunk; at most 1048576 log-probabilities in one answer
+            stream with its first chunk; at most 20 unless the server has another `--max-logprobs`; -1 is the whole
+            vocabulary
         include_logprobs_decode_token: false leaves the texts of tokens out of `prompt_logprobs`
         skip_special_tokens: leave special tokens out of the text (default: true)
         include_stop_str_in_output: keep the stop string in the text
@@ -171,7 +172,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
         suffix: text that follows the completion; needs a model with fill-in-the-middle tokens
         best_of: must equal `n` if it is given
         echo: put the prompt before the text
-        logprobs: number of alternatives per token; true is 1, false none
+        logprobs: number of alternatives per token; true is 1, false none; limits as of `prompt_logprobs`
     """
 
     prompt: str | list[Any] | None = None
@@ -191,7 +192,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
         prompt_token_ids: the prompt as token ids, instead of `messages`
         max_completion_tokens: takes precedence over `max_tokens`
         logprobs: report the probability of each token
-        top_logprobs: number of alternatives per token; needs `logprobs`
+        top_logprobs: number of alternatives per token; needs `logprobs`; limits as of `prompt_logprobs`
         add_generation_prompt: end the prompt with the opening of the assistant's turn (default: true unless
             the last message is continued)
         chat_template: a template for this request, or the name of one of the tokenizer's templates

@@ -105,7 +105,7 @@ class ApiServer:
     @property
     def param_limits(self) -> ParamLimits:
         """What the server's flags allow in the parameters of requests."""
-        return ParamLimits(self.config.max_logprobs, self.config.max_output_tokens)
+        return ParamLimits(self.engine_config.max_logprobs, self.config.max_output_tokens)
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -120,7 +120,8 @@ class ApiServer:
     def limits(self) -> RequestLimits:
         """Limits of the model; the engine must be ready."""
         assert self.scheduler.ready is not None
-        return RequestLimits(self.scheduler.ready.max_model_len, self.scheduler.ready.vocab_size)
+        ready = self.scheduler.ready
+        return RequestLimits(ready.max_model_len, ready.vocab_size, self.engine_config.max_logprob_entries)
 
     @property
     def status(self) -> ServerStatus:

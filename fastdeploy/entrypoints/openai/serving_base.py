@@ -22,6 +22,7 @@ from fastdeploy.entrypoints.openai.responses import PerRequestMetrics
 from fastdeploy.entrypoints.openai.server import ApiServer
 
 MAX_REQUEST_ID_LENGTH = 128
+MAX_ENTRIES_IN_LOOP = 4096  # log-probabilities that are encoded without a thread
 
 
 def make_request_id(requested: str | None) -> str:
@@ -92,7 +93,12 @@ class Serving(ABC):
 
 
 async def encode_updates(encode: Callable[[list[ChoiceUpdate]], bytes], updates: list[ChoiceUpdate]) -> bytes:
-    """Call `encode`; in a thread if there are log-probabilities of a prompt, which may take seconds."""
-    if any(update.prompt_logprobs is not None for update in updates):
+    """Call `encode`; in a thread if there are so many log-probabilities, as of a prompt, that it may take seconds."""
+    if any(update.prompt_logprobs is not None or _is_wide(update) for update in updates):
         return await asyncio.to_thread(encode, updates)
     return encode(updates)
+
+
+def _is_wide(update: ChoiceUpdate) -> bool:
+    logprobs = update.delta.logprobs
+    return bool(logprobs and len(logprobs) * len(logprobs[0].top) > MAX_ENTRIES_IN_LOOP)

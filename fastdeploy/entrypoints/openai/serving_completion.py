@@ -14,6 +14,7 @@ from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.detokenize.fill_in import fill_in_prompt
 from fastdeploy.detokenize.preprocess import (
     build_prepared_request,
+    check_num_logprobs,
     check_prompt_length,
     check_text,
     max_text_length,
@@ -23,7 +24,6 @@ from fastdeploy.entrypoints.openai.choice_serving import ChoiceServing
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate
 from fastdeploy.entrypoints.openai.logprobs import (
     CompletionLogprobsBuilder,
-    check_num_prompt_logprobs,
     prompt_logprobs,
 )
 from fastdeploy.entrypoints.openai.params import completion_logprobs, completion_params
@@ -77,11 +77,8 @@ class ServingCompletion(ChoiceServing):
         ]
         for request in self.requests:
             request.cache_salt = body.cache_salt or ""
-        check_num_prompt_logprobs(
-            "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs",
-            self.requests,
-            params.n if body.echo else 1,
-        )
+        prompt_field = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
+        check_num_logprobs(limits, self.requests, prompt_field, "logprobs", params.n if body.echo else 1)
         num_choices = len(self._prompts) * params.n
         self._num_top = completion_logprobs(body)
         self._logprobs = [
