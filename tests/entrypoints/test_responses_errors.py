@@ -71,7 +71,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens", "expected an integer in [1, ", INVALID),
     ({"temperature": -1}, "temperature", "expected a number in [0, ", INVALID),
     ({"top_logprobs": 3}, "top_logprobs", 'needs include: ["message.output_text.logprobs"]', INVALID),
-    ({"top_logprobs": -1}, "top_logprobs", "expected an integer", INVALID),
+    ({"top_logprobs": -2}, "top_logprobs", "expected an integer", INVALID),
     ({"include": ["reasoning.encrypted_content"]}, "include", "'reasoning.encrypted_content' is not available",
      UNSUPPORTED),
     ({"include": ["message.output_text.logprobs"], "tools": [TOOL], "tool_choice": "required"}, "include",
