@@ -106,7 +106,9 @@ def test_settings_and_extension_fields_are_those_of_a_chat() -> None:
         top_logprobs=2,
         **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 4, "ignore_eos": True},
         **{"cache_salt": "s", "priority": 2, "timeout": 9.0, "request_id": "r", "stream": True, "model": "m"},
-        **{"speculative": {"method": "off"}, "chat_template_kwargs": {"a": 1}},
+        **{"speculative": {"method": "off"}, "chat_template_kwargs": {"a": 1}, "stop": ["x"], "logit_bias": {"5": 1}},
+        **{"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.1},
+        **{"skip_special_tokens": False, "include_stop_str_in_output": True},
     ).chat
     assert (chat.max_completion_tokens, chat.reasoning_effort, chat.logprobs, chat.top_logprobs) == (7, "low", True, 2)
     assert chat.response_format == {
@@ -120,6 +122,10 @@ def test_settings_and_extension_fields_are_those_of_a_chat() -> None:
         *("s", 2, 9.0, "r", True, "m"),
     )
     assert (chat.speculative, chat.chat_template_kwargs) == ({"method": "off"}, {"a": 1})
+    assert (chat.stop, chat.logit_bias, chat.skip_special_tokens) == (["x"], {"5": 1}, False)
+    assert (chat.presence_penalty, chat.frequency_penalty, chat.repetition_penalty) == (0.1, 0.2, 1.1)
+    assert chat.include_stop_str_in_output
+    assert translated(structured_outputs={"regex": "a"}).chat.structured_outputs == {"regex": "a"}
 
 
 def test_fields_of_the_chat_have_the_names_of_the_body() -> None:

@@ -12,9 +12,10 @@ from fastdeploy.core.json_types import shorten
 from fastdeploy.detokenize.messages import MAX_MESSAGE_ITEMS
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.object_rules import TypeRules
-from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, ChatCompletionRequest, RequestFields
+from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, ChatCompletionRequest
 from fastdeploy.entrypoints.openai.responses_protocol import (
     ALLOWED_TOOLS,
+    CHAT_FIELDS,
     INCLUDES,
     INPUT_ITEMS,
     INPUT_PARTS,
@@ -125,8 +126,7 @@ def translate(body: ResponsesRequest, ignores_unknown: bool) -> Translation:
         parallel_tool_calls=body.parallel_tool_calls if tools else None,
         logprobs=has_logprobs,
         top_logprobs=body.top_logprobs if has_logprobs else None,
-        chat_template_kwargs=body.chat_template_kwargs,
-        **{name: getattr(body, name) for name in RequestFields.__struct_fields__},
+        **{name: getattr(body, name) for name in CHAT_FIELDS},
     )
     tool_choice = body.tool_choice if body.tool_choice is not None else "auto"
     return Translation(chat, messages, has_logprobs, effort, text_format, tools, tool_choice)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from fastdeploy.detokenize.messages import MAX_TOOLS
 from fastdeploy.entrypoints.openai.field_rules import FieldRules
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from fastdeploy.entrypoints.openai.prompt import REASONING_EFFORTS
-from fastdeploy.entrypoints.openai.protocol import RequestFields
+from fastdeploy.entrypoints.openai.protocol import GenerationFields, RequestFields
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS,)
@@ -45,6 +46,11 @@ BODY_RULES = FieldRules(
         "image": (_TEXT_ONLY, ({},)),
         "access_programs": ("there are no access programs", ({}, {"cyber": "standard"})),
         "multi_agent": ("the client runs the agents", ({"enabled": False},)),
+        "previous_response": (_NOT_STORED, ()),
+        "previous_input_messages": (_NOT_STORED, ([],)),
+        "enable_response_messages": ("the answer has items only", (False,)),
+        "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
+        "vllm_xargs": ("there are no plug-ins that read it", ({},)),
         "max_tokens": ("is the spelling of chats; use max_output_tokens", ()),
         "max_completion_tokens": ("is the spelling of chats; use max_output_tokens", ()),
         "messages": ("is the spelling of chats; use input", ()),
@@ -302,9 +308,19 @@ class ResponsesRequest(RequestFields, kw_only=True):
         stream_options: options of a stream; needs `stream`
         prompt_cache_options: options of the prefix cache
         chat_template_kwargs: further variables for the chat template, such as `enable_thinking`
+        stop: a string, or several, at which the text ends
+        presence_penalty, frequency_penalty: penalty over the tokens of the output
+        repetition_penalty: penalty over the tokens of prompt and output
+        logit_bias: token id to a number that is added to its logit
+        skip_special_tokens: leave special tokens out of the text (default: true)
+        include_stop_str_in_output: keep the stop string in the text
+        structured_outputs: a constraint on the output as in chats, instead of `text.format`
     """
 
     rules: ClassVar[FieldRules] = BODY_RULES
+    objects: ClassVar[Mapping[str, Collection[str]]] = {
+        name: GenerationFields.objects[name] for name in ("speculative", "structured_outputs")
+    }
     schemas: ClassVar[dict[str, dict[str, Any]]] = {
         "input": {"minItems": 1, "items": INPUT_ITEMS.schema()},
         "tools": {"maxItems": MAX_TOOLS, "items": TOOLS.schema()},
@@ -332,3 +348,20 @@ class ResponsesRequest(RequestFields, kw_only=True):
     stream_options: dict[str, Any] | None = None
     prompt_cache_options: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # fields of chats that vLLM has in responses, too
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+CHAT_FIELDS = (
+    *RequestFields.__struct_fields__,
+    *("chat_template_kwargs", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("skip_special_tokens", "include_stop_str_in_output", "structured_outputs"),
+)
+"""Fields that the chat has under the same names."""
