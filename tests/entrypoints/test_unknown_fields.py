@@ -160,11 +160,14 @@ def test_logged_names_are_short_safe_and_at_most_100_per_process(log: pytest.Log
 
 def test_a_server_ignores_unknown_fields_on_every_route(tmp_path: Path) -> None:
     text, unknown = {"type": "input_text", "text": "hi", "color": 1}, {"color": 1, "max_tokens": 2}
+    block, thinking = {"type": "text", "text": "hi", "color": 1}, {"type": "disabled", "color": 1}
     item = {"type": "message", "role": "user", "content": [text], "color": 1}
     bodies = {
         "/v1/completions": {"prompt": "a", **unknown},
         "/v1/chat/completions": {"messages": MESSAGES, **unknown},
         "/v1/responses": {"input": [item], "color": 1, "max_output_tokens": 2},
+        "/v1/messages": {"messages": [{"role": "user", "content": [block]}], "thinking": thinking, **unknown},
+        "/v1/messages/count_tokens": {"messages": MESSAGES, "color": 1},
         "/tokenize": {"prompt": "a", "color": 1},
         "/detokenize": {"tokens": [5], "color": 1},
         "/v1/abort_requests": {"req_ids": [], "color": 1},
@@ -175,4 +178,4 @@ def test_a_server_ignores_unknown_fields_on_every_route(tmp_path: Path) -> None:
         server.terminate()
         server.wait_end()
     names = re.findall(r"the unknown field '(.*)' is ignored", server.stderr)
-    assert names == ["color", "input.color", "input.content.color"]
+    assert names == ["color", "input.color", "input.content.color", "messages.content.color", "thinking.color"]
