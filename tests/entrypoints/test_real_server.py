@@ -40,7 +40,8 @@ def plain(model: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def ngram(model: str) -> Iterator[ServerProcess]:
-    with real_server(model, *FLAGS, "--speculative-config", NGRAM) as server:
+    metrics = ("--enable-per-request-metrics", "--per-request-spec-decode-metrics", "summary")
+    with real_server(model, *FLAGS, *metrics, "--speculative-config", NGRAM) as server:
         yield server
 
 
@@ -138,6 +139,23 @@ def test_speculation_of_one_request_is_reported_and_can_be_switched_off(ngram: S
     assert used["speculate_metrics"]["drafted_tokens"] > 0
     assert off["speculate_metrics"]["drafted_tokens"] == 0
     assert used["text"] == off["text"]
+
+
+def test_metrics_of_an_answer_agree_with_those_of_its_choice(ngram: ServerProcess) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "collect_metrics": True}
+    answer = ngram.post("/v1/completions", body).json()
+    metrics, counts = answer["metrics"], answer["choices"][0]["speculate_metrics"]
+    drafts = metrics.pop("speculative_decoding")
+    assert all(value > 0 for value in metrics.values()) and len(metrics) == 5
+    assert drafts["num_accepted_draft_tokens"] == counts["accepted_tokens"] > 0
+    assert drafts["num_draft_tokens"] == counts["drafted_tokens"]
+    assert drafts["draft_acceptance_rate"] == counts["accept_ratio"]
+    histogram, num_steps = drafts["acceptance_histogram"], drafts["num_spec_steps"]
+    assert len(histogram) == drafts["num_spec_tokens"] + 1 and sum(histogram) == num_steps <= counts["num_steps"]
+    assert sum(n * count for n, count in enumerate(histogram)) == counts["accepted_tokens"]
+    assert drafts["mean_acceptance_length"] == 1 + counts["accepted_tokens"] / num_steps
+    off = ngram.post("/v1/completions", {**body, "speculative": {"method": "off"}}).json()["metrics"]
+    assert off["speculative_decoding"] is None and off["generation_time_ms"] > 0
 
 
 def test_shared_prefix_is_found_in_the_cache(ngram: ServerProcess) -> None:
