@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from fastdeploy.config.api_keys import add_plain_keys, file_notes, read_api_key_file
 from fastdeploy.config.cluster_args import build_cluster_config, cluster_notes, engine_notes, keep_chunked_prefill
 from fastdeploy.config.cluster_config import ClusterConfig
+from fastdeploy.config.dotted_flags import join_dotted
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, VLLM_API_KEY_VARIABLE, Env
 from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
@@ -168,7 +169,7 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     """
     problems = ErrorCollector()
     given = {name: value for name, value in kwargs.items() if value is not None and name in FLAG_BY_NAME}
-    for name in kwargs.keys() - FLAG_BY_NAME.keys():
+    for name in (name for name in kwargs if name not in FLAG_BY_NAME):
         with problems.collecting():
             raise ConfigError(name, f"unknown {LLM_ARGUMENT}{did_you_mean(name, FLAG_BY_NAME)}")
     provenance = dict.fromkeys(given, LLM_ARGUMENT)
@@ -238,7 +239,8 @@ def hyphenate(token: str) -> str:
     if not token.startswith("--"):
         return token
     name, equals, value = token.partition("=")
-    return name.replace("_", "-") + equals + value
+    option, dot, key = name.partition(".")
+    return option.replace("_", "-") + dot + key + equals + value
 
 
 def _plain_switches(tokens: Sequence[str]) -> list[str]:
@@ -288,7 +290,9 @@ def _read_file(file: str, problems: ErrorCollector) -> dict[str, Any]:
 
 
 def _read_command_line(argv: Sequence[str], problems: ErrorCollector) -> dict[str, Any]:
-    namespace, unknown = make_parser().parse_known_args(_plain_switches([hyphenate(token) for token in argv]))
+    namespace, unknown = make_parser().parse_known_args(
+        _plain_switches(join_dotted([hyphenate(token) for token in argv], FLAGS))
+    )
     given = vars(namespace)
     positional = given.pop("model_positional", None)
     flags = dict.fromkeys(token.split("=")[0] for token in unknown if token.startswith("-"))

@@ -88,5 +88,6 @@ def _known_parts(value: Mapping[str, Any]) -> dict[str, str]:
         if name == _CACHE_PART:
             raise ConfigError(f"quantization.{name}", "is not a part of the weights: use --kv-cache-dtype int8")
         if name not in known:
-            raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}")
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"quantization.{name}", f"unknown part, expected {', '.join(known)}{hint}")
     return {name: str(format).lower() for name, format in value.items()}

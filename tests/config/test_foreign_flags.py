@@ -182,6 +182,44 @@ def test_contradictions_and_values_that_are_not_available_are_one_line(flags: st
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--speculative-config.method ngram --speculative-config.num_speculative_tokens 3",
+        "--speculative_config.method=ngram --speculative-config.num_speculative_tokens=3",
+        "-sc.method ngram -sc.num_speculative_tokens=3",
+    ],
+)
+def test_keys_of_a_mapping_may_be_flags_of_their_own(flags: str) -> None:
+    speculative = parse_serve_args(["demo", *flags.split()]).engine.speculative
+    assert (speculative.method, speculative.num_speculative_tokens) == ("ngram", 3)
+
+
+def test_keys_of_a_mapping_may_be_mappings_and_stay_of_their_type() -> None:
+    flags = "-cc.pass_config.enable=true -cc.sizes [1,2] -cc.mode none --structured-outputs-config.backend guidance"
+    args = parse_serve_args(["demo", *flags.split()])
+    assert args.engine.guided_decoding_backend == "llguidance"
+    assert args.notes[0].startswith(
+        "--compilation-config {'pass_config': {'enable': True}, 'sizes': [1, 2], 'mode': 'none'} has no effect"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("-cc.mode", "-cc.mode: expected one argument"),
+        ("-cc.mode 1 -cc.mode=2", "-cc.mode=2: is given twice"),
+        ("-cc.mode 1 -cc.mode.a 2", "-cc.mode.a: is given twice"),
+        ("-cc {} -cc.mode 1", "--compilation-config: is given as a whole and by its keys"),
+        ("--port.a 1", "--port.a: unknown flag; did you mean '--port'?"),
+    ],
+)
+def test_wrong_keys_of_a_mapping_are_one_line(flags: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_serve_args(["demo", *flags.split()])
+    assert str(caught.value) == message
+
+
 def test_equal_values_of_a_flag_and_its_counterpart_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("api_server_count: 2\n")

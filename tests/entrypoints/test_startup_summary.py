@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start-up summary says how a node works with others, and nothing about it on a server that works alone."""
+"""The start-up summary: notes, and how a node works with others, which a server that works alone does not mention."""
 
 from __future__ import annotations
 
+import pytest
+
+from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.cluster_config import ClusterConfig
+from fastdeploy.config.model_config import GenerationDefaults
+from fastdeploy.entrypoints.openai.api_server import announce
 from fastdeploy.entrypoints.openai.startup_summary import summary_lines
 
 DESCRIPTION = {"model": "demo", "max_model_len": 2048, "cluster": {"group": "ab", "num_slots": 64, "bytes": 2**28}}
@@ -35,3 +40,14 @@ def test_a_server_alone_shows_nothing_of_it() -> None:
     assert not any(
         "cluster" in line or "KV transfer" in line for line in summary_lines(DESCRIPTION, (), ClusterConfig())
     )
+
+
+def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s"])
+    description = {**DESCRIPTION, "notes": ["max_model_len auto is 2048 tokens, the model's limit"]}
+    announce(description, args, GenerationDefaults(), "http://localhost")
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "  note: --enforce-eager True has no effect: there are no CUDA graphs and no graph compiler on the CPU",
+        "  note: max_model_len auto is 2048 tokens, the model's limit",
+        "Ready: http://localhost/v1 on /run/s (model 'demo')",
+    ]
