@@ -7,6 +7,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 import fastdeploy
 from tests.entrypoints.server_process import ServerProcess, mock_server
 
+CHROMIUM = shutil.which("chromium")
 PAGE = Path(fastdeploy.__file__).parent / "assets" / "page.html"
 
 
@@ -67,9 +70,9 @@ def test_stream_has_what_the_page_shows(server: ServerProcess) -> None:
     assert len(tokens) == 9 and {token["origin"] for token in tokens} <= {"draft", "target"}
     assert b"".join(token_bytes(token["text"]) for token in tokens).decode("utf-8", "replace") == text
     assert last["finish_reason"] == "length" and last["seed"] == 2**64 - 1
-    assert {"accept_ratio", "accepted_tokens", "drafted_tokens", "average_accept_length"} <= set(
-        last["speculate_metrics"]
-    )
+    shown = set(re.findall(r"\bm\??\.(\w+)", content_of("script"))) - {"exec"}
+    assert len(shown) == 6 and shown <= set(last["speculate_metrics"])
+    assert type(last["speculate_metrics"]["accept_ratio_per_head"]) is list
 
 
 def stream_choices(server: ServerProcess, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -108,3 +111,23 @@ def test_origins_add_up_to_the_accepted_drafts_for_any_size_of_chunks(
     sources = [token.get("source") for chunk in chunks for token in chunk["tokens"]]
     assert sources == ["ngram" if origin == "draft" else None for origin in origins]
     assert all(len(chunk["tokens"]) >= min_tokens_per_chunk for chunk in chunks[:-1])
+
+
+def test_labels_that_name_the_model_and_the_method_are_readable_without_a_key(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--api-key", "alpha", "--served-model-name", 'a "quoted" {model}') as running:
+        page = running.get("/metrics").text
+    script = content_of("script")
+    line = re.search(re.findall(r"/(\^fastdeploy:.*)/m\.exec", script)[0], page, re.MULTILINE)
+    assert line is not None and line[2] == "0.0"
+    value = re.findall(r'RegExp\(`\\\\b\$\{name\}="(.*)"`\)', script)[0].replace("\\\\", "\\")
+    found = {name: re.findall(rf'\b{name}="{value}"', line[1]) for name in ("model_name", "method")}
+    assert found == {"model_name": [r"a \"quoted\" {model}"], "method": ["naive"]}
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_page_in_a_browser_names_the_model_and_the_method(drafting_server: ServerProcess, tmp_path: Path) -> None:
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--virtual-time-budget=10000", "--dump-dom", drafting_server.url + "/"]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert '<b id="model">demo</b>' in page and '<b id="method">ngram</b>' in page

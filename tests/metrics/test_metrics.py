@@ -243,8 +243,8 @@ def test_log_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
         set_up_logging(Env(log_dir=str(tmp_path / "file" / "logs")))
 
 
-def test_demo_page_finds_the_seconds_of_a_pause_in_the_metrics() -> None:
+def test_demo_page_finds_the_method_and_the_seconds_of_a_pause_in_the_metrics() -> None:
     page = (Path(fastdeploy.__file__).parent / "assets" / "page.html").read_text()
     pattern = re.search(r"/(\^fastdeploy:spec_decode_adaptive_paused_seconds.*)/m\.exec", page)
     assert pattern is not None
-    assert re.findall(pattern[1], exposition_text(), re.MULTILINE) == ["2.5"]
+    assert re.findall(pattern[1], exposition_text(), re.MULTILINE) == [(LABELS, "2.5")]
