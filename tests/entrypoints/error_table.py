@@ -380,7 +380,8 @@ def refused_rows() -> Iterator[Row]:
     """Yield every field that is refused by name."""
     for path, model in MODELS.items():
         for name, (reason, _) in rules_of(model).refused.items():
-            yield wrong(path, name, {"some": "thing"}, reason, code="unsupported_parameter")
+            code = "thread_unsupported_request" if (path, name) == (MESSAGES, "thread") else "unsupported_parameter"
+            yield wrong(path, name, {"some": "thing"}, reason, code=code)
 
 
 FIELD_ROWS = [row for args in BOTH for row in both(*args)] + ONE
