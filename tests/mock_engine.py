@@ -332,7 +332,7 @@ class _Choice:
         self._num_emitted += 1
         delta.token_ids.append(token_id)
         if delta.logprobs is not None:
-            delta.logprobs.append(_logprobs(token_id))
+            delta.logprobs.append(_logprobs(token_id, self.request.params.logprob_token_ids))
         stop = self._scanner.push(token_id)
         if self._script is not None and token_id in self._engine.eos_token_ids:
             delta.finish_reason = "stop"
@@ -351,8 +351,9 @@ def _hang(marker: Path) -> None:
         sleep_with_global_lock(600)  # a signal ends it
 
 
-def _logprobs(token_id: int) -> TokenLogprobs:
-    return TokenLogprobs(token_id, -0.5, 1, [(token_id, -0.5), (4, -1.5), (5, -2.5)])
+def _logprobs(token_id: int, requested: Sequence[int] = ()) -> TokenLogprobs:
+    others = [(other, -0.5 if other == token_id else -3.5, 1 if other == token_id else 9) for other in requested]
+    return TokenLogprobs(token_id, -0.5, 1, [(token_id, -0.5), (4, -1.5), (5, -2.5)], others)
 
 
 def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] | None = None) -> MockEngine:

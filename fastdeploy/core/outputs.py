@@ -15,12 +15,14 @@ class TokenLogprobs:
         logprob: its natural-log probability under the target.
         rank: 1 for the most probable token.
         top: (token id, logprob) of the most probable tokens, the most probable first.
+        requested: (token id, logprob, rank) of each of `logprob_token_ids`.
     """
 
     token_id: int
     logprob: float
     rank: int
     top: list[tuple[int, float]] = field(default_factory=list)
+    requested: list[tuple[int, float, int]] = field(default_factory=list)
 
 
 @dataclass

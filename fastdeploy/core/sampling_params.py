@@ -79,6 +79,7 @@ MAX_ITEMS: dict[str, int] = {
     "bad_words_token_ids": MAX_BAD_WORD_IDS,
     "stop_token_ids": 4096,
     "allowed_token_ids": 1 << 18,
+    "logprob_token_ids": 128,
 }
 """Parameter -> the maximum length of its list."""
 MAX_BAD_WORDS_LENGTH = 4 * MAX_BAD_WORD_IDS
@@ -145,6 +146,8 @@ class SamplingParams:
         logprobs: number of alternatives reported per output token; None reports nothing, -1 the whole vocabulary. The
             flags max_logprobs and max_logprob_entries limit both this and prompt_logprobs.
         prompt_logprobs: the same for the tokens of the prompt.
+        logprob_token_ids: token ids that are reported per output token beside the alternatives; `logprobs` is 0 then if
+            it is not given.
         detokenize: make the text of the output; False leaves it empty and allows no `stop` (offline only).
         skip_special_tokens: leave special tokens out of the text.
         visible_token_ids: special tokens that stay in the text all the same, such as the markers of tool calls.
@@ -178,6 +181,7 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] = field(default_factory=list)
     detokenize: bool = True
     skip_special_tokens: bool = True
     visible_token_ids: list[int] = field(default_factory=list)
@@ -210,6 +214,8 @@ class SamplingParams:
             raise InvalidRequestError("guided_decoding", "cannot be combined with structured_outputs; set one of them")
         if self.max_tokens == 0 and self.n != 1:
             raise InvalidRequestError("n", f"expected 1 with max_tokens 0, got {self.n}")
+        if self.max_tokens == 0 and self.logprob_token_ids:
+            raise InvalidRequestError("logprob_token_ids", "needs output tokens, but max_tokens is 0")
         self._check_lists()
         self._check_texts()
 
@@ -219,6 +225,8 @@ class SamplingParams:
         for name, default in _DEFAULTS.items():
             if getattr(self, name) is None:
                 setattr(self, name, default() if callable(default) else default)
+        if self.logprob_token_ids and self.logprobs is None:
+            self.logprobs = 0
         if isinstance(self.speculative, dict):
             self.speculative = SpeculativeParams(**self.speculative)
         if isinstance(self.structured_outputs, dict):
@@ -243,7 +251,7 @@ class SamplingParams:
                 raise InvalidRequestError(name, f"at most {maximum} {kind}, got {len(items)}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids", "expected at least one token id; leave it out to allow all")
-        for name in ("stop_token_ids", "visible_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "visible_token_ids", "allowed_token_ids", "logprob_token_ids"):
             _check_token_ids(name, getattr(self, name) or ())
         check_bad_word_ids("bad_words_token_ids", self.bad_words_token_ids)
         if any(len(sequence) == 0 for sequence in self.bad_words_token_ids):

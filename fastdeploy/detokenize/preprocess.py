@@ -94,6 +94,7 @@ def prepare_params(tokenizer: Tokenizer, limits: RequestLimits, params: Sampling
     check_token_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_token_ids("logit_bias", params.logit_bias, limits.vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids or (), limits.vocab_size)
+    check_token_ids("logprob_token_ids", params.logprob_token_ids, limits.vocab_size)
     for sequence in bad_words:
         check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
     return replace(params, bad_words_token_ids=bad_words)
@@ -182,7 +183,8 @@ def check_num_logprobs(
         room = limits.max_model_len - num_prompt
         num_output = room if params.max_tokens is None else min(room, params.max_tokens)
         num_in_prompts += num_prompt * num_copies * _entries_per_token(params.prompt_logprobs, limits.vocab_size)
-        num_in_outputs += num_output * params.n * _entries_per_token(params.logprobs, limits.vocab_size)
+        num_per_token = _entries_per_token(params.logprobs, limits.vocab_size) + len(params.logprob_token_ids)
+        num_in_outputs += num_output * params.n * num_per_token
     count = num_in_prompts + num_in_outputs
     if count > limits.max_logprob_entries:
         field = prompt_field if num_in_prompts > num_in_outputs else output_field

@@ -104,7 +104,7 @@ class Admission:
         params = request.params
         if request.resumed is not None:
             self._check_resumed(request.resumed, params, num_prompt)
-        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
             self._check_ids(name, getattr(params, name) or ())
         for sequence in params.bad_words_token_ids:
             self._check_ids("bad_words_token_ids", sequence)

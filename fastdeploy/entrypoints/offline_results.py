@@ -61,9 +61,12 @@ class RequestState:
 
 
 def by_token_id(entry: TokenLogprobs, text_of: TextOf) -> dict[int, Logprob]:
-    """Return token id -> `Logprob`: the token at the position, then the most probable ones, the most probable first."""
+    """Return token id -> `Logprob`: the token at the position, the most probable ones in order, the requested ones."""
     result = {entry.token_id: Logprob(entry.logprob, entry.rank, text_of(entry.token_id))}
     for rank, (token_id, logprob) in enumerate(entry.top, start=1):
         if token_id != entry.token_id:
+            result[token_id] = Logprob(logprob, rank, text_of(token_id))
+    for token_id, logprob, rank in entry.requested:
+        if token_id not in result:
             result[token_id] = Logprob(logprob, rank, text_of(token_id))
     return result

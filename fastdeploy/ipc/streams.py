@@ -10,7 +10,7 @@ from fastdeploy.core.outputs import TokenDelta
 from fastdeploy.ipc.merge import join_delta, join_tokens
 
 MAX_UNREAD = 2**15  # tokens and top log-probabilities that may wait for a client that does not read
-MAX_COUNTED = 20  # top log-probabilities of a token that count; max_logprob_entries limits all of a request
+MAX_COUNTED = 20  # log-probabilities of a token that count besides its own; max_logprob_entries limits all of a request
 
 
 class DeltaStream:
@@ -18,7 +18,7 @@ class DeltaStream:
 
     Attributes:
         num_open: choices that are not finished.
-        num_unread: unread tokens and top log-probabilities, of which at most MAX_COUNTED per token count.
+        num_unread: unread tokens and log-probabilities, of which at most MAX_COUNTED per token count.
         drops_itself: whether its connection drops it at its end, because no reader does.
     """
 
@@ -33,8 +33,9 @@ class DeltaStream:
 
     def put(self, delta: TokenDelta) -> None:
         self.num_open -= delta.finish_reason is not None
-        num_top = min(len(delta.logprobs[0].top), MAX_COUNTED) if delta.logprobs else 0
-        self.num_unread += len(delta.token_ids) * (1 + num_top)
+        entry = delta.logprobs[0] if delta.logprobs else None
+        num_others = 0 if entry is None else min(len(entry.top) + len(entry.requested), MAX_COUNTED)
+        self.num_unread += len(delta.token_ids) * (1 + num_others)
         unread = self.deltas.setdefault(delta.index, delta)
         if unread is not delta:
             join_delta(unread, delta)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from paddle import Tensor
@@ -29,19 +30,33 @@ class LogprobReader:
         self._buffers = LogprobBuffers(self._capacity)
         self._wide_buffers: LogprobBuffers | None = None
 
-    def read(self, first_row: int, token_ids: TokenArray, num_top: int) -> list[TokenLogprobs]:
+    def read(
+        self, first_row: int, token_ids: TokenArray, num_top: int, requested: Sequence[int] = ()
+    ) -> list[TokenLogprobs]:
         """Return the log-probability of token_ids[i] in row first_row + i, for each i, with those of the alternatives.
 
         Args:
             num_top: number of alternatives; -1, and more than the vocabulary has, are all of it.
+            requested: ids whose log-probabilities are read in every row as well.
         """
         num_top = self._vocab_size if num_top < 0 else min(num_top, self._vocab_size)
+        rows = np.arange(first_row, first_row + len(token_ids), dtype=np.int32)
+        entries = self._read_rows(rows, token_ids, num_top)
+        if requested:
+            ids = np.array(requested, np.int32)
+            for row, entry in zip(rows, entries):
+                found = self._read_rows(np.full_like(ids, row), ids, 0)
+                entry.requested = [(one.token_id, one.logprob, one.rank) for one in found]
+        return entries
+
+    def _read_rows(self, rows: TokenArray, token_ids: TokenArray, num_top: int) -> list[TokenLogprobs]:
+        """Return the log-probability of token_ids[i] in row rows[i], for each i."""
         buffers = self._buffers_for(num_top)
-        num_rows = len(buffers.rows.array)
+        size = len(buffers.rows.array)
         return [
             entry
-            for begin in range(0, len(token_ids), num_rows)
-            for entry in self._read(first_row + begin, token_ids[begin : begin + num_rows], num_top, buffers)
+            for begin in range(0, len(token_ids), size)
+            for entry in self._read(rows[begin : begin + size], token_ids[begin : begin + size], num_top, buffers)
         ]
 
     def _buffers_for(self, num_top: int) -> LogprobBuffers:
@@ -53,10 +68,10 @@ class LogprobReader:
         return self._wide_buffers
 
     def _read(
-        self, first_row: int, token_ids: TokenArray, num_top: int, buffers: LogprobBuffers
+        self, rows: TokenArray, token_ids: TokenArray, num_top: int, buffers: LogprobBuffers
     ) -> list[TokenLogprobs]:
         count = len(token_ids)
-        buffers.rows.array[:count] = np.arange(first_row, first_row + count)
+        buffers.rows.array[:count] = rows
         buffers.chosen.array[:count] = token_ids
         logprobs(self._logits, buffers.rows.tensor, buffers.chosen.tensor, count, num_top, buffers)
         top_ids, top_values = buffers.top_ids.array[:count, :num_top], buffers.top_logprobs.array[:count, :num_top]

@@ -320,9 +320,11 @@ class ModelRunner:
             next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
             found = self.logprob_reader.read(rows.first_row, next_tokens, request.params.prompt_logprobs or 0)
             result.prompt_logprobs = [*result.prompt_logprobs, *found]
-        elif request.params.logprobs is not None:
+        elif (params := request.params).logprobs is not None:
             token_ids = np.array(result.token_ids, np.int32)
-            result.logprobs = self.logprob_reader.read(rows.first_row, token_ids, request.params.logprobs)
+            result.logprobs = self.logprob_reader.read(
+                rows.first_row, token_ids, params.logprobs, params.logprob_token_ids
+            )
 
 
 def _reset(observer: StepObserver, exception: Exception) -> None:

@@ -37,6 +37,8 @@ from fastdeploy.core.sampling_params import SamplingParams, SpeculativeParams
         ("bad_words_token_ids", [[1]] * 16385),
         ("bad_words_token_ids", [[1] * 16385]),
         ("logit_bias", {3: 101.0}),
+        ("logprob_token_ids", [-1]),
+        ("logprob_token_ids", [5] * 129),
         ("allowed_token_ids", []),
         ("allowed_token_ids", [3, -1]),
         ("allowed_token_ids", [True]),
@@ -56,6 +58,8 @@ def test_a_request_without_output_has_one_choice_and_no_min_tokens() -> None:
     assert SamplingParams(max_tokens=0).max_tokens == 0
     with pytest.raises(InvalidRequestError, match="n: expected 1 with max_tokens 0, got 2"):
         SamplingParams(max_tokens=0, n=2)
+    with pytest.raises(InvalidRequestError, match="logprob_token_ids: needs output tokens, but max_tokens is 0"):
+        SamplingParams(max_tokens=0, logprob_token_ids=[3])
     with pytest.raises(InvalidRequestError, match="min_tokens: 1 is above max_tokens 0"):
         SamplingParams(max_tokens=0, min_tokens=1)
 
@@ -63,6 +67,12 @@ def test_a_request_without_output_has_one_choice_and_no_min_tokens() -> None:
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="above max_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_ids_with_log_probabilities_ask_for_log_probabilities() -> None:
+    assert SamplingParams(logprob_token_ids=[3]).logprobs == 0
+    assert SamplingParams(logprob_token_ids=[3], logprobs=2).logprobs == 2
+    assert SamplingParams(logprob_token_ids=[]).logprobs is None
 
 
 def test_sixteen_stop_strings_of_1024_characters_are_accepted() -> None:

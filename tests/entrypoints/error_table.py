@@ -126,6 +126,7 @@ BOTH: list[tuple[Any, ...]] = [
     ("bad_words_token_ids", [[3], "a"], "expected lists of token ids"),
     ("bad_words_token_ids", [["a"]], "expected an integer"),
     ("bad_words_token_ids", [[99999]], "expected token ids in [0, 382], got 99999"),
+    ("logprob_token_ids", [5], "needs logprobs"),
     ("allowed_token_ids", [], "expected at least one token id; leave it out to allow all"),
     ("allowed_token_ids", [5, 383], "expected token ids in [0, 382], got 383"),
     ("allowed_token_ids", [5, -1], "expected an integer in [0, "),

@@ -97,6 +97,7 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "bad_words": [["the"], ["a", " b"]],
     "bad_words_token_ids": [[5, 6], [[7, 8]]],
     "stop_token_ids": [[5], []],
+    "logprob_token_ids": [[5, 6], []],
     "allowed_token_ids": [[5, 6, 7], list(range(300)), []],
     "logprobs": [0, 2, True, False],
     "top_logprobs": [0, 3],

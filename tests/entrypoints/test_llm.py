@@ -122,6 +122,17 @@ def test_more_alternatives_need_the_keyword_of_the_engine(llm: LLM) -> None:
             complete(llm, **{name: -1})
 
 
+def test_requested_ids_are_reported_at_every_position(llm: LLM) -> None:
+    logprobs = complete(llm, logprob_token_ids=[300, 4000], max_tokens=9).logprobs
+    assert logprobs is not None and len(logprobs) == 9
+    top = complete(llm, logprobs=20, logprob_token_ids=[300, 4000], max_tokens=9).logprobs
+    assert top is not None
+    for few, many in zip(logprobs, top):
+        assert {300, 4000} <= set(few) and len(few) in (2, 3)
+        assert all(many[token_id] == entry for token_id, entry in few.items())
+        assert many[4000].logprob < 0 and many[4000].rank > 1
+
+
 def test_the_whole_vocabulary_and_its_limit() -> None:
     wide = LLM(model="demo", max_model_len=64, max_logprobs=-1, max_logprob_entries=20_000)
     (result,) = wide.generate([5, 6], SamplingParams(logprobs=-1, prompt_logprobs=30, max_tokens=2), use_tqdm=False)

@@ -107,6 +107,7 @@ def entries(num_prompt: int = 100, **params: Any) -> GenerationRequest:
         ([entries(logprobs=-1, max_tokens=0, prompt_logprobs=2)], 1, 300, ""),
         ([entries(logprobs=-1, max_tokens=30, prompt_logprobs=2)], 1, 15_330, "output"),
         ([entries(logprobs=0)] * 13, 1, 11_700, ""),
+        ([entries(logprobs=0, logprob_token_ids=[5, 6, 7], max_tokens=10)], 1, 40, ""),
         ([entries()] * 1000, 9, 0, ""),
     ],
 )
@@ -156,6 +157,18 @@ def test_all_alternatives_are_sent_if_the_server_allows_them(few: ServerProcess)
     choice = few.post("/v1/chat/completions", body).json()["choices"][0]
     assert [len(entry["top_logprobs"]) for entry in choice["logprobs"]["content"]] == [3, 3]
     assert len(choice["prompt_logprobs"][1]) == 3
+
+
+def test_requested_ids_are_reported_beside_the_alternatives(server: ServerProcess) -> None:
+    ids = {"logprob_token_ids": [4, 20, 21], "max_tokens": 2, "seed": 1, "return_tokens_as_token_ids": True}
+    choice = server.post("/v1/completions", {"prompt": "a", "logprobs": 2, **ids}).json()["choices"][0]
+    own = choice["logprobs"]["tokens"][0]
+    top = choice["logprobs"]["top_logprobs"][0]
+    assert top == {own: -0.5, "token_id:4": -1.5, "token_id:20": -3.5, "token_id:21": -3.5}
+    choice = server.post("/v1/chat/completions", {**CHAT, "logprobs": True, **ids}).json()["choices"][0]
+    for entry in choice["logprobs"]["content"]:
+        found = [(one["token"], one["logprob"]) for one in entry["top_logprobs"]]
+        assert found == [("token_id:4", -3.5), ("token_id:20", -3.5), ("token_id:21", -3.5)]
 
 
 @pytest.mark.parametrize(

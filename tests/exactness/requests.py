@@ -24,7 +24,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 11},
     {"temperature": 0.8, "seed": 12, "top_p": 0.9, "top_k": 40},
-    {"temperature": 1.2, "seed": 13, "min_p": 0.05, "logprobs": 25},
+    {"temperature": 1.2, "seed": 13, "min_p": 0.05, "logprobs": 25, "logprob_token_ids": [5, 300, 4000]},
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 0.7, "seed": 14, "presence_penalty": 0.8, "frequency_penalty": 0.4},
     {"temperature": 0.0, "min_tokens": 13, "wanted_stop": "return"},
@@ -161,4 +161,4 @@ def join(deltas: Sequence[TokenDelta]) -> Text:
 
 
 def _flat(entry: TokenLogprobs) -> tuple[Any, ...]:
-    return entry.token_id, entry.logprob, entry.rank, tuple(entry.top)
+    return entry.token_id, entry.logprob, entry.rank, tuple(entry.top), tuple(entry.requested)

@@ -73,6 +73,7 @@ def tickets() -> list[Any]:
         logprobs=2,
         bad_words_token_ids=[[1, 2]],
         allowed_token_ids=[1, 2, 3],
+        logprob_token_ids=[4],
     )
     plain = GenerationRequest("client's id", [1, 2, 3], SamplingParams())
     rich = GenerationRequest("id", [5] * 40, params, "salt", 3, timeout_s=9.0, client_id="c", client_max_sequences=4)
@@ -84,7 +85,7 @@ def tickets() -> list[Any]:
 
 
 def to_owner() -> list[Any]:
-    logprobs = [TokenLogprobs(9, -0.5, 1, [(9, -0.5), (8, -1.5)])]
+    logprobs = [TokenLogprobs(9, -0.5, 1, [(9, -0.5), (8, -1.5)], [(4, -9.5, 7)])]
     last = TokenDelta(
         "id",
         1,

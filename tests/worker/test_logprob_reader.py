@@ -70,6 +70,19 @@ def test_minus_one_and_more_than_the_vocabulary_are_the_vocabulary(logits: HostB
         assert found.top[found.rank - 1] == (9, found.logprob)
 
 
+@pytest.mark.parametrize("num_ids", [1, 3, 20])
+def test_requested_ids_have_the_same_bits_as_alternatives(logits: HostBuffer, num_ids: int) -> None:
+    reader, requested = LogprobReader(logits.tensor), [250, 299, 40, *range(17)][:num_ids]
+    entries = reader.read(1, np.array([5, 299, 20], np.int32), -1, requested)
+    for entry in entries:
+        ranks = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)}
+        assert [token_id for token_id, _, _ in entry.requested] == requested
+        for token_id, logprob, rank in entry.requested:
+            assert token_id not in ranks or (logprob, rank) == ranks[token_id]
+            assert token_id in ranks or logprob == -np.inf
+    assert [entry.requested for entry in reader.read(0, np.array([9], np.int32), 3)] == [[]]
+
+
 def test_buffers_for_many_alternatives_are_allocated_when_they_are_needed(
     monkeypatch: pytest.MonkeyPatch, logits: HostBuffer
 ) -> None:

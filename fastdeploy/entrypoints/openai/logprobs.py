@@ -31,8 +31,16 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _first(top: list[tuple[int, float]], count: int) -> list[tuple[int, float]]:
-    return top if count < 0 else top[:count]
+def _alternatives(entry: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
+    """Return the first `num_top` of the most probable tokens, -1: all, then the requested ones that are not among them.
+
+    The token at the position itself is left out unless it is one of them.
+    """
+    top = entry.top if num_top < 0 else entry.top[:num_top]
+    if not entry.requested:
+        return top
+    known = {token_id for token_id, _ in top}
+    return [*top, *((token_id, logprob) for token_id, logprob, _ in entry.requested if token_id not in known)]
 
 
 def token_namer(tokenizer: Tokenizer, as_token_ids: bool) -> Callable[[int], str]:
@@ -56,7 +64,7 @@ def chat_logprobs(
 
     def token_logprob(entry: TokenLogprobs) -> TokenLogprob:
         own = top_logprob(entry.token_id, entry.logprob)
-        top = [top_logprob(*pair) for pair in _first(entry.top, num_top)]
+        top = [top_logprob(*pair) for pair in _alternatives(entry, num_top)]
         return TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top)
 
     return ChatLogprobs(content=[token_logprob(entry) for entry in entries])
@@ -84,7 +92,7 @@ class CompletionLogprobsBuilder:
         return logprobs
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        pairs = [*_first(entry.top, self._num_top), (entry.token_id, entry.logprob)]
+        pairs = [*_alternatives(entry, self._num_top), (entry.token_id, entry.logprob)]
         return {self._name(token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)}
 
 

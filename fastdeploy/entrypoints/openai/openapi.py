@@ -103,6 +103,7 @@ FIELD_SCHEMAS: dict[str, Schema] = {
     "bad_words": {"items": _NON_EMPTY},
     "stop_token_ids": {"items": _TOKEN_ID},
     "allowed_token_ids": {"items": _TOKEN_ID, "minItems": 1},
+    "logprob_token_ids": {"items": _TOKEN_ID},
     "bad_words_token_ids": {"items": {"anyOf": [_TOKEN_ID, _BAD_WORD]}},
     "tokens": {"items": _TOKEN_ID},
     "logit_bias": _LOGIT_BIAS,

@@ -44,6 +44,7 @@ COMMON_FIELDS = (
     "allowed_token_ids",
     "ignore_eos",
     "prompt_logprobs",
+    "logprob_token_ids",
     "skip_special_tokens",
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
@@ -178,6 +179,8 @@ def _check_output_lengths(given: Mapping[str, int | None], accepts_zero: bool) -
 
 def _make_params(values: dict[str, Any], limits: ParamLimits, names: dict[str, str]) -> SamplingParams:
     """Return the parameters; errors name the client's field (`names`: parameter -> field, where they differ)."""
+    if values.get("logprob_token_ids") and values.get("logprobs") is None:
+        raise InvalidRequestError("logprob_token_ids", "needs logprobs")
     for name in ("logprobs", "prompt_logprobs"):
         check_num_alternatives(names.get(name, name), values.get(name), limits.max_logprobs)
     try:

@@ -94,6 +94,7 @@ class GenerationFields(RequestFields, kw_only=True):
         prompt_logprobs: number of alternatives per prompt token; they come with the first choice of each prompt, in a
             stream with its first chunk; at most 20 unless the server has another `--max-logprobs`; -1 is the whole
             vocabulary
+        logprob_token_ids: token ids that are reported for every output token beside the alternatives; needs `logprobs`
         include_logprobs_decode_token: false leaves the texts of tokens out of `prompt_logprobs`
         skip_special_tokens: leave special tokens out of the text (default: true)
         include_stop_str_in_output: keep the stop string in the text
@@ -141,6 +142,7 @@ class GenerationFields(RequestFields, kw_only=True):
     allowed_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     include_logprobs_decode_token: bool = True
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
