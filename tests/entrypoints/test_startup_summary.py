@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fastdeploy.config.args import parse_serve_args
@@ -45,7 +47,9 @@ def test_a_server_alone_shows_nothing_of_it() -> None:
 def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s"])
     description = {**DESCRIPTION, "notes": ["max_model_len auto is 2048 tokens, the model's limit"]}
-    announce(description, args, GenerationDefaults(), "http://localhost")
+    parser = SimpleNamespace(description="")
+    server = SimpleNamespace(description=lambda: description, defaults=GenerationDefaults(), tool_parser=parser)
+    announce(server, args, "http://localhost")  # type: ignore[arg-type]
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "  note: --enforce-eager True has no effect: there are no CUDA graphs and no graph compiler on the CPU",
         "  note: max_model_len auto is 2048 tokens, the model's limit",
