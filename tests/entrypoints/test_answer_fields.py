@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ def test_whole_answers_have_vllm_s_keys_and_null_for_what_was_not_asked(server: 
     choice = completion["choices"][0]
     assert (choice["token_ids"], choice["prompt_logprobs"], choice["prompt_token_ids"]) == (None, None, None)
     assert not {"prompt_logprobs", "prompt_token_ids"} & set(completion) and completion["metrics"] is None
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_nulls_of_a_plain_answer_take_80_bytes_and_those_of_a_stream_none(server: ServerProcess, path: str) -> None:
+    nulls = re.compile(r'"(?:token_ids|prompt_token_ids|prompt_logprobs|metrics)":null,?')
+    assert len("".join(nulls.findall(server.post(path, BODIES[path]).text))) in range(78, 81)
+    assert nulls.findall(server.post(path, {**BODIES[path], "stream": True}).text) == []
 
 
 @pytest.mark.parametrize("path", BODIES)
