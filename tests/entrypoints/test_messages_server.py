@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,18 +14,25 @@ import httpx
 import pytest
 
 from fastdeploy.config.args import parse_serve_args
+from tests.entrypoints import server_process
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.server_process import ServerProcess, mock_server
+from tests.entrypoints.test_responses_server import QUICK_KEEP_ALIVE
 
 BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
 
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A slow server with two keys."""
+    """A slow server with two keys, which keeps streams alive every 50 ms and ignores unknown fields."""
     folder = tmp_path_factory.mktemp("keyed")
     names = ("--served-model-name", "large", "small", "--api-key", "one", "--api-key", "two")
-    with mock_server(folder, *names, step_s=0.02) as running:
+    flags = (*names, "--ignore-unknown-fields", "--max-num-seqs", "8", "--max-num-batched-tokens", "16")
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            launcher = server_process.LAUNCHER.replace("from fastdeploy", QUICK_KEEP_ALIVE + "from fastdeploy", 1)
+            patch.setattr(server_process, "LAUNCHER", launcher)
+            running = stack.enter_context(mock_server(folder, *flags, step_s=0.02, prefill_s_per_token=0.003))
         yield running
 
 
@@ -114,3 +122,35 @@ def test_answers_have_the_requested_name(keyed: ServerProcess, requested: str, a
 def test_names_of_a_model_follow_each_other_or_the_flag_is_repeated() -> None:
     flags = ["demo", "--served-model-name", "large", "small", "--served-model-name", "old"]
     assert parse_serve_args(flags).server.served_model_name == ("large", "small", "old")
+
+
+def test_pings_keep_a_long_prefill_alive_until_the_first_event(keyed: ServerProcess) -> None:
+    body = {**BODY, "messages": [{"role": "user", "content": "the quick brown fox " * 30}], "stream": True}
+    response = keyed.post("/v1/messages", body, headers={"x-api-key": "one"})
+    ping = 'event: ping\ndata: {"type":"ping"}\n\n'
+    assert response.text.startswith(ping * 2)
+    assert response.text.replace(ping, "").startswith("event: message_start\n")
+    client = messages_client(keyed, api_key="one")
+    body["messages"][0]["content"] += "again"
+    events = [event.type for event in client.messages.create(**body)]
+    assert (events[0], events[-1]) == ("message_start", "message_stop")
+
+
+def test_an_error_after_a_ping_is_an_event(keyed: ServerProcess) -> None:
+    content = "the quick brown fox " * 120
+    body = {**BODY, "messages": [{"role": "user", "content": content}], "stream": True, "timeout": 0.3}
+    response = keyed.post("/v1/messages", body, headers={"x-api-key": "one"})
+    *pings, last, _ = response.text.split("\n\n")
+    assert set(pings) == {'event: ping\ndata: {"type":"ping"}'}
+    assert last.startswith('event: error\ndata: {"type":"error","error":{"type":"timeout_error","message":"the request')
+
+
+def test_unknown_fields_are_ignored_where_the_server_is_told_to(keyed: ServerProcess) -> None:
+    block = {"type": "text", "text": "a", "shade": 1}
+    body = {**BODY, "hue": 1, "messages": [{"role": "user", "content": [block], "colour": 2}]}
+    headers = {"x-api-key": "one"}
+    assert keyed.post("/v1/messages", body, headers=headers).status_code == 200
+    for name in ("'hue'", "'messages.colour'", "'messages.content.shade'"):
+        assert keyed.stderr.count(name) == 1
+    refused = keyed.post("/v1/messages", {**body, "container": "x"}, headers=headers)
+    assert refused.status_code == 400, "fields that are refused by name stay refused"

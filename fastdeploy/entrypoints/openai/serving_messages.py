@@ -59,7 +59,7 @@ class ServingMessages(Serving):
         chat = chat_input(body, reasoning_format(server) is not None, server.config.ignore_unknown_fields)
         self._hides_thinking = chat.hides_thinking
         with renamed_errors(chat.client_field):
-            self._turn = ChatTurn(server, chat.request, self.response_id)
+            self._turn = ChatTurn(server, chat.request, self.response_id, accepts_prefill_only=True)
         self.requests = [self._turn.request]
 
     def group(self) -> GenerationGroup:
