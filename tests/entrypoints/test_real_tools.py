@@ -11,6 +11,8 @@ import pytest
 
 from tests.entrypoints.response_check import checked_client
 from tests.entrypoints.server_process import ServerProcess, real_server
+from tests.entrypoints.test_tools import message_of, whole_message
+from tests.thinking_model import CALL_START, END, save_thinking_model
 
 TOOLS: list[Any] = [
     {
@@ -86,3 +88,71 @@ def test_streams_and_plain_decoding_give_the_same_calls(real: ServerProcess) -> 
 def test_allowed_tools_are_the_only_ones_called(real: ServerProcess) -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
     assert {calls_of(real, allowed, seed)[0][0] for seed in range(4)} == {"tides"}
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose prompts end within the reasoning of a model of Qwen3's form."""
+    model = str(save_thinking_model(tmp_path_factory.mktemp("thinking")))
+    flags = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--speculative-config", SPECULATION)
+    template = "{{ messages[0].content }}<think>"
+    with real_server(model, "--chat-template", template, "--max-model-len", "512", *flags) as running:
+        yield running
+
+
+CALLS_SOON = {str(CALL_START): 15.0}
+
+
+@pytest.fixture(scope="module")
+def seed(thinking: ServerProcess) -> int:
+    """A seed with which the model reasons for a few tokens before it calls; the machine's numerics decide which."""
+    for seed in range(1, 60):
+        options: dict[str, Any] = {"seed": seed, "max_tokens": 30, "logit_bias": CALLS_SOON}
+        ids = thinking_chat(thinking, "required", **options).choices[0].completion_token_ids
+        if CALL_START in ids and ids[0] != CALL_START:
+            return seed
+    raise AssertionError("it never calls after some reasoning")
+
+
+@pytest.mark.parametrize("tool_choice", ["required", "auto", NAMED], ids=["required", "strict", "named"])
+def test_call_ends_an_open_reasoning_with_every_kind_of_choice(
+    thinking: ServerProcess, tool_choice: Any, seed: int
+) -> None:
+    options: dict[str, Any] = {"max_tokens": 120, "logit_bias": CALLS_SOON, "seed": seed}
+    whole = thinking_chat(thinking, tool_choice, **options)
+    choice, ids = whole.choices[0], whole.choices[0].completion_token_ids
+    num_reasoning = ids.index(CALL_START)
+    assert num_reasoning > 0 and END not in ids
+    assert whole.usage.completion_tokens_details.reasoning_tokens == num_reasoning
+    assert choice.message.reasoning_content and "<tool_call>" not in choice.message.reasoning_content
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments).keys() == {"city", "days"}
+    plain = thinking_chat(thinking, tool_choice, speculative={"method": "off"}, **options)
+    assert plain.choices[0].completion_token_ids == ids
+    with_stream = thinking_chat(thinking, tool_choice, stream=True, **options)
+    assert message_of(list(with_stream)) == whole_message(choice)
+
+
+def test_budget_ends_a_reasoning_only_if_no_call_has_ended_it(thinking: ServerProcess, seed: int) -> None:
+    late = thinking_chat(thinking, "required", reasoning_max_tokens=3, seed=1)
+    ids = late.choices[0].completion_token_ids
+    assert (ids.index(END), ids.index(CALL_START)) == (3, 4)
+    assert late.usage.completion_tokens_details.reasoning_tokens == 4, "with the marker"
+    options: dict[str, Any] = {"reasoning_max_tokens": 30, "response_max_tokens": 9, "logit_bias": CALLS_SOON}
+    early = thinking_chat(thinking, "required", seed=seed, **options)
+    ids = early.choices[0].completion_token_ids
+    assert 0 < ids.index(CALL_START) < 30 and len(ids) == ids.index(CALL_START) + 9
+    assert early.choices[0].finish_reason == "length"
+
+
+def thinking_chat(server: ServerProcess, tool_choice: Any, stream: bool = False, **extra: Any) -> Any:
+    messages: list[Any] = [{"role": "user", "content": "def add(a, b):"}]
+    return checked_client(server.url).chat.completions.create(
+        model="default",
+        messages=messages,
+        tools=TOOLS,
+        tool_choice=tool_choice,
+        parallel_tool_calls=False,
+        stream=stream,
+        extra_body={"return_token_ids": True, "max_tokens": 60, "temperature": 1.6, **extra},
+    )
