@@ -158,6 +158,13 @@ def test_stored_responses_are_not_there(client: openai.OpenAI) -> None:
         assert caught.value.code == "not_found"
 
 
+def test_routes_beside_responses_say_what_to_do(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="/tokenize counts the tokens"):
+        client.responses.input_tokens.count(model="default", input="hi")
+    with pytest.raises(openai.NotFoundError, match="conversations are not compacted"):
+        client.responses.compact(model="default", input="hi")
+
+
 def test_the_log_tells_once_that_nothing_is_stored(server: ServerProcess) -> None:
     for store in (None, True, True):
         assert server.post("/v1/responses", {"input": "hi", "max_output_tokens": 1, "store": store}).status_code == 200

@@ -111,6 +111,21 @@ def test_a_response_is_aborted_by_its_id(slow: ServerProcess, name: str) -> None
     assert last["response"]["incomplete_details"] is None and last["response"]["output"][0]["status"] == "incomplete"
 
 
+def test_a_stream_that_a_shutdown_cuts_ends_with_a_failed_response(tmp_path: Path) -> None:
+    with mock_server(tmp_path, "--timeout-graceful-shutdown", "0.2", step_s=0.02) as server:
+        body = {"input": "the", "stream": True, "store": False}
+        with httpx.stream("POST", server.url + "/v1/responses", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: response.created"
+            server.terminate()
+            *_, name, data = [line for line in lines if line]
+        failed = json.loads(data.removeprefix("data: "))["response"]
+        assert (name, failed["status"]) == ("event: response.failed", "failed")
+        assert (failed["error"]["code"], failed["error"]["type"]) == ("server_error", "service_unavailable_error")
+        assert server.wait_end() == 0
+        assert "stores no response" not in server.stderr, "the request did not ask for it"
+
+
 def test_unknown_fields_are_ignored_where_the_server_is_told_to(slow: ServerProcess) -> None:
     item = {"role": "user", "content": [{"type": "input_text", "text": "the", "shade": 1}], "colour": "red"}
     body = {"input": [item], "hue": 2, "max_output_tokens": 1, "reasoning": {"tint": 3}}

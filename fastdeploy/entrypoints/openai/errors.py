@@ -54,6 +54,8 @@ ABSENT_ROUTES = {
     "/rerank": _NO_POOLING,
     "/v1/rerank": _NO_POOLING,
     "/v1/moderations": "moderation models are not supported",
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of a conversation",
+    "/v1/responses/compact": "conversations are not compacted; send a shorter input",
     "/v1/assistants": _STATELESS,
     "/v1/threads": _STATELESS,
     "/v1/messages/batches": "`fastdeploy run-batch` runs batches of requests",

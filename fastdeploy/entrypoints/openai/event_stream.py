@@ -25,18 +25,25 @@ class EventStream:
         """Prepare to send `start`, the message that begins the response, and events after it."""
         self._send = send
         self._start = start
+        self._is_kept_alive = False
         self._lock = asyncio.Lock()
         self._sent_s = asyncio.get_running_loop().time()
         self.has_started = False
 
     async def send(self, event: bytes) -> None:
         """Send an event."""
-        async with self._lock:
-            if not self.has_started:
-                self.has_started = True
-                await self._send(self._start)
-            await self._send({"type": "http.response.body", "body": event, "more_body": True})
-            self._sent_s = asyncio.get_running_loop().time()
+        if not self._is_kept_alive:
+            await self._send_event(event)
+            return
+        async with self._lock:  # against a keep-alive event at the same time
+            await self._send_event(event)
+        self._sent_s = asyncio.get_running_loop().time()
+
+    async def _send_event(self, event: bytes) -> None:
+        if not self.has_started:
+            self.has_started = True
+            await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def close(self, last_event: bytes) -> None:
         """Send the last event and end the response."""
@@ -48,6 +55,7 @@ class EventStream:
         if not serving.keep_alive_event:
             yield
             return
+        self._is_kept_alive = True
         task = asyncio.create_task(self._keep_alive(serving))
         try:
             yield
