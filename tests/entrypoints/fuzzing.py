@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import msgspec
 
+from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest, MessagesRequest
 from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
 from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
 from fastdeploy.entrypoints.openai.routes_cluster import RoleRequest
 from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequest, DetokenizeRequest, TokenizeRequest
+from tests.entrypoints.messages_values import MESSAGES_FIELDS, PROMPT_FIELDS
 from tests.entrypoints.response_check import LAST_EVENTS, named_events
 
 NUMBERS = [0, 1, -1, 2, 3, 20, 21, 128, 2**31, 2**63, 2**64, -(2**63), 2**70, 10**300, 0.0, 0.5, -1.5, 1e308, 1e-300]
@@ -157,6 +159,8 @@ RESPONSE_ITEMS: list[Any] = [
     {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
 ]
 PLAUSIBLE_BY_PATH: dict[str, dict[str, list[Any]]] = {
+    "/v1/messages": MESSAGES_FIELDS,
+    "/v1/messages/count_tokens": PROMPT_FIELDS,
     "/v1/responses": {
         "input": ["the", *([item] for item in RESPONSE_ITEMS), RESPONSE_ITEMS[:6], RESPONSE_ITEMS],
         "instructions": ["be brief", ""],
@@ -175,7 +179,7 @@ PLAUSIBLE_BY_PATH: dict[str, dict[str, list[Any]]] = {
         "stream_options": [{"include_obfuscation": False}],
         "prompt_cache_options": [{"mode": "implicit"}, {"prewarm": True}],
         "max_tool_calls": [1],
-    }
+    },
 }
 """Path -> fields whose values there are others than in `PLAUSIBLE`."""
 
@@ -183,13 +187,16 @@ MODELS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "the", "max_tokens": 6}),
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
     "/v1/responses": (ResponsesRequest, {"input": "the", "max_output_tokens": 6}),
+    "/v1/messages": (MessagesRequest, {"messages": [MESSAGES[1]], "max_tokens": 6}),
+    "/v1/messages/count_tokens": (CountTokensRequest, {"messages": [MESSAGES[1]]}),
     "/tokenize": (TokenizeRequest, {"prompt": "the"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [5]}),
     "/v1/abort_requests": (AbortRequest, {"req_ids": ["x"]}),
     "/v1/role": (RoleRequest, {"role": "mixed"}),
 }
-WEIGHTS = [40, 50, 40, 4, 3, 3, 2]
+WEIGHTS = [40, 50, 40, 40, 6, 4, 3, 3, 2]
 ALLOWED = (200, 400, 404, 405, 413, 415, 429)
+MESSAGES_BEGIN = ("event: message_start", "event: ping", "event: error")
 OUR_FAULTS = ("internal_error", "internal")
 
 
@@ -290,6 +297,8 @@ async def _send(client: httpx.AsyncClient, sent: Sent, outcome: Outcome) -> None
 def find_fault(status: int, media_type: str, text: str) -> str | None:
     """Return what is wrong with a response, None if nothing is."""
     if media_type.startswith("text/event-stream"):
+        if text.startswith(MESSAGES_BEGIN):
+            return _find_fault_of_message(text)
         if text.startswith("event: "):
             return _find_fault_of_response(text)
         events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -300,12 +309,29 @@ def find_fault(status: int, media_type: str, text: str) -> str | None:
     parsed = json.loads(text)
     if status == 200:
         return None if isinstance(parsed, dict) else "no object"
-    error = parsed["error"]
+    error = openai_error(parsed)
     if status == 500 and error["code"] == "numerics":  # the mock engine's way to fail one request on demand
         return None
     if status not in ALLOWED:
         return "a status that no request should get"
     return None if error["message"] and set(error) == {"message", "type", "param", "code"} else "another shape"
+
+
+def openai_error(body: dict[str, Any]) -> dict[str, Any]:
+    """Return an error of either shape in OpenAI's; keys that a shape does not have stay."""
+    if body.get("type") != "error" or not isinstance(body.get("request_id"), str):
+        return dict(body["error"])
+    error = dict(body["error"])
+    details = error.pop("details")
+    return {**error, "code": details.pop("error_code"), "param": details.pop("param", None), **details}
+
+
+def _find_fault_of_message(text: str) -> str | None:
+    """Return what is wrong with a stream of /v1/messages, None if nothing is."""
+    name, data = named_events(text)[-1]
+    if name not in ("message_stop", "error"):
+        return "the stream has no end"
+    return "our own fault in a stream" if '"type":"api_error"' in data and "the mock says NaN" not in data else None
 
 
 def _find_fault_of_response(text: str) -> str | None:

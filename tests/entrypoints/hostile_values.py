@@ -21,6 +21,7 @@ from tests.entrypoints.fuzzing import (
     Sent,
     plausible_values,
 )
+from tests.entrypoints.messages_values import RICH_PROMPT
 
 Place = tuple[str | int, ...]
 DEPTHS = [60, 63, 64, 65, 200, 900, *range(955, 990, 5), 1000, 1100, 20_000]
@@ -63,6 +64,8 @@ RICH: dict[str, dict[str, Any]] = {
         "metadata": {"a": "b"},
         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     },
+    "/v1/messages": RICH_PROMPT,
+    "/v1/messages/count_tokens": RICH_PROMPT,
     "/tokenize": {"messages": MESSAGES[:2], "chat_template_kwargs": {"x": 1}, "tools": [TOOL]},
 }
 """Path -> fields that make a body rich in places."""

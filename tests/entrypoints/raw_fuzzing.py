@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.entrypoints.fuzzing import odd_value
+from tests.entrypoints.fuzzing import odd_value, openai_error
 
 ALLOWED = frozenset({200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 503, 504})
 ANSWER_S = 30  # the server must answer or close within this time
@@ -22,6 +22,7 @@ FLAGS = ("--timeout-header", "1", "--timeout-body", "1", "--max-header-size", "4
 
 PATHS = [
     *(b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize", b"/v1/abort_requests", b"/health"),
+    *(b"/v1/messages", b"/v1/messages/", b"/v1/messages/%00/count_tokens"),
     *(b"/v1/responses", b"/v1/responses/", b"/v1/responses/%00/cancel"),
     *(b"/health/", b"/v1/models", b"/v1/models/", b"/v1/models/%00", b"/metrics", b"/load", b"/", b"//", b"/%ff/%"),
     *(
@@ -54,6 +55,8 @@ VALID = [
     (b"/v1/chat/completions", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'),
     (b"/v1/responses", b'{"input": "hi", "max_output_tokens": 2}'),
     (b"/v1/responses", b'{"input": "hi", "max_output_tokens": 2, "stream": true}'),
+    (b"/v1/messages", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}'),
+    (b"/v1/messages", b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stream": true}'),
     (b"/tokenize", b'{"prompt": "the"}'),
     (b"/detokenize", b'{"tokens": [5, 6]}'),
     (b"/v1/abort_requests", b'{"req_ids": ["x"]}'),
@@ -224,8 +227,9 @@ def find_raw_fault(status: int, headers: dict[str, str], body: bytes, allowed: f
         return None
     if headers.get("content-type") != "application/json":
         return f"status {status} without JSON"
-    error: Any = json.loads(body).get("error")
-    if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"} or not error["message"]:
+    content: Any = json.loads(body)
+    error = openai_error(content) if isinstance(content.get("error"), dict) else None
+    if error is None or set(error) != {"message", "type", "param", "code"} or not error["message"]:
         return f"status {status} without a typed error: {body[:300]!r}"
     return None
 

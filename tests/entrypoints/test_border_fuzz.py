@@ -60,6 +60,12 @@ def test_checks_of_the_fuzz_can_fail() -> None:
     assert find_fault(200, "text/event-stream", "data: {}\n\n")
     assert find_fault(200, "text/event-stream", f"data: {error}\n\ndata: [DONE]\n\n")
     assert find_fault(400, "application/json", error) is None
+    messages = '{"type": "error", "error": {"type": "x", "message": "m", "details": {"error_code": "c"}}%s}'
+    assert find_fault(400, "application/json", messages % ', "request_id": "1"') is None
+    assert find_fault(400, "application/json", messages % "") and find_fault(422, "application/json", messages % "")
+    start, fault = 'event: message_start\ndata: {"type":"x"}\n\n', 'event: error\ndata: {"type":"api_error"}\n\n'
+    assert find_fault(200, "text/event-stream", start) and find_fault(200, "text/event-stream", start + fault)
+    assert find_fault(200, "text/event-stream", start + "event: message_stop\ndata: {}\n\n") is None
 
 
 @pytest.mark.nightly
