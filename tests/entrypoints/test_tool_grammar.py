@@ -183,6 +183,16 @@ def test_parameter_that_python_cannot_name_is_refused() -> None:
         grammar.required()
 
 
+@pytest.mark.parametrize(
+    ("format_name", "marker"), [("pythonic", "<|python_start|>"), ("llama3_json", "<|python_tag|>")]
+)
+def test_text_with_strict_tools_has_no_marker_of_a_call(model: Model, format_name: str, marker: str) -> None:
+    grammar = ToolCallGrammar(FORMATS[format_name], SCHEMAS, model.special_ids).within_text()
+    assert model.accepts(grammar, "So: [1] {2}") and model.accepts(grammar, TEXTS[format_name])
+    assert not model.accepts(grammar, f"So: {marker}{TEXTS[format_name]}")
+    assert not model.accepts(grammar, "[1]" if format_name == "pythonic" else "{1}")
+
+
 @pytest.mark.parametrize("tag", ["</parameter>", "<parameter="])
 def test_text_of_a_parameter_contains_no_tag_that_would_end_it(model: Model, tag: str) -> None:
     grammar = ToolCallGrammar(FORMATS["qwen3_coder"], SCHEMAS, model.special_ids).required()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from fastdeploy.core.reasoning import ReasoningFormat, ReasoningState
@@ -22,6 +23,7 @@ class ReasoningParser(StreamParser):
     def __init__(self, reasoning_format: ReasoningFormat, state: ReasoningState) -> None:
         """Create a parser; `state` says whether the prompt ends within the reasoning."""
         self._format = reasoning_format
+        self._ends = reasoning_format.ends
         states = {
             ReasoningState.UNDECIDED: self._parse_first_marker,
             ReasoningState.OPEN: self._skip_start_marker,
@@ -47,7 +49,7 @@ class ReasoningParser(StreamParser):
         return self._skip_space(self._parse_reasoning)
 
     def _parse_reasoning(self) -> bool:
-        ends = self._format.ends
+        ends = self._ends
         if self._is_finished and find_first(self._buffer, ends) is None:
             self._emit_buffer("reasoning", len(self._buffer))
             return False
@@ -104,6 +106,7 @@ class ReasoningCounter:
     def __init__(self, tokenizer: Tokenizer, reasoning_format: ReasoningFormat, state: ReasoningState) -> None:
         """Create a counter; `state` says whether the prompt ends within the reasoning."""
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+        self._ends = reasoning_format.ends
         self._format = reasoning_format
         self._state = state
         self._num_counted = 0
@@ -138,10 +141,9 @@ class ReasoningCounter:
             self._state = ReasoningState.CLOSED
 
     def _find_end(self) -> None:
-        ends = self._format.ends
-        first = find_first(self._text, ends)
+        first = find_first(self._text, self._ends)
         if first is None:
-            self._count_before(len(self._text) - max(partial_match_length(self._text, end) for end in ends))
+            self._count_before(len(self._text) - partial_match_length(self._text, self._ends))
             return
         index, marker = first
         self._count_before(len(self._text) if marker == self._format.end else index)
@@ -149,6 +151,7 @@ class ReasoningCounter:
 
     def _count_before(self, end: int) -> None:
         """Count the tokens that begin before this character, and drop the text before it."""
-        later = [start - end for start in self._starts if start >= end]
-        self._num_counted += len(self._starts) - len(later)
-        self._starts, self._text = later, self._text[end:]
+        num_tokens = bisect_left(self._starts, end) if end < len(self._text) else len(self._starts)
+        self._num_counted += num_tokens
+        self._starts = [start - end for start in self._starts[num_tokens:]]
+        self._text = self._text[end:]

@@ -80,18 +80,27 @@ class StreamParser:
         return None if may_follow else ""
 
 
-def partial_match_length(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:length]):
-            return length
-    return 0
+def partial_match_length(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of a marker."""
+    longest = 0
+    for marker in markers:
+        if marker[0] not in text:  # nearly always
+            continue
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return longest
 
 
 def find_first(text: str, markers: Sequence[str], start: int = 0, end: int | None = None) -> tuple[int, str] | None:
     """Return the index and text of the marker that comes first in `text[start:end]`; None if it contains none."""
-    found = [(index, marker) for marker in markers if (index := text.find(marker, start, end)) >= 0]
-    return min(found, default=None)
+    first = None
+    for marker in markers:
+        index = text.find(marker, start, end)
+        if index >= 0 and (first is None or index < first[0]):
+            first = index, marker
+    return first
 
 
 def length_before(text: str, markers: Sequence[str]) -> int:
@@ -100,7 +109,7 @@ def length_before(text: str, markers: Sequence[str]) -> int:
     White space before a marker does not count.
     """
     first = find_first(text, markers)
-    index = first[0] if first else len(text) - max(partial_match_length(text, marker) for marker in markers)
+    index = first[0] if first is not None else len(text) - partial_match_length(text, markers)
     return len(text[:index].rstrip())
 
 
