@@ -75,7 +75,7 @@ enable-log-requests disable-log-requests lora-modules chat-template
 chat-template-content-format trust-request-chat-template default-chat-template-kwargs reasoning-effort-budgets
 response-role return-tokens-as-token-ids enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-call-parser
 tool-parser-plugin tool-server tool-strict-level log-config-file max-log-len enable-prompt-tokens-details
-enable-server-load-tracking sse-keep-alive-interval
+enable-server-load-tracking sse-keep-alive-interval enable-per-request-metrics per-request-spec-decode-metrics
 enable-tokenizer-info-endpoint enable-log-outputs enable-log-deltas cohere-is-reasoning-model cohere-format
 log-error-stack tokens-only enable-scale-out fingerprint-mode fingerprint-value host port data-parallel-supervisor-port
 dp-supervisor-probe-interval-s dp-supervisor-probe-timeout-s dp-supervisor-probe-failure-threshold
