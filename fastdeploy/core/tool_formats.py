@@ -15,6 +15,7 @@ TOOL_CALL_FORMATS = {
     "pythonic": "pythonic",
     "llama4_pythonic": "pythonic",
     "glm45": "glm45",
+    "glm47": "glm45",
     "deepseek_v3": "deepseek_v3",
     "deepseek_v31": "deepseek_v31",
     "deepseek": "deepseek_v31",
