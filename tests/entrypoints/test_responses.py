@@ -250,3 +250,12 @@ def test_without_a_choice_of_tools_the_text_is_text(strict: openai.OpenAI) -> No
     response = create(strict, CALL, tools=[TOOL], tool_choice="none", extra_body=NO_THINKING)
     assert [item.type for item in response.output] == ["message"]
     assert response.output_text == '{"name": "weather", "arguments": {"city": "Oslo"}}', "markers are special tokens"
+
+
+def test_the_beta_client_gets_the_same_answers(strict: openai.OpenAI) -> None:
+    options: Any = {"model": "default", "input": says(f"Hello.{CALL}"), "tools": [TOOL], "extra_body": NO_THINKING}
+    whole = strict.beta.responses.create(**options, betas=["responses_multi_agent=v1"])
+    assert [item.type for item in whole.output] == ["message", "function_call"] and whole.status == "completed"
+    events = list(strict.beta.responses.create(**options, stream=True))
+    assert events[0].type == "response.created" and events[-1].type == "response.completed"
+    assert [item.type for item in events[-1].response.output] == ["message", "function_call"]
