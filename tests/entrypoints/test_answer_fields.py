@@ -55,6 +55,8 @@ def test_whole_answers_have_vllm_s_keys_and_null_for_what_was_not_asked(server: 
     chat, completion = answer(server, CHATS), answer(server, COMPLETIONS)
     assert (chat["prompt_logprobs"], chat["prompt_token_ids"], chat["metrics"]) == (None, None, None)
     assert chat["choices"][0]["token_ids"] is None
+    message = chat["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"]) == (None, None), "no parser separates a reasoning"
     assert not {"prompt_logprobs", "prompt_token_ids"} & set(chat["choices"][0])
     choice = completion["choices"][0]
     assert (choice["token_ids"], choice["prompt_logprobs"], choice["prompt_token_ids"]) == (None, None, None)

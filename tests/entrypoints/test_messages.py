@@ -192,7 +192,11 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"fallbacks": [{"model": "x"}]}, "fallbacks: one model answers"),
     ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type: compact"),
     ({"stop": ["x"]}, "stop: its name in this protocol is stop_sequences"),
-    ({"n": 2}, "n: unknown field"),
+    ({"max_completion_tokens": 2}, "max_completion_tokens: its name in this protocol is max_tokens"),
+    ({"response_format": {"type": "text"}}, "response_format: its name in this protocol is output_config.format"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget: its name in this protocol is thinking.budget_tokens"),
+    ({"stop_token_ids": [2]}, "stop_token_ids: unknown field; it belongs to /v1/chat/completions"),
+    ({"n": 2}, "n: unknown field; it belongs to /v1/chat/completions"),
     ({"max_tokens": -1}, "max_tokens: expected an integer in ["),
 ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every field of FastDeploy and OpenAI has its class, and the documentation's tables are generated from the code."""
+"""Every field of FastDeploy, vLLM and OpenAI has its class, and the tables of the documentation come from the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ SHARED = """model frequency_penalty presence_penalty prompt_logprobs include_dra
     response_format request_id disaggregate_info top_k min_p min_tokens include_stop_str_in_output bad_words
     bad_words_token_ids repetition_penalty stop_token_ids logits_processors_args guided_json guided_regex guided_choice
     guided_grammar return_token_ids prompt_token_ids max_streaming_response_tokens mm_hashes completion_token_ids
-    trace_context collect_metrics logit_bias metadata store"""
+    trace_context collect_metrics logit_bias metadata store session_id repetition_detection stream_interval watermarking
+    return_token_offsets return_mm_kwargs return_prompt_text routed_experts_prompt_start prompt_embeds media_io_kwargs
+    ec_transfer_params kv_transfer_params vllm_xargs documents"""
 CHAT = """messages tools logprobs top_logprobs max_completion_tokens chat_template_kwargs chat_template structural_tag
     reasoning_max_tokens response_max_tokens disable_chat_template audio function_call functions modalities
     parallel_tool_calls prediction prompt_cache_key prompt_cache_retention reasoning_effort safety_identifier
@@ -27,7 +29,7 @@ FIELDS = {ChatCompletionRequest: f"{SHARED} {CHAT}".split(), CompletionRequest: 
 
 
 @pytest.mark.parametrize("model", FIELDS)
-def test_every_field_of_fastdeploy_and_openai_is_honoured_without_effect_or_refused(
+def test_every_field_of_fastdeploy_vllm_and_openai_is_honoured_without_effect_or_refused(
     model: type[GenerationFields],
 ) -> None:
     known = {spec.name for spec in msgspec.structs.fields(model)}

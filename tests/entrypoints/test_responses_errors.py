@@ -113,6 +113,8 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"conversation": "conv_1"}, "conversation", "responses are not stored", UNSUPPORTED),
     ({"background": True}, "background", "a response ends with its connection", UNSUPPORTED),
     ({"max_tokens": 5}, "max_tokens", "use max_output_tokens", UNSUPPORTED),
+    ({"n": 2}, "n", "unknown field; it belongs to /v1/chat/completions", UNKNOWN),
+    ({"echo": True}, "echo", "unknown field; it belongs to /v1/completions", UNKNOWN),
     ({"inputs": "a"}, "inputs", "unknown field; did you mean 'input'?", UNKNOWN),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "send the request", UNSUPPORTED),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "is a field of its own", INVALID),

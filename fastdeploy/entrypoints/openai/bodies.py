@@ -30,6 +30,7 @@ from fastdeploy.entrypoints.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     GenerationFields,
+    RequestFields,
 )
 from fastdeploy.entrypoints.openai.unknown_fields import IGNORED_FIELDS, clean_object
 
@@ -190,9 +191,9 @@ def _check_metadata(value: Any) -> None:
 
 
 def _unknown_field(name: str, model: type[msgspec.Struct]) -> ApiError:
-    if model is CompletionRequest and name in _known_fields(ChatCompletionRequest):
+    if issubclass(model, RequestFields) and name in _known_fields(ChatCompletionRequest):
         hint = "it belongs to /v1/chat/completions"
-    elif model is ChatCompletionRequest and name in _known_fields(CompletionRequest):
+    elif issubclass(model, RequestFields) and name in _known_fields(CompletionRequest):
         hint = "it belongs to /v1/completions"
     else:
         rules = rules_of(model)

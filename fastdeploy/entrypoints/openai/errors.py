@@ -43,6 +43,10 @@ _NO_LORA = "LoRA adapters are not supported"
 _NO_PAUSE = "a running server cannot be paused; --max-concurrency limits the load, and SIGTERM drains the server"
 _WEIGHTS = "weights are loaded once; to change them, start a new server and stop this one"
 _EXPERTS = "experts do not move between ranks while the server runs"
+_RENDER = "/tokenize renders messages with the chat template and returns the token ids"
+_IDS = "use /v1/completions, whose prompt may be token ids, with return_token_ids"
+_OTHER_PROTOCOL = "use OpenAI's routes /v1/chat/completions and /v1/completions, or Anthropic's /v1/messages"
+_NO_PROFILE = "the server writes no profiles; see /metrics"
 _NO_CONTROLLER = "there is no controller port; see /load"
 ABSENT_ROUTES = {
     "/v1/embeddings": "embedding models are not supported",
@@ -53,12 +57,26 @@ ABSENT_ROUTES = {
     "/v1/score": _NO_POOLING,
     "/rerank": _NO_POOLING,
     "/v1/rerank": _NO_POOLING,
+    "/v2/rerank": _NO_POOLING,
+    "/v2/embed": "embedding models are not supported",
     "/v1/moderations": "moderation models are not supported",
     "/v1/responses/input_tokens": "/tokenize counts the tokens of a conversation",
     "/v1/responses/compact": "conversations are not compacted; send a shorter input",
     "/v1/assistants": _STATELESS,
     "/v1/threads": _STATELESS,
     "/v1/messages/batches": "`fastdeploy run-batch` runs batches of requests",
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of messages; `usage` of an answer, those of its input",
+    "/v1/responses/compact": "conversations are not compacted; send a shorter input",
+    "/v1/chat/completions/render": _RENDER,
+    "/v1/completions/render": _RENDER,
+    "/v1/chat/completions/batch": "send a request per conversation; `fastdeploy run-batch` runs a file of them",
+    "/inference/v1/generate": _IDS,
+    "/generate": _IDS,
+    "/generative_scoring": "use logprob_token_ids of /v1/completions",
+    "/invocations": _OTHER_PROTOCOL,
+    "/api": _OTHER_PROTOCOL,
+    "/server_info": "/config-info shows the configuration",
+    "/tokenizer_info": "read tokenizer_config.json of the model",
     "/v1/complete": "Anthropic's older protocol is not supported; use /v1/messages",
     "/v1/audio": _TEXT_ONLY,
     "/v1/images": _TEXT_ONLY,
@@ -72,6 +90,16 @@ ABSENT_ROUTES = {
     "/v1/pause": _NO_PAUSE,
     "/v1/resume": _NO_PAUSE,
     "/v1/is_paused": _NO_PAUSE,
+    "/pause": _NO_PAUSE,
+    "/resume": _NO_PAUSE,
+    "/is_paused": _NO_PAUSE,
+    "/sleep": _WEIGHTS,
+    "/wake_up": _WEIGHTS,
+    "/is_sleeping": _WEIGHTS,
+    "/reset_prefix_cache": "cached prefixes make room by themselves; requests of different `cache_salt` share none",
+    "/collective_rpc": "the engine runs no code of clients",
+    "/start_profile": _NO_PROFILE,
+    "/stop_profile": _NO_PROFILE,
     "/v1/sleep": _WEIGHTS,
     "/v1/wakeup": _WEIGHTS,
     "/v1/update_weights": _WEIGHTS,

@@ -40,6 +40,7 @@ def objects_of(model: type) -> Mapping[str, Collection[str]]:
 
 
 _SERVICE = "identifies or stores the request in a hosted service"
+_RENDERED = "belongs to vLLM's routes that only render a prompt"
 WITHOUT_EFFECT: dict[str, str] = {
     "user": _SERVICE,
     "metadata": f"{_SERVICE}; its values are texts",
@@ -49,6 +50,9 @@ WITHOUT_EFFECT: dict[str, str] = {
     "prompt_cache_retention": "cached prefixes stay as long as there is room",
     "trace_context": "this server sends no traces",
     "service_tier": "all requests are served alike; see `priority`",
+    "session_id": "equal prefixes are found without it",
+    "return_token_offsets": _RENDERED,
+    "return_mm_kwargs": _RENDERED,
 }
 """Field -> why it is accepted without effect."""
 
@@ -64,6 +68,8 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "audio": (_TEXT_ONLY, ()),
     "mm_hashes": (_TEXT_ONLY, _OFF),
     "mm_processor_kwargs": (_TEXT_ONLY, _OFF),
+    "media_io_kwargs": (_TEXT_ONLY, ({},)),
+    "prompt_embeds": ("prompts are text or token ids", ([],)),
     "prediction": ("speculation finds repeated text without it", ()),
     "verbosity": ("describe the length of the answer in the prompt", ("medium",)),
     "web_search_options": ("web search is not supported", ()),
@@ -76,11 +82,17 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "completion_token_ids": ("append the tokens to continue from to prompt_token_ids", ([],)),
     "disaggregate_info": (_DISAGGREGATED, ({},)),
     "kv_transfer_params": (_DISAGGREGATED, ({},)),
+    "ec_transfer_params": (_DISAGGREGATED, ({},)),
     "guided_whitespace_pattern": ("use structured_outputs, which has whitespace_pattern", ()),
     "guided_decoding_backend": ("the server has one backend; see --guided-decoding-backend", ("auto",)),
     "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
     "logits_processors": ("see logits_processors_args", ([],)),
     "vllm_xargs": ("there are no plug-ins that read it", ({},)),
+    "repetition_detection": ("use repetition_penalty or frequency_penalty", ()),
+    "stream_interval": ("use max_streaming_response_tokens", (1,)),
+    "return_prompt_text": ("use return_token_ids, which adds the prompt's text as prompt_tokens", (False,)),
+    "routed_experts_prompt_start": ("the experts of a token are not reported", (0,)),
+    "watermarking": ("texts have no watermark", (False,)),
     "documents": ("put them into chat_template_kwargs", ([],)),
     "enable_thinking": ("put it into chat_template_kwargs", ()),
 }

@@ -19,6 +19,7 @@ _HOSTED_TOOLS = "tools do not run on this server; define a custom tool and run i
 _TEXT_ONLY = "this server reads and writes text only"
 _NO_SCHEMA = "has no schema that a model could be given; define a custom tool with an input_schema"
 _ONE_MODEL = "one model answers; send the request again in the client"
+_BUDGET_NAME = "its name in this protocol is thinking.budget_tokens"
 _DIRECT: tuple[Any, ...] = (["direct"], {"type": "direct"}, [])
 
 _COMMON_WITHOUT_EFFECT: dict[str, str] = {
@@ -48,6 +49,12 @@ MESSAGE_RULES = FieldRules(
         "fallback_credit_token": (_ONE_MODEL, ()),
         "thread": (_STORES_NOTHING, ()),
         "stop": ("its name in this protocol is stop_sequences", ()),
+        "max_completion_tokens": ("its name in this protocol is max_tokens", ()),
+        "response_format": ("its name in this protocol is output_config.format", ()),
+        "reasoning_effort": ("its name in this protocol is output_config.effort", ()),
+        "thinking_token_budget": (_BUDGET_NAME, ()),
+        "reasoning_max_tokens": (_BUDGET_NAME, ()),
+        "parallel_tool_calls": ("its name in this protocol is tool_choice.disable_parallel_tool_use", (True,)),
     },
 )
 """Fields of a body of /v1/messages that are not honoured."""

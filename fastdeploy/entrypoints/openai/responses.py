@@ -299,14 +299,15 @@ class ChatMessage(ResponseBody, kw_only=True):
 
     Attributes:
         content: the text; null beside tool calls without text
-        reasoning, reasoning_content: the reasoning, if the server separates it, under both of its names
+        reasoning, reasoning_content: the reasoning under both of its names; null if there is none, or if the server
+            does not separate it
     """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    reasoning: str | UnsetType | None = UNSET
-    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
