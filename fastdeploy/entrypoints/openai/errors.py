@@ -65,8 +65,6 @@ ABSENT_ROUTES = {
     "/v1/assistants": _STATELESS,
     "/v1/threads": _STATELESS,
     "/v1/messages/batches": "`fastdeploy run-batch` runs batches of requests",
-    "/v1/responses/input_tokens": "/tokenize counts the tokens of messages; `usage` of an answer, those of its input",
-    "/v1/responses/compact": "conversations are not compacted; send a shorter input",
     "/v1/chat/completions/render": _RENDER,
     "/v1/completions/render": _RENDER,
     "/v1/chat/completions/batch": "send a request per conversation; `fastdeploy run-batch` runs a file of them",
