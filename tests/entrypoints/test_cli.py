@@ -92,6 +92,19 @@ def test_addresses_of_servers_may_have_a_scheme_and_v1(text: str, url: str) -> N
     assert server_url(text) == url
 
 
+def test_all_unknown_flags_of_a_command_are_named() -> None:
+    done = run("chat", "--max-token", "3", "--temprature=1", "--dance")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            "fastdeploy: error: --max-token: unknown flag; did you mean '--max-tokens'?",
+            "fastdeploy: error: --temprature: unknown flag; did you mean '--temperature'?",
+            "fastdeploy: error: --dance: unknown flag; see fastdeploy chat --help",
+        ],
+    )
+    assert "unknown argument; see fastdeploy chat --help" in run("chat", "hello").stderr
+
+
 def test_help_lists_every_command_and_each_command_has_help() -> None:
     usage = run().stdout
     for command in COMMANDS:

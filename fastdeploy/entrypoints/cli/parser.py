@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from fastdeploy.config.args import hyphenate
 from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import ConfigError, FastDeployError, did_you_mean
+from fastdeploy.core.errors import ConfigError, ErrorCollector, FastDeployError, did_you_mean
 
 ENGINE_FLAGS = (
     "The engine flags of fastdeploy serve are accepted as well: --model, --max-model-len, --speculative-config, ... "
@@ -67,13 +67,16 @@ class CommandParser(argparse.ArgumentParser):
         """Parse the flags of a command that takes no engine flags.
 
         Raises:
-            ConfigError: a flag is unknown or its value is wrong.
+            ConfigError: flags are unknown, of which it names all, or a value is wrong.
         """
         args, unknown = self.parse_known_args([hyphenate(token) for token in arguments])
-        if unknown:
-            name = unknown[0].split("=")[0]
+        problems = ErrorCollector()
+        flags = [token for token in unknown if token.startswith("-")]
+        for name in dict.fromkeys(token.split("=")[0] for token in flags or unknown):
             hint = did_you_mean(name, self._option_string_actions) or f"; see fastdeploy {self._command} --help"
-            raise ConfigError(name, f"unknown flag{hint}")
+            with problems.collecting():
+                raise ConfigError(name, f"unknown {'flag' if flags else 'argument'}{hint}")
+        problems.raise_all()
         return args
 
     def parse_with_engine_flags(self, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
