@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 
 @dataclass
 class DraftLengthStats:
@@ -104,8 +106,7 @@ HISTOGRAM_BOUNDS: dict[str, tuple[float, ...]] = {
 """Histogram that the engine keeps -> the upper bounds of its buckets."""
 
 
-@dataclass
-class Histogram:
+class Histogram(msgspec.Struct, array_like=True, gc=False):
     """Observed values.
 
     Attributes:
