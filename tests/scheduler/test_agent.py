@@ -50,6 +50,22 @@ def test_a_ticket_is_claimed_and_its_tokens_reach_the_owner(tmp_path: Path, redi
     run(tmp_path, redis, test)
 
 
+def test_a_request_without_output_ends_on_the_node_that_computes_its_prompt(tmp_path: Path, redis: RedisServer) -> None:
+    async def test(made: Cluster) -> None:
+        prefill, _ = await made.node("p", "prefill"), await made.node("d", "decode")
+        owner = await made.owner()
+        await until(lambda: len(prefill.agent._membership.records) == 2, "p sees d")
+        await owner.enqueue(1, params={"max_tokens": 0, "prompt_logprobs": 0}, prompt_logprobs=True)
+        await owner.wait_ended(1, 0)
+        [message] = owner.find(Tokens)
+        assert (owner.ends, message.delta.token_ids, len(message.delta.prompt_logprobs)) == ({1: "length"}, [], 70)
+        assert [message.node for message in owner.find(Claimed)] == ["p"]
+        await until(lambda: prefill.num_tickets == 0, "the ticket is done")
+        assert prefill.agent._engine.num_free_slots == 64
+
+    run(tmp_path, redis, test)
+
+
 def test_a_prompt_is_handed_over_with_its_blocks(tmp_path: Path, redis: RedisServer) -> None:
     async def test(made: Cluster) -> None:
         prefill, decode = await made.node("p", "prefill"), await made.node("d", "decode")
