@@ -10,7 +10,7 @@ from typing import Any
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.guided_decoding import GuidedDecodingParams, StructuredOutputsParams
 from fastdeploy.core.json_types import check_unicode, shorten
-from fastdeploy.core.keywords import suggest_keywords
+from fastdeploy.core.keywords import Absent, suggest_keywords
 
 GREEDY_TEMPERATURE = 1e-5  # lower temperatures are greedy
 SEED_MODULUS = 1 << 64
@@ -116,7 +116,29 @@ class SpeculativeParams:
             NUM_SPECULATIVE_TOKENS.check("speculative.num_speculative_tokens", self.num_speculative_tokens)
 
 
-@suggest_keywords
+_NO_BEAM_SEARCH = "beam search is not supported"
+_FOREIGN: Absent = {
+    "best_of": ("all choices are returned; use n", ()),
+    "use_beam_search": (_NO_BEAM_SEARCH, (False,)),
+    "length_penalty": (_NO_BEAM_SEARCH, (1.0,)),
+    "early_stopping": (_NO_BEAM_SEARCH, (False,)),
+    "thinking_token_budget": ("use reasoning_max_tokens", (-1,)),
+    "logits_processors": ("use logit_bias, bad_words or allowed_token_ids", ([],)),
+    "repetition_detection": ("use repetition_penalty or frequency_penalty", ()),
+    "spaces_between_special_tokens": ("texts are decoded as the tokenizer writes them", (True,)),
+    "flat_logprobs": ("log-probabilities are a mapping per token", (False,)),
+    "output_kind": ("use the argument `stream` of generate or chat", ()),
+    "stream_interval": ("generate and chat with `stream` yield a result after each step", (1,)),
+    "skip_reading_prefix_cache": ("use a `cache_salt` of its own in the prompt", (False,)),
+    "skip_clone": ("parameters are never changed", (False, True)),
+    "watermarking": ("texts have no watermark", (False,)),
+    "routed_experts_prompt_start": ("the experts of a token are not reported", (0,)),
+    "extra_args": ("there are no plug-ins that read it", ({},)),
+}
+"""Arguments of vLLM that do not exist here."""
+
+
+@suggest_keywords(_FOREIGN)
 @dataclass
 class SamplingParams:
     """Sampling parameters of one request, under the names that vLLM and OpenAI use. `RANGES` holds the ranges.

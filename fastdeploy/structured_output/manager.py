@@ -75,7 +75,7 @@ class StructuredOutputManager:
         """
         params = request.params
         if params.reasoning_max_tokens is not None and self._format is None:
-            raise InvalidRequestError("reasoning_max_tokens", "requires a server with --reasoning-parser")
+            raise InvalidRequestError("reasoning_max_tokens", "requires --reasoning-parser")
         field = constraint_field(params)
         if field is None and params.allowed_token_ids is None:
             return [None] * params.n

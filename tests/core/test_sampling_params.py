@@ -91,12 +91,21 @@ def test_shorthands_are_converted() -> None:
         ("temprature", "temprature: unknown argument of SamplingParams; did you mean 'temperature'?"),
         ("max_token", "max_token: unknown argument of SamplingParams; did you mean 'max_tokens'?"),
         ("zzz", "zzz: unknown argument of SamplingParams"),
+        ("thinking_token_budget", "thinking_token_budget: use reasoning_max_tokens"),
+        ("output_kind", "output_kind: use the argument `stream` of generate or chat"),
     ],
 )
-def test_unknown_argument_is_refused_with_the_nearest_one(name: str, message: str) -> None:
+def test_unknown_argument_is_refused_with_the_nearest_one_or_what_to_use_instead(name: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{"n": 1, name: 1})
     assert str(caught.value) == message
+
+
+def test_arguments_of_vllm_that_request_nothing_are_accepted() -> None:
+    params = SamplingParams(  # type: ignore[call-arg]
+        n=2, spaces_between_special_tokens=True, extra_args=None, logits_processors=[], use_beam_search=False
+    )
+    assert params == SamplingParams(n=2)
 
 
 def test_other_wrong_calls_stay_type_errors() -> None:

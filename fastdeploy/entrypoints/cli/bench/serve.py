@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 from tqdm import tqdm
@@ -119,7 +118,7 @@ async def run_benchmark(args: argparse.Namespace) -> BenchmarkRun:
         results, duration_s = await send_requests(client, path, bodies, times, args.max_concurrency, bar.update)
     drafting = speculation.speculation_metrics(before, await speculation.read_counters(client))
     metrics = {**_describe_run(args, model), **calculate_metrics(args, results, duration_s), **drafting}
-    return BenchmarkRun(f"{model} at {urlsplit(base_url).netloc}{path}", metrics, results)
+    return BenchmarkRun(f"{model} at {base_url.partition('://')[2]}{path}", metrics, results)
 
 
 def load_requests(args: argparse.Namespace, tokenizer_name: str) -> list[SampleRequest]:
