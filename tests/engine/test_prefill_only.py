@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fastdeploy.config.engine_config import SchedulerConfig
+from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.outputs import TokenDelta, TokenLogprobs
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
@@ -74,6 +77,14 @@ def test_a_row_that_cannot_be_sampled_is_no_error_where_no_token_is_wanted() -> 
     engine.add_request(prefill_only("r", [1, 2, 3]))
     [delta] = run(engine)
     assert (delta.finish_reason, delta.error) == ("length", None)
+
+
+def test_it_cannot_be_resumed_behind_tokens() -> None:
+    engine = make_engine(NaiveProposer())
+    with pytest.raises(InvalidRequestError, match="resumed: expected at most 0 tokens, got 1"):
+        engine.add_request(replace(prefill_only("r", [1, 2, 3]), resumed=[[4]]))
+    engine.add_request(replace(prefill_only("r", [1, 2, 3]), resumed=[[]]))
+    assert [(delta.token_ids, delta.finish_reason) for delta in run(engine)] == [([], "length")]
 
 
 def check_random_mix(seed: int) -> None:
