@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ from tests.entrypoints.response_check import checked_client, named_events
 from tests.entrypoints.server_process import ServerProcess, mock_server, real_server
 
 QUICK_KEEP_ALIVE = "from fastdeploy.entrypoints.openai import event_stream; event_stream.KEEP_ALIVE_S = 0.05; "
-FLAGS = ("--ignore-unknown-fields", "--max-num-seqs", "8", "--max-num-batched-tokens", "16")
+FLAGS = (
+    "--ignore-unknown-fields",
+    "--return-tokens-as-token-ids",
+    "--max-num-seqs",
+    "8",
+    "--max-num-batched-tokens",
+    "16",
+)
 LONG_INPUT = "the quick brown fox " * 18
 SCHEMA = {
     "type": "object",
@@ -134,6 +142,13 @@ def test_unknown_fields_are_ignored_where_the_server_is_told_to(slow: ServerProc
         assert slow.stderr.count(name) == 1
     refused = slow.post("/v1/responses", {**body, "background": True})
     assert refused.status_code == 400, "fields that are refused by name stay refused"
+
+
+def test_tokens_are_named_by_their_ids_where_the_server_is_told_to(slow: ServerProcess) -> None:
+    body = {"input": "the", "max_output_tokens": 2, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    part = slow.post("/v1/responses", body).json()["output"][0]["content"][0]
+    names = [one["token"] for one in part["logprobs"]] + [one["top_logprobs"][0]["token"] for one in part["logprobs"]]
+    assert len(names) == 4 and all(re.fullmatch(r"token_id:\d+", name) for name in names)
 
 
 def test_the_header_names_the_response(slow: ServerProcess) -> None:

@@ -152,7 +152,9 @@ class ServingResponses(Serving):
         num_reasoning = counters[0].num_tokens if counters else 0
         num_taken = self._num_tokens - len(self._pending)
         entries, self._pending = self._pending[max(0, num_reasoning - num_taken) :], []
-        chosen = chat_logprobs(self.server.tokenizer, entries, self.body.top_logprobs or 0).content
+        server, num_top = self.server, self.body.top_logprobs or 0
+        as_ids = server.config.return_tokens_as_token_ids
+        chosen = chat_logprobs(server.tokenizer, entries, num_top, as_ids).content
         return [
             OutputTokenLogprob(
                 token=one.token,
