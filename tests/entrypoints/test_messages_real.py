@@ -78,6 +78,21 @@ def test_texts_and_calls_are_those_of_chats_with_every_speculation_method(method
             check_equal_to_chat(running, form, chat_form)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_the_engine_before_the_first_event_name_the_client_s_field(
+    drafting_server: ServerProcess, stream: bool
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}, "required": ["a"]}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5, "stream": stream}
+    for fields, param in (
+        ({"output_config": {"format": {"type": "json_schema", "schema": schema}}}, "output_config.format"),
+        ({"output_format": {"type": "json_schema", "schema": schema}}, "output_format"),
+    ):
+        response = drafting_server.post("/v1/messages", {**body, **fields})
+        assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+        assert response.json()["error"]["details"] == {"error_code": "invalid_value", "param": param}
+
+
 def test_a_prompt_without_output_fills_the_cache(drafting_server: ServerProcess) -> None:
     client = messages_client(drafting_server)
     options: dict[str, Any] = {

@@ -13,6 +13,8 @@ import pydantic
 import pytest
 from anthropic import beta_tool
 
+from fastdeploy.entrypoints.openai.messages_input import chat_input
+from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.chat_server import rendered, says
 from tests.entrypoints.server_process import ServerProcess
@@ -35,8 +37,8 @@ def client(parsing_server: ServerProcess) -> anthropic.Anthropic:
 
 
 def shown(message: Any) -> list[tuple[Any, ...]]:
-    """Return the blocks of a message without ids and signatures."""
-    names = {"text": ("text",), "thinking": ("thinking",), "tool_use": ("name", "input")}
+    """Return the blocks of a message without ids."""
+    names = {"text": ("text",), "thinking": ("thinking", "signature"), "tool_use": ("name", "input")}
     return [(block.type, *(getattr(block, name) for name in names[block.type])) for block in message.content]
 
 
@@ -153,6 +155,12 @@ def test_results_and_earlier_thinking_reach_the_prompt(parsing_server: ServerPro
     assert count(parsing_server, body) == len(tokens) == count_chat(parsing_server, chat, tools=tools)
 
 
+def test_results_tell_the_template_whether_they_are_errors() -> None:
+    request = chat_input(MessagesRequest(messages=CONVERSATION, max_tokens=1), has_reasoning=True).request
+    results = [message for message in request.messages or [] if message["role"] == "tool"]
+    assert [message.get("is_error") for message in results] == [None, True]
+
+
 def test_tools_reach_the_template_as_functions(parsing_server: ServerProcess, parsing_model: Any) -> None:
     examples = {**WEATHER, "input_examples": [{"city": "Rom"}], "strict": True, "cache_control": {"type": "ephemeral"}}
     function = {**CHAT_TOOLS[0]["function"], "strict": True, "input_examples": [{"city": "Rom"}]}
@@ -188,6 +196,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "any"}}, "tool_choice: needs tools"),
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is missing"),
     ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking.budget_tokens: expected a number of tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 2**40}}, "thinking.budget_tokens: expected an integer in [0, "),
     ({"thinking": {"type": "on"}}, "thinking.type: expected one of enabled, adaptive, between_tools, disabled"),
     (
         {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
@@ -242,6 +251,9 @@ def test_thinking_turns_the_reasoning_of_the_template_on_and_off(
         assert prompt_count(thinking={"type": kind, **options}) == expected, kind
     low = count_chat(parsing_server, says("a"), chat_template_kwargs={"reasoning_effort": "low"})
     assert prompt_count(output_config={"effort": "low"}) == low != unset
+    assert parsing_server.post(
+        "/v1/messages", {"messages": says("a"), "max_tokens": 5, "output_config": {"effort": "max"}}
+    ).is_success
 
 
 class Weather(pydantic.BaseModel):

@@ -56,8 +56,7 @@ class ServingMessages(Serving):
             ApiError: 400, naming a field that is unknown or refused.
         """
         super().__init__(server, body, f"msg_{make_request_id(body.request_id)}")
-        chat = chat_input(body, reasoning_format(server) is not None, server.config.ignore_unknown_fields)
-        self._hides_thinking = chat.hides_thinking
+        self._chat = chat = chat_input(body, reasoning_format(server) is not None, server.config.ignore_unknown_fields)
         with renamed_errors(chat.client_field):
             self._turn = ChatTurn(server, chat.request, self.response_id, accepts_prefill_only=True)
         self.requests = [self._turn.request]
@@ -70,17 +69,19 @@ class ServingMessages(Serving):
 
     async def run_to_completion(self) -> bytes:
         """Run until the message has ended; return it."""
-        [update] = await self.group().run_to_completion()
-        content = content_blocks(self._turn.parts(update), self._hides_thinking)
+        with renamed_errors(self._chat.client_field):
+            [update] = await self.group().run_to_completion()
+        content = content_blocks(self._turn.parts(update), self._chat.hides_thinking)
         end = self._end(update)
         return msgspec.json.encode(self._message(content, end, self._usage()))
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events of the message."""
-        writer = BlockWriter(self._hides_thinking)
-        async with contextlib.aclosing(self.group().updates()) as stream:
-            async for updates in stream:
-                yield b"".join(_event(event) for update in updates for event in self._update_events(update, writer))
+        writer = BlockWriter(self._chat.hides_thinking)
+        with renamed_errors(self._chat.client_field):
+            async with contextlib.aclosing(self.group().updates()) as stream:
+                async for updates in stream:
+                    yield b"".join(_event(event) for update in updates for event in self._update_events(update, writer))
 
     def error_event(self, error: ApiError) -> bytes:
         """Return the event that tells of an error after a stream has begun."""
