@@ -11,12 +11,12 @@ from pathlib import Path
 
 from fastdeploy.entrypoints.openai.errors import ABSENT_ROUTES
 from fastdeploy.entrypoints.openai.field_rules import REFUSED, WITHOUT_EFFECT
-from fastdeploy.entrypoints.openai.messages_errors import ERROR_TYPES
-from fastdeploy.entrypoints.openai.messages_fields import OBJECTS as MESSAGES_OBJECTS
-from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.errors import ERROR_TYPES
+from fastdeploy.entrypoints.openai.messages_api.fields import OBJECTS as MESSAGES_OBJECTS
+from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
 from fastdeploy.entrypoints.openai.openapi import describe_fields
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields
-from fastdeploy.entrypoints.openai.responses_protocol import OBJECTS, ResponsesRequest
+from fastdeploy.entrypoints.openai.responses_api.protocol import OBJECTS, ResponsesRequest
 from scripts.protocol_tables import protocol_tables, table
 from tests.entrypoints.error_table import BODIES, BOTH, ONE, ROUTES, Row, wrong
 from tests.entrypoints.openapi_fields import RELEASED, document_lines, make_document, range_text

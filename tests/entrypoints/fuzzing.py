@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest, MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
 from fastdeploy.entrypoints.openai.protocol import REFUSED, WITHOUT_EFFECT, ChatCompletionRequest, CompletionRequest
-from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
+from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
 from fastdeploy.entrypoints.openai.routes_cluster import RoleRequest
 from fastdeploy.entrypoints.openai.routes_tokenize import AbortRequest, DetokenizeRequest, TokenizeRequest
 from tests.entrypoints.messages_values import MESSAGES_FIELDS, PROMPT_FIELDS

@@ -11,7 +11,7 @@ import msgspec
 import openai
 
 from fastdeploy.entrypoints.openai.app import ENDPOINTS
-from fastdeploy.entrypoints.openai.messages_errors import MESSAGES_PATH, MessagesErrorResponse
+from fastdeploy.entrypoints.openai.messages_api.errors import MESSAGES_PATH, MessagesErrorResponse
 from fastdeploy.entrypoints.openai.openapi import Endpoint
 from fastdeploy.entrypoints.openai.responses import ErrorResponse
 

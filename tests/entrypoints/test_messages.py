@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from fastdeploy.entrypoints.openai.errors import REASONS
-from fastdeploy.entrypoints.openai.messages_errors import ERROR_TYPES
+from fastdeploy.entrypoints.openai.messages_api.errors import ERROR_TYPES
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.chat_server import says
 from tests.entrypoints.server_process import ServerProcess

@@ -10,7 +10,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
 from anthropic.types.beta import message_create_params as beta_create_params
 
-from fastdeploy.entrypoints.openai.messages_fields import (
+from fastdeploy.entrypoints.openai.messages_api.fields import (
     BLOCKS,
     CONTEXT_MANAGEMENT,
     COUNT_RULES,
@@ -23,7 +23,7 @@ from fastdeploy.entrypoints.openai.messages_fields import (
     TOOL_CHOICES,
     TOOLS,
 )
-from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest, MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
 from tests.entrypoints.chat_server import says
 from tests.entrypoints.client_types import keys_of, missing_fields, missing_keys, missing_types, objects_in, type_names

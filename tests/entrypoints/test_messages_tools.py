@@ -13,8 +13,8 @@ import pydantic
 import pytest
 from anthropic import beta_tool
 
-from fastdeploy.entrypoints.openai.messages_input import chat_input
-from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.input import chat_input
+from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.chat_server import rendered, says
 from tests.entrypoints.server_process import ServerProcess

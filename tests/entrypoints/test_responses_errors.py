@@ -12,7 +12,7 @@ from openai.types.responses import response_create_params as params
 from openai.types.shared_params.reasoning import Reasoning
 
 from fastdeploy.entrypoints.openai.object_rules import ObjectRules, TypeRules
-from fastdeploy.entrypoints.openai.responses_protocol import (
+from fastdeploy.entrypoints.openai.responses_api.protocol import (
     ALLOWED_TOOLS,
     BODY_RULES,
     INPUT_ITEMS,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fastdeploy.entrypoints.openai.responses_input import Translation, translate
-from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
+from fastdeploy.entrypoints.openai.responses_api.input import Translation, translate
+from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}

@@ -36,13 +36,13 @@ def accepts(form: StructuredOutputsParams, text: str) -> bool:
     return state.is_accepting
 
 
-@pytest.mark.parametrize(("options", "expected"), OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "expected"), OPTIONS, ids=[str(options) for options, _ in OPTIONS])
 def test_options_change_what_json_is_allowed(options: dict[str, Any], expected: set[str]) -> None:
     form = StructuredOutputsParams(json=SCHEMA, **options)
     assert {text for text in TEXTS if accepts(form, text)} == expected
 
 
-@pytest.mark.parametrize(("options", "expected"), OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "expected"), OPTIONS, ids=[str(options) for options, _ in OPTIONS])
 def test_options_apply_to_the_schemas_of_a_structural_tag(options: dict[str, Any], expected: set[str]) -> None:
     content = {"type": "json_schema", "json_schema": {**SCHEMA, "x-guidance": {"whitespace_pattern": "[ \n]?"}}}
     tag = {"format": {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}}

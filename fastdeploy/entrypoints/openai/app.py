@@ -18,7 +18,7 @@ from starlette.responses import Response
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.faults import fault_point
 from fastdeploy.core.generation_request import add_client_mark
-from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_messages, routes_tokenize
+from fastdeploy.entrypoints.openai import pages, routes_cluster, routes_info, routes_tokenize
 from fastdeploy.entrypoints.openai.bodies import LARGE_BODY_BYTES, parse_body, read_body
 from fastdeploy.entrypoints.openai.clients import Client, client_of
 from fastdeploy.entrypoints.openai.connection_gate import release_body
@@ -31,9 +31,11 @@ from fastdeploy.entrypoints.openai.errors import (
     to_api_error,
 )
 from fastdeploy.entrypoints.openai.generation_response import GenerationResponse
-from fastdeploy.entrypoints.openai.messages_errors import MESSAGES_PATH, MessagesErrorResponse
-from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
-from fastdeploy.entrypoints.openai.messages_responses import MessageEvent, MessageResponse
+from fastdeploy.entrypoints.openai.messages_api import routes as messages_routes
+from fastdeploy.entrypoints.openai.messages_api.errors import MESSAGES_PATH, MessagesErrorResponse
+from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.responses import MessageEvent, MessageResponse
+from fastdeploy.entrypoints.openai.messages_api.serving import ServingMessages
 from fastdeploy.entrypoints.openai.middleware import (
     MAX_HEADER_ID_LENGTH,
     REQUEST_ID_HEADER,
@@ -51,15 +53,14 @@ from fastdeploy.entrypoints.openai.responses import (
     CompletionResponse,
     CompletionStreamResponse,
 )
-from fastdeploy.entrypoints.openai.responses_output import AnyEvent, ResponseObject
-from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
+from fastdeploy.entrypoints.openai.responses_api.output import AnyEvent, ResponseObject
+from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
+from fastdeploy.entrypoints.openai.responses_api.serving import ServingResponses
 from fastdeploy.entrypoints.openai.routes_info import server_of
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import Serving
 from fastdeploy.entrypoints.openai.serving_chat import ServingChat
 from fastdeploy.entrypoints.openai.serving_completion import ServingCompletion
-from fastdeploy.entrypoints.openai.serving_messages import ServingMessages
-from fastdeploy.entrypoints.openai.serving_responses import ServingResponses
 from fastdeploy.entrypoints.openai.threads import run_in_template_thread, run_in_thread
 from fastdeploy.version import __version__
 
@@ -271,7 +272,7 @@ ENDPOINTS = (
         errors=dict.fromkeys(GENERATION_ERRORS, MessagesErrorResponse),
         error=MessagesErrorResponse,
     ),
-    *routes_messages.ENDPOINTS,
+    *messages_routes.ENDPOINTS,
     Endpoint(
         "/v1/responses",
         create_response,

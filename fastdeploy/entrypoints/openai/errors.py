@@ -29,7 +29,7 @@ from fastdeploy.core.errors import (
 )
 from fastdeploy.core.json_types import replace_surrogates
 from fastdeploy.core.outputs import ErrorInfo
-from fastdeploy.entrypoints.openai.messages_errors import REQUEST_ID_HEADER, encode_messages_error, is_messages_path
+from fastdeploy.entrypoints.openai.messages_api.errors import REQUEST_ID_HEADER, encode_messages_error, is_messages_path
 from fastdeploy.entrypoints.openai.responses import ErrorDetail, ErrorResponse
 from fastdeploy.metrics.refusals import Reason
 

@@ -120,7 +120,7 @@ BLOCKS = TypeRules(
         "fallback": _ONE_MODEL,
     },
 )
-"""Content blocks; `messages_input` says which of them belong into whose messages."""
+"""Content blocks; `input` says which of them belong into whose messages."""
 
 MESSAGE = ObjectRules(
     refused={

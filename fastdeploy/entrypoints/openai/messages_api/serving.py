@@ -13,11 +13,11 @@ from msgspec import UNSET
 from fastdeploy.entrypoints.openai.chat_turn import ChatTurn
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
-from fastdeploy.entrypoints.openai.messages_blocks import BlockWriter, content_blocks
-from fastdeploy.entrypoints.openai.messages_errors import REQUEST_ID_HEADER
-from fastdeploy.entrypoints.openai.messages_input import chat_input
-from fastdeploy.entrypoints.openai.messages_protocol import MessagesRequest
-from fastdeploy.entrypoints.openai.messages_responses import (
+from fastdeploy.entrypoints.openai.messages_api.blocks import BlockWriter, content_blocks
+from fastdeploy.entrypoints.openai.messages_api.errors import REQUEST_ID_HEADER
+from fastdeploy.entrypoints.openai.messages_api.input import chat_input
+from fastdeploy.entrypoints.openai.messages_api.protocol import MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.responses import (
     MessageDelta,
     MessageEnd,
     MessageResponse,

@@ -19,8 +19,8 @@ from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.generation import ChoiceUpdate, GenerationGroup
 from fastdeploy.entrypoints.openai.logprobs import chat_logprobs
 from fastdeploy.entrypoints.openai.renaming import renamed_errors
-from fastdeploy.entrypoints.openai.responses_input import translate
-from fastdeploy.entrypoints.openai.responses_output import (
+from fastdeploy.entrypoints.openai.responses_api.input import translate
+from fastdeploy.entrypoints.openai.responses_api.output import (
     IncompleteDetails,
     OutputTokenLogprob,
     ReasoningSettings,
@@ -38,8 +38,8 @@ from fastdeploy.entrypoints.openai.responses_output import (
     TextSettings,
     TopTokenLogprob,
 )
-from fastdeploy.entrypoints.openai.responses_protocol import ResponsesRequest
-from fastdeploy.entrypoints.openai.responses_stream import OutputBuilder
+from fastdeploy.entrypoints.openai.responses_api.protocol import ResponsesRequest
+from fastdeploy.entrypoints.openai.responses_api.stream import OutputBuilder
 from fastdeploy.entrypoints.openai.server import ApiServer
 from fastdeploy.entrypoints.openai.serving_base import Serving, make_request_id
 

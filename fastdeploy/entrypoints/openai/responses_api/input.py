@@ -13,7 +13,7 @@ from fastdeploy.detokenize.messages import MAX_MESSAGE_ITEMS
 from fastdeploy.entrypoints.openai.errors import ApiError
 from fastdeploy.entrypoints.openai.object_rules import TypeRules
 from fastdeploy.entrypoints.openai.protocol import FIELD_RANGES, ChatCompletionRequest
-from fastdeploy.entrypoints.openai.responses_protocol import (
+from fastdeploy.entrypoints.openai.responses_api.protocol import (
     ALLOWED_TOOLS,
     CHAT_FIELDS,
     INCLUDES,

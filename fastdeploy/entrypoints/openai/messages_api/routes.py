@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from fastdeploy.detokenize.preprocess import MAX_LONG_TEXT_LENGTH, check_text, max_text_length
 from fastdeploy.entrypoints.openai.clients import client_of
-from fastdeploy.entrypoints.openai.messages_errors import MESSAGES_PATH, MessagesErrorResponse
-from fastdeploy.entrypoints.openai.messages_input import chat_input
-from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest
-from fastdeploy.entrypoints.openai.messages_responses import CountTokensResponse
+from fastdeploy.entrypoints.openai.messages_api.errors import MESSAGES_PATH, MessagesErrorResponse
+from fastdeploy.entrypoints.openai.messages_api.input import chat_input
+from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest
+from fastdeploy.entrypoints.openai.messages_api.responses import CountTokensResponse
 from fastdeploy.entrypoints.openai.openapi import BODY_ERRORS, Endpoint
 from fastdeploy.entrypoints.openai.prompt import reasoning_format, render_prompt
 from fastdeploy.entrypoints.openai.renaming import renamed_errors

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastdeploy.entrypoints.openai.parsers.stream_parser import Part
-from fastdeploy.entrypoints.openai.responses_output import (
+from fastdeploy.entrypoints.openai.responses_api.output import (
     ArgumentsDelta,
     ArgumentsDone,
     ContentPartAdded,

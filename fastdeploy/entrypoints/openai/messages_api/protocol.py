@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of /v1/messages and /v1/messages/count_tokens; `messages_fields` has what is in them.
+"""Bodies of /v1/messages and /v1/messages/count_tokens; `fields` has what is in them.
 
 The docstrings describe the fields in the OpenAPI document and in the documentation.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from fastdeploy.entrypoints.openai.field_rules import FieldRules
-from fastdeploy.entrypoints.openai.messages_fields import (
+from fastdeploy.entrypoints.openai.messages_api.fields import (
     COUNT_RULES,
     MESSAGE,
     MESSAGE_RULES,

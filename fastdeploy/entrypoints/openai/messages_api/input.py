@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdeploy.core.errors import InvalidRequestError
 from fastdeploy.core.json_types import json_type, shorten
-from fastdeploy.entrypoints.openai.messages_fields import (
+from fastdeploy.entrypoints.openai.messages_api.fields import (
     BLOCKS,
     CONTEXT_MANAGEMENT,
     EDITS,
@@ -21,7 +21,7 @@ from fastdeploy.entrypoints.openai.messages_fields import (
     TOOL_CHOICES,
     TOOLS,
 )
-from fastdeploy.entrypoints.openai.messages_protocol import CountTokensRequest, MessagesRequest
+from fastdeploy.entrypoints.openai.messages_api.protocol import CountTokensRequest, MessagesRequest
 from fastdeploy.entrypoints.openai.notes import note_once
 from fastdeploy.entrypoints.openai.protocol import ChatCompletionRequest
 

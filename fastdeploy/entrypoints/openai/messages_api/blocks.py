@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fastdeploy.entrypoints.openai.messages_responses import (
+from fastdeploy.entrypoints.openai.messages_api.responses import (
     BlockDelta,
     ContentBlock,
     ContentBlockDelta,
