@@ -118,12 +118,17 @@ def _text(field: str, content: Any, kinds: Sequence[str]) -> str:
         raise InvalidRequestError(field, f"expected text or a list of text parts, got {shorten(content)}")
     texts = []
     for part in content:
+        if isinstance(part, str):  # vLLM takes such parts, too
+            texts.append(part)
+            continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in kinds or not isinstance(part.get(kind), str):
+        if kind not in kinds:
+            got = f"type {shorten(kind)}" if kind else shorten(part)
             raise InvalidRequestError(
-                field,
-                f"expected parts of type {' or '.join(kinds)}, got {shorten(kind)}: this server supports text only",
+                field, f"expected parts of type {' or '.join(kinds)}, got {got}: this server supports text only"
             )
+        if not isinstance(part.get(kind), str):
+            raise InvalidRequestError(field, f"expected a text as {kind} of a part, got {shorten(part.get(kind))}")
         texts.append(part[kind])
     return "\n".join(texts)
 

@@ -18,6 +18,7 @@ from fastdeploy.structured_output.source import LIMITS, make_source, one_line
 from fastdeploy.structured_output.vocabulary import TokenizerAdapter
 
 _NO_TOKEN_ALLOWED = "NoExtensionBias"  # llguidance's error where no token can follow
+DEAD_END = "nothing can follow in the grammar, although the text is not complete"
 MAX_FORCED_BYTES = 4096  # of text that must follow; encoding it for each row takes up to 15 ms
 
 
@@ -46,7 +47,8 @@ class GrammarState:
     def error(self) -> str:
         """Return why no token can follow; "" if one can."""
         if self._matcher.is_error():
-            return one_line(self._matcher.get_error())
+            error = one_line(self._matcher.get_error())
+            return DEAD_END if error.startswith(_NO_TOKEN_ALLOWED) else error
         if self._num_forced_bytes <= MAX_FORCED_BYTES:
             return ""
         return f"forces a text of {self._num_forced_bytes} bytes, more than {MAX_FORCED_BYTES}"
@@ -129,7 +131,7 @@ class GrammarCompiler:
         if not state.error:
             state.fill_bitmask(bitmask)
             bitmask.view(np.uint32)[-1] &= np.uint32(0xFFFFFFFF ^ (1 << self.vocabulary.eos_token_id % 32))
-        if not bitmask.any() and state.error.partition(" ")[0] in ("", _NO_TOKEN_ALLOWED):
+        if not bitmask.any() and state.error in ("", DEAD_END):
             raise InvalidRequestError(field, "allows no output that this tokenizer can encode")
         if state.error:
             raise InvalidRequestError(field, state.error)

@@ -30,7 +30,7 @@ LIMITS = llguidance.LLParserLimits(
     max_grammar_size=30_000,
     verbose_errors=False,
 )
-_LARK_LINE = re.compile(r"\s*(%llguidance\b|start\s*:)?")
+_LARK_LINE = re.compile(r"\s*(%llguidance\b|[?!]?start\s*:(?!:=))?")
 # In these, no two parts that can repeat the same characters follow one another: a search that fails takes linear time.
 _RULE = re.compile(r"[?!]?\w+[ \t]*(?:\[[^\]]*\][ \t]*)?(?:\.[ \t]*-?\d+[ \t]*)?:")
 _TEMPERATURE = re.compile(r"[?!]?\w+[ \t]*\[[^\]]*\btemperature\b[ \t]*=")

@@ -347,6 +347,27 @@ def test_invalid_grammar_is_refused_with_its_field(field: str, spec: dict[str, A
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.parametrize("grammar", ['?start: "ab"', 'start : "ab"', 'root ::= "ab"'])
+def test_grammars_are_told_apart_by_their_rules(grammar: str) -> None:
+    tokens = encode("byte_level", "ab")
+    automaton = constraint(guided_decoding=guided(grammar=grammar))
+    assert automaton.num_valid_tokens([*tokens, *tokens]) == len(tokens)
+
+
+def test_a_text_that_cannot_be_completed_has_an_error_in_words() -> None:
+    schema = {
+        "properties": {"a": {"type": "integer"}},
+        "patternProperties": {"^a$": {"type": "integer"}},
+        "additionalProperties": False,
+        "required": ["a"],
+    }
+    automaton = constraint(guided_decoding=guided(json={"type": "object", **schema}))
+    for token_id in encode("byte_level", '{"a":1, '):  # only a second `a` could follow
+        automaton.accept_token(token_id)
+    automaton.fill_bitmasks([], np.zeros((1, (make_tokenizer("byte_level").vocab_size + 31) // 32), np.int32))
+    assert automaton.error == "nothing can follow in the grammar, although the text is not complete"
+
+
 def test_long_chain_of_references_is_compiled() -> None:
     chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(3000)}  # overflows a stack of the usual size
     schema = {"$ref": "#/$defs/a0", "$defs": {**chain, "a3000": {"type": "integer"}}}
