@@ -64,7 +64,7 @@ def test_any_json_object_may_be_compact() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [({}, {SPACED}), ({"disable_any_whitespace": True}, {COMPACT}), ({"whitespace_pattern": " ?"}, {COMPACT, SPACED})],
-    ids=str,
+    ids=["spaced", "compact", "either"],
 )
 def test_options_replace_the_spacing_of_an_answer_beside_tools(options: dict[str, Any], expected: set[str]) -> None:
     given = StructuredOutputsParams(json=SCHEMA, disable_additional_properties=True, **options)
