@@ -294,10 +294,7 @@ def test_budgets_take_a_call_within_the_reasoning_for_the_response(tmp_path: Pat
 
 def test_start_of_a_call_must_be_a_token_if_it_can_end_the_reasoning(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_pretrained(save_tokenizer(tmp_path, special_tokens=["<think>", "</think>"]))
-    with pytest.raises(
-        InvalidRequestError,
-        match="'<tool_call>' must be a single token of the tokenizer; start without --reasoning-parser",
-    ):
+    with pytest.raises(InvalidRequestError, match=r"'<tool_call>' must be .* start without --reasoning-parser"):
         calling(tokenizer, reasoning_max_tokens=2)
     assert calling(tokenizer, False, reasoning_max_tokens=2)
 
