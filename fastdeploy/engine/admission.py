@@ -26,7 +26,7 @@ class Admission:
         vocab_size: number of token ids.
         eos_token_ids: the model's end tokens.
         has_tokenizer: whether stop strings are supported.
-        structured_output: makes the constraints of constraints; None refuses structured output and reasoning budgets.
+        structured_output: makes the constraints of outputs; None refuses structured output and reasoning budgets.
         server_seed: determines the seeds of requests without one; None draws them at random.
     """
 
