@@ -47,6 +47,14 @@ def test_version_names_the_operator_library() -> None:
     assert re.fullmatch(rf"fastdeploy {re.escape(__version__)}, operator library .+\n", done.stdout)
 
 
+def test_a_reader_that_has_ended_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        done = run("config", "demo", stdout=output)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -45,7 +45,7 @@ def test_a_server_alone_shows_nothing_of_it() -> None:
 
 
 def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s"])
+    args = parse_serve_args(["demo", "--enforce-eager", "--uds", "/run/s", "--served-model-name", "a", "b"])
     description = {**DESCRIPTION, "notes": ["max_model_len auto is 2048 tokens, the model's limit"]}
     parser = SimpleNamespace(description="")
     server = SimpleNamespace(description=lambda: description, defaults=GenerationDefaults(), tool_parser=parser)
@@ -53,5 +53,5 @@ def test_a_start_shows_the_notes_of_flags_and_of_the_engine(capsys: pytest.Captu
     assert capsys.readouterr().out.splitlines()[-3:] == [
         "  note: --enforce-eager True has no effect: there are no CUDA graphs and no graph compiler on the CPU",
         "  note: max_model_len auto is 2048 tokens, the model's limit",
-        "Ready: http://localhost/v1 on /run/s (model 'demo')",
+        "Ready: http://localhost/v1 on /run/s (models 'a', 'b')",
     ]

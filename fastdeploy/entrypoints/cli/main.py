@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,7 @@ COMMANDS = {
 """Command -> module:function. The module is imported when the command runs."""
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
+BROKEN_PIPE_STATUS = 141  # as of programs that SIGPIPE ends
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     env = Env()
     try:
         env = read_env()
-        return run_subcommand("", COMMANDS, arguments)
+        status = run_subcommand("", COMMANDS, arguments)
+        sys.stdout.flush()
+        return status
     except FastDeployError as error:
         if env.debug:
             raise
@@ -61,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_STATUS
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what the interpreter still writes
+        return BROKEN_PIPE_STATUS
 
 
 def version_line() -> str:

@@ -186,8 +186,8 @@ def announce(server: ApiServer, args: ServeArgs, address: str) -> None:
     tool_calls = server.tool_parser.description
     print("\n".join(summary_lines(description, notes, args.cluster, tool_calls)), flush=True)
     place = f" on {args.server.uds}" if args.server.uds else ""
-    names = ", ".join(map(repr, args.server.served_model_name))
-    print(f"Ready: {address}/v1{place} (model {names})", flush=True)
+    names = args.server.served_model_name
+    print(f"Ready: {address}/v1{place} (model{'s' * (len(names) > 1)} {', '.join(map(repr, names))})", flush=True)
 
 
 def print_engine_death(client: EngineClient) -> int:
