@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 from fastdeploy.core.errors import ContextLengthError, InvalidRequestError
 from fastdeploy.core.faults import fault_point
@@ -97,7 +98,9 @@ def prepare_params(tokenizer: Tokenizer, limits: RequestLimits, params: Sampling
     check_token_ids("logprob_token_ids", params.logprob_token_ids, limits.vocab_size)
     for sequence in bad_words:
         check_token_ids("bad_words_token_ids", sequence, limits.vocab_size)
-    return replace(params, bad_words_token_ids=bad_words)
+    prepared = copy(params)  # `replace` would check everything again
+    prepared.bad_words_token_ids = bad_words
+    return prepared
 
 
 def truncate_prompt(token_ids: list[int], params: SamplingParams, max_model_len: int) -> list[int]:

@@ -153,12 +153,15 @@ def _nested_structs(model: type[msgspec.Struct]) -> dict[str, type[msgspec.Struc
 def _clean_objects(values: dict[str, Any], model: type[msgspec.Struct], ignores_unknown: bool) -> dict[str, Any]:
     """Return the fields that are not null; in objects whose fields are known, nulls count as absent as well."""
     values = {name: value for name, value in values.items() if value is not None}
+    structs = _nested_structs(model)
+    if dict not in map(type, values.values()) and structs.keys().isdisjoint(values):
+        return values
     for path, known in objects_of(model).items():
         parent, _, name = path.rpartition(".")
         fields = values.get(parent) if parent else values
         if isinstance(fields, dict) and isinstance(value := fields.get(name), dict):
             fields[name] = clean_object(path, value, known, ignores_unknown)
-    for name, kind in _nested_structs(model).items():
+    for name, kind in structs.items():
         if isinstance(value := values.get(name), dict):
             value = clean_object(name, value, kind.__struct_fields__, ignores_unknown)
             for key in value:
