@@ -247,6 +247,27 @@ def build_for_path(name: str, sources: list[Path], path: str, link_flags: Iterab
     return library.link(jobs, link_flags)
 
 
+def build_emulated(name: str, kernels: list[Path], has_checks: bool) -> Path:
+    """Compile GPU kernels for the emulator and link them with it; return the library.
+
+    Args:
+        has_checks: each access of a kernel calls the emulator, which compares it with those before it.
+    """
+    common = [*COMPILER, "-std=c++17", "-fPIC", "-pthread", "-g", "-Wall", "-Icustom_ops", "-ffp-contract=off"]
+    kernel_flags = ["-O1", "-fsanitize=thread", "-x", "c++"] if has_checks else ["-O2", "-x", "c++"]
+    jobs = []
+    for path in [*folder("emulation"), *kernels]:
+        flags = kernel_flags if path in kernels else ["-O2"]
+        command = [*common, "-fvisibility=hidden", *flags, "-c", str(path.relative_to(ROOT))]
+        target = OBJECTS / f"{path.stem}.emulated.{digest(contents(path), *command)}.o"
+        jobs.append(Job(f"{path.stem} emulated", target, command))
+    compile_all(jobs)
+    link = [*COMPILER, "-shared", "-pthread", *(str(job.target.relative_to(ROOT)) for job in jobs), "-ldl"]
+    linked = OBJECTS / f"{name}.{digest(*link)}{SUFFIX}"
+    run(link, linked)
+    return linked
+
+
 LIBRARIES = [
     Library("fastdeploy.ops._cpu", [*folder("cpu_ops"), *folder("common")], uses_paddle=True),
     Library("fastdeploy.ops._host", [*folder("host"), OPS / "common" / "version.cc"]),

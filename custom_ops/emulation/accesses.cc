@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The accesses to memory of a running kernel: checks, asynchronous copies, counters.
+
+#include <algorithm>
+#include <cstring>
+
+#include "emulation/block.h"
+
+namespace fd::gpu::emulation {
+
+Accessor Machine::accessor() const {
+  const unsigned thread = thread_index();
+  return {block_number_, static_cast<uint16_t>(thread), barriers_, warps_[thread / kWarpSize].barriers};
+}
+
+Shadow* Machine::find_shadow(uintptr_t address) {
+  if (shared_shadow_->contains(address)) return shared_shadow_.get();
+  for (Shadow& array : arrays_)
+    if (array.contains(address)) return &array;
+  return nullptr;
+}
+
+bool Machine::is_private(uintptr_t address) const {
+  return address - reinterpret_cast<uintptr_t>(current_->fiber.stack) < kStackBytes;
+}
+
+void Machine::access(uintptr_t address, size_t bytes, bool is_write, bool is_readonly, const void* place,
+                     const Location* at) {
+  if (!has_checks || is_private(address)) return;
+  const auto here = [&] {
+    static thread_local std::string text;
+    if (at != nullptr) return *at;
+    text = source_of(place);
+    const size_t colon = text.rfind(':');
+    Location found{text.c_str(), 0};
+    if (colon != std::string::npos) {
+      found.line = std::atoi(text.c_str() + colon + 1);
+      text.resize(colon);
+      found.file = text.c_str();
+    }
+    return found;
+  };
+  Shadow* shadow = find_shadow(address);
+  if (shadow == nullptr) {
+    if (!is_write && is_constant(address)) return;
+    fail(std::string(is_write ? "writes" : "reads") + " outside of its arrays", here());
+  }
+  if (address % bytes != 0)
+    fail("an address is not a multiple of the " + std::to_string(bytes) + " bytes accessed", here());
+  if (address + bytes > shadow->end())
+    fail(std::string(is_write ? "writes" : "reads") + " beyond the end of an array", here());
+  const Accessor who = accessor();
+  const std::string wrong =
+      is_write ? shadow->write(address, bytes, who, order_) : shadow->read(address, bytes, who, order_, is_readonly);
+  if (!wrong.empty()) fail(wrong, here());
+  if (shadow != shared_shadow_.get()) {
+    (is_write ? counters.global_written_bytes : counters.global_read_bytes) += static_cast<int64_t>(bytes);
+    sectors_.add(who.thread, at != nullptr ? at->file + at->line : place, is_write, address, bytes);
+  }
+}
+
+void Machine::copy_async(const Copy& copy, Location at) {
+  if (has_checks) {
+    const uintptr_t to = reinterpret_cast<uintptr_t>(copy.shared);
+    if (to % 16 != 0) fail("an address is not a multiple of the 16 bytes copied", at);
+    if (!shared_shadow_->contains(to) || to + 16 > shared_shadow_->end())
+      fail("copies to outside of shared memory", at);
+    if (copy.is_valid) access(reinterpret_cast<uintptr_t>(copy.global), 16, false, false, nullptr, &at);
+    const std::string wrong = shared_shadow_->begin_copy(to, 16, accessor(), order_);
+    if (!wrong.empty()) fail(wrong, at);
+  }
+  std::memset(copy.shared, kPoison, 16);
+  current_->groups.back().push_back(copy);
+}
+
+void Machine::commit_copies() { current_->groups.emplace_back(); }
+
+void Machine::wait_copies(int num_pending) {
+  auto& groups = current_->groups;  // the last one is open, and not waited for
+  while (static_cast<int>(groups.size()) - 1 > num_pending) {
+    for (const Copy& copy : groups.front()) land(copy);
+    groups.erase(groups.begin());
+  }
+}
+
+void Machine::land(const Copy& copy) {
+  if (copy.is_valid)
+    std::memcpy(copy.shared, copy.global, 16);
+  else
+    std::memset(copy.shared, 0, 16);
+  if (has_checks) shared_shadow_->end_copy(reinterpret_cast<uintptr_t>(copy.shared), 16, accessor());
+}
+
+void Machine::change_atomically(int32_t* counter, int32_t value, Location at) {
+  if (has_checks) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(counter);
+    Shadow* shadow = find_shadow(address);
+    if (shadow == nullptr || address + 4 > shadow->end()) fail("changes atomically what is outside of its arrays", at);
+    if (address % 4 != 0) fail("an address is not a multiple of the 4 bytes accessed", at);
+    const std::string wrong = shadow->change_atomically(address, 4);
+    if (!wrong.empty()) fail(wrong, at);
+  }
+  *counter += value;
+}
+
+bool Machine::last_block(int32_t* counter, int32_t count, Location at) {
+  sync_block(at);
+  Thread& self = *current_;
+  if (thread_index() == 0) {
+    const int32_t before = *counter;
+    if (has_checks && (before < 0 || before >= count)) fail("the counter of blocks does not begin with 0", at);
+    const bool is_last = before == count - 1;
+    *counter = is_last ? 0 : before + 1;
+    if (has_checks) order_.arrive(block_number_, counter, is_last);
+    for (Thread& thread : threads_) thread.out[0] = is_last;
+  }
+  sync_block(at);
+  return self.out[0] != 0;
+}
+
+void SectorCounter::add(unsigned thread, const void* place, bool is_write, uintptr_t address, size_t bytes) {
+  const uint32_t turn = turns_[{place, thread * 2 + is_write, 0}]++;
+  std::vector<uintptr_t>& sectors = sectors_[{place, thread / kWarpSize * 2 + is_write, turn}];
+  for (uintptr_t sector = address / 32; sector <= (address + bytes - 1) / 32; ++sector) sectors.push_back(sector);
+}
+
+void SectorCounter::finish(Counters& counters) {
+  for (auto& [key, sectors] : sectors_) {
+    std::sort(sectors.begin(), sectors.end());
+    const auto num = std::unique(sectors.begin(), sectors.end()) - sectors.begin();
+    (key.warp_and_write % 2 ? counters.written_sectors : counters.read_sectors) += num;
+  }
+  sectors_.clear();
+  turns_.clear();
+}
+
+Bytes16 load16(const void* address, bool is_readonly, Location at) {
+  machine().access(reinterpret_cast<uintptr_t>(address), 16, false, is_readonly, nullptr, &at);
+  Bytes16 value;
+  std::memcpy(&value, address, 16);
+  return value;
+}
+
+void store16(void* address, Bytes16 value, Location at) {
+  machine().access(reinterpret_cast<uintptr_t>(address), 16, true, false, nullptr, &at);
+  std::memcpy(address, &value, 16);
+}
+
+}  // namespace fd::gpu::emulation

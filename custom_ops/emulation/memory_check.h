@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares each access to memory with those before it in the same launch.
+//
+// Two accesses to the same bytes, of which one writes, must be ordered: in one thread, by a barrier of the block
+// between them, or by a `sync_warp` if both threads are of one warp. Accesses of two blocks are ordered only by
+// `last_block`: what others did before they arrived comes before what the last block does after it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "emulation/machine.h"
+
+namespace fd::gpu::emulation {
+
+// Who accesses memory, and when: barriers of its block, and of its warp, that it has passed.
+struct Accessor {
+  uint32_t block;
+  uint16_t thread;
+  uint32_t barriers, warp_barriers;
+};
+
+// Whether what block `earlier` did, before (phase 0) or after (phase 1) it arrived at a counter, comes before what
+// block `later` does now.
+class BlockOrder {
+ public:
+  void begin(uint32_t num_blocks);
+  // Notes that a block has arrived at a counter; the last one sees what the others did before.
+  void arrive(uint32_t block, const void* counter, bool is_last);
+  bool is_before(uint32_t earlier, bool was_after_arrival, uint32_t later) const;
+  bool has_arrived(uint32_t block) const { return counters_[block] != nullptr; }
+
+ private:
+  std::vector<const void*> counters_;
+  std::vector<bool> is_last_;
+};
+
+// What is known of two bytes.
+struct Cell {
+  uint32_t write_block = 0, read_block = 0;  // block + 1; 0: nobody; kSeveral: readers of several blocks
+  uint32_t write_barriers = 0, write_warp_barriers = 0, read_barriers = 0, read_warp_barriers = 0;
+  uint16_t writer = 0, reader = 0;  // threads; kSeveralLanes, kSeveralWarps: several readers since the last barrier
+  uint8_t read_warp = 0;
+  bool is_written = false;      // in this launch
+  bool is_copied = false;       // an asynchronous copy is under way
+  bool is_atomic = false;       // changed by atomics in this launch
+  bool was_write_late = false;  // the writer's block had arrived at a counter
+  bool was_read_late = false;
+};
+
+// The cells of one array, or of a block's shared memory.
+class Shadow {
+ public:
+  Shadow(uintptr_t begin, size_t bytes, Access access) : begin_(begin), bytes_(bytes), access_(access) {}
+  bool contains(uintptr_t address) const { return address - begin_ < bytes_; }
+  uintptr_t begin() const { return begin_; }
+  uintptr_t end() const { return begin_ + bytes_; }
+  Access access() const { return access_; }
+
+  // Each returns what is wrong with the access, or an empty text.
+  std::string read(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order, bool is_readonly);
+  std::string write(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order);
+  std::string change_atomically(uintptr_t address, size_t bytes);
+  std::string begin_copy(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order);
+  void end_copy(uintptr_t address, size_t bytes, const Accessor& who);
+  // Forgets everything, for the next block.
+  void clear();
+
+ private:
+  Cell* cells(uintptr_t address) { return &cells_[(address - begin_) / 2]; }
+  void allocate();
+  std::string check_write(Cell& cell, const Accessor& who, const BlockOrder& order) const;
+  void note_read(Cell& cell, const Accessor& who, const BlockOrder& order);
+
+  uintptr_t begin_;
+  size_t bytes_;
+  Access access_;
+  std::vector<Cell> cells_;
+};
+
+}  // namespace fd::gpu::emulation
