@@ -240,7 +240,6 @@ void Machine::sync_warp(Location at) {
 }
 
 int run(const Launch& launch) { return machine().run(launch); }
-int submit(const Launch& launch, void*) { return run(launch); }
 const std::string& last_fault() { return machine().fault; }
 Counters& counters() { return machine().counters; }
 void configure(uint64_t seed, bool checks) {
