@@ -247,18 +247,22 @@ def build_for_path(name: str, sources: list[Path], path: str, link_flags: Iterab
     return library.link(jobs, link_flags)
 
 
-def build_emulated(name: str, kernels: list[Path], has_checks: bool) -> Path:
+def build_emulated(name: str, kernels: list[Path], has_checks: bool, has_paddle_device: bool = False) -> Path:
     """Compile GPU kernels for the emulator and link them with it; return the library.
 
     Args:
         has_checks: each access of a kernel calls the emulator, which compares it with those before it.
+        has_paddle_device: the library is a plug-in that makes the emulated device known to Paddle.
     """
     common = [*COMPILER, "-std=c++17", "-fPIC", "-pthread", "-g", "-Wall", "-Icustom_ops", "-ffp-contract=off"]
-    kernel_flags = ["-O1", "-fsanitize=thread", "-x", "c++"] if has_checks else ["-O2", "-x", "c++"]
+    flags_of = {path: ["-O2"] for path in (*folder("emulation"), *kernels)}
+    if has_checks:
+        flags_of |= {path: ["-O1", "-fsanitize=thread"] for path in kernels}
+    if has_paddle_device:
+        flags_of[OPS / "gpu_ops" / "paddle_device.cc"] = ["-O2", *paddle_include_flags()]
     jobs = []
-    for path in [*folder("emulation"), *kernels]:
-        flags = kernel_flags if path in kernels else ["-O2"]
-        command = [*common, "-fvisibility=hidden", *flags, "-c", str(path.relative_to(ROOT))]
+    for path, flags in flags_of.items():
+        command = [*common, "-fvisibility=hidden", *flags, "-x", "c++", "-c", str(path.relative_to(ROOT))]
         target = OBJECTS / f"{path.stem}.emulated.{digest(contents(path), *command)}.o"
         jobs.append(Job(f"{path.stem} emulated", target, command))
     compile_all(jobs)

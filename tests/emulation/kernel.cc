@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small kernel that uses every operation of device.h, and the ways to break it that the emulator must refuse.
+// A small kernel that uses every operation of device.h, and the ways to break it that the emulator must refuse; at the
+// end one that adds two arrays, for tests of streams.
 //
 // out[16, 8] = a[16, K] b[8, K]^T in bfloat16, K cut into pieces of kPiece: each block computes one piece, the block
 // that arrives last adds the pieces in order. counts[s] are the numbers of negative (0) and other (1) sums of pieces.
@@ -173,6 +174,11 @@ FD_KERNEL void product(In<uint16_t> a, In<uint16_t> b, Scratch<float> pieces, Ou
   }
 }
 
+FD_KERNEL void add(In<float> a, In<float> b, Out<float> out, int n) {
+  const int i = static_cast<int>(block_index().x * block_size() + thread_index());
+  if (i < n) out.data[i] = a.data[i] + b.data[i];
+}
+
 template <int kMutant>
 int run(const uint16_t* a, const uint16_t* b, float* pieces, int32_t* arrivals, int32_t* counts, float* out, int k) {
   const unsigned num_pieces = static_cast<unsigned>((k + kPiece - 1) / kPiece);
@@ -201,4 +207,11 @@ FD_EXPORT int fd_test_num_mutants() { return kNumMutants; }
 FD_EXPORT int fd_test_product(int mutant, const uint16_t* a, const uint16_t* b, float* pieces, int32_t* arrivals,
                               int32_t* counts, float* out, int k) {
   return find<0>(mutant)(a, b, pieces, arrivals, counts, out, k);
+}
+
+// out[n] = a[n] + b[n] in fp32, in the order of a stream.
+FD_EXPORT int fd_test_add(const float* a, const float* b, float* out, int n, void* stream) {
+  const size_t size = static_cast<size_t>(n);
+  return launch(add, {static_cast<unsigned>(n + 63) / 64, 1, 1}, 64, 0, stream, In<float>(a, size), In<float>(b, size),
+                Out<float>(out, size), n);
 }
