@@ -13,7 +13,7 @@ export FD_BUILD_PATHS=all # as for the tests, so that both use one library
 ensure_environment "dev"
 cd "$ROOT"
 PATH="$VENV/bin:$PATH"
-mapfile -t native_sources < <(find custom_ops tests -name '*.cc' -o -name '*.h' | sort)
+mapfile -t native_sources < <(find custom_ops tests -name '*.cc' -o -name '*.cu' -o -name '*.h' | sort)
 check "ruff" ruff check .
 check "ruff format" ruff format --check .
 check "mypy" mypy
