@@ -40,6 +40,7 @@ from benchmarks.report import Row, make_parser, print_json, print_table
 from benchmarks.shape_engine import SHAPE
 
 IDLE_S = 4.0  # for the traffic of nodes that do nothing
+REPORT_S = 1.0  # after which the metrics of a node have everything before
 SHORT_PROMPT = 160  # of streams: more than the default of --splitwise-min-prompt
 CONVERSATIONS = 8
 WARM_UP = 2  # rounds that do not count
@@ -143,8 +144,8 @@ class Bench:
     def _traffic(self, scheduler: str, roles: Sequence[str]) -> Row:
         with Redis() as redis, nodes(self.flags, redis, roles, scheduler) as running:
             self._stream_all(running[0])
-            idle, idle_s = _difference(redis, lambda: time.sleep(IDLE_S))
-            found, busy_s = _difference(redis, lambda: self._rounds(running[0]))
+            idle, idle_s = _difference(redis, running, lambda: time.sleep(IDLE_S))
+            found, busy_s = _difference(redis, running, lambda: self._rounds(running[0]))
         num_requests = self.sizes.rounds * self.sizes.streams
         own = {name: found[name] - idle[name] * busy_s / idle_s for name in found}
         return {
@@ -186,11 +187,17 @@ class Bench:
         return self._random.sample([*servers.items()], len(servers))
 
 
-def _difference(redis: Redis, run: Callable[[], None]) -> tuple[Row, float]:
-    """Return by how much the counters of Redis grow while something runs, and the seconds that it takes."""
-    before, begin = redis.counters(), time.perf_counter()
+def _difference(redis: Redis, servers: Sequence[Server], run: Callable[[], None]) -> tuple[Row, float]:
+    """Return the bytes and the commands of the nodes while something runs, and the seconds that it takes."""
+
+    def counters() -> Row:
+        time.sleep(REPORT_S)
+        num_commands = sum(metric(server, "cluster_redis_commands_total") for server in servers)
+        return {"commands": num_commands, "bytes": redis.counters()["bytes"]}
+
+    before, begin = counters(), time.perf_counter()
     run()
-    after = redis.counters()
+    after = counters()
     return {name: after[name] - before[name] for name in after}, time.perf_counter() - begin
 
 
@@ -219,12 +226,12 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="measure little, to try the benchmark itself")
     args = parser.parse_args()
     os.environ["FD_NUM_THREADS"] = "1"  # of the engines, which inherit it
-    sizes, results = SMOKE if args.smoke else Sizes(), dict[str, list[Row]]()
+    sizes, results = SMOKE if args.smoke else Sizes(), list[Row]()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(make_flags(args, sizes, Path(folder)), sizes, args.seed)
         for part in args.parts:
             rows = measure_copies(args, sizes) if part == "copies" else getattr(bench, part)()
-            results[part] = rows
+            results += ({"part": part, **row} for row in rows)
             print_table(part, rows)
     print_json({"benchmark": "splitwise", "shape": str(args.shape), "results": results})
 

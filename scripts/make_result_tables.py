@@ -22,6 +22,17 @@ DATA = ROOT / "docs" / "results" / "data"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
 SECTION = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 JOBS = ("decode-128", "decode-2048", "prefill-512", "prefill-2048", "streams-16")
+SPLITWISE_COLUMNS = {
+    "copies": [("export", "export over memcpy", 2), ("import", "import over memcpy", 2)],
+    "latency": [
+        ("ttft_ratio", "time to the first token over one node", 2),
+        ("second_token", "first to second token beyond a step, over the prefill", 3),
+    ],
+    "processor": [("share", "owner, agent and Redis over the engines", 3)],
+    "redis": [("commands_per_request", "commands per request", 1), ("bytes_per_token", "bytes per token", 0)],
+    "prefixes": [("ratio", "prefix hits of two nodes over one", 2)],
+}
+"""Part of `bench_splitwise` -> key, label and digits of what is shown."""
 Row = dict[str, Any]
 
 
@@ -80,11 +91,22 @@ def isolation_table(rows: Sequence[Row]) -> str:
     return _table(["attack", "time between tokens", "steps to the first token (ordinary)", "/health, s"], lines)
 
 
+def splitwise_table(rows: Sequence[Row]) -> str:
+    """Return one line per quantity of each part of the benchmark."""
+    lines = []
+    for row in rows:
+        for name, label, digits in SPLITWISE_COLUMNS[row["part"]]:
+            of = row.get("cache") or row.get("scheduler") or ""
+            lines.append([row["part"], label, {"auto": "bfloat16"}.get(of, of), f"{row[name]:.{digits}f}"])
+    return _table(["part", "quantity", "of", "measured"], lines)
+
+
 TABLES = {
     "decode": decode_table,
     "isolation": isolation_table,
     "speculation": speculation_table,
     "peers": peers_table,
+    "splitwise": splitwise_table,
 }
 
 
