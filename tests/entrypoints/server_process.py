@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -150,3 +151,26 @@ def wait_in_company(server: ServerProcess) -> None:
         num_in_company = num_in_company + 1 if server.get("/health").json()["cluster"] == "ok" else 0
         assert time.monotonic() < deadline, f"it stays alone: {server.stderr}"
         time.sleep(0.02)
+
+
+@contextmanager
+def node_pair(flags: Mapping[str, list[str]]) -> Iterator[dict[str, ServerProcess]]:
+    """Run a node with the real engine per role; begin when each sees another one."""
+    started = {role: ServerProcess(given, factory=DEFAULT_FACTORY, cwd=ROOT) for role, given in flags.items()}
+    try:
+        for server in started.values():
+            wait_in_company(server.wait_ready())
+        yield started
+    finally:
+        for server in started.values():
+            server.close()
+
+
+@contextmanager
+def speculating_server(method: str) -> Iterator[ServerProcess]:
+    """Run the demonstration model with four drafts of a method, and a parser of tool calls."""
+    config = {"method": method, "num_speculative_tokens": 4} if method != "naive" else {"method": method}
+    config |= {"model": "demo/draft"} if method == "draft_model" else {}
+    flags = ("--max-model-len", "512", "--tool-call-parser", "hermes", "--speculative-config", json.dumps(config))
+    with real_server("demo", *flags) as running:
+        yield running

@@ -14,7 +14,7 @@ import pytest
 from fastdeploy.config.speculative_config import METHODS
 from tests.entrypoints.anthropic_client import messages_client
 from tests.entrypoints.chat_server import SPECIAL_TOKENS, TEMPLATE, rendered
-from tests.entrypoints.server_process import ServerProcess, real_server
+from tests.entrypoints.server_process import ServerProcess, real_server, speculating_server
 from tests.entrypoints.test_responses_server import CHAT_TOOL, SCHEMA
 from tests.mock_engine import save_mock_model
 
@@ -70,10 +70,7 @@ def test_texts_and_calls_are_those_of_chats(
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_and_calls_are_those_of_chats_with_every_speculation_method(method: str) -> None:
-    config = {"method": method, "num_speculative_tokens": 4} if method != "naive" else {"method": method}
-    config |= {"model": "demo/draft"} if method == "draft_model" else {}
-    flags = ("--max-model-len", "512", "--tool-call-parser", "hermes", "--speculative-config", json.dumps(config))
-    with real_server("demo", *flags) as running:
+    with speculating_server(method) as running:
         for form, chat_form in FORMS:
             check_equal_to_chat(running, form, chat_form)
 

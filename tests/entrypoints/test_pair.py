@@ -12,9 +12,8 @@ import pytest
 
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from fastdeploy.hub.model_path import resolve_model_path
-from fastdeploy.ipc.child import DEFAULT_FACTORY
 from tests.cluster.redis_server import RedisServer
-from tests.entrypoints.server_process import ROOT, ServerProcess, real_server, wait_in_company
+from tests.entrypoints.server_process import ServerProcess, node_pair, real_server
 from tests.exactness.requests import prompts_of_lengths
 
 Requests = list[tuple[str, dict[str, Any]]]
@@ -71,19 +70,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server
     with RedisServer(tmp_path_factory.mktemp("redis")) as redis:
         common = [*SHARED, "--scheduler-name", "splitwise", "--scheduler-port", str(redis.port)]
         common += ["--splitwise-min-prompt", "0"]
-        started = {
-            role: ServerProcess(
-                [*common, "--splitwise-role", role, "--speculative-config", method], factory=DEFAULT_FACTORY, cwd=ROOT
-            )
-            for role, method in METHODS.items()
-        }
-        try:
-            for server in started.values():
-                wait_in_company(server.wait_ready())
+        flags = {role: [*common, "--splitwise-role", role, "--speculative-config", METHODS[role]] for role in METHODS}
+        with node_pair(flags) as started:
             yield started
-        finally:
-            for server in started.values():
-                server.close()
 
 
 @pytest.fixture(scope="module")

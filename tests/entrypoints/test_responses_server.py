@@ -17,7 +17,7 @@ import pytest
 from fastdeploy.config.speculative_config import METHODS
 from tests.entrypoints import server_process
 from tests.entrypoints.response_check import checked_client, named_events
-from tests.entrypoints.server_process import ServerProcess, mock_server, real_server
+from tests.entrypoints.server_process import ServerProcess, mock_server, speculating_server
 
 QUICK_KEEP_ALIVE = "from fastdeploy.entrypoints.openai import event_stream; event_stream.KEEP_ALIVE_S = 0.05; "
 FLAGS = (
@@ -201,10 +201,7 @@ def test_texts_and_calls_are_those_of_chats_of_the_real_engine(
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_and_calls_are_those_of_chats_with_every_speculation_method(method: str) -> None:
-    config = {"method": method, "num_speculative_tokens": 4} if method != "naive" else {"method": method}
-    config |= {"model": "demo/draft"} if method == "draft_model" else {}
-    flags = ("--max-model-len", "512", "--tool-call-parser", "hermes", "--speculative-config", json.dumps(config))
-    with real_server("demo", *flags) as running:
+    with speculating_server(method) as running:
         for form, chat_form in FORMS:
             check_equal_to_chat(running, form, chat_form)
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from fastdeploy.ipc.child import DEFAULT_FACTORY
 from tests.cluster.redis_server import RedisServer
 from tests.entrypoints.seeds_commands import COMMANDS
-from tests.entrypoints.server_process import ROOT, ServerProcess, real_server, wait_in_company
+from tests.entrypoints.server_process import ServerProcess, node_pair, real_server
 from tests.entrypoints.test_seeds import flags_of
 
 PASSWORD = "scheduler_mtp"
@@ -33,20 +32,14 @@ REQUESTS: tuple[dict[str, object], ...] = (
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ServerProcess]]:
     """Both nodes, by role, started by their commands with another port for everything that listens."""
     with RedisServer(tmp_path_factory.mktemp("redis"), requirepass=PASSWORD) as redis:
-        started = {}
+        flags = {}
         for command in COMMANDS:
             if command.role:
                 text = re.sub(r"--port \d+", "--port 0", command.text)
                 text = re.sub(r"--metrics-port \d+", "", text)
-                flags = [*flags_of(text.replace("6379", str(redis.port))), "--max-model-len", "2048"]
-                started[command.role] = ServerProcess(flags, factory=DEFAULT_FACTORY, cwd=ROOT)
-        try:
-            for server in started.values():
-                wait_in_company(server.wait_ready())
+                flags[command.role] = [*flags_of(text.replace("6379", str(redis.port))), "--max-model-len", "2048"]
+        with node_pair(flags) as started:
             yield started
-        finally:
-            for server in started.values():
-                server.close()
 
 
 @pytest.fixture(scope="module")
