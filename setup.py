@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -94,8 +95,13 @@ def have_flags(paths: Iterable[str]) -> list[str]:
 @cache
 def source_hash(*paths: str) -> str:
     """Return the hash of the package's native sources and of the paths to build, which a library reports as its own."""
-    files = sorted(path for name in ("common", "cpu_ops", "host") for path in (OPS / name).iterdir())
-    return digest(*paths, *(part for path in files for part in (str(path.relative_to(OPS)), code(path))))
+    return digest(*paths, hash_of_folders("common", "cpu_ops", "host"))
+
+
+def hash_of_folders(*names: str) -> str:
+    """Return the hash of all sources in these folders, comments excepted."""
+    files = sorted(path for name in names for path in (OPS / name).iterdir())
+    return digest(*(part for path in files for part in (str(path.relative_to(OPS)), code(path))))
 
 
 @cache
@@ -156,9 +162,12 @@ def import_paddle() -> ModuleType:
 
 
 def paddle_include_flags() -> list[str]:
-    """Return the compile flags for Paddle's headers."""
-    include = import_paddle().sysconfig.get_include()
-    return ["-isystem", include, "-isystem", f"{include}/third_party"]
+    """Return the compile flags for Paddle's headers, which are found without importing Paddle."""
+    found = find_spec("paddle")
+    if found is None or found.origin is None:
+        raise SystemExit("fastdeploy needs paddlepaddle to compile: pip install paddlepaddle")
+    include = Path(found.origin).parent / "include"
+    return ["-isystem", str(include), "-isystem", str(include / "third_party")]
 
 
 def paddle_link_flags() -> list[str]:
@@ -255,7 +264,8 @@ def build_emulated(name: str, kernels: list[Path], has_checks: bool, has_paddle_
         has_paddle_device: the library is a plug-in that makes the emulated device known to Paddle.
     """
     common = [*COMPILER, "-std=c++17", "-fPIC", "-pthread", "-g", "-Wall", "-Icustom_ops", "-ffp-contract=off"]
-    flags_of = {path: ["-O2"] for path in (*folder("emulation"), *kernels)}
+    flags_of = {path: ["-O2"] for path in (*folder("emulation"), OPS / "gpu_ops" / "errors.cc", *kernels)}
+    flags_of[OPS / "common" / "version.cc"] = [f'-DFD_SOURCE_HASH="{gpu_source_hash()}"', f'-DFD_VERSION="{VERSION}"']
     if has_checks:
         flags_of |= {path: ["-O1", "-fsanitize=thread"] for path in kernels}
     if has_paddle_device:
@@ -270,6 +280,25 @@ def build_emulated(name: str, kernels: list[Path], has_checks: bool, has_paddle_
     linked = OBJECTS / f"{name}.{digest(*link)}{SUFFIX}"
     run(link, linked)
     return linked
+
+
+def gpu_kernels() -> list[Path]:
+    """Return the sources of the GPU operators, which the emulator can execute."""
+    return [path for path in sorted((OPS / "gpu_ops").glob("*.cu")) if path.stem != "runtime"]
+
+
+def gpu_source_hash() -> str:
+    """Return the hash that the GPU library and the emulated one report as theirs."""
+    return hash_of_folders("common", "gpu_ops")
+
+
+def build_emulated_gpu(has_checks: bool) -> Path:
+    """Build the GPU operators for the emulator, as a plug-in for Paddle in a folder of its own; return the library."""
+    linked = build_emulated(f"gpu{'_checked' if has_checks else ''}", gpu_kernels(), has_checks, has_paddle_device=True)
+    plug_in = ROOT / "build" / "emulated" / linked.name.removesuffix(SUFFIX) / "libfd_gpu.so"
+    if not plug_in.exists():
+        install(linked, plug_in)
+    return plug_in
 
 
 LIBRARIES = [

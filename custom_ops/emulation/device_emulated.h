@@ -152,7 +152,7 @@ Pack<First, Rest...> pack(const First& first, const Rest&... rest) {
 
 }  // namespace detail
 
-// Returns 0, or a code after a fault, which `emulation::last_fault` describes.
+// Returns 0, or kDeviceFailed after a fault, which `fd_last_error` describes.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), Dim3 grid, unsigned block, size_t shared_bytes, void* stream,
            const Arguments&... arguments) {

@@ -17,6 +17,7 @@
 
 #include "emulation/block.h"
 #include "gpu_ops/device_api.h"
+#include "gpu_ops/errors.h"
 
 namespace fd::gpu::emulation {
 namespace {
@@ -24,14 +25,9 @@ namespace {
 constexpr size_t kDeviceBytes = size_t{4} << 30;
 constexpr size_t kAlignment = 256;
 
-thread_local std::string last_error;
+int fail(const std::string& message) { return gpu::fail(kDeviceFailed, "%s", message.c_str()); }
 
-int fail(const std::string& message) {
-  last_error = message;
-  return 1;
-}
-
-// What a stream does at its turn; returns 0, or 1 with the reason in `last_error`.
+// What a stream does at its turn; returns a code, after a failure with the reason in `fd_last_error`.
 using Work = std::function<int()>;
 
 struct Stream;
@@ -148,7 +144,7 @@ int drain(Stream& stream, int64_t position) {
     if (work() != 0) {
       stream.num_done += static_cast<int64_t>(stream.works.size());
       stream.works.clear();
-      return 1;
+      return kDeviceFailed;
     }
   }
   return 0;
@@ -205,9 +201,8 @@ int submit(const Launch& launch, void* stream) {
 }  // namespace fd::gpu::emulation
 
 using namespace fd::gpu::emulation;
+using fd::gpu::kDeviceFailed;
 using Lock = std::lock_guard<std::recursive_mutex>;
-
-const char* fd_last_error() { return last_error.c_str(); }
 
 int fd_device_count(int* count) {
   *count = 1;
@@ -237,7 +232,7 @@ int fd_device_set(int device) { return device == 0 ? 0 : fail("fd_device_set: ex
 int fd_device_sync() {
   const Lock lock(runtime().mutex);
   for (const auto& stream : runtime().streams)
-    if (drain(*stream, stream->num_put) != 0) return 1;
+    if (drain(*stream, stream->num_put) != 0) return kDeviceFailed;
   return 0;
 }
 
@@ -247,7 +242,7 @@ int fd_device_alloc(size_t bytes, void** address) {
 }
 
 int fd_device_free(void* address) {
-  if (fd_device_sync() != 0) return 1;
+  if (fd_device_sync() != 0) return kDeviceFailed;
   const Lock lock(runtime().mutex);
   return runtime().device.release(address);
 }
@@ -291,7 +286,7 @@ int fd_device_stream_create(void** stream) {
 }
 
 int fd_device_stream_destroy(void* stream) {
-  if (fd_device_stream_sync(stream) != 0) return 1;
+  if (fd_device_stream_sync(stream) != 0) return kDeviceFailed;
   const Lock lock(runtime().mutex);
   auto& streams = runtime().streams;
   streams.erase(std::find_if(streams.begin(), streams.end(), [=](const auto& one) { return one.get() == stream; }));
@@ -356,12 +351,12 @@ int fd_device_graph_end(void* stream, void** graph) {
 int fd_device_graph_launch(void* graph, void* stream) {
   const Lock lock(runtime().mutex);
   for (const auto& make : static_cast<Graph*>(graph)->works)
-    if (put(stream, make) != 0) return 1;
+    if (put(stream, make) != 0) return kDeviceFailed;
   return 0;
 }
 
 int fd_device_graph_free(void* graph) {
-  if (fd_device_sync() != 0) return 1;
+  if (fd_device_sync() != 0) return kDeviceFailed;
   delete static_cast<Graph*>(graph);
   return 0;
 }

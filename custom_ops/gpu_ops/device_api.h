@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory, streams, events and graphs of a device, as C functions. The CUDA library implements them with the runtime
-// API, the emulated one on the host (emulation/runtime.cc). Every function that returns an int returns 0 on success;
-// after a failure `fd_last_error` says why.
+// API, the emulated one on the host (emulation/runtime.cc). Every function that returns an int returns a code of
+// errors.h; after a failure `fd_last_error` says why.
 #pragma once
 
 #include <stddef.h>

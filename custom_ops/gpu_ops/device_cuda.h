@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "gpu_ops/device_types.h"
+#include "gpu_ops/errors.h"
 
 #define FD_DEVICE __device__ __forceinline__
 #define FD_KERNEL __global__ static
@@ -136,17 +137,21 @@ FD_DEVICE bool last_block(int32_t* counter, int32_t count) {
 
 FD_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// The return code of a launch, as cudaError_t; 0 is success.
+inline int launch_status(cudaError_t error) {
+  return error == cudaSuccess ? kSuccess : fail(kDeviceFailed, "launch: %s", cudaGetErrorString(error));
+}
+
+// Returns 0, or kDeviceFailed; `fd_last_error` then says why.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), Dim3 grid, unsigned block, size_t shared_bytes, void* stream,
            const Arguments&... arguments) {
   if (shared_bytes > 48 * 1024) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess) return launch_status(error);
   }
   kernel<<<dim3(grid.x, grid.y, grid.z), block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cudaGetLastError();
+  return launch_status(cudaGetLastError());
 }
 
 }  // namespace fd::gpu

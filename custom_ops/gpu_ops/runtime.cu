@@ -7,10 +7,9 @@
 #include <cstring>
 
 #include "gpu_ops/device_api.h"
+#include "gpu_ops/errors.h"
 
 namespace {
-
-thread_local char last_error[512];
 
 int check(const char* what, cudaError_t error) {
   if (error == cudaSuccess) return 0;
@@ -18,20 +17,16 @@ int check(const char* what, cudaError_t error) {
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    std::snprintf(last_error, sizeof(last_error), "driver too old: it supports CUDA %d.%d, this library needs %d.%d",
-                  driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-  } else {
-    std::snprintf(last_error, sizeof(last_error), "%s: %s", what, cudaGetErrorString(error));
+    return fd::gpu::fail(fd::gpu::kDeviceFailed, "driver too old: it supports CUDA %d.%d, this library needs %d.%d",
+                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
   }
-  return 1;
+  return fd::gpu::fail(fd::gpu::kDeviceFailed, "%s: %s", what, cudaGetErrorString(error));
 }
 
 cudaStream_t stream_of(void* handle) { return static_cast<cudaStream_t>(handle); }
 cudaEvent_t event_of(void* handle) { return static_cast<cudaEvent_t>(handle); }
 
 }  // namespace
-
-const char* fd_last_error() { return last_error; }
 
 int fd_device_count(int* count) { return check("cudaGetDeviceCount", cudaGetDeviceCount(count)); }
 

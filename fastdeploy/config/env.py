@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fastdeploy.config.flag import check_fields, choice
+from fastdeploy.config.flag import check_fields, choice, integer
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.core.faults import VARIABLE, Fault, parse_faults
 
@@ -18,9 +18,13 @@ VARIABLES = {
     "FD_API_KEY": "keys that clients must send, separated by commas; `--api-key` replaces them",
     "FD_BUILD_PATHS": "paths that setup.py compiles: all, or native for the best and the portable one (default: all)",
     "FD_CPU_ISA": "path of the operators: avx512_bf16, avx512, avx2 or portable (default: the best one)",
+    "FD_BUILD_GPU": "what setup.py compiles for GPUs: 0, native (the GPU of this machine) or all (default: 0)",
     "FD_DEBUG": "1 shows tracebacks instead of one-line errors",
+    "FD_EMULATION_CHECKS": "1 compares every access of an emulated kernel with those before it (default: 0)",
+    "FD_EMULATION_SEED": "order in which the emulated GPU runs blocks and threads, 0 to 2^63 - 1 (default: 0)",
     "FD_FAULT": "point:action injects a fault at a fault point; for tests, with FD_DEBUG=1",
     "FD_FOR_TORCH_MODEL_FORMAT": "1 reads every checkpoint in torch layout",
+    "FD_GPU_EMULATED": "1 executes the GPU's kernels on the CPU with `--device gpu`; needs a checkout (default: 0)",
     "FD_LOG_DIR": "folder for log files (default: logs go to stderr only)",
     "FD_LOG_FORMAT": "text or json (default: text)",
     "FD_LOG_LEVEL": "DEBUG, INFO, WARNING or ERROR (default: INFO)",
@@ -55,6 +59,9 @@ class Env:
     log_requests: bool = True
     model_source: str = "HUGGINGFACE"
     is_torch_forced: bool = False
+    gpu_emulated: bool = False
+    emulation_checks: bool = False
+    emulation_seed: Annotated[int, integer(0, 2**63 - 1, name="FD_EMULATION_SEED")] = 0
     paddlenlp_python: str = ""
     cache_dir: str = ""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -82,6 +89,9 @@ def read_env() -> Env:
         log_requests=os.environ.get("FD_LOG_REQUESTS", "1") != "0",
         model_source=os.environ.get("FD_MODEL_SOURCE", "HUGGINGFACE").upper(),
         is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
+        gpu_emulated=os.environ.get("FD_GPU_EMULATED", "0") == "1",
+        emulation_checks=os.environ.get("FD_EMULATION_CHECKS", "0") == "1",
+        emulation_seed=_number("FD_EMULATION_SEED"),
         paddlenlp_python=os.environ.get("FD_PADDLENLP_PYTHON", ""),
         cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
@@ -91,6 +101,13 @@ def read_env() -> Env:
         no_color=bool(os.environ.get("NO_COLOR")),
         unknown=tuple(sorted(name for name in os.environ if name.startswith("FD_") and name not in VARIABLES)),
     )
+
+
+def _number(name: str) -> int:
+    value = os.environ.get(name, "0")
+    if not value.isdecimal():
+        raise ConfigError(name, f"expected an integer, got {value!r}")
+    return int(value)
 
 
 def child_environment(is_replacement: bool = False, **added: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from fastdeploy.ipc.child import OWNER
 from fastdeploy.ipc.heartbeat import start_heartbeat
 from fastdeploy.kv_cache.arena_socket import arena_file, serve_arena
 from fastdeploy.metrics.logs import set_up_engine_logging
+from fastdeploy.ops.startup import prepare
 
 logger = logging.getLogger("fastdeploy.engine")
 
@@ -57,6 +58,7 @@ def _serve(config: EngineConfig, args: argparse.Namespace, socket: zmq.Socket[by
         socket.send_multipart([OWNER, messages.encode(messages.Progress(what, fraction))])
 
     try:
+        prepare(config.device)
         engine = _import_factory(args.factory)(config, on_progress)
     except ConfigError as error:
         socket.send_multipart([OWNER, messages.encode(messages.StartupFailed(error.field, error.message))])

@@ -30,6 +30,7 @@ from fastdeploy.entrypoints.offline_tokenizer import OfflineTokenizer
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.metrics.offline_metrics import OfflineMetrics
 from fastdeploy.metrics.reader import Metric
+from fastdeploy.ops.startup import prepare
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
@@ -60,6 +61,7 @@ class LLM:
         folder = resolve_model_path(config.model, config.revision)
         tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
         self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
+        prepare(config.device)
         self.engine = Engine.from_config(config)
         for note in self.engine.describe()["notes"]:
             logger.warning("%s", note)

@@ -8,10 +8,14 @@ subclass of `Backend`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+
+import paddle
+from numpy.typing import DTypeLike, NDArray
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -29,6 +33,24 @@ class Graph(Protocol):
     @property
     def replay(self) -> StepFunction:
         """Execute the operators for the first num_rows rows and num_seqs sequences."""
+
+
+class Mirror(Protocol):
+    """An array of the host and a tensor of the same shape on the device."""
+
+    @property
+    def array(self) -> NDArray:
+        """The host's side."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The device's side."""
+
+    def upload(self, begin: int, end: int) -> None:
+        """Copy rows [begin, end) to the device, before the launches that follow."""
+
+    def download(self, begin: int, end: int) -> None:
+        """Copy rows [begin, end) to the host; they are there after `Backend.synchronize`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,30 @@ class Backend(ABC):
         Raises:
             OperatorLibraryError: the library is missing, does not match the package, or cannot run as configured.
         """
+
+    def activate(self) -> None:
+        """Use the device from now on: it is Paddle's default for new tensors."""
+        paddle.set_device(self.device)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Make the host Paddle's default for new tensors, for reading and packing weights."""
+        yield
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the host on the device."""
+        return tensor
+
+    def make_mirror(self, shape: tuple[int, ...], dtype: DTypeLike) -> Mirror | None:
+        """Return memory of the host and the device for a HostBuffer; None if they share their memory."""
+        return None
+
+    def synchronize(self) -> None:  # noqa: B027  # a device that does everything at once has nothing to wait for
+        """Wait until the device has done everything that it was asked for."""
+
+    def adapt_reference(self, reference: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs in the place of a missing kernel."""
+        return reference
 
     def capture(self, function: StepFunction, max_rows: int, max_seqs: int) -> Graph:
         """Capture the operators that `function` calls.

@@ -13,6 +13,7 @@ from typing import Any
 
 import paddle
 
+from fastdeploy.config.env import read_env
 from fastdeploy.ops.backend import Backend
 
 logger = logging.getLogger(__name__)
@@ -89,12 +90,15 @@ def lookup(implementation: str) -> Lookup:
 
 
 def find_backend(device: str) -> Backend:
-    """Return the backend of a device, such as "cpu".
+    """Return the backend of a device, such as "cpu" or "gpu:1"; with FD_GPU_EMULATED=1 the one that emulates a GPU.
 
     Raises:
         OperatorLibraryError: there is no backend for this device.
     """
-    name = f"fastdeploy.ops.backends.{device}"
+    kind = device.partition(":")[0]
+    if kind == "gpu" and read_env().gpu_emulated:
+        kind = "gpu_emulated"
+    name = f"fastdeploy.ops.backends.{kind}"
     try:
         module = import_module(f"{name}.backend")
     except ModuleNotFoundError as error:
@@ -123,7 +127,7 @@ def use_backend(backend: Backend) -> None:
     """
     global _selected
     backend.load()
-    paddle.set_device(backend.device)
+    backend.activate()
     _selected = backend
     _reference_names.clear()
     for entry in _entries.values():
@@ -143,7 +147,7 @@ def _select(entry: OpEntry, backend: Backend) -> None:
             "operator %s has no %s kernel and runs its Paddle reference: exact: false", entry.name, backend.device
         )
         _reference_names.add(entry.name)
-    entry.run = kernel or entry.reference
+    entry.run = kernel or backend.adapt_reference(entry.reference)
 
 
 def is_exact() -> bool:

@@ -27,7 +27,7 @@ REFUSED = {
     "no commit": "reads what an asynchronous copy has not brought yet",
     "no mask": "reads outside of its arrays|beyond the end of an array",
     "one stage too many": WRONG_RESULT,
-    "wrong stride": f"reads outside of its arrays|{WRONG_RESULT}",
+    "wrong stride": f"reads outside of its arrays|beyond the end of an array|{WRONG_RESULT}",
     "misaligned address": "not a multiple of the 16 bytes",
     "too little shared memory": "needs 7168 bytes of shared memory, the launch has 7164",
     "barrier in a branch": f"{NO_BARRIER}|wait forever",

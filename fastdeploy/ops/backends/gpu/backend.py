@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU as a backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import paddle
+from numpy.typing import DTypeLike
+from paddle import Tensor
+
+from fastdeploy.ops.backend import Backend, Graph, StepFunction
+from fastdeploy.ops.backends.gpu import (
+    attention,
+    batch_index,
+    drafting,
+    embedding,
+    gather,
+    linear,
+    norm,
+    plugin,
+    sampling,
+    verify,
+)
+from fastdeploy.ops.backends.gpu.graph import BucketedGraphs
+from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
+from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
+
+_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, norm, sampling, verify)
+_KERNELS: dict[str, Callable[..., Any]] = {
+    name: kernel for family in _FAMILIES for name, kernel in family.KERNELS.items()
+}
+
+
+class GpuBackend(Backend):
+    """One GPU, which is emulated in the backend `gpu_emulated`.
+
+    Attributes:
+        library: the loaded library.
+    """
+
+    device = "gpu"
+    kernels = _KERNELS
+    kv_layout = "gpu"
+
+    def __init__(self) -> None:
+        self.library: DeviceLibrary | None = None
+        self._place = "cpu"
+
+    def library_path(self) -> Path:
+        """Return the library to load."""
+        return plugin.library_path()
+
+    def load(self) -> None:
+        """Load the library; operators can then be called. If the device is emulated, they also take host memory."""
+        if self.library is None:
+            self.library = DeviceLibrary(self.library_path())
+        activate(self.library)
+
+    def activate(self) -> None:
+        """Make the device Paddle's default and let launches run in a stream of their own."""
+        assert self.library is not None
+        self._place = f"{plugin.PADDLE_DEVICE}:{self.library.device}"
+        paddle.set_device(self._place)
+        if self.library.stream is None:
+            self.library.stream = self.library.make("fd_device_stream_create")
+
+    def capture(self, function: StepFunction, max_rows: int, max_seqs: int) -> Graph:
+        """Capture what `function` launches, for each bucket of row counts at its first use."""
+        assert self.library is not None
+        return BucketedGraphs(self.library, function, max_rows, max_seqs)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Make the host Paddle's default for new tensors."""
+        before = paddle.get_device()
+        paddle.set_device("cpu")
+        try:
+            yield
+        finally:
+            paddle.set_device(before)
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the host on Paddle's default device."""
+        return tensor.to(self._place)
+
+    def make_mirror(self, shape: tuple[int, ...], dtype: DTypeLike) -> Mirror | None:
+        """Return memory of the host and the device."""
+        assert self.library is not None
+        if self.library.stream is None:
+            return None  # operators are called with host memory
+        mirror = Mirror(self.library, shape, dtype)
+        mirrors.add(mirror)
+        return mirror
+
+    def synchronize(self) -> None:
+        """Wait for everything that was put into the stream."""
+        assert self.library is not None
+        self.library.call("fd_device_stream_sync", self.library.stream)
+
+    def adapt_reference(self, reference: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that runs the reference on the host between waits for the device."""
+
+        @wraps(reference)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._exchange(downloads=True)
+            result = reference(*args, **kwargs)
+            paddle.device.synchronize(self._place)
+            self._exchange(downloads=False)
+            return result
+
+        return run
+
+    def _exchange(self, downloads: bool) -> None:
+        """Copy every mirror between host and device and wait."""
+        for mirror in mirrors:
+            copy = mirror.download if downloads else mirror.upload
+            copy(0, len(mirror.array))
+        self.synchronize()
+
+    def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+        """Return the bytes of one token's key and value, int8 scales included."""
+        return num_kv_heads * sum(attention.row_bytes(head_dim, dtype))
+
+    def free_memory_bytes(self) -> int:
+        """Return the device's free memory."""
+        assert self.library is not None
+        free, _ = self.library.memory()
+        return free
+
+    def clock(self) -> float:
+        """Return the time of day: a step ends when the device has finished it."""
+        return time.perf_counter()
+
+    def describe(self) -> dict[str, str]:
+        """Return the architecture, and the version and source hash of the library."""
+        assert self.library is not None
+        properties = self.library.properties()
+        return {
+            "isa": f"sm_{properties.architecture}",
+            "operator_library": f"{self.library.version}+{self.library.source_hash}",
+        }
+
+
+BACKEND = GpuBackend()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the GPU known to Paddle, which has to happen before Paddle is imported. Nothing here imports Paddle."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from fastdeploy.config.env import read_env
+from fastdeploy.core.errors import ConfigError
+
+PADDLE_DEVICE = "fd_gpu"  # the device's name in Paddle, kDeviceType of custom_ops/gpu_ops/paddle_device.cc
+_PACKAGE = Path(__file__).parents[3]
+_FOLDER = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in it
+_STRIDES = "FLAGS_use_stride_kernel"  # views with strides have no fallback to the CPU
+
+
+def prepare(device: str) -> None:
+    """Set what Paddle reads when it is imported.
+
+    Raises:
+        ConfigError: there is no library for GPUs, or Paddle has been imported without it.
+    """
+    folder = str(library_path().parent)
+    if os.environ.get(_FOLDER) == folder:
+        return
+    if "paddle" in sys.modules:
+        raise ConfigError("device", f"{device} must be known before paddle is imported; import fastdeploy first")
+    os.environ[_FOLDER] = folder
+    os.environ[_STRIDES] = "0"
+
+
+def library_path() -> Path:
+    """Return the library of the device: the one for GPUs, or with FD_GPU_EMULATED=1 the emulated one, built if needed.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
+    env = read_env()
+    if env.gpu_emulated:
+        return build_emulated(env.emulation_checks)
+    path = _PACKAGE / "ops" / "gpu_library" / "libfd_gpu.so"
+    if not path.exists():
+        raise ConfigError(
+            "device", "gpu needs operators that were compiled with nvcc: FD_BUILD_GPU=native pip install -e ."
+        )
+    return path
+
+
+def build_emulated(has_checks: bool) -> Path:
+    """Compile the kernels for the emulator, if they have changed, and return the library.
+
+    Raises:
+        ConfigError: there are no sources.
+    """
+    script = _PACKAGE.parent / "setup.py"
+    if not script.exists():
+        raise ConfigError("FD_GPU_EMULATED", "needs a checkout, whose kernels are compiled for the emulator")
+    path: Path = runpy.run_path(str(script))["build_emulated_gpu"](has_checks)
+    return path
