@@ -26,6 +26,21 @@ Lookup = Callable[[str], Callable[..., Any]]
 Example = Callable[[Lookup], Sequence[paddle.Tensor]]
 
 
+ALL_BACKENDS = ("cpu", "gpu")
+_backends_of: dict[int, tuple[str, ...]] = {}  # by id of the example, which the registry keeps
+
+
+def cpu_only(example: Example) -> Example:
+    """Mark an example whose inputs only the CPU takes; other backends must refuse them with a ValueError."""
+    _backends_of[id(example)] = ("cpu",)
+    return example
+
+
+def backends_of(example: Example) -> tuple[str, ...]:
+    """Return the backends that take the inputs of an example."""
+    return _backends_of.get(id(example), ALL_BACKENDS)
+
+
 class OperatorLibraryError(RuntimeError):
     """The native operator library is missing, does not match the package, or cannot run as configured."""
 

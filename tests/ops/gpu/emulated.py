@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls GPU operators in the test process, on host memory: the emulated library, with checks or fast."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from fastdeploy.ops.backends.gpu import plugin
+from fastdeploy.ops.backends.gpu.backend import GpuBackend
+from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
+
+SEEDS = range(4)  # orders of blocks and threads; a result has the same bits in all of them
+COUNTERS = (
+    *("launches", "blocks", "barriers", "mma", "global_read_bytes", "global_written_bytes"),
+    *("read_sectors", "written_sectors", "matrix_wavefronts", "least_matrix_wavefronts"),
+)
+
+
+@cache
+def load(has_checks: bool) -> DeviceLibrary:
+    """Build, if needed, and load a library."""
+    return DeviceLibrary(plugin.build_emulated(has_checks))
+
+
+def emulate(seed: int = 0, has_checks: bool = True) -> Callable[[str], Callable[..., Any]]:
+    """Let the operators that are called next run in an order; return how to find operators, as examples take it.
+
+    Args:
+        has_checks: compare every access with those before it; without, large inputs take a quarter of the time.
+    """
+    library = load(has_checks)
+    activate(library)
+    library.call_void("fd_emulation_configure", seed, has_checks)
+    return GpuBackend.kernels.__getitem__
+
+
+def count(call: Callable[[], object]) -> dict[str, int]:
+    """Return what the emulator counts during a call, with checks."""
+    library = load(True)
+    library.call_void("fd_emulation_reset_counters")
+    call()
+    values = (ctypes.c_int64 * len(COUNTERS))()
+    library.call_void("fd_emulation_counters", values)
+    return dict(zip(COUNTERS, values))
