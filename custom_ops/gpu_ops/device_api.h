@@ -19,6 +19,13 @@ struct FdDeviceProperties {
   int64_t shared_bytes;  // per block, if it asks for them
 };
 
+// What Paddle has asked of the device since the library was loaded.
+struct FdDeviceCounters {
+  int64_t allocations;  // of memory of the device, and of pinned memory
+  int64_t copies;       // and fills
+  int64_t waits;        // for a stream, an event or the device
+};
+
 FD_EXPORT const char* fd_last_error();
 
 FD_EXPORT int fd_device_count(int* count);
@@ -53,3 +60,7 @@ FD_EXPORT int fd_device_graph_begin(void* stream);
 FD_EXPORT int fd_device_graph_end(void* stream, void** graph);
 FD_EXPORT int fd_device_graph_launch(void* graph, void* stream);
 FD_EXPORT int fd_device_graph_free(void* graph);
+
+// Of the plug-in (paddle_device.cc) only: Paddle's operators have no kernel for the device and run on the CPU, so each
+// of them copies. Operators and copies of this library are not counted.
+FD_EXPORT int fd_device_counters(FdDeviceCounters* counters);

@@ -3,6 +3,7 @@
 // Paddle loads it from CUSTOM_DEVICE_ROOT when it is imported. It allocates tensors and copies them; what it computes
 // itself runs on the CPU, with copies.
 
+#include <atomic>
 #include <cstring>
 
 #include "gpu_ops/device_api.h"
@@ -16,6 +17,12 @@ constexpr size_t kChunkBytes = 256;
 C_Status status(int code) { return code == 0 ? C_SUCCESS : C_FAILED; }
 
 thread_local int present_device = 0;
+std::atomic<int64_t> num_allocations{0}, num_copies{0}, num_waits{0};
+
+C_Status counted(std::atomic<int64_t>& counter, int code) {
+  counter.fetch_add(1, std::memory_order_relaxed);
+  return status(code);
+}
 
 C_Status succeed() { return C_SUCCESS; }
 C_Status use_device(const C_Device device) {
@@ -32,11 +39,13 @@ C_Status create_stream(const C_Device, C_Stream* stream) {
   return status(fd_device_stream_create(reinterpret_cast<void**>(stream)));
 }
 C_Status destroy_stream(const C_Device, C_Stream stream) { return status(fd_device_stream_destroy(stream)); }
-C_Status query_stream(const C_Device, C_Stream stream) { return status(fd_device_stream_sync(stream)); }
-C_Status synchronize_stream(const C_Device, C_Stream stream) { return status(fd_device_stream_sync(stream)); }
-C_Status synchronize_device(const C_Device) { return status(fd_device_sync()); }
+C_Status query_stream(const C_Device, C_Stream stream) { return counted(num_waits, fd_device_stream_sync(stream)); }
+C_Status synchronize_stream(const C_Device, C_Stream stream) {
+  return counted(num_waits, fd_device_stream_sync(stream));
+}
+C_Status synchronize_device(const C_Device) { return counted(num_waits, fd_device_sync()); }
 C_Status add_callback(const C_Device device, C_Stream stream, C_Callback callback, void* user_data) {
-  C_Status result = status(fd_device_stream_sync(stream));
+  C_Status result = counted(num_waits, fd_device_stream_sync(stream));
   callback(device, stream, user_data, &result);
   return result;
 }
@@ -48,26 +57,28 @@ C_Status destroy_event(const C_Device, C_Event event) { return status(fd_device_
 C_Status record_event(const C_Device, C_Stream stream, C_Event event) {
   return status(fd_device_event_record(event, stream));
 }
-C_Status query_event(const C_Device, C_Event event) { return status(fd_device_event_sync(event)); }
-C_Status synchronize_event(const C_Device, C_Event event) { return status(fd_device_event_sync(event)); }
+C_Status query_event(const C_Device, C_Event event) { return counted(num_waits, fd_device_event_sync(event)); }
+C_Status synchronize_event(const C_Device, C_Event event) { return counted(num_waits, fd_device_event_sync(event)); }
 C_Status wait_event(const C_Device, C_Stream stream, C_Event event) {
   return status(fd_device_event_wait(event, stream));
 }
 
-C_Status allocate(const C_Device, void** address, size_t bytes) { return status(fd_device_alloc(bytes, address)); }
+C_Status allocate(const C_Device, void** address, size_t bytes) {
+  return counted(num_allocations, fd_device_alloc(bytes, address));
+}
 C_Status release(const C_Device, void* address, size_t) { return status(fd_device_free(address)); }
 C_Status allocate_host(const C_Device, void** address, size_t bytes) {
-  return status(fd_device_alloc_pinned(bytes, address));
+  return counted(num_allocations, fd_device_alloc_pinned(bytes, address));
 }
 C_Status release_host(const C_Device, void* address, size_t) { return status(fd_device_free_pinned(address)); }
 C_Status set_memory(const C_Device, void* address, unsigned char value, size_t bytes) {
-  return status(fd_device_set_async(address, value, bytes, nullptr));
+  return counted(num_copies, fd_device_set_async(address, value, bytes, nullptr));
 }
 C_Status copy(const C_Device, void* to, const void* from, size_t bytes) {
-  return status(fd_device_copy_async(to, from, bytes, nullptr));
+  return counted(num_copies, fd_device_copy_async(to, from, bytes, nullptr));
 }
 C_Status copy_async(const C_Device, C_Stream stream, void* to, const void* from, size_t bytes) {
-  return status(fd_device_copy_async(to, from, bytes, stream));
+  return counted(num_copies, fd_device_copy_async(to, from, bytes, stream));
 }
 
 C_Status count_devices(size_t* count) {
@@ -95,6 +106,11 @@ C_Status min_chunk(const C_Device, size_t* bytes) {
 }
 
 }  // namespace
+
+int fd_device_counters(FdDeviceCounters* counters) {
+  *counters = {num_allocations.load(), num_copies.load(), num_waits.load()};
+  return 0;
+}
 
 extern "C" FD_PUBLIC void InitPlugin(CustomRuntimeParams* params) {
   PADDLE_CUSTOM_RUNTIME_CHECK_VERSION(params);

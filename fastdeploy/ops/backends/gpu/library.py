@@ -59,6 +59,29 @@ class DeviceProperties(ctypes.Structure):
     ]
 
 
+class PaddleCounters(ctypes.Structure):
+    """FdDeviceCounters of custom_ops/gpu_ops/device_api.h: what Paddle, not this library, has asked of the device.
+
+    Attributes:
+        allocations: of memory of the device, and of pinned memory; Paddle keeps what it frees and asks for less.
+        copies: copies and fills; every operator of Paddle makes some, because it runs on the CPU.
+        waits: for a stream, an event or the device.
+    """
+
+    allocations: int
+    copies: int
+    waits: int
+    _fields_ = [("allocations", ctypes.c_int64), ("copies", ctypes.c_int64), ("waits", ctypes.c_int64)]
+
+    def since(self, earlier: PaddleCounters) -> tuple[int, int, int]:
+        """Return the allocations, copies and waits that were added since `earlier`."""
+        return (
+            self.allocations - earlier.allocations,
+            self.copies - earlier.copies,
+            self.waits - earlier.waits,
+        )
+
+
 class DeviceLibrary:
     """A loaded library.
 
@@ -126,6 +149,12 @@ class DeviceLibrary:
         properties = DeviceProperties()
         self.call("fd_device_properties", self.device, properties)
         return properties
+
+    def paddle_counters(self) -> PaddleCounters:
+        """Return what Paddle has asked of the device so far; between a step's launches and its wait that is nothing."""
+        counters = PaddleCounters()
+        self.call("fd_device_counters", counters)
+        return counters
 
     def memory(self) -> tuple[int, int]:
         """Return the free and the total bytes of the device."""
