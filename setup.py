@@ -264,6 +264,7 @@ def build_emulated(name: str, kernels: list[Path], has_checks: bool, has_paddle_
         has_paddle_device: the library is a plug-in that makes the emulated device known to Paddle.
     """
     common = [*COMPILER, "-std=c++17", "-fPIC", "-pthread", "-g", "-Wall", "-Icustom_ops", "-ffp-contract=off"]
+    common += ["-fno-math-errno"]  # a square root is an instruction, not a call
     flags_of = {path: ["-O2"] for path in (*folder("emulation"), OPS / "gpu_ops" / "errors.cc", *kernels)}
     flags_of[OPS / "common" / "version.cc"] = [f'-DFD_SOURCE_HASH="{gpu_source_hash()}"', f'-DFD_VERSION="{VERSION}"']
     if has_checks:

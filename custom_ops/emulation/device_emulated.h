@@ -96,6 +96,14 @@ FD_DEVICE bool last_block(int32_t* counter, int32_t count, FD_HERE) {
 }
 
 FD_DEVICE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+FD_DEVICE float divide(float a, float b) { return a / b; }
+FD_DEVICE float square_root(float a) { return __builtin_sqrtf(a); }
+
+FD_DEVICE uint32_t round_bf16(float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  return value != value ? 0x7FFFu : (bits + ((bits >> 16) & 1) + 0x7FFFu) >> 16;
+}
+FD_DEVICE uint32_t round_bf16x2(float low, float high) { return round_bf16(low) | round_bf16(high) << 16; }
 
 namespace detail {
 

@@ -9,6 +9,8 @@
 
 #include <type_traits>
 
+#include "gpu_ops/errors.h"
+
 #ifdef __CUDACC__
 #include "gpu_ops/device_cuda.h"
 #else

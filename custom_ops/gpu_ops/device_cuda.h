@@ -136,6 +136,15 @@ FD_DEVICE bool last_block(int32_t* counter, int32_t count) {
 }
 
 FD_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FD_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+FD_DEVICE float square_root(float a) { return __fsqrt_rn(a); }
+
+// Rounds two numbers to bfloat16, to the nearest, ties to even; every NaN becomes 0x7FFF. `low` takes the lower half.
+FD_DEVICE uint32_t round_bf16x2(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 inline int launch_status(cudaError_t error) {
   return error == cudaSuccess ? kSuccess : fail(kDeviceFailed, "launch: %s", cudaGetErrorString(error));

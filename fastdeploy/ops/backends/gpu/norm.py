@@ -6,4 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-KERNELS: dict[str, Callable[..., Any]] = {}
+from paddle import Tensor
+
+from fastdeploy.ops.backends.gpu.checks import require_dtype, require_rows
+from fastdeploy.ops.backends.gpu.library import active, launch
+
+
+def rms_norm(x: Tensor, weight: Tensor, out: Tensor, num_rows: int, eps: float) -> None:
+    """Normalise rows in fp32 and round once; the size of a row must be a multiple of 8."""
+    size = weight.shape[0]
+    require_dtype("rms_norm", "bfloat16", x=x, weight=weight, out=out)
+    require_rows("rms_norm", num_rows, size, x=x, out=out)
+    launch("fd_rms_norm", x, weight, out, *active().row_count(num_rows), size, eps)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"rms_norm": rms_norm}
