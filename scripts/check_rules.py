@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check what linters do not: sizes, licence lines, retired identifiers, and paragraphs and links of documents.
+"""Check what linters do not: sizes, licence lines, retired identifiers, what GPU kernels may use, and paragraphs and
+links of documents.
 
     python scripts/check_rules.py [ROOT]
 
@@ -28,6 +29,25 @@ RETIRED_IDENTIFIERS = (
     *("takes_turns", "draw_and_ask", "take_rows", "_Measured", "Routine", "class Gate"),
 )
 RETIRED = re.compile(rf"\b(?:{'|'.join(RETIRED_IDENTIFIERS)})\b")
+KERNEL_LAYER = ("device.h", "device_cuda.h", "runtime.cu")  # what kernels stand on; only it names CUDA
+TILES = "tiles.h"
+MATH = (
+    *("exp", "exp2", "exp10", "expm1", "log", "log2", "log10", "log1p", "pow", "sqrt", "rsqrt", "cbrt", "hypot", "sin"),
+    *("cos", "tan", "sincos", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "erf", "erfc", "tgamma"),
+    *("lgamma", "fmod", "remainder", "fma", "fabs", "fmin", "fmax", "floor", "ceil", "trunc", "round", "rint"),
+    *("nearbyint", "lrint", "llrint", "lround", "llround", "ldexp", "frexp", "modf", "scalbn", "copysign"),
+)
+_MATH_CALL = rf"(?<![\w.>:])(?:std::|::)?(?:__builtin_)?(?:{'|'.join(MATH)})[fl]?\s*\("
+KERNEL_RULES = {  # what kernels must not contain -> why
+    r"\basm\b": "is PTX; device.h has what kernels may use",
+    r"<<<": "launches without launch(...)",
+    r"__shared__": "declares shared memory; shared_memory<T>() is as large as the launch says",
+    r"\b(?:__builtin_)?mem(?:cpy|set|move|cmp)\b": "touches memory unseen by the emulator; use bit_cast or load16",
+    _MATH_CALL: "calls a math library, whose bits differ between processors",
+    r"\b__(?!builtin_|shared__)\w+": "is for one compiler only; device.h has what kernels may use",
+    r"\b(?:atomic[A-Z]|cuda[A-Z]|threadIdx|blockIdx|blockDim|gridDim)\w*": "is CUDA's; device.h has its counterpart",
+}
+TILE_FUNCTIONS = r"\b(?:copy_async\w*|load_matrix_x4\w*|mma_\w+)\s*[(<]"
 Violation = tuple[Path, int, str]
 
 
@@ -44,7 +64,7 @@ def find_sources(root: Path, *suffixes: str) -> list[Path]:
 
 def check_files(root: Path) -> Iterator[Violation]:
     """Yield sources that are too long or lack the licence line; empty files need none."""
-    for path in find_sources(root, ".py", ".cc", ".h", ".sh"):
+    for path in find_sources(root, ".py", ".cc", ".cu", ".h", ".sh"):
         lines = path.read_text().splitlines()
         if lines and not any(LICENCE in line for line in lines[:2]):
             yield path, 1, f"has no licence line ({LICENCE})"
@@ -54,7 +74,7 @@ def check_files(root: Path) -> Iterator[Violation]:
 
 def check_vocabulary(root: Path) -> Iterator[Violation]:
     """Yield uses of retired identifiers."""
-    for path in find_files(root, VOCABULARY_FOLDERS, ".py", ".cc", ".h"):
+    for path in find_files(root, VOCABULARY_FOLDERS, ".py", ".cc", ".cu", ".h"):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             for name in RETIRED.findall(line):
                 yield path, number, f"uses the retired identifier '{name}'"
@@ -68,6 +88,25 @@ def check_functions(root: Path) -> Iterator[Violation]:
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > MAX_FUNCTION_LINES:
                     yield path, node.lineno, f"{node.name} has {length} lines; the maximum is {MAX_FUNCTION_LINES}"
+
+
+def code_lines(text: str) -> list[str]:
+    """Return the lines of C++ without comments, and with empty texts in quotes."""
+    tokens = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    replaced = re.sub(tokens, lambda m: '""' if m[0][0] == '"' else "\n" * m[0].count("\n"), text, flags=re.DOTALL)
+    return [line for line in replaced.split("\n")]
+
+
+def check_kernels(root: Path) -> Iterator[Violation]:
+    """Yield what GPU kernels contain besides the functions of device.h."""
+    for path in find_files(root, ("custom_ops/gpu_ops",), ".cu", ".h"):
+        if path.name in KERNEL_LAYER:
+            continue
+        rules = {**KERNEL_RULES, **({} if path.name == TILES else {TILE_FUNCTIONS: f"is for {TILES} only"})}
+        for number, line in enumerate(code_lines(path.read_text()), start=1):
+            for pattern, what in rules.items():
+                if found := re.search(pattern, line):
+                    yield path, number, f"'{found[0].strip()}' {what}"
 
 
 def check_adaptive_length(root: Path) -> Iterator[Violation]:
@@ -129,7 +168,10 @@ def check_links(root: Path) -> Iterator[Violation]:
                     yield path, number, f"links to {target}, which has no such heading"
 
 
-CHECKS = (check_files, check_vocabulary, check_functions, check_adaptive_length, check_paragraphs, check_links)
+CHECKS = (
+    *(check_files, check_vocabulary, check_functions, check_kernels, check_adaptive_length, check_paragraphs),
+    check_links,
+)
 
 
 def find_violations(root: Path) -> list[str]:

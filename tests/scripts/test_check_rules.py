@@ -46,6 +46,29 @@ PLANTED = {
         "a.md:3: links to #b, which has no such heading",
     ),
 }
+KERNEL = "// SPDX-License-Identifier: Apache-2.0\n// exp(x), asm and <<<\n"
+PLANTED_IN_KERNELS = {
+    "PTX": ('asm volatile("fence;");', "'asm' is PTX"),
+    "launch": ("kernel<<<1, 32>>>(a);", "'<<<' launches without launch"),
+    "shared memory": ("__shared__ float sums[32];", "'__shared__' declares shared memory"),
+    "memcpy": ("std::memcpy(&a, &b, 4);", "'memcpy' touches memory unseen"),
+    "builtin memset": ("__builtin_memset(a, 0, 4);", "'__builtin_memset' touches memory unseen"),
+    "libm": ("float y = expf(x);", "'expf(' calls a math library"),
+    "std": ("float y = std::log2(x);", "'std::log2(' calls a math library"),
+    "builtin of libm": ("float y = __builtin_fmaf(a, b, c);", "'__builtin_fmaf(' calls a math library"),
+    "intrinsic": ("float y = __fdividef(a, b);", "'__fdividef' is for one compiler only"),
+    "two texts": ("#ifdef __CUDACC__", "'__CUDACC__' is for one compiler only"),
+    "atomic": ("atomicAdd(a, 1);", "'atomicAdd' is CUDA's"),
+    "index": ("int i = threadIdx.x;", "'threadIdx' is CUDA's"),
+    "asynchronous copy": ("copy_async_wait<1>();", "'copy_async_wait<' is for tiles.h only"),
+    "matrix": ("load_matrix_x4_transposed(a);", "'load_matrix_x4_transposed(' is for tiles.h only"),
+    "product": ("mma_s8(c, a, b);", "'mma_s8(' is for tiles.h only"),
+}
+ALLOWED_IN_KERNELS = (
+    "float y = fd::exp2(x) + lanes.log(x) + exp_nonpositive(x);",
+    "int n = __builtin_popcount(bits); /* memcpy(a, b) */",
+    'const char* what = "memset() \\" <<<";',
+)
 
 
 @pytest.fixture
@@ -71,6 +94,40 @@ def test_a_planted_violation_is_reported(checkout: Path, name: str, text: str, e
     (checkout / "fastdeploy" / name).resolve().write_text(text)
     (found,) = check_rules.find_violations(checkout)
     assert expected in found
+
+
+def plant(checkout: Path, name: str, text: str) -> list[str]:
+    """Write a source of GPU kernels; return the violations."""
+    source = checkout / "custom_ops" / "gpu_ops" / name
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(KERNEL + text + "\n")
+    return check_rules.find_violations(checkout)
+
+
+@pytest.mark.parametrize(("text", "expected"), PLANTED_IN_KERNELS.values(), ids=PLANTED_IN_KERNELS)
+def test_what_a_kernel_may_not_use_is_reported_in_sources_and_headers(checkout: Path, text: str, expected: str) -> None:
+    for name in ("norm.cu", "norm.h"):
+        (found,) = plant(checkout, name, text)
+        assert f"gpu_ops/{name}:3: {expected}" in found
+        (checkout / "custom_ops" / "gpu_ops" / name).unlink()
+    assert plant(checkout, "device_cuda.h", text) == [], "the layer below kernels may use everything"
+
+
+@pytest.mark.parametrize("text", ALLOWED_IN_KERNELS)
+def test_what_only_looks_like_it_is_allowed_in_a_kernel(checkout: Path, text: str) -> None:
+    assert plant(checkout, "norm.cu", text) == []
+
+
+def test_only_the_header_of_tiles_copies_and_multiplies_them(checkout: Path) -> None:
+    assert plant(checkout, "tiles.h", "copy_async16(to, from);\nload_matrix_x4(to);\nmma_bf16(c, a, b);") == []
+
+
+def test_a_kernel_needs_a_licence_and_has_a_length(checkout: Path) -> None:
+    (found,) = plant(checkout, "norm.cu", "int a;\n" * 398)
+    assert "norm.cu:401: has 401 lines" in found
+    (checkout / "custom_ops" / "gpu_ops" / "norm.cu").write_text("int a;\n")
+    (found,) = check_rules.find_violations(checkout)
+    assert "norm.cu:1: has no licence line" in found
 
 
 @pytest.mark.parametrize("name", check_rules.RETIRED_IDENTIFIERS)
