@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import paddle
+
 from fastdeploy.ops.backends.gpu import plugin
 from fastdeploy.ops.backends.gpu.backend import GpuBackend
-from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
+from fastdeploy.ops.backends.gpu.library import Address, DeviceCounts, DeviceLibrary, activate, active
 
 SEEDS = range(4)  # orders of blocks and threads; a result has the same bits in all of them
 COUNTERS = (
@@ -35,6 +38,15 @@ def emulate(seed: int = 0, has_checks: bool = True) -> Callable[[str], Callable[
     activate(library)
     library.call_void("fd_emulation_configure", seed, has_checks)
     return GpuBackend.kernels.__getitem__
+
+
+@contextmanager
+def counts_on_device(num_rows: int, num_seqs: int) -> Iterator[None]:
+    """Let operators read how many rows and sequences there are from memory, as in a graph captured for more."""
+    counts = paddle.to_tensor([num_rows, num_seqs], dtype="int32")
+    address = counts.data_ptr()
+    with active().counted_by(DeviceCounts(Address(address), Address(address + 4))):
+        yield
 
 
 def count(call: Callable[[], object]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import pytest
 
 from fastdeploy.ops.examples import random_rows
 from tests.ops.bits import assert_same_bits, bits
-from tests.ops.gpu.emulated import SEEDS, emulate
+from tests.ops.gpu.emulated import SEEDS, counts_on_device, emulate
 
 EPS = 1e-6
 SIZES = (8, 64, 248, 256, 264, 512, 1032, 2048, 2056, 4104)  # at and beside the chunks of a warp and of a block
@@ -49,6 +49,13 @@ def test_gpu_norm_writes_only_its_rows_and_may_write_its_input() -> None:
     assert np.isnan(out.astype("float32").numpy()[7:]).all()
     emulate(1)("rms_norm")(x, weight, x, 7, EPS)
     assert_same_bits(bits(x)[:7], bits(out)[:7], "in place")
+
+
+def test_gpu_norm_reads_the_number_of_rows_from_the_device() -> None:
+    x, weight = random_rows(5, 72, "bfloat16", 3), random_rows(1, 72, "bfloat16", 4).reshape([72])
+    with counts_on_device(3, 1):
+        out = run(x, weight, 5)
+    assert np.isnan(out.astype("float32").numpy()).all(1).tolist() == [False] * 3 + [True] * 2
 
 
 def test_gpu_norm_of_504_rows() -> None:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows copied by index on an emulated GPU: the right rows and no others, in whole sectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from fastdeploy.ops.examples import random_rows
+from tests.ops.bits import assert_same_bits, bits
+from tests.ops.gpu.emulated import SEEDS, count, counts_on_device, emulate
+
+SECTOR = 32  # bytes
+GATHERS = {  # operator name: its arguments from (rows, ids, out, num_rows)
+    "embedding": lambda table, ids, out, num_rows: (ids, table, out, num_rows),
+    "gather_rows": lambda x, ids, out, num_rows: (x, ids, out, num_rows),
+}
+
+
+def ids_of(values: np.ndarray, capacity: int) -> paddle.Tensor:
+    """Return indices of which those that are not used are far outside of every array."""
+    ids = np.full(capacity, 2**31 - 1, np.int32)
+    ids[: len(values)] = values
+    return paddle.to_tensor(ids)
+
+
+@pytest.mark.parametrize("operator", GATHERS)
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 8), ("bfloat16", 264), ("float32", 4), ("float32", 1024)])
+def test_gpu_gathers_copy_their_rows_only(operator: str, dtype: str, size: int) -> None:
+    source = random_rows(37, size, dtype, 1)
+    rng = np.random.default_rng(size)
+    for num_rows in range(21):
+        chosen = rng.integers(0, 37, num_rows)
+        out = paddle.full([22, size], 7.0, dtype)
+        kernel = emulate(SEEDS[num_rows % 4])(operator)
+        kernel(*GATHERS[operator](source, ids_of(chosen, 22), out, num_rows))
+        assert_same_bits(bits(out)[:num_rows], bits(source)[chosen], "copied rows")
+        assert (out[num_rows:] == 7.0).all()
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 8), ("float32", 260)])
+def test_gpu_scatter_copies_its_rows_only(dtype: str, size: int) -> None:
+    source = random_rows(22, size, dtype, 1)
+    rng = np.random.default_rng(size)
+    for num_rows in range(21):
+        chosen = rng.permutation(37)[:num_rows]
+        out = paddle.full([37, size], 7.0, dtype)
+        emulate(SEEDS[num_rows % 4])("scatter_rows")(source, ids_of(chosen, 22), out, num_rows)
+        assert_same_bits(bits(out)[chosen], bits(source)[:num_rows], "copied rows")
+        assert (out.astype("float32").numpy()[np.setdiff1d(np.arange(37), chosen)] == 7.0).all()
+
+
+@pytest.mark.parametrize("operator", [*GATHERS, "scatter_rows"])
+def test_gpu_copies_of_rows_read_their_number_from_the_device(operator: str) -> None:
+    source, out = random_rows(9, 64, "bfloat16", 1), paddle.full([9, 64], 7.0, "bfloat16")
+    order = GATHERS.get(operator, GATHERS["gather_rows"])
+    kernel = emulate()(operator)
+    with counts_on_device(3, 1):
+        kernel(*order(source, ids_of(np.arange(3), 8), out, 8))
+    assert_same_bits(bits(out)[:3], bits(source)[:3], "copied rows")
+    assert (out[3:] == 7.0).all()
+
+
+def test_gpu_embedding_of_504_rows_of_a_large_table() -> None:
+    table = random_rows(20000, 128, "bfloat16", 1)
+    chosen = np.random.default_rng(2).integers(0, 20000, 504)
+    chosen[:2] = 0, 19999
+    out = paddle.full([504, 128], 7.0, "bfloat16")
+    emulate(has_checks=False)("embedding")(ids_of(chosen, 504), table, out, 504)
+    assert_same_bits(bits(out), bits(table)[chosen], "copied rows")
+
+
+@pytest.mark.parametrize("operator", [*GATHERS, "scatter_rows"])
+@pytest.mark.parametrize("size", [512, 2048, 5120])
+def test_gpu_copies_of_rows_touch_few_sectors_that_they_do_not_use(operator: str, size: int) -> None:
+    source, out = random_rows(9, size, "bfloat16", 1), paddle.zeros([9, size], "bfloat16")
+    arguments = GATHERS.get(operator, GATHERS["gather_rows"])(source, ids_of(np.array([8, 0, 4, 1]), 9), out, 4)
+    kernel = emulate()(operator)
+    counted = count(lambda: kernel(*arguments))
+    assert counted["launches"] == 1
+    assert 4 * 2 * size / (SECTOR * counted["read_sectors"]) >= 0.90
+    assert 4 * 2 * size / (SECTOR * counted["written_sectors"]) >= 0.90
+
+
+@pytest.mark.parametrize("operator", [*GATHERS, "scatter_rows"])
+def test_gpu_copies_of_rows_refuse_what_they_cannot_copy(operator: str) -> None:
+    order = GATHERS.get(operator, GATHERS["gather_rows"])
+    kernel, x, ids = emulate()(operator), random_rows(9, 64, "bfloat16", 1), ids_of(np.arange(3), 4)
+    with pytest.raises(ValueError, match=f"{operator}: row_bytes: expected a multiple of 16 bytes, got 24"):
+        kernel(*order(random_rows(9, 12, "bfloat16", 1), ids, paddle.zeros([4, 12], "bfloat16"), 3))
+    with pytest.raises(ValueError, match=f"{operator}: out: expected bfloat16, got float32"):
+        kernel(*order(x, ids, paddle.zeros([4, 64], "float32"), 3))
+    with pytest.raises(ValueError, match=f"{operator}: .*: expected int32, got int64"):
+        kernel(*order(x, ids.astype("int64"), paddle.zeros([4, 64], "bfloat16"), 3))
+    with pytest.raises(ValueError, match=rf"{operator}: .*: expected \[5 or more\], got \[4\]"):
+        kernel(*order(x, ids, paddle.zeros([9, 64], "bfloat16"), 5))
+    with pytest.raises(ValueError, match=rf"{operator}: out: expected \[. or more, 64\], got \[4, 72\]"):
+        kernel(*order(x, ids, paddle.zeros([4, 72], "bfloat16"), 3))
