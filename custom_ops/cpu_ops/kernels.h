@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "common/quant.h"
+
 namespace fd {
 
 enum class DType { kFloat32, kBfloat16, kInt8 };  // kInt8 for KV caches only
@@ -70,15 +72,6 @@ struct LinearArgs {
   DType dtype, out_dtype;
   float* block_maxima;  // for fp32 outputs without a gate: receives SamplingInputs::block_maxima; or null
 };
-
-// Weights of 8 or 4 bits times rows that are quantized to 16 bits (wint8, wint4) or 8 bits (w8a8, w4a8). The order is
-// that of QUANTIZATIONS in fastdeploy/ops/linear.py.
-enum class Quantization { kWint8, kWint4, kW8a8, kW4a8 };
-
-constexpr int64_t kGroup = 128;  // consecutive k that share a scale in 4-bit formats; in 8-bit formats all k share one
-
-constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
-constexpr bool has_16_bit_rows(Quantization q) { return q == Quantization::kWint8 || q == Quantization::kWint4; }
 
 // A panel starts with its scales: fp32 per output in 8-bit formats, bf16 per group and output in 4-bit formats. Blocks
 // of 64 bytes follow, which hold four k of 8 bits or eight k of 4 bits for sixteen outputs.

@@ -3,8 +3,6 @@
 // [four k][limbs of the rows of a block], padded with zeros.
 #pragma once
 
-#include <limits>
-
 #include "common/scratch.h"
 #include "cpu_ops/interleave.h"
 #include "cpu_ops/linear_tiles.h"
@@ -12,18 +10,6 @@
 
 namespace fd {
 namespace FD_ISA {
-
-constexpr float kRoundingShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-constexpr float kMinScaledAbsmax = 0x1p-112f;  // smaller rows become zero, because the inverse scale would overflow
-constexpr float kMax16BitCode = 32639.0f;      // both of its limbs are 127
-
-// Returns bits whose low sixteen are the integer nearest to x, |x| < 2^15, ties to even.
-FD_INLINE uint32_t nearest_bits(float x) {
-  const float shifted = x + kRoundingShift;
-  uint32_t bits;
-  std::memcpy(&bits, &shifted, 4);
-  return bits;
-}
 
 // Writes codes[i] = nearest(x[i] * factor) as limbs that are `stride` codes apart, the high limb first.
 template <bool kIs16Bit, int kNumLimbs, class Out>
@@ -43,21 +29,13 @@ FD_INLINE void write_codes(const uint16_t* x, int64_t k, float factor, Out* code
   }
 #endif
   for (; i < k; ++i) {
-    const float value = bf16_to_float(x[i]) * factor;
-    const uint32_t bits = nearest_bits(kIs16Bit && value > kMax16BitCode ? kMax16BitCode : value);
-    low[i] = static_cast<Out>(bits);
-    if (kNumLimbs == 2) codes[i] = static_cast<Out>((bits + 128) >> 8);
+    const uint32_t bits = code_bits<kIs16Bit>(bf16_to_float(x[i]), factor);
+    low[i] = static_cast<Out>(kNumLimbs == 2 ? low_limb(bits) : bits);
+    if (kNumLimbs == 2) codes[i] = static_cast<Out>(high_limb(bits));
   }
 }
 
-struct RowScale {
-  float factor;  // codes are inputs times this
-  float scale;   // inputs are codes times this
-};
-
-// Returns the scale of a row. With 8 bits, absmax becomes 127. With 16 bits, the scale is the power of two that brings
-// absmax to 2^14 .. 2^15, so that all bits of bf16 are kept down to absmax / 128. The scale of a row with NaN or
-// infinity is NaN.
+// Returns the scale of a row, as common/quant.h defines it.
 template <bool kIs16Bit>
 RowScale scale_of_row(const uint16_t* x, int64_t k) {
   uint16_t largest = 0;
@@ -65,10 +43,7 @@ RowScale scale_of_row(const uint16_t* x, int64_t k) {
     const uint16_t magnitude = x[i] & 0x7fff;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const float absmax = bf16_to_float(largest), power = bf16_to_float(largest & 0x7f80);
-  const bool is_finite = largest < 0x7f80, is_scaled = is_finite && absmax >= kMinScaledAbsmax;
-  if (!is_scaled) return {0.0f, is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN()};
-  return {kIs16Bit ? 0x1p14f / power : 127.0f / absmax, kIs16Bit ? power * 0x1p-14f : absmax / 127.0f};
+  return row_scale<kIs16Bit>(largest);
 }
 
 // Quantizes one row to eight bits and returns its scale.

@@ -229,12 +229,11 @@ FD_INLINE void accumulate_products(INT32Vec16 (&sums)[MR][NV], const RowQuad* x,
 template <Quantization kQuantization>
 constexpr int kLimbs = has_16_bit_rows(kQuantization) ? kLimbsOf16Bits : 1;
 
-// Consecutive k whose products are added as integers before the sum is converted to fp32: a group in 4-bit formats,
-// which have a scale per group; otherwise as many as cannot overflow int32.
+// Consecutive k whose products are added as integers before the sum is converted to fp32: those of common/quant.h, or,
+// where the limbs of wint8 are summed apart, as many as cannot overflow int32.
 template <Quantization kQuantization>
-constexpr int64_t kIntegerGroup = has_four_bits(kQuantization)                                   ? kGroup
-                                  : has_16_bit_rows(kQuantization) && kLimbs<kQuantization> == 1 ? 1 << 8
-                                                                                                 : 1 << 16;
+constexpr int64_t kIntegerGroup =
+    has_four_bits(kQuantization) || kLimbs<kQuantization> == 1 ? sum_length(kQuantization) : 1 << 16;
 
 }  // namespace FD_ISA
 }  // namespace fd

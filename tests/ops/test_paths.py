@@ -10,7 +10,7 @@ from tests.ops.isa_paths import PATHS, run, supported
 
 HERE = Path(__file__).parent
 SUITES = ["test_examples.py", "test_row_independence.py", "test_attention_independence.py", "test_quantized_rows.py"]
-SUITES += ["test_block_maxima.py"]
+SUITES += ["test_block_maxima.py", "test_quant_definition.py"]
 DIGEST = """
 import hashlib
 from fastdeploy.ops.backends.cpu import library
