@@ -45,6 +45,13 @@ void check(void* address, size_t bytes, bool is_write, const void* place) {
   if (self.is_running()) self.access(reinterpret_cast<uintptr_t>(address), bytes, is_write, false, place, nullptr);
 }
 
+// An access to a struct of another size than an instruction has: all of it, in words of which it consists.
+void check_range(void* address, size_t bytes, bool is_write, const void* place) {
+  const size_t misalignment = (reinterpret_cast<uintptr_t>(address) | bytes) % 4;
+  const size_t word = misalignment == 0 ? 4 : misalignment == 2 ? 2 : 1;
+  for (size_t i = 0; i < bytes; i += word) check(static_cast<char*>(address) + i, word, is_write, place);
+}
+
 // Returns the first line that addr2line prints about a code address minus `offset`.
 std::string ask_addr2line(const void* code, uintptr_t offset, const char* flags) {
   Dl_info info;
@@ -101,6 +108,13 @@ FD_HOOKS(2)
 FD_HOOKS(4)
 FD_HOOKS(8)
 FD_HOOKS(16)
+
+extern "C" void __tsan_read_range(void* address, size_t bytes) {
+  fd::gpu::emulation::check_range(address, bytes, false, __builtin_return_address(0));
+}
+extern "C" void __tsan_write_range(void* address, size_t bytes) {
+  fd::gpu::emulation::check_range(address, bytes, true, __builtin_return_address(0));
+}
 
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}

@@ -20,7 +20,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("source", ["custom_ops/gpu_ops/runtime.cu", "tests/emulation/kernel.cc"])
+@pytest.mark.parametrize(
+    "source", ["custom_ops/gpu_ops/runtime.cu", "tests/emulation/kernel.cc", "tests/ops/gpu/tiles.cc"]
+)
 def test_a_source_compiles_for_every_architecture_without_spills(source: str, tmp_path: Path) -> None:
     targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
     command = ["nvcc", *FLAGS, *targets, "-x", "cu", "-Xcompiler=-fPIC", "-c", source, "-o", str(tmp_path / "object.o")]

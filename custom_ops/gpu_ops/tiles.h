@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles in shared memory: how kernels fetch and multiply them. Nothing else calls the asynchronous copies,
+// `load_matrix_x4` or the products of `device.h`, so that another family of instructions can replace these two classes.
+//
+//   struct Stage { Tile<16, 128> weights; Tile<8, 128> rows; };      // in the kernel's struct of shared memory
+//   TilePipeline<Stage, 4, kThreads> pipeline(shared.stages);        // Stage stages[4]
+//   TileProduct<float, 1, 1> product;                                // sums of 16 x 8 outputs in registers
+//   pipeline.run(num_stages,
+//     [&](Stage& stage, int i) {                                     // issue: copies of stage i
+//       pipeline.copy(stage.weights, [&](int row, int chunk) { return ...; });  // address of 16 bytes, or null for
+//       zeros pipeline.copy(stage.rows, ...);
+//     },
+//     [&](Stage& stage, int i) { product.multiply<4>(stage.weights, 0, stage.rows, 0); });  // 4 steps of 32 bytes
+//
+// `product.sums[m][n][i]` is output (16 m + product.row(i), 8 n + product.column(i)); every output is one chain of
+// instructions in the order of K. Memory that a pipeline has used can be used otherwise after `pipeline.sync()`.
+#pragma once
+
+#include "gpu_ops/device.h"
+
+namespace fd::gpu {
+
+// Rows of kBytes bytes in panels of 128, of which 16-byte chunk c of row r lies at c ^ (r % 8), so that the eight rows
+// of a matrix lie in different banks.
+template <int kNumRows, int kBytes>
+struct alignas(128) Tile {
+  static_assert(kBytes % 16 == 0);
+  static constexpr int kRows = kNumRows, kChunks = kBytes / 16, kPanels = (kBytes + 127) / 128;
+
+  uint8_t bytes[kPanels][kRows][128];
+
+  FD_DEVICE uint8_t* chunk(int row, int c) { return bytes[c / 8][row] + (c % 8 ^ row % 8) * 16; }
+  FD_DEVICE const uint8_t* chunk(int row, int c) const { return bytes[c / 8][row] + (c % 8 ^ row % 8) * 16; }
+};
+
+// Stages of tiles that asynchronous copies fill while others are used. kThreads threads take part: a block, or a warp
+// with 32; two pipelines of the same threads must not be under way at once.
+template <class Stage, int kStages, int kThreads>
+class TilePipeline {
+ public:
+  static_assert(kStages >= 2 && kThreads % static_cast<int>(kWarpSize) == 0);
+
+  explicit FD_DEVICE TilePipeline(Stage* stages) : stages_(stages) {}
+
+  // Issues stages 0 .. count - 1 by issue(Stage&, index) and uses each by use(Stage&, index), in order.
+  template <class Issue, class Use>
+  FD_DEVICE void run(int count, Issue issue, Use use) {
+    sync();
+    for (int i = 0; i < kStages - 1; ++i) this->issue(issue, i, count);
+    for (int i = 0; i < count; ++i) {
+      Stage& stage = wait();
+      this->issue(issue, i + kStages - 1, count);
+      use(stage, i);
+      release();
+    }
+  }
+
+  // Copies a tile's first num_rows rows in `issue`: source(row, chunk) is the address of 16 bytes in global memory, or
+  // null, which fills them with zeros.
+  template <class AnyTile, class Source>
+  FD_DEVICE void copy(AnyTile& tile, Source source, int num_rows = AnyTile::kRows) {
+    constexpr int kChunks = AnyTile::kChunks;
+    for (int i = thread(); i < num_rows * kChunks; i += kThreads) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      const void* from = source(row, chunk);
+      copy_async16(tile.chunk(row, chunk), from, from != nullptr);
+    }
+  }
+
+  // The parts of `run`, for other loops. kStages - 1 stages are issued first; then each is waited for, the next one
+  // issued into the stage that was released before (none if index >= count), and the stage used and released.
+  template <class Issue>
+  FD_DEVICE void issue(Issue issue, int index, int count) {
+    if (index < count) issue(stages_[next_], index);
+    copy_async_commit();  // an empty group too, so that a wait always has the same meaning
+    next_ = next_ + 1 == kStages ? 0 : next_ + 1;
+  }
+  FD_DEVICE Stage& wait() {
+    copy_async_wait<kStages - 2>();
+    sync();
+    Stage& stage = stages_[current_];
+    current_ = current_ + 1 == kStages ? 0 : current_ + 1;
+    return stage;
+  }
+  // The barrier in the next `wait` orders what this thread has read before what is copied over it.
+  FD_DEVICE void release() {}
+
+  // A barrier of the threads that take part.
+  FD_DEVICE static void sync() {
+    if constexpr (kIsWarp) {
+      sync_warp();
+    } else {
+      sync_block();
+    }
+  }
+  // This thread's number among them.
+  FD_DEVICE static int thread() { return static_cast<int>(kIsWarp ? lane_index() : thread_index()); }
+
+ private:
+  static constexpr bool kIsWarp = kThreads == static_cast<int>(kWarpSize);
+
+  Stage* stages_;
+  int next_ = 0, current_ = 0;
+};
+
+// Sums of 16 kMTiles x 8 kNTiles outputs, which a warp holds in registers: bfloat16 products in float, or products of
+// signed bytes in int32_t. A step multiplies 32 bytes of each row (16 or 32 elements).
+template <class Sum, int kMTiles, int kNTiles>
+struct TileProduct {
+  static_assert(std::is_same_v<Sum, float> || std::is_same_v<Sum, int32_t>);
+  static_assert(kNTiles == 1 || kNTiles % 2 == 0);
+
+  struct A {  // 16 rows of a step
+    uint32_t word[4];
+  };
+  struct B {  // 8 rows of a step
+    uint32_t word[2];
+  };
+
+  Sum sums[kMTiles][kNTiles][4];
+
+  FD_DEVICE TileProduct() { clear(); }
+
+  FD_DEVICE static int row(int i) { return static_cast<int>(lane_index() / 4) + i / 2 * 8; }
+  FD_DEVICE static int column(int i) { return static_cast<int>(lane_index() % 4) * 2 + i % 2; }
+
+  FD_DEVICE void clear() {
+    for (auto& tiles : sums)
+      for (auto& tile : tiles)
+        for (Sum& sum : tile) sum = 0;
+  }
+
+  // Adds the products of rows a_row .. of `a` and b_row .. of `b` over kSteps steps from 16-byte chunk `chunk`.
+  template <int kSteps, class TileA, class TileB>
+  FD_DEVICE void multiply(const TileA& a, int a_row, const TileB& b, int b_row, int chunk = 0) {
+    if constexpr (kNTiles == 1) {
+      static_assert(kSteps % 2 == 0);
+#pragma unroll
+      for (int step = 0; step < kSteps; step += 2) {
+        B two[2];
+        load_b_steps(b, b_row, chunk + 2 * step, two);
+        for (int i = 0; i < 2; ++i) multiply_step(a, a_row, chunk + 2 * (step + i), {two[i]});
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        B all[kNTiles];
+        for (int n = 0; n < kNTiles; n += 2) load_b(b, b_row + 8 * n, chunk + 2 * step, all[n], all[n + 1]);
+        multiply_step(a, a_row, chunk + 2 * step, all);
+      }
+    }
+  }
+
+  // sums[m][n] += a b.
+  FD_DEVICE void multiply(int m, int n, const A& a, const B& b) {
+    if constexpr (std::is_same_v<Sum, float>) {
+      mma_bf16(sums[m][n], a.word, b.word);
+    } else {
+      mma_s8(sums[m][n], a.word, b.word);
+    }
+  }
+
+  // Loads rows row .. row + 15 of a step that begins at 16-byte chunk `chunk`.
+  template <class TileA>
+  FD_DEVICE static A load_a(const TileA& tile, int row, int chunk) {
+    const int lane = static_cast<int>(lane_index());
+    return a_of(load_matrix_x4(tile.chunk(row + lane % 16, chunk + lane / 16)));
+  }
+  // The same of the transposed tile (bfloat16): K runs over its rows row .. row + 15, the 16 rows of A over the 16
+  // elements from `chunk`.
+  template <class TileA>
+  FD_DEVICE static A load_a_transposed(const TileA& tile, int row, int chunk) {
+    const int lane = static_cast<int>(lane_index());
+    return a_of(load_matrix_x4_transposed(tile.chunk(row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2)));
+  }
+  // Loads rows row .. row + 7 of a step, and row + 8 .. row + 15.
+  template <class TileB>
+  FD_DEVICE static void load_b(const TileB& tile, int row, int chunk, B& first, B& second) {
+    const int lane = static_cast<int>(lane_index());
+    b_of(load_matrix_x4(tile.chunk(row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2)), first, second);
+  }
+  // Loads rows row .. row + 7 of two steps.
+  template <class TileB>
+  FD_DEVICE static void load_b_steps(const TileB& tile, int row, int chunk, B (&steps)[2]) {
+    const int lane = static_cast<int>(lane_index());
+    b_of(load_matrix_x4(tile.chunk(row + lane % 8, chunk + lane / 8)), steps[0], steps[1]);
+  }
+  // Of the transposed tile (bfloat16): K runs over its rows row .. row + 15, the 8 rows of `first` over the elements of
+  // `chunk`, those of `second` over the next chunk.
+  template <class TileB>
+  FD_DEVICE static void load_b_transposed(const TileB& tile, int row, int chunk, B& first, B& second) {
+    const int lane = static_cast<int>(lane_index());
+    b_of(load_matrix_x4_transposed(tile.chunk(row + lane % 16, chunk + lane / 16)), first, second);
+  }
+
+ private:
+  template <class TileA>
+  FD_DEVICE void multiply_step(const TileA& a, int a_row, int chunk, const B (&b)[kNTiles]) {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      const A rows = load_a(a, a_row + 16 * m, chunk);
+#pragma unroll
+      for (int n = 0; n < kNTiles; ++n) multiply(m, n, rows, b[n]);
+    }
+  }
+  FD_DEVICE static A a_of(const Matrices4& m) { return {{m.word[0], m.word[1], m.word[2], m.word[3]}}; }
+  FD_DEVICE static void b_of(const Matrices4& m, B& first, B& second) {
+    first = {{m.word[0], m.word[1]}};
+    second = {{m.word[2], m.word[3]}};
+  }
+};
+
+}  // namespace fd::gpu

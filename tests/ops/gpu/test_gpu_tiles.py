@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes through which kernels fetch and multiply tiles compute products, in any order of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ops.gpu.emulated import SEEDS
+
+HERE = Path(__file__).parent
+GPU_OPS = HERE.parents[2] / "custom_ops" / "gpu_ops"
+
+
+class Tiles:
+    """The kernels of tiles.cc."""
+
+    def __init__(self) -> None:
+        build = runpy.run_path(str(HERE.parents[2] / "setup.py"))
+        self.library = ctypes.CDLL(str(build["build_emulated"]("test_tiles", [HERE / "tiles.cc"], has_checks=True)))
+        self.library.fd_emulation_fault.restype = ctypes.c_char_p
+
+    def run(self, name: str, a: np.ndarray, b: np.ndarray, out: np.ndarray, *sizes: int) -> np.ndarray:
+        results = []
+        for seed in SEEDS:
+            self.library.fd_emulation_configure(ctypes.c_uint64(seed), 1)
+            pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (a, b, out)]
+            failed = getattr(self.library, name)(*pointers, *sizes)
+            assert not failed, self.library.fd_emulation_fault().decode()
+            results.append(out.copy())
+        assert all(result.tobytes() == results[0].tobytes() for result in results)
+        return results[0]
+
+    def wavefronts(self) -> tuple[int, int]:
+        values = (ctypes.c_int64 * 10)()
+        self.library.fd_emulation_counters(values)
+        return values[8], values[9]
+
+
+@pytest.fixture(scope="module")
+def tiles() -> Tiles:
+    return Tiles()
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def draw(rows: int, columns: int, limit: int = 4) -> np.ndarray:
+    return np.random.default_rng(rows * columns).integers(-limit, limit, (rows, columns))
+
+
+@pytest.mark.parametrize("k", [8, 64, 72, 640])
+@pytest.mark.parametrize("num_columns", [1, 16])
+def test_gpu_tiles_multiply_rows_and_fill_with_zeros(tiles: Tiles, k: int, num_columns: int) -> None:
+    a, b = draw(32, k), draw(num_columns, k)
+    expected = np.zeros((32, 16), np.float32)
+    expected[:, :num_columns] = a @ b.T
+    out = tiles.run("fd_test_bf16", bf16(a), bf16(b), np.full((32, 16), np.nan, np.float32), k, num_columns)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("k", [16, 128, 656])
+def test_gpu_tiles_multiply_signed_bytes(tiles: Tiles, k: int) -> None:
+    a, b = draw(32, k, 128), draw(16, k, 127)
+    out = tiles.run("fd_test_s8", a.astype(np.int8), b.astype(np.int8), np.zeros((32, 16), np.int32), k, 16)
+    np.testing.assert_array_equal(out, a @ b.T)
+
+
+def test_gpu_tiles_of_a_warp_multiply_eight_rows(tiles: Tiles) -> None:
+    a, b = draw(32, 256), draw(8, 256)
+    out = tiles.run("fd_test_narrow", bf16(a), bf16(b), np.zeros((32, 16), np.float32), 256)
+    np.testing.assert_array_equal(out[:, :8], a @ b.T)
+
+
+def test_gpu_tiles_are_loaded_transposed(tiles: Tiles) -> None:
+    a, b = draw(80, 64), draw(64, 80).T.copy()
+    out = tiles.run("fd_test_transposed", bf16(a), bf16(b), np.zeros((16, 16), np.float32), 80)
+    np.testing.assert_array_equal(out, a[:, :16].T @ b[:, :16])
+
+
+def test_gpu_tiles_keep_the_rows_of_a_matrix_in_different_banks(tiles: Tiles) -> None:
+    tiles.library.fd_emulation_reset_counters()
+    tiles.run("fd_test_bf16", bf16(draw(32, 64)), bf16(draw(16, 64)), np.zeros((32, 16), np.float32), 64, 16)
+    wavefronts, least = tiles.wavefronts()
+    assert wavefronts == least > 0
+
+
+def test_gpu_kernels_copy_and_multiply_through_tiles_only() -> None:
+    direct = re.compile(r"\b(?:copy_async\w*|load_matrix\w*|mma_\w+)\s*[(<]")
+    sources = [path for path in GPU_OPS.iterdir() if path.suffix in (".cu", ".h")]
+    users = {path.name for path in sources if direct.search(path.read_text())}
+    assert users == {"device_cuda.h", "tiles.h"}

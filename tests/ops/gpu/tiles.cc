@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products through tiles.h, each out[rows, columns] = a b^T with the reduction over K: plain, with operands that are
+// stored transposed, and of signed bytes; by a block of two warps or by one warp; in integers that fp32 represents.
+
+#include "gpu_ops/tiles.h"
+#include "common/export.h"
+
+namespace {
+
+using namespace fd::gpu;
+
+constexpr int kColumns = 16, kThreads = 64, kStages = 3;
+
+struct Stage {
+  Tile<32, 128> a;
+  Tile<kColumns, 128> b;
+};
+struct Shared {
+  Stage stages[kStages];
+};
+
+// Each warp computes 16 rows of out[32, 16]. Rows of `row_bytes` bytes, filled up with zeros, a stage takes 128.
+template <class Sum>
+FD_KERNEL void plain(In<uint8_t> a, In<uint8_t> b, Out<Sum> out, int row_bytes, int num_columns) {
+  TilePipeline<Stage, kStages, kThreads> pipeline(shared_memory<Shared>().stages);
+  TileProduct<Sum, 1, 2> product;
+  const int first = static_cast<int>(warp_index()) * 16;
+  pipeline.run((row_bytes + 127) / 128,
+               [&](Stage& stage, int i) {
+                 const auto source = [&](const uint8_t* data, int row, int chunk, int num_rows) {
+                   const int column = i * 128 + chunk * 16;
+                   return row < num_rows && column < row_bytes ? data + row * row_bytes + column : nullptr;
+                 };
+                 pipeline.copy(stage.a, [&](int row, int chunk) { return source(a.data, row, chunk, 32); });
+                 pipeline.copy(stage.b, [&](int row, int chunk) { return source(b.data, row, chunk, num_columns); });
+               },
+               [&](Stage& stage, int) { product.template multiply<4>(stage.a, first, stage.b, 0); });
+  for (int n = 0; n < 2; ++n)
+    for (int i = 0; i < 4; ++i)
+      out.data[(first + product.row(i)) * kColumns + 8 * n + product.column(i)] = product.sums[0][n][i];
+}
+
+// Only the first eight columns, by one warp for 32 rows.
+FD_KERNEL void narrow(In<uint8_t> a, In<uint8_t> b, Out<float> out, int row_bytes) {
+  TilePipeline<Stage, 2, 32> pipeline(shared_memory<Shared>().stages);
+  TileProduct<float, 2, 1> product;
+  pipeline.run(
+      row_bytes / 128,
+      [&](Stage& stage, int i) {
+        pipeline.copy(stage.a, [&](int row, int chunk) { return a.data + row * row_bytes + i * 128 + chunk * 16; });
+        pipeline.copy(stage.b, [&](int row, int chunk) { return b.data + row * row_bytes + i * 128 + chunk * 16; }, 8);
+      },
+      [&](Stage& stage, int) { product.multiply<4>(stage.a, 0, stage.b, 0); });
+  for (int m = 0; m < 2; ++m)
+    for (int i = 0; i < 4; ++i)
+      out.data[(16 * m + product.row(i)) * kColumns + product.column(i)] = product.sums[m][0][i];
+}
+
+struct TransposedStage {
+  Tile<16, 128> a, b;
+};
+struct TransposedShared {
+  TransposedStage stages[2];
+};
+
+// out[16, 16] = a^T b for a and b [16 steps, 64], of which the first 16 columns are used.
+FD_KERNEL void transposed(In<uint16_t> a, In<uint16_t> b, Out<float> out, int steps) {
+  using Product = TileProduct<float, 1, 2>;
+  TilePipeline<TransposedStage, 2, 32> pipeline(shared_memory<TransposedShared>().stages);
+  Product product;
+  pipeline.run(
+      steps,
+      [&](TransposedStage& stage, int i) {
+        pipeline.copy(stage.a, [&](int row, int chunk) { return a.data + (i * 16 + row) * 64 + chunk * 8; });
+        pipeline.copy(stage.b, [&](int row, int chunk) { return b.data + (i * 16 + row) * 64 + chunk * 8; });
+      },
+      [&](TransposedStage& stage, int) {
+        Product::B first, second;
+        Product::load_b_transposed(stage.b, 0, 0, first, second);
+        const Product::A rows = Product::load_a_transposed(stage.a, 0, 0);
+        product.multiply(0, 0, rows, first);
+        product.multiply(0, 1, rows, second);
+      });
+  for (int n = 0; n < 2; ++n)
+    for (int i = 0; i < 4; ++i) out.data[product.row(i) * 16 + 8 * n + product.column(i)] = product.sums[0][n][i];
+}
+
+}  // namespace
+
+// a: [32, k], b: [num_columns, k], out: [32, 16].
+FD_EXPORT int fd_test_bf16(const uint8_t* a, const uint8_t* b, float* out, int k, int num_columns) {
+  return launch(plain<float>, {1, 1, 1}, kThreads, sizeof(Shared), nullptr, In<uint8_t>(a, size_t(64 * k)),
+                In<uint8_t>(b, size_t(2 * num_columns * k)), Out<float>(out, 32 * kColumns), 2 * k, num_columns);
+}
+FD_EXPORT int fd_test_s8(const uint8_t* a, const uint8_t* b, int32_t* out, int k, int num_columns) {
+  return launch(plain<int32_t>, {1, 1, 1}, kThreads, sizeof(Shared), nullptr, In<uint8_t>(a, size_t(32 * k)),
+                In<uint8_t>(b, size_t(num_columns * k)), Out<int32_t>(out, 32 * kColumns), k, num_columns);
+}
+// b: [8, k]; of out, 8 columns are written.
+FD_EXPORT int fd_test_narrow(const uint8_t* a, const uint8_t* b, float* out, int k) {
+  return launch(narrow, {1, 1, 1}, 32, sizeof(Shared), nullptr, In<uint8_t>(a, size_t(64 * k)),
+                In<uint8_t>(b, size_t(16 * k)), Out<float>(out, 32 * kColumns), 2 * k);
+}
+// a, b: [k, 64], out: [16, 16].
+FD_EXPORT int fd_test_transposed(const uint16_t* a, const uint16_t* b, float* out, int k) {
+  return launch(transposed, {1, 1, 1}, 32, sizeof(TransposedShared), nullptr, In<uint16_t>(a, size_t(64 * k)),
+                In<uint16_t>(b, size_t(64 * k)), Out<float>(out, 256), k / 16);
+}
