@@ -17,7 +17,8 @@ from fastdeploy.core.request import NO_DRAFT, Draft, DraftQuota, GenerationReque
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.engine.engine import Engine
-from fastdeploy.worker.model_runner import LogitsRange, ModelRunner
+from fastdeploy.worker.logits_batches import LogitsRange
+from fastdeploy.worker.model_runner import ModelRunner
 
 Answers = Mapping[str, Sequence[int]]
 

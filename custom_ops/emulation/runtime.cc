@@ -178,8 +178,17 @@ bool is_pinned(const void* address) {
   return after != pinned.begin() && byte < std::prev(after)->first + std::prev(after)->second;
 }
 
-// Makes the copy; the source in pinned memory must stay as it is now until it runs.
+// Makes the copy. A source in pinned memory must stay as it is now until the copy runs; one in other host memory is
+// read at once, as the CUDA runtime does.
 Work make_copy(void* to, const void* from, size_t bytes) {
+  if (!runtime().device.contains(from) && !is_pinned(from)) {
+    const auto* begin = static_cast<const unsigned char*>(from);
+    const auto staged = std::make_shared<std::vector<unsigned char>>(begin, begin + bytes);
+    return [=] {
+      std::memcpy(to, staged->data(), bytes);
+      return 0;
+    };
+  }
   const bool is_upload = is_pinned(from);
   const uint64_t before = is_upload ? digest(from, bytes) : 0;
   return [=]() -> int {
@@ -265,7 +274,9 @@ int fd_device_free_pinned(void* address) {
 
 int fd_device_copy_async(void* to, const void* from, size_t bytes, void* stream) {
   const Lock lock(runtime().mutex);
-  return put(stream, [=]() -> Work { return make_copy(to, from, bytes); });
+  const int code = put(stream, [=]() -> Work { return make_copy(to, from, bytes); });
+  const bool is_late = runtime().device.contains(to) || is_pinned(to);
+  return code != 0 || is_late ? code : fd_device_stream_sync(stream);  // host memory is written before the return
 }
 
 int fd_device_set_async(void* to, int value, size_t bytes, void* stream) {

@@ -154,7 +154,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.device != "cpu":
+        if self.device not in ("cpu", "gpu"):
             raise ConfigError("device", f"{self.device!r} is not available yet; expected cpu or auto")
         num_tokens, num_drafts = self.scheduler.max_num_batched_tokens, self.speculative.num_speculative_tokens
         if isinstance(self.max_model_len, int):

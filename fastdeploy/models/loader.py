@@ -17,6 +17,7 @@ from fastdeploy.models.registry import find_architecture
 from fastdeploy.models.weight_source import DummySource, SafetensorsSource, WeightSource
 from fastdeploy.models.weights import Progress, expected_shapes, load_weights
 from fastdeploy.ops.linear import PackedLinear, pack_linear
+from fastdeploy.ops.registry import selected_backend
 
 
 def load_model(
@@ -49,18 +50,20 @@ def load_model(
         config = replace(config, dtype=dtype)
     architecture = find_architecture(config)
     config.check_max_model_len(max_model_len)
-    source, layout = _open(config, architecture, load_choices, seed)
-    weights = load_weights(config, architecture, source, on_progress, layout, quantization)
+    with selected_backend().on_host():
+        source, layout = _open(config, architecture, load_choices, seed)
+        weights = load_weights(config, architecture, source, on_progress, layout, quantization)
     return CausalLM(config, architecture.traits(config), weights, max_rows=max_rows, max_model_len=max_model_len)
 
 
 def load_head(config: ModelConfig, load_choices: str, quantization: str) -> PackedLinear:
     """Load only the language-model head of a checkpoint, which may be tied to the embedding, in the given format."""
     architecture = find_architecture(config)
-    source, _ = _open(config, architecture, load_choices, seed=0)
     names = architecture.names
     name = names.embedding if config.tie_word_embeddings else f"{names.head}.weight"
-    return pack_linear(source.pieces(name, config.dtype), None, quantization)
+    with selected_backend().on_host():
+        source, _ = _open(config, architecture, load_choices, seed=0)
+        return pack_linear(source.pieces(name, config.dtype), None, quantization)
 
 
 def _open(config: ModelConfig, architecture: Architecture, load_choices: str, seed: int) -> tuple[WeightSource, str]:

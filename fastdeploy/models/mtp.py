@@ -43,6 +43,7 @@ from fastdeploy.models.weights import (
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
 from fastdeploy.ops.linear import PackedLinear, first_outputs, linear, pack_linear
 from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.registry import selected_backend
 
 
 @dataclass(frozen=True)
@@ -176,20 +177,22 @@ def load_mtp_layers(
     check_quantization(config, quantization)
     architecture = find_architecture(config)
     source: WeightSource
-    if load_choices == "dummy":
-        forms = [ernie_form(config, 0)]
-        source = DummySource(forms[0].shapes(config, architecture.traits(config)), seed=0)
-    else:
-        files = MTPSource(Path(path or config.path), config, architecture)
-        forms, source = files.forms, files
-    loader = WeightLoader(config, architecture, source, dict(source.shapes), None, quantization)
-    forms, head = forms[:max_layers], None
-    if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
-        head = load_head(config, load_choices, quantization.head)
+    with selected_backend().on_host():
+        if load_choices == "dummy":
+            forms = [ernie_form(config, 0)]
+            source = DummySource(forms[0].shapes(config, architecture.traits(config)), seed=0)
+        else:
+            files = MTPSource(Path(path or config.path), config, architecture)
+            forms, source = files.forms, files
+        loader = WeightLoader(config, architecture, source, dict(source.shapes), None, quantization)
+        forms, head = forms[:max_layers], None
+        if quantization.head != target.shared.head.weight.quantization and not all(form.head for form in forms):
+            head = load_head(config, load_choices, quantization.head)
+        weights = [_load(loader, config, form, quantization.attention, head) for form in forms]
     buffers = MTPBuffers(target)
     return [
-        MTPLayer(_load(loader, config, form, quantization.attention, head), target, form.feeds_back_normed, i, buffers)
-        for i, form in enumerate(forms)
+        MTPLayer(layer, target, form.feeds_back_normed, i, buffers)
+        for i, (layer, form) in enumerate(zip(weights, forms))
     ]
 
 
@@ -204,8 +207,8 @@ def _load(
 ) -> MTPWeights:
     """Load one layer; `quantization` is the format of the projection."""
     hidden = config.hidden_size
-    projection = loader.copy(f"{form.projection}.weight")
-    bias = loader.copy(f"{form.projection}.bias") if form.has_bias else None
+    projection = loader.read(f"{form.projection}.weight")
+    bias = loader.read(f"{form.projection}.bias") if form.has_bias else None
     head = (LinearPart(form.head, config.vocab_size),)
     return MTPWeights(
         emb_norm=loader.copy(form.emb_norm),

@@ -16,6 +16,7 @@ from fastdeploy.core.errors import ConfigError
 from fastdeploy.models.architecture import Architecture, DecoderTraits, LayerNames, nextn_layers
 from fastdeploy.models.weight_source import WeightSource, listed
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, pack_linear
+from fastdeploy.ops.registry import selected_backend
 
 Shapes = dict[str, tuple[int, ...]]
 Progress = Callable[[str, float], None]  # (name of the phase, fraction done)
@@ -227,8 +228,8 @@ class WeightLoader:
         """Return embedding and head, which share their memory unless the head is quantized."""
         name = self.architecture.names.embedding
         if self.head_format != NO_QUANTIZATION:
-            table = self.copy(name)
-            return table, pack_linear(table, None, self.head_format)
+            table = self.read(name)
+            return selected_backend().place(table), pack_linear(table, None, self.head_format)
         head = pack_linear(self.source.pieces(name, self.config.dtype))
         self._advance([name])
         return head, head
@@ -255,7 +256,11 @@ class WeightLoader:
         )
 
     def copy(self, name: str) -> Tensor:
-        """Return a copy of one tensor in the model's dtype, which does not depend on the mapped file."""
+        """Return a copy of one tensor on the device."""
+        return selected_backend().place(self.read(name))
+
+    def read(self, name: str) -> Tensor:
+        """Return a copy of one tensor in the model's dtype on the host, which does not depend on the mapped file."""
         self._advance([name])
         return self.source.read(name).astype(self.config.dtype).clone()
 
@@ -270,7 +275,7 @@ class WeightLoader:
         """Pack stored layers that have the same input into one layer."""
         names = [f"{part.name}.weight" for part in parts]
         pieces = [piece for name in names for piece in self.source.pieces(name, self.config.dtype)]
-        bias = paddle.concat([self.copy(f"{part.name}.bias") for part in parts]) if has_bias else None
+        bias = paddle.concat([self.read(f"{part.name}.bias") for part in parts]) if has_bias else None
         packed = pack_linear(pieces, bias, quantization, is_gated)
         self._advance(names)
         return packed

@@ -67,11 +67,13 @@ class Backend(ABC):
         device: the name of the device in Paddle and in `--device`, such as "cpu".
         kernels: operator name -> native kernel, which takes the arguments of the operator's reference. An operator
             that is missing here runs its reference.
+        shares_memory: whether operators use the host's memory, so that nothing is uploaded and downloaded.
         kv_layout: names how keys and values lie in a block; blocks move between engines of equal names.
     """
 
     device: str
     kernels: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    shares_memory: bool = True
     kv_layout: str = ""
 
     @abstractmethod

@@ -79,6 +79,7 @@ class BatchIndex:
         self.block_size = block_size
         self._written_tables: list[Ints | None] = [None] * max_seqs  # the list behind each row of block_tables
         self._num_written = [0] * max_seqs  # and how many of its entries are there
+        self._changed_tables = (max_seqs, 0)  # the first and the end of the tables that changed since the last upload
         self.buffers = buffers = StepBuffers(max_rows, max_seqs, max_blocks_per_seq)
         self.cu_seqlens_q: Tensor = buffers.cu_seqlens_q.tensor
         self.cu_logits_rows: Tensor = buffers.cu_logits_rows.tensor
@@ -133,6 +134,21 @@ class BatchIndex:
         self.buffers.block_tables.array[b, start:count] = table[start:]
         self.buffers.num_blocks.array[b] = count
         self._written_tables[b], self._num_written[b] = table, count
+        self.note_changed_table(b)
+
+    def note_changed_table(self, b: int) -> None:
+        """Have the block table at an index of the batch uploaded the next time."""
+        first, end = self._changed_tables
+        self._changed_tables = (min(first, b), max(end, b + 1))
+
+    def upload(self, num_seqs: int) -> None:
+        """Send the inputs of the first requests to the device, with the block tables that have changed."""
+        buffers = self.buffers
+        for buffer in (buffers.num_scheduled, buffers.num_computed, buffers.num_logits, buffers.num_blocks):
+            buffer.upload(num_seqs)
+        first, end = self._changed_tables
+        buffers.block_tables.upload(end, first)
+        self._changed_tables = (len(self._written_tables), 0)
 
     def compute(self, num_seqs: int) -> AttentionMetadata:
         """Compute the index arrays of the first requests from the inputs in `buffers`.
@@ -141,7 +157,7 @@ class BatchIndex:
             ValueError: as `fill` does.
         """
         virtual_padding(self.buffers, num_seqs, self.block_size)
-        return self.attention_metadata(self.buffers.totals.memory[0], num_seqs)
+        return self.attention_metadata(sum(self.buffers.num_scheduled.memory[:num_seqs].tolist()), num_seqs)
 
     def attention_metadata(self, num_rows: int, num_seqs: int) -> AttentionMetadata:
         """Return the index arrays as attention takes them, for the first rows and sequences."""

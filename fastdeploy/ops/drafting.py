@@ -25,7 +25,7 @@ from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import drafting as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register
+from fastdeploy.ops.registry import Lookup, OpEntry, register, selected_backend
 from fastdeploy.ops.sampling import SamplingBatch
 
 
@@ -107,7 +107,9 @@ class DraftLoop:
         Raises:
             ValueError: the rows do not fit the buffers, or an id, position or slot is out of range.
         """
+        self._upload(num_seqs)
         _FILL_STAGE.run(self, stage, num_seqs)
+        selected_backend().synchronize()
 
     def draft(self, num_seqs: int) -> None:
         """Fill `drafts` for the first sequences.
@@ -115,7 +117,18 @@ class DraftLoop:
         Raises:
             ValueError: as fill_stage; more drafts than `drafts` has columns; a sequence without a row.
         """
+        self._upload(num_seqs)
+        self.num_drafts.upload(num_seqs)
+        self.sampling.upload(num_seqs)
         _DRAFT.run(self, num_seqs)
+        self.drafts.download(num_seqs)
+        selected_backend().synchronize()
+
+    def _upload(self, num_seqs: int) -> None:
+        """Send the rows of the first sequences to the device."""
+        if not selected_backend().shares_memory:
+            self.batch.upload(num_seqs)
+            self.token_ids.upload(sum(self.batch.buffers.num_scheduled.memory[:num_seqs].tolist()))
 
 
 _SIZE, _FEW, _VOCAB, _BLOCK = 16, 128, 200, 16

@@ -145,6 +145,18 @@ class SamplingBatch:
             ragged.has_moved = False
         return bool(moved)
 
+    def upload(self, num_rows: int) -> None:
+        """Send the parameters of the first rows, and the lists, to the device."""
+        self.float_params.upload(num_rows)
+        self.int_params.upload(num_rows)
+        for ragged in self._lists:
+            ragged.buffer.upload(ragged.size)
+
+    def download(self, num_rows: int) -> None:
+        """Fetch the results of the first rows; they are there after `Backend.synchronize`."""
+        self.token_ids.download(num_rows)
+        self.status.download(num_rows)
+
     def append_history(self, token_ids: NDArray | Sequence[int]) -> int:
         """Append a context and return its start."""
         return self._history.append(token_ids)
@@ -180,6 +192,16 @@ class LogprobBuffers:
         self.chosen_rank = HostBuffer(max_rows, "int32")
         self.top_ids = HostBuffer((max_rows, max(max_top_n, 1)), "int32")
         self.top_logprobs = HostBuffer((max_rows, max(max_top_n, 1)), "float32")
+
+    def upload(self, num_rows: int) -> None:
+        """Send the inputs of the first rows to the device."""
+        self.rows.upload(num_rows)
+        self.chosen.upload(num_rows)
+
+    def download(self, num_rows: int) -> None:
+        """Fetch the results of the first rows; they are there after `Backend.synchronize`."""
+        for buffer in (self.chosen_logprob, self.chosen_rank, self.top_ids, self.top_logprobs):
+            buffer.download(num_rows)
 
 
 def sample(

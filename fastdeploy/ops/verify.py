@@ -54,6 +54,16 @@ class VerifyBatch:
             self.first_row.memory[seq] = first
             self.row_count.memory[seq] = count
 
+    def upload(self) -> None:
+        """Send the row ranges to the device."""
+        self.first_row.upload(self.num_seqs)
+        self.row_count.upload(self.num_seqs)
+
+    def download(self, num_seqs: int, num_rows: int) -> None:
+        """Fetch the results of the first requests and rows; they are there after `Backend.synchronize`."""
+        self.num_accepted.download(num_seqs)
+        self.emitted.download(num_rows)
+
 
 def verify_draft_tokens(
     target: Tensor, int_params: Tensor, draft_is_allowed: Tensor, batch: VerifyBatch, relaxed: bool, accept_policy: int

@@ -11,6 +11,7 @@ from paddle import Tensor
 
 from fastdeploy.core.outputs import TokenLogprobs
 from fastdeploy.core.request import TokenArray
+from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import MAX_TOP_LOGPROBS, LogprobBuffers, logprobs
 
 MAX_WIDE_ENTRIES = 1 << 20  # of the buffers for more than MAX_TOP_LOGPROBS alternatives, which take 8 MiB
@@ -73,7 +74,10 @@ class LogprobReader:
         count = len(token_ids)
         buffers.rows.array[:count] = rows
         buffers.chosen.array[:count] = token_ids
+        buffers.upload(count)
         logprobs(self._logits, buffers.rows.tensor, buffers.chosen.tensor, count, num_top, buffers)
+        buffers.download(count)
+        selected_backend().synchronize()
         top_ids, top_values = buffers.top_ids.array[:count, :num_top], buffers.top_logprobs.array[:count, :num_top]
         return [
             TokenLogprobs(token_id, value, rank, [(i, v) for i, v in zip(ids, values) if v > -math.inf])

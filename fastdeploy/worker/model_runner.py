@@ -11,8 +11,8 @@ B requests, R rows, L rows with logits, K drafts of a request at most, V ids in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,7 @@ from fastdeploy.ops.graph import CapturedGraph
 from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
+from fastdeploy.worker.logits_batches import LogitsRange, split_logits_batches
 from fastdeploy.worker.logprob_reader import LogprobReader
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
@@ -101,23 +102,6 @@ class RunnerConfig:
     processed_logprobs: bool = False
 
 
-@dataclass(slots=True)
-class LogitsRange:
-    """Consecutive rows with logits of one request: all its verification rows, or some of its prompt rows.
-
-    Attributes:
-        request_index: of the request in the plan.
-        position: of the first row in the request's tokens; set for prompt rows only.
-        first_row: of the range in its logits batch.
-    """
-
-    request_index: int
-    num_rows: int
-    is_prompt: bool = False
-    position: int = 0
-    first_row: int = 0
-
-
 class ModelRunner:
     """Owns the model, its KV cache and the buffers of a step."""
 
@@ -149,6 +133,8 @@ class ModelRunner:
         self.logprob_reader = LogprobReader(self.logits)
         # Rows after a rejected draft need no token, if a draft is rejected whenever it differs from the row's token.
         self.stop_at_rejections = config.verify_strategy != "topp_relaxed" and config.accept_policy == "normal"
+        self._backend = selected_backend()
+        self._shares_memory = self._backend.shares_memory
         self._hidden: Tensor | None = None
         self._forward = CapturedGraph(self._forward_rows, config.max_rows, config.max_seqs)
         self._sample_and_verify = CapturedGraph(
@@ -168,22 +154,27 @@ class ModelRunner:
         num_sampled = 0
         for logits_batch in split_logits_batches(plan, self.logits_capacity):
             num_logits, verified = self.write_sampling_metadata(plan, logits_batch, results)
+            if not self._shares_memory:
+                self._upload(0 if num_sampled else num_rows, len(plan.requests), num_logits)
             if num_sampled:
                 self._shift_logits_rows(num_sampled, num_logits)
             else:
                 self._forward.run(num_rows, len(plan.requests))
             if logits_batch:
                 self._sample_and_verify.run(num_logits, len(verified))
+                if not self._shares_memory:
+                    self._download(num_logits, len(verified))
                 self._read_tokens(plan, verified, results)
                 self._read_logprobs(plan, logits_batch, results)
             num_sampled += num_logits
+        self._backend.synchronize()  # the next step overwrites the inputs
         if self.observer is not None and calls_end_step:
             self._end_step(self.observer)
         return results
 
     def regions(self) -> BlockRegions:
         """Describe the blocks of the KV caches."""
-        backend, num_blocks = selected_backend(), self.kv_caches[0].key.shape[0]
+        backend, num_blocks = self._backend, self.kv_caches[0].key.shape[0]
         return BlockRegions([r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)])
 
     def verify_drafts(self, num_seqs: int) -> None:
@@ -277,6 +268,26 @@ class ModelRunner:
         )
         return num_rows
 
+    def _upload(self, num_rows: int, num_seqs: int, num_logits: int) -> None:
+        """Send what the host has written to the device, before the first launch of a logits batch.
+
+        Args:
+            num_rows: rows of the step; 0 if they have been sent with an earlier batch.
+            num_logits: rows with logits of this batch.
+        """
+        if num_rows:
+            self.token_ids.upload(num_rows)
+            self.batch.upload(num_seqs)
+        if num_logits:
+            self.sampling.upload(num_logits)
+            self.verification.upload()
+
+    def _download(self, num_logits: int, num_verified: int) -> None:
+        """Fetch the results of a logits batch and wait for them, after its last launch."""
+        self.sampling.download(num_logits)
+        self.verification.download(num_verified, num_logits)
+        self._backend.synchronize()
+
     def _shift_logits_rows(self, num_sampled: int, num_rows: int) -> None:
         """Move the row numbers of the next logits batch to the front, over those that have been sampled."""
         rows = self.batch.buffers.logits_rows.array
@@ -339,44 +350,3 @@ def _set_error(result: RequestResult, request: Request, status: RowStatus) -> No
         result.error_type = "no_token"
         if request.constraint is not None and request.constraint.error:
             result.error = f"{result.error}: {request.constraint.error}"
-
-
-def split_logits_batches(plan: StepPlan, capacity: int) -> list[list[LogitsRange]]:
-    """Split the rows with logits into batches of at most `capacity` rows, in order; verification rows stay together.
-
-    Returns:
-        At least one batch; it is empty if no row needs logits.
-    """
-    ranges = _logits_ranges(plan)
-    if sum([rows.num_rows for rows in ranges]) <= capacity:
-        return [ranges]
-    return list(_split(ranges, capacity))
-
-
-def _split(ranges: list[LogitsRange], capacity: int) -> Iterator[list[LogitsRange]]:
-    batch: list[LogitsRange] = []
-    room = capacity
-    for rows in ranges:
-        if rows.num_rows > room and not rows.is_prompt:
-            yield batch
-            batch, room = [], capacity
-        while rows.num_rows > room:
-            yield [*batch, replace(rows, num_rows=room)] if room else batch
-            rows = replace(rows, position=rows.position + room, num_rows=rows.num_rows - room)
-            batch, room = [], capacity
-        batch.append(rows)
-        room -= rows.num_rows
-    yield batch
-
-
-def _logits_ranges(plan: StepPlan) -> list[LogitsRange]:
-    """Return the ranges of each request, in order: its prompt rows with logits, then its verification rows."""
-    ranges = []
-    for index, s in enumerate(plan.requests):
-        if s.num_prompt_logprob_rows:
-            end = s.num_computed_tokens + s.num_scheduled_tokens - s.num_verify_rows
-            first = end - s.num_prompt_logprob_rows
-            ranges.append(LogitsRange(index, s.num_prompt_logprob_rows, is_prompt=True, position=first))
-        if s.num_verify_rows:
-            ranges.append(LogitsRange(index, s.num_verify_rows))
-    return ranges

@@ -9,7 +9,7 @@ import pytest
 from fastdeploy.core.request import Draft, GenerationRequest, Request
 from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import ScheduledRequest, StepPlan
-from fastdeploy.worker.model_runner import split_logits_batches
+from fastdeploy.worker.logits_batches import split_logits_batches
 
 
 def plan(num_scheduled: list[int], num_prompt: list[int], num_verify: list[int]) -> StepPlan:

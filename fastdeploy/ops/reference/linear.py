@@ -9,6 +9,7 @@ import paddle
 
 from fastdeploy.ops.reference.norm import normalise
 from fastdeploy.ops.reference.quantization import dequantize_rows, dequantize_weight
+from fastdeploy.ops.registry import selected_backend
 
 if TYPE_CHECKING:
     from fastdeploy.ops.linear import PackedLinear, WeightPiece
@@ -28,6 +29,8 @@ def pack_linear(
         weight = paddle.concat([piece.rows() for piece in weight])
     n, k = weight.shape[0] // (2 if is_gated else 1), weight.shape[1]
     data = weight if quantization == "none" else dequantize_weight(weight.astype("float32"), quantization)
+    place = selected_backend().place
+    data, bias = place(data), None if bias is None else place(bias)
     return PackedLinear(data, bias, k, n, str(weight.dtype).removeprefix("paddle."), quantization, is_gated)
 
 

@@ -263,6 +263,7 @@ class Drafter:
             table[count] = self._num_blocks + index  # the scratch block
             count += 1
         self.loop.batch.buffers.num_blocks.array[index] = count
+        self.loop.batch.note_changed_table(index)
 
     def _fill(self, targets: Sequence[tuple[Request, int]]) -> None:
         """Fill the caches of each request up to a position, in as many rounds through all stages as necessary.

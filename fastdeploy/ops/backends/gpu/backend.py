@@ -27,9 +27,10 @@ from fastdeploy.ops.backends.gpu import (
     sampling,
     verify,
 )
-from fastdeploy.ops.backends.gpu.graph import BucketedGraphs
+from fastdeploy.ops.backends.gpu.graph import DEFAULT_BUCKETS, BucketedGraphs
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
 from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
+from fastdeploy.ops.registry import is_exact
 
 _FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -46,6 +47,7 @@ class GpuBackend(Backend):
 
     device = "gpu"
     kernels = _KERNELS
+    shares_memory = False
     kv_layout = "gpu"
 
     def __init__(self) -> None:
@@ -71,9 +73,14 @@ class GpuBackend(Backend):
             self.library.stream = self.library.make("fd_device_stream_create")
 
     def capture(self, function: StepFunction, max_rows: int, max_seqs: int) -> Graph:
-        """Capture what `function` launches, for each bucket of row counts at its first use."""
+        """Capture what `function` launches, for each bucket of row counts at its first use.
+
+        Nothing is captured if an operator runs its reference, because that runs on the host.
+        """
         assert self.library is not None
-        return BucketedGraphs(self.library, function, max_rows, max_seqs)
+        self.library.call("fd_device_sync")  # what Paddle has written is there, although its stream is another one
+        buckets = DEFAULT_BUCKETS if is_exact() else ()
+        return BucketedGraphs(self.library, function, max_rows, max_seqs, buckets)
 
     @contextmanager
     def on_host(self) -> Iterator[None]:

@@ -35,6 +35,7 @@ class Mirror:
         self.array: NDArray = np.frombuffer(memoryview(memory), dtype=kind, count=count).reshape(shape)
         self.array[...] = 0
         self.tensor: Tensor = paddle.zeros(list(shape), dtype=kind.name)
+        library.call("fd_device_sync")  # the zeros are there before another stream writes
         self._row_bytes = self.array[:1].nbytes if count else 0
 
     def upload(self, begin: int, end: int) -> None:

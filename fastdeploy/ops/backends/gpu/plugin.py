@@ -27,7 +27,9 @@ def prepare(device: str) -> None:
     if os.environ.get(_FOLDER) == folder:
         return
     if "paddle" in sys.modules:
-        raise ConfigError("device", f"{device} must be known before paddle is imported; import fastdeploy first")
+        raise ConfigError(
+            "device", f"{device} cannot be used any more, because paddle was imported before the LLM was created"
+        )
     os.environ[_FOLDER] = folder
     os.environ[_STRIDES] = "0"
 
