@@ -91,7 +91,7 @@ def read_env() -> Env:
         is_torch_forced=os.environ.get("FD_FOR_TORCH_MODEL_FORMAT", "") == "1",
         gpu_emulated=os.environ.get("FD_GPU_EMULATED", "0") == "1",
         emulation_checks=os.environ.get("FD_EMULATION_CHECKS", "0") == "1",
-        emulation_seed=_number("FD_EMULATION_SEED"),
+        emulation_seed=_number("FD_EMULATION_SEED", os.environ.get("FD_EMULATION_SEED", "0")),
         paddlenlp_python=os.environ.get("FD_PADDLENLP_PYTHON", ""),
         cache_dir=os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fastdeploy"),
         api_keys=keys,
@@ -103,8 +103,7 @@ def read_env() -> Env:
     )
 
 
-def _number(name: str) -> int:
-    value = os.environ.get(name, "0")
+def _number(name: str, value: str) -> int:
     if not value.isdecimal():
         raise ConfigError(name, f"expected an integer, got {value!r}")
     return int(value)
