@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by the other scripts: finds the prerequisites that pip cannot bring, makes .venv, installs into it.
-# Stamps in .venv name the sources of the installation, so that a second start installs nothing. FD_BUILD_PATHS (see
-# setup.py) is part of the library's stamp: tests never run on a library that holds one path only.
+# Stamps in .venv name the sources of the installation, so that a second start installs nothing. FD_BUILD_PATHS and
+# FD_BUILD_GPU (see setup.py) are part of the library's stamp: tests never run on a library that holds one path only.
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -41,7 +41,7 @@ digest_of() { # digest_of FILE...: digest of the files' contents
 }
 
 native_digest() { # digest of everything that the native libraries depend on, the paths to build excepted
-    (cd "$ROOT" && { cat setup.py fastdeploy/version.py && find custom_ops -type f -print0 | sort -z | xargs -0 cat; }) |
+    (cd "$ROOT" && { cat setup.py fastdeploy/version.py && find custom_ops -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 cat; }) |
         sha256sum | cut -d' ' -f1
 }
 
@@ -55,12 +55,12 @@ is_stamped() { # is_stamped STAMP TEXT...: the stamp holds one of the texts
 }
 
 ensure_environment() { # ensure_environment EXTRAS: .venv holds the package, editable, with these extras
-    local extras="$1" package library python
+    local extras="$1" package library python gpu="${FD_BUILD_GPU:-0}"
     export FD_BUILD_PATHS="${FD_BUILD_PATHS:-all}"
     package="$(digest_of requirements.txt pyproject.toml setup.py fastdeploy/version.py)"
     library="$(native_digest)"
     if is_supported_python "$VENV/bin/python" && is_stamped ".installed-${extras:-base}" "$package" &&
-        is_stamped .library "$library all" "$library $FD_BUILD_PATHS"; then
+        is_stamped .library "$library all $gpu" "$library $FD_BUILD_PATHS $gpu"; then
         return
     fi
     python="$(find_python)"
@@ -72,7 +72,7 @@ ensure_environment() { # ensure_environment EXTRAS: .venv holds the package, edi
     rm -f "$VENV/.library"
     install_package "$extras"
     echo "$package" >"$VENV/.installed-${extras:-base}"
-    echo "$library $FD_BUILD_PATHS" >"$VENV/.library"
+    echo "$library $FD_BUILD_PATHS $gpu" >"$VENV/.library"
 }
 
 install_package() { # without build isolation: it would fetch Paddle a second time

@@ -32,7 +32,7 @@ int fd_device_count(int* count) { return check("cudaGetDeviceCount", cudaGetDevi
 
 int fd_device_properties(int device, FdDeviceProperties* properties) {
   cudaDeviceProp found;
-  if (check("cudaGetDeviceProperties", cudaGetDeviceProperties(&found, device)) != 0) return 1;
+  if (check("cudaGetDeviceProperties", cudaGetDeviceProperties(&found, device)) != 0) return fd::gpu::kDeviceFailed;
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "%s", found.name);
   properties->architecture = found.major * 10 + found.minor;
@@ -45,11 +45,11 @@ int fd_device_properties(int device, FdDeviceProperties* properties) {
 int fd_device_memory(int device, int64_t* free_bytes, int64_t* total_bytes) {
   int present = 0;
   size_t free_now = 0, total = 0;
-  if (check("cudaGetDevice", cudaGetDevice(&present)) != 0 || fd_device_set(device) != 0) return 1;
+  if (check("cudaGetDevice", cudaGetDevice(&present)) != 0 || fd_device_set(device) != 0) return fd::gpu::kDeviceFailed;
   const int code = check("cudaMemGetInfo", cudaMemGetInfo(&free_now, &total));
   *free_bytes = static_cast<int64_t>(free_now);
   *total_bytes = static_cast<int64_t>(total);
-  return fd_device_set(present) != 0 ? 1 : code;
+  return fd_device_set(present) != 0 ? fd::gpu::kDeviceFailed : code;
 }
 
 int fd_device_set(int device) { return check("cudaSetDevice", cudaSetDevice(device)); }
@@ -97,10 +97,11 @@ int fd_device_graph_begin(void* stream) {
 }
 int fd_device_graph_end(void* stream, void** graph) {
   cudaGraph_t captured = nullptr;
-  if (check("cudaStreamEndCapture", cudaStreamEndCapture(stream_of(stream), &captured)) != 0) return 1;
+  if (check("cudaStreamEndCapture", cudaStreamEndCapture(stream_of(stream), &captured)) != 0)
+    return fd::gpu::kDeviceFailed;
   const int code =
       check("cudaGraphInstantiate", cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(graph), captured, 0));
-  return check("cudaGraphDestroy", cudaGraphDestroy(captured)) != 0 ? 1 : code;
+  return check("cudaGraphDestroy", cudaGraphDestroy(captured)) != 0 ? fd::gpu::kDeviceFailed : code;
 }
 int fd_device_graph_launch(void* graph, void* stream) {
   return check("cudaGraphLaunch", cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));

@@ -30,9 +30,10 @@ def test_table_of_variables_holds_what_the_sources_read() -> None:
     root = Path(fastdeploy.__file__).parents[1]
     python = (root / "fastdeploy" / "config" / "env.py").read_text().partition("def read_env")[2]
     native = "".join(file.read_text() for file in (root / "custom_ops" / "common").glob("*.cc"))
-    build = (root / "setup.py").read_text()
+    tools = (root / "custom_ops" / "tools").glob("*.py")
+    build = "".join(file.read_text() for file in (root / "setup.py", *tools))
     read = {
-        *re.findall(r'environ.get\("(FD_\w+)"', python + build),
+        *re.findall(r'(?:environ.get|_number)\("(FD_\w+)"', python + build),
         *re.findall(r'getenv\("(FD_\w+)"', native),
         "FD_API_KEY",
     }

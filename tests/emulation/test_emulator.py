@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from custom_ops.tools.emulated_library import build_emulated
 
 HERE = Path(__file__).parent
 SEEDS = range(4)
@@ -79,8 +80,7 @@ class Kernel:
     """The kernel of kernel.cc with its inputs, whose products and sums are integers that fp32 represents."""
 
     def __init__(self, has_checks: bool) -> None:
-        build = runpy.run_path(str(HERE.parents[1] / "setup.py"))
-        path = build["build_emulated"](f"test_kernel_{has_checks}", [HERE / "kernel.cc"], has_checks)
+        path = build_emulated(f"test_kernel_{has_checks}", [HERE / "kernel.cc"], has_checks)
         self.library = ctypes.CDLL(str(path))
         self.library.fd_emulation_fault.restype = ctypes.c_char_p
         self.has_checks = has_checks

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -15,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from custom_ops.tools.emulated_library import build_emulated
+
 HERE = Path(__file__).parent
 SIZE = 100
 SUM = np.arange(SIZE, dtype=np.float32) * 3
 
 
 def build(name: str, has_paddle_device: bool = False) -> Path:
-    setup = runpy.run_path(str(HERE.parents[1] / "setup.py"))
-    return Path(setup["build_emulated"](name, [HERE / "kernel.cc"], True, has_paddle_device))
+    return build_emulated(name, [HERE / "kernel.cc"], True, has_paddle_device)
 
 
 class DeviceError(Exception):

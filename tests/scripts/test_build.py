@@ -31,7 +31,7 @@ def test_every_progress_line_is_one_write(
     source.write_text("")
     names = [f"a{number}" for number in range(8)]
     jobs = [build["Job"](name, tmp_path / name, [sys.executable, "-c", "", str(source)]) for name in names]
-    monkeypatch.setitem(build["compile_all"].__globals__, "run", lambda command, target: None)
+    monkeypatch.setitem(build["compile_all"].__globals__, "run", lambda command, target, log: None)
     build["compile_all"](jobs)
     monkeypatch.undo()
     assert sorted(written) == [f"[{number}/8] {name}\n" for number, name in enumerate(names, 1)]

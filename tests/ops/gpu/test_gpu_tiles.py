@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from custom_ops.tools.emulated_library import build_emulated
 from tests.ops.gpu.emulated import SEEDS
 
 HERE = Path(__file__).parent
@@ -21,8 +21,7 @@ class Tiles:
     """The kernels of tiles.cc."""
 
     def __init__(self) -> None:
-        build = runpy.run_path(str(HERE.parents[2] / "setup.py"))
-        self.library = ctypes.CDLL(str(build["build_emulated"]("test_tiles", [HERE / "tiles.cc"], has_checks=True)))
+        self.library = ctypes.CDLL(str(build_emulated("test_tiles", [HERE / "tiles.cc"], has_checks=True)))
         self.library.fd_emulation_fault.restype = ctypes.c_char_p
 
     def run(self, name: str, a: np.ndarray, b: np.ndarray, out: np.ndarray, *sizes: int) -> np.ndarray:

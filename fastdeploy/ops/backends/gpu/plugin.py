@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from fastdeploy.config.env import read_env
@@ -57,8 +57,10 @@ def build_emulated(has_checks: bool) -> Path:
     Raises:
         ConfigError: there are no sources.
     """
-    script = _PACKAGE.parent / "setup.py"
-    if not script.exists():
+    checkout = _PACKAGE.parent
+    if not (checkout / "custom_ops").exists():
         raise ConfigError("FD_GPU_EMULATED", "needs a checkout, whose kernels are compiled for the emulator")
-    path: Path = runpy.run_path(str(script))["build_emulated_gpu"](has_checks)
+    if str(checkout) not in sys.path:
+        sys.path.append(str(checkout))
+    path: Path = import_module("custom_ops.tools.emulated_library").build_emulated_gpu(has_checks)
     return path
