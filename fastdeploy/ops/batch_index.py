@@ -10,6 +10,7 @@ logits_rows        3  4              5 6 7         the last num_logits rows of e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import paddle
@@ -181,6 +182,15 @@ def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> Non
     _VIRTUAL_PADDING.run(buffers, num_seqs, block_size)
 
 
+def shift_logits_rows(buffers: StepBuffers, num_sampled: int, num_rows: int) -> None:
+    """Move logits_rows[num_sampled : num_sampled + num_rows] to the front, over those that have been sampled.
+
+    Raises:
+        ValueError: logits_rows has fewer entries.
+    """
+    _SHIFT_LOGITS_ROWS.run(buffers, num_sampled, num_rows)
+
+
 def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:
     buffers = StepBuffers(16, 4, 8)
     buffers.num_scheduled.array[:] = [5, 1, 3, 2]
@@ -198,4 +208,18 @@ def _example(lookup: Lookup) -> Sequence[paddle.Tensor]:
     ]
 
 
+def _shift_example(num_sampled: int, num_rows: int, lookup: Lookup) -> Sequence[paddle.Tensor]:
+    buffers = StepBuffers(40, 4, 8)
+    buffers.logits_rows.array[:] = np.random.default_rng(2).permutation(40)
+    lookup("shift_logits_rows")(buffers, num_sampled, num_rows)
+    return [buffers.logits_rows.tensor]
+
+
 _VIRTUAL_PADDING = register(OpEntry("virtual_padding", reference.virtual_padding, examples=[_example]))
+_SHIFT_LOGITS_ROWS = register(
+    OpEntry(
+        "shift_logits_rows",
+        reference.shift_logits_rows,
+        examples=[partial(_shift_example, *counts) for counts in ((3, 20), (20, 20), (40, 0))],
+    )
+)

@@ -23,7 +23,7 @@ from fastdeploy.core.faults import fault_point
 from fastdeploy.core.request import Request
 from fastdeploy.core.step import RequestResult, StepPlan
 from fastdeploy.ops.attention import AttentionMetadata, KVCache
-from fastdeploy.ops.batch_index import BatchIndex, virtual_padding
+from fastdeploy.ops.batch_index import BatchIndex, shift_logits_rows, virtual_padding
 from fastdeploy.ops.block_moves import BlockRegions
 from fastdeploy.ops.buffer import HostBuffer
 from fastdeploy.ops.gather import gather_rows
@@ -157,7 +157,7 @@ class ModelRunner:
             if not self._shares_memory:
                 self._upload(0 if num_sampled else num_rows, len(plan.requests), num_logits)
             if num_sampled:
-                self._shift_logits_rows(num_sampled, num_logits)
+                shift_logits_rows(self.batch.buffers, num_sampled, num_logits)
             else:
                 self._forward.run(num_rows, len(plan.requests))
             if logits_batch:
@@ -287,11 +287,6 @@ class ModelRunner:
         self.sampling.download(num_logits)
         self.verification.download(num_verified, num_logits)
         self._backend.synchronize()
-
-    def _shift_logits_rows(self, num_sampled: int, num_rows: int) -> None:
-        """Move the row numbers of the next logits batch to the front, over those that have been sampled."""
-        rows = self.batch.buffers.logits_rows.array
-        rows[:num_rows] = rows[num_sampled : num_sampled + num_rows]
 
     def _read_tokens(self, plan: StepPlan, verified: list[LogitsRange], results: list[RequestResult]) -> None:
         """Read the emitted tokens of each verified request: those before its first row that could not be sampled."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual padding in NumPy, on the host buffers themselves."""
+"""Index arrays of a step in NumPy, on the host buffers themselves."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def virtual_padding(buffers: StepBuffers, num_seqs: int, block_size: int) -> Non
     buffers.positions.array[:rows] = positions
     buffers.slot_mapping.array[:rows] = slots
     buffers.logits_rows.array[: is_wanted.sum()] = np.flatnonzero(is_wanted)
+
+
+def shift_logits_rows(buffers: StepBuffers, num_sampled: int, num_rows: int) -> None:
+    """As `fastdeploy.ops.batch_index.shift_logits_rows`."""
+    rows = buffers.logits_rows.array
+    if num_sampled + num_rows > len(rows):
+        raise ValueError(f"shift_logits_rows: num_rows: expected at most {len(rows) - num_sampled}, got {num_rows}")
+    rows[:num_rows] = rows[num_sampled : num_sampled + num_rows]

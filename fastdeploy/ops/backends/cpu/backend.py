@@ -42,6 +42,7 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "rms_norm": norm.rms_norm,
     "sample": sampling.sample,
     "scatter_rows": gather.scatter_rows,
+    "shift_logits_rows": batch_index.shift_logits_rows,
     "verify_draft_tokens": verify.verify_draft_tokens,
     "virtual_padding": batch_index.virtual_padding,
 }
