@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What GCC calls for each access of code that it compiles with -fsanitize=thread. The library is linked without that
-// flag, so that these functions take the place of libtsan's.
+// What GCC calls for each access of code that it compiles with -fsanitize=thread, and for shifts, divisions and
+// conversions without a defined result: an x86 processor and a GPU return different ones. The library is linked without
+// that flag, so that these functions take the place of libtsan's and libubsan's.
 
 #include <dlfcn.h>
 #include <link.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -50,6 +52,20 @@ void check_range(void* address, size_t bytes, bool is_write, const void* place) 
   const size_t misalignment = (reinterpret_cast<uintptr_t>(address) | bytes) % 4;
   const size_t word = misalignment == 0 ? 4 : misalignment == 2 ? 2 : 1;
   for (size_t i = 0; i < bytes; i += word) check(static_cast<char*>(address) + i, word, is_write, place);
+}
+
+// The beginning of what GCC passes with an undefined operation.
+struct UndefinedOperation {
+  const char* file;
+  uint32_t line, column;
+};
+
+void refuse(const void* data, const char* what) {
+  const auto* operation = static_cast<const UndefinedOperation*>(data);
+  Machine& self = machine();
+  if (self.is_running()) self.fail(what, {operation->file, static_cast<int>(operation->line)});
+  std::fprintf(stderr, "%s:%u: %s\n", operation->file, operation->line, what);
+  std::abort();
 }
 
 // Returns the first line that addr2line prints about a code address minus `offset`.
@@ -120,3 +136,13 @@ extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}
 extern "C" void __tsan_vptr_update(void**, void*) {}
+
+extern "C" void __ubsan_handle_shift_out_of_bounds(void* data, void*, void*) {
+  fd::gpu::emulation::refuse(data, "shifts by a negative number or by at least the width of the value");
+}
+extern "C" void __ubsan_handle_divrem_overflow(void* data, void*, void*) {
+  fd::gpu::emulation::refuse(data, "divides an integer by zero");
+}
+extern "C" void __ubsan_handle_float_cast_overflow(void* data, void*) {
+  fd::gpu::emulation::refuse(data, "converts a number to an integer type that cannot hold it");
+}

@@ -35,7 +35,9 @@ std::string Machine::find_broken_limit(const Launch& launch) const {
            std::to_string(launch.block_size);
   if (launch.grid.x == 0 || launch.grid.y == 0 || launch.grid.z == 0) return "the grid is empty";
   if (launch.grid.x > 0x7FFFFFFFu || launch.grid.y > card_.max_grid_yz || launch.grid.z > card_.max_grid_yz)
-    return "the grid is too large";
+    return "the y and z of a grid are at most " + std::to_string(card_.max_grid_yz) + ", and x less than 2^31, got (" +
+           std::to_string(launch.grid.x) + ", " + std::to_string(launch.grid.y) + ", " + std::to_string(launch.grid.z) +
+           ")";
   if (launch.shared_bytes > card_.max_shared_bytes)
     return "a block has at most " + std::to_string(card_.max_shared_bytes) + " bytes of shared memory, got " +
            std::to_string(launch.shared_bytes);

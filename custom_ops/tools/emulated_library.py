@@ -22,12 +22,16 @@ from custom_ops.tools.compiler import (
 )
 from custom_ops.tools.gpu_library import gpu_kernels, version_flags
 
+CHECKS = ("-fsanitize=thread,shift-exponent,integer-divide-by-zero,float-cast-overflow",)
+"""What calls functions of custom_ops/emulation/hooks.cc: accesses, and operations whose results differ on a GPU."""
+
 
 def build_emulated(name: str, kernels: list[Path], has_checks: bool, has_paddle_device: bool = False) -> Path:
     """Compile GPU kernels for the emulator and link them with it; return the library.
 
     Args:
-        has_checks: each access of a kernel calls the emulator, which compares it with those before it.
+        has_checks: each access of a kernel calls the emulator, which compares it with those before it, and so does each
+            shift, division and conversion that is undefined.
         has_paddle_device: the library is a plug-in that makes the emulated device known to Paddle.
     """
     common = [*COMPILER, "-std=c++17", "-fPIC", "-pthread", "-g", "-Wall", "-Icustom_ops", "-ffp-contract=off"]
@@ -35,7 +39,7 @@ def build_emulated(name: str, kernels: list[Path], has_checks: bool, has_paddle_
     flags_of = {path: ["-O2"] for path in (*folder("emulation"), OPS / "gpu_ops" / "errors.cc", *kernels)}
     flags_of[OPS / "common" / "version.cc"] = version_flags()
     if has_checks:
-        flags_of |= {path: ["-O1", "-fsanitize=thread"] for path in kernels}
+        flags_of |= {path: ["-O1", *CHECKS] for path in kernels}
     if has_paddle_device:
         flags_of[OPS / "gpu_ops" / "paddle_device.cc"] = ["-O2", *paddle_include_flags()]
     jobs = []

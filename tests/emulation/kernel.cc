@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A small kernel that uses every operation of device.h, and the ways to break it that the emulator must refuse; at the
-// end one that adds two arrays, for tests of streams.
+// end one that adds two arrays, for tests of streams, and one that counts its blocks, for tests of limits and order.
 //
 // out[16, 8] = a[16, K] b[8, K]^T in bfloat16, K cut into pieces of kPiece: each block computes one piece, the block
 // that arrives last adds the pieces in order. counts[s] are the numbers of negative (0) and other (1) sums of pieces.
@@ -49,6 +49,10 @@ enum Mutant : int {
   kEmptyGrid,
   kCopyNeverAwaited,
   kWrongBarrier,
+  kDivisionByZero,
+  kShiftByWidth,
+  kFloatOutOfRange,
+  kNotANumber,
   kNumMutants
 };
 
@@ -116,6 +120,16 @@ FD_DEVICE void count_signs(float value, int32_t* counts) {
   if (kMutant == kReadsCounter && counts[0] < 0) counts[1] = 0;
 }
 
+// Integer operations whose results on a GPU differ from those of a CPU.
+template <int kMutant>
+FD_DEVICE int undefined(int zero) {
+  if (kMutant == kDivisionByZero) return 7 / zero;
+  if (kMutant == kShiftByWidth) return 7 >> (zero + 32);
+  if (kMutant == kFloatOutOfRange) return static_cast<int>(2147483648.0f + static_cast<float>(zero));
+  if (kMutant == kNotANumber) return static_cast<int>(static_cast<float>(zero) / static_cast<float>(zero));
+  return 0;
+}
+
 template <int kMutant>
 FD_KERNEL void product(In<uint16_t> a, In<uint16_t> b, Scratch<float> pieces, Out<int32_t> arrivals,
                        Out<int32_t> counts, Out<float> out, int k) {
@@ -124,6 +138,7 @@ FD_KERNEL void product(In<uint16_t> a, In<uint16_t> b, Scratch<float> pieces, Ou
   const int num_pieces = static_cast<int>(grid_size().x);
   const int num_stages = kPiece / kStage + (kMutant == kOneStageTooMany ? 1 : 0);
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  sum[0] = static_cast<float>(undefined<kMutant>(num_pieces - static_cast<int>(grid_size().x))) * 0.0f;
   if (kMutant == kScratchBeforeWritten) sum[0] = pieces.data[piece * kOutputs] * 0.0f;
   fetch<kMutant>(shared, 0, a.data, b.data, piece * kPiece, k);
   for (int stage = 0; stage < num_stages; ++stage) {
@@ -179,6 +194,14 @@ FD_KERNEL void add(In<float> a, In<float> b, Out<float> out, int n) {
   if (i < n) out.data[i] = a.data[i] + b.data[i];
 }
 
+// Counts blocks; the one that arrives last writes its number.
+FD_KERNEL void count_blocks(Out<int32_t> arrivals, Out<int32_t> blocks, Out<int32_t> last) {
+  const Dim3 block = block_index(), grid = grid_size();
+  if (thread_index() == 0) atomic_add(blocks.data, 1);
+  if (last_block(arrivals.data, static_cast<int32_t>(grid.x * grid.y * grid.z)) && thread_index() == 0)
+    last.data[0] = static_cast<int32_t>((block.z * grid.y + block.y) * grid.x + block.x);
+}
+
 template <int kMutant>
 int run(const uint16_t* a, const uint16_t* b, float* pieces, int32_t* arrivals, int32_t* counts, float* out, int k) {
   const unsigned num_pieces = static_cast<unsigned>((k + kPiece - 1) / kPiece);
@@ -214,4 +237,11 @@ FD_EXPORT int fd_test_add(const float* a, const float* b, float* out, int n, voi
   const size_t size = static_cast<size_t>(n);
   return launch(add, {static_cast<unsigned>(n + 63) / 64, 1, 1}, 64, 0, stream, In<float>(a, size), In<float>(b, size),
                 Out<float>(out, size), n);
+}
+
+// result: the number of blocks that ran, and the last one.
+FD_EXPORT int fd_test_count_blocks(unsigned x, unsigned y, unsigned z, unsigned threads, size_t shared_bytes,
+                                   int32_t* arrivals, int32_t* result, void* stream) {
+  return launch(count_blocks, {x, y, z}, threads, shared_bytes, stream, Out<int32_t>(arrivals, 1),
+                Out<int32_t>(result, 1), Out<int32_t>(result + 1, 1));
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ HERE = Path(__file__).parent
 SEEDS = range(4)
 DEPTH = 528  # not a multiple of the piece of a block, nor of the stage of a loop; rows begin with a sector
 PIECES = 3
+FAR_BYTES = 8192  # more than a mutant misses an array by
 FAULT = re.compile(r"product<\d+>(?:: block \(\d, 0, 0\)(?:, thread \d+(?:, \S+kernel\.cc:\d+)?)?)?: (.+)")
 WRONG_RESULT = "a wrong result"
 NO_BARRIER, UNREADY = "without a barrier between them", "(?:asynchronous copy|nothing has written)"
@@ -53,6 +55,10 @@ REFUSED = {
     "empty grid": "the grid is empty",
     "copy that nobody awaits": "ends with asynchronous copies that nobody waits for",
     "another barrier": "waits at another barrier than other threads",
+    "division by zero": "divides an integer by zero",
+    "shift by the width": "shifts by a negative number or by at least the width",
+    "float beyond integers": "converts a number to an integer type that cannot hold it",
+    "conversion of NaN": "converts a number to an integer type that cannot hold it",
 }
 """What is broken, in the order of kernel.cc -> what the emulator says."""
 
@@ -68,9 +74,9 @@ class Result:
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """Return a copy that begins with a sector of memory, as allocations on a device do."""
-    memory = np.empty(array.nbytes + 64, np.uint8)
-    begin = -memory.ctypes.data % 64
+    """Return a copy that begins with a sector of memory, as allocations on a device do, far from all other arrays."""
+    memory = np.empty(array.nbytes + 64 + 2 * FAR_BYTES, np.uint8)
+    begin = FAR_BYTES + -(memory.ctypes.data + FAR_BYTES) % 64
     copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
@@ -90,8 +96,11 @@ class Kernel:
         sums = [self.a[:, i : i + 192] @ self.b[:, i : i + 192].T for i in range(0, DEPTH, 192)]
         self.num_negative = sum(int((part < 0).sum()) for part in sums)
 
-    def run(self, mutant: int = 0, seed: int = 0) -> Result:
+    def configure(self, seed: int) -> None:
         self.library.fd_emulation_configure(ctypes.c_uint64(seed), int(self.has_checks))
+
+    def run(self, mutant: int = 0, seed: int = 0) -> Result:
+        self.configure(seed)
         a, b = (aligned((matrix.view(np.uint32) >> 16).astype(np.uint16)) for matrix in (self.a, self.b))
         pieces, out = (aligned(np.full(shape, np.nan, np.float32)) for shape in ((PIECES, 128), (16, 8)))
         arrivals, counts = np.zeros(1, np.int32), np.zeros(2, np.int32)
@@ -100,10 +109,25 @@ class Kernel:
         fault = self.library.fd_emulation_fault().decode() if failed else ""
         return Result(fault, out, counts.tolist(), int(arrivals[0]))
 
+    def count_blocks(
+        self, grid: tuple[int, int, int], threads: int = 32, shared_bytes: int = 0
+    ) -> tuple[int, int, str]:
+        """Return the number of blocks that ran, the last of them, and the fault."""
+        arrivals, result = np.zeros(1, np.int32), np.array([0, -1], np.int32)
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (arrivals, result)]
+        failed = self.library.fd_test_count_blocks(*grid, threads, ctypes.c_size_t(shared_bytes), *pointers, None)
+        fault = self.library.fd_emulation_fault().decode() if failed else ""
+        return int(result[0]), int(result[1]), fault
+
 
 @pytest.fixture(scope="module")
 def checked() -> Kernel:
     return Kernel(has_checks=True)
+
+
+@pytest.fixture(scope="module")
+def fast() -> Kernel:
+    return Kernel(has_checks=False)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["checked", "fast"])
@@ -156,3 +180,62 @@ def test_a_fault_does_not_disturb_the_next_launch(checked: Kernel) -> None:
     run: Callable[..., Result] = checked.run
     assert run(mutant=2).fault
     np.testing.assert_array_equal(run().out, checked.product)
+
+
+TOO_MUCH = [
+    ({"grid": (1, 1, 1), "threads": 1056}, "a block has whole warps and at most 1024 threads, got 1056"),
+    ({"grid": (1, 1, 1), "threads": 0}, "a block has whole warps and at most 1024 threads, got 0"),
+    ({"grid": (1, 65536, 1)}, "the y and z of a grid are at most 65535, and x less than 2^31, got (1, 65536, 1)"),
+    ({"grid": (1, 1, 65536)}, "the y and z of a grid are at most 65535, and x less than 2^31, got (1, 1, 65536)"),
+    ({"grid": (2**31, 1, 1)}, "the y and z of a grid are at most 65535, and x less than 2^31, got (2147483648, 1, 1)"),
+    *[({"grid": grid}, "the grid is empty") for grid in ((0, 1, 1), (1, 0, 1), (1, 1, 0))],
+    (
+        {"grid": (1, 1, 1), "shared_bytes": 99 * 1024 + 1},
+        "a block has at most 101376 bytes of shared memory, got 101377",
+    ),
+]
+
+
+@pytest.mark.parametrize(("launch", "expected"), TOO_MUCH)
+def test_a_launch_beyond_the_limits_of_the_card_is_refused(kernel: Kernel, launch: dict, expected: str) -> None:
+    assert kernel.count_blocks(**launch) == (0, -1, f"count_blocks: {expected}")
+
+
+AT_THE_LIMITS = (
+    {"grid": (1, 65535, 1)},
+    {"grid": (1, 1, 65535)},
+    {"grid": (2, 3, 4), "threads": 1024, "shared_bytes": 99 * 1024},
+)
+
+
+@pytest.mark.parametrize("launch", AT_THE_LIMITS)
+def test_a_launch_at_the_limits_of_the_card_runs(fast: Kernel, launch: dict) -> None:
+    num_blocks, last, fault = fast.count_blocks(**launch)
+    assert (num_blocks, fault) == (np.prod(launch["grid"]), "")
+    assert 0 <= last < num_blocks
+
+
+def test_parameters_of_more_than_4_kib_do_not_compile(tmp_path: Path) -> None:
+    root = HERE.parents[1]
+    for words, is_refused in ((1023, False), (1025, True)):
+        source = tmp_path / "large.cc"
+        source.write_text(
+            f"""#include "gpu_ops/device.h"
+            struct Large {{ int words[{words}]; }};
+            FD_KERNEL void kernel(Large) {{}}
+            int run() {{ return fd::gpu::launch(kernel, {{1, 1, 1}}, 32, 0, nullptr, Large{{}}); }}"""
+        )
+        command = ["g++", "-std=c++17", "-Icustom_ops", "-fsyntax-only", str(source)]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert ("kMaxParameterBytes" in done.stderr) == is_refused == (done.returncode != 0)
+
+
+def test_the_seed_changes_the_order_of_blocks(kernel: Kernel) -> None:
+    def run(seed: int) -> int:
+        kernel.library.fd_emulation_reset_counters()  # every launch of a process has an order of its own
+        kernel.configure(seed)
+        return kernel.count_blocks((8, 1, 1))[1]
+
+    last = [run(seed) for seed in range(20)]
+    assert [run(seed) for seed in range(20)] == last
+    assert len(set(last)) > 4
