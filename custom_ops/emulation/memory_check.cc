@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulation/memory_check.h"
 
+#include <algorithm>
+
 namespace fd::gpu::emulation {
 namespace {
 
@@ -17,17 +19,20 @@ std::string thread_text(uint16_t thread) { return "thread " + std::to_string(thr
 }  // namespace
 
 void BlockOrder::begin(uint32_t num_blocks) {
-  counters_.assign(num_blocks, nullptr);
-  is_last_.assign(num_blocks, false);
+  counters_.assign(num_blocks, {});
+  last_at_.assign(num_blocks, {});
 }
 
 void BlockOrder::arrive(uint32_t block, const void* counter, bool is_last) {
-  counters_[block] = counter;
-  is_last_[block] = is_last;
+  counters_[block].push_back(counter);
+  if (is_last) last_at_[block].push_back(counter);
 }
 
-bool BlockOrder::is_before(uint32_t earlier, bool was_after_arrival, uint32_t later) const {
-  return !was_after_arrival && is_last_[later] && counters_[earlier] == counters_[later];
+bool BlockOrder::is_before(uint32_t earlier, uint32_t num_arrivals, uint32_t later) const {
+  const auto& arrived = counters_[earlier];
+  for (const void* counter : last_at_[later])
+    if (std::find(arrived.begin() + num_arrivals, arrived.end(), counter) != arrived.end()) return true;
+  return false;
 }
 
 void Shadow::allocate() {
@@ -45,7 +50,7 @@ std::string Shadow::read(uintptr_t address, size_t bytes, const Accessor& who, c
     if (cell->is_written) {
       if (is_readonly) return "reads as read-only what this launch writes";
       const uint32_t block = cell->write_block - 1;
-      if (block != who.block && !order.is_before(block, cell->was_write_late, who.block))
+      if (block != who.block && !order.is_before(block, cell->write_arrivals, who.block))
         return "reads what block " + std::to_string(block) + " writes in this launch";
       if (block == who.block && !is_ordered(cell->writer, cell->write_barriers, cell->write_warp_barriers, who))
         return "reads what " + thread_text(cell->writer) + " has written, without a barrier between them";
@@ -60,7 +65,7 @@ std::string Shadow::read(uintptr_t address, size_t bytes, const Accessor& who, c
 void Shadow::note_read(Cell& cell, const Accessor& who, const BlockOrder& order) {
   const uint32_t block = who.block + 1;
   if (cell.read_block != 0 && cell.read_block != block) {
-    if (!order.is_before(cell.read_block - 1, cell.was_read_late, who.block)) {
+    if (!order.is_before(cell.read_block - 1, cell.read_arrivals, who.block)) {
       cell.read_block = kSeveralBlocks;
       return;
     }
@@ -75,7 +80,7 @@ void Shadow::note_read(Cell& cell, const Accessor& who, const BlockOrder& order)
   cell.read_warp = static_cast<uint8_t>(who.thread / kWarpSize);
   cell.read_barriers = who.barriers;
   cell.read_warp_barriers = who.warp_barriers;
-  cell.was_read_late = order.has_arrived(who.block);
+  cell.read_arrivals = order.num_arrivals(who.block);
 }
 
 std::string Shadow::check_write(Cell& cell, const Accessor& who, const BlockOrder& order) const {
@@ -83,7 +88,7 @@ std::string Shadow::check_write(Cell& cell, const Accessor& who, const BlockOrde
   if (cell.is_atomic) return "writes a counter that this launch changes atomically";
   if (cell.is_written) {
     const uint32_t block = cell.write_block - 1;
-    if (block != who.block && !order.is_before(block, cell.was_write_late, who.block))
+    if (block != who.block && !order.is_before(block, cell.write_arrivals, who.block))
       return "writes what block " + std::to_string(block) + " has written in this launch";
     if (block == who.block && !is_ordered(cell.writer, cell.write_barriers, cell.write_warp_barriers, who))
       return "writes what " + thread_text(cell.writer) + " has written, without a barrier between them";
@@ -92,7 +97,7 @@ std::string Shadow::check_write(Cell& cell, const Accessor& who, const BlockOrde
   if (cell.read_block == kSeveralBlocks) return "writes what several blocks have read in this launch";
   const uint32_t block = cell.read_block - 1;
   if (block != who.block) {
-    const bool is_before = order.is_before(block, cell.was_read_late, who.block);
+    const bool is_before = order.is_before(block, cell.read_arrivals, who.block);
     return is_before ? "" : "writes what block " + std::to_string(block) + " has read in this launch";
   }
   if (cell.read_barriers < who.barriers || cell.reader == who.thread) return "";
@@ -112,7 +117,7 @@ std::string Shadow::write(uintptr_t address, size_t bytes, const Accessor& who, 
     cell->writer = who.thread;
     cell->write_barriers = who.barriers;
     cell->write_warp_barriers = who.warp_barriers;
-    cell->was_write_late = order.has_arrived(who.block);
+    cell->write_arrivals = order.num_arrivals(who.block);
   }
   return "";
 }

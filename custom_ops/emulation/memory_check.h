@@ -22,19 +22,19 @@ struct Accessor {
   uint32_t barriers, warp_barriers;
 };
 
-// Whether what block `earlier` did, before (phase 0) or after (phase 1) it arrived at a counter, comes before what
-// block `later` does now.
+// Which blocks have arrived at which counters, in order. What block `earlier` did after `num_arrivals` arrivals comes
+// before what block `later` does now if `earlier` arrived after that at a counter at which `later` was the last.
 class BlockOrder {
  public:
   void begin(uint32_t num_blocks);
   // Notes that a block has arrived at a counter; the last one sees what the others did before.
   void arrive(uint32_t block, const void* counter, bool is_last);
-  bool is_before(uint32_t earlier, bool was_after_arrival, uint32_t later) const;
-  bool has_arrived(uint32_t block) const { return counters_[block] != nullptr; }
+  bool is_before(uint32_t earlier, uint32_t num_arrivals, uint32_t later) const;
+  uint32_t num_arrivals(uint32_t block) const { return static_cast<uint32_t>(counters_[block].size()); }
 
  private:
-  std::vector<const void*> counters_;
-  std::vector<bool> is_last_;
+  std::vector<std::vector<const void*>> counters_;  // at which each block has arrived
+  std::vector<std::vector<const void*>> last_at_;   // at which it was the last one
 };
 
 // What is known of two bytes.
@@ -43,11 +43,10 @@ struct Cell {
   uint32_t write_barriers = 0, write_warp_barriers = 0, read_barriers = 0, read_warp_barriers = 0;
   uint16_t writer = 0, reader = 0;  // threads; kSeveralLanes, kSeveralWarps: several readers since the last barrier
   uint8_t read_warp = 0;
-  bool is_written = false;      // in this launch
-  bool is_copied = false;       // an asynchronous copy is under way
-  bool is_atomic = false;       // changed by atomics in this launch
-  bool was_write_late = false;  // the writer's block had arrived at a counter
-  bool was_read_late = false;
+  bool is_written = false;                         // in this launch
+  bool is_copied = false;                          // an asynchronous copy is under way
+  bool is_atomic = false;                          // changed by atomics in this launch
+  uint32_t write_arrivals = 0, read_arrivals = 0;  // counters at which the block had arrived
 };
 
 // The cells of one array, or of a block's shared memory.

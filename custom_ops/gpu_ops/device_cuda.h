@@ -122,9 +122,11 @@ FD_DEVICE void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&
 FD_DEVICE void atomic_add(int32_t* counter, int32_t value) { atomicAdd(counter, value); }
 
 // Returns true in the block that arrives last of `count` blocks at a counter, which is 0 before the launch and after
-// it. What the others have written before they arrived can then be read. To be called by all threads of a block.
+// it. What the others have written before they arrived can then be read. To be called by all threads of a block, which
+// may arrive at several counters, one after another.
 FD_DEVICE bool last_block(int32_t* counter, int32_t count) {
   __threadfence();
+  __syncthreads();  // every thread's writes come before the arrival
   int32_t is_last = 0;
   if (threadIdx.x == 0) {
     is_last = atomicAdd(counter, 1) == count - 1;

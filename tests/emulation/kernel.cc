@@ -202,6 +202,23 @@ FD_KERNEL void count_blocks(Out<int32_t> arrivals, Out<int32_t> blocks, Out<int3
     last.data[0] = static_cast<int32_t>((block.z * grid.y + block.y) * grid.x + block.x);
 }
 
+// Each block arrives at two counters, one after the other; the last one at each adds what all have written before.
+// If `is_broken`, the second number is written after the second arrival.
+FD_KERNEL void arrive_twice(Scratch<int32_t> numbers, Out<int32_t> arrivals, Out<int32_t> sums, int is_broken) {
+  const int block = static_cast<int>(block_index().x), num_blocks = static_cast<int>(grid_size().x);
+  const bool is_first_thread = thread_index() == 0;
+  for (int i = 0; i < 2; ++i) {
+    int32_t* own = numbers.data + i * num_blocks;
+    if (is_first_thread && !(is_broken && i == 1)) own[block] = block + i;
+    const bool is_last = last_block(arrivals.data + i, num_blocks);
+    if (is_first_thread && is_broken && i == 1) own[block] = block + i;
+    if (!is_last || !is_first_thread) continue;
+    int32_t sum = 0;
+    for (int b = 0; b < num_blocks; ++b) sum += own[b];
+    sums.data[i] = sum;
+  }
+}
+
 template <int kMutant>
 int run(const uint16_t* a, const uint16_t* b, float* pieces, int32_t* arrivals, int32_t* counts, float* out, int k) {
   const unsigned num_pieces = static_cast<unsigned>((k + kPiece - 1) / kPiece);
@@ -244,4 +261,11 @@ FD_EXPORT int fd_test_count_blocks(unsigned x, unsigned y, unsigned z, unsigned 
                                    int32_t* arrivals, int32_t* result, void* stream) {
   return launch(count_blocks, {x, y, z}, threads, shared_bytes, stream, Out<int32_t>(arrivals, 1),
                 Out<int32_t>(result, 1), Out<int32_t>(result + 1, 1));
+}
+
+// numbers: [2, num_blocks]; arrivals, sums: [2].
+FD_EXPORT int fd_test_arrive_twice(int32_t* numbers, int32_t* arrivals, int32_t* sums, unsigned num_blocks,
+                                   int is_broken) {
+  return launch(arrive_twice, {num_blocks, 1, 1}, kWarpSize, 0, nullptr, Scratch<int32_t>(numbers, 2 * num_blocks),
+                Out<int32_t>(arrivals, 2), Out<int32_t>(sums, 2), is_broken);
 }

@@ -239,3 +239,17 @@ def test_the_seed_changes_the_order_of_blocks(kernel: Kernel) -> None:
     last = [run(seed) for seed in range(20)]
     assert [run(seed) for seed in range(20)] == last
     assert len(set(last)) > 4
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_blocks_that_arrive_at_several_counters_are_ordered_by_each(checked: Kernel, is_broken: bool) -> None:
+    for seed in SEEDS:
+        checked.configure(seed)
+        arrays = [np.zeros(size, np.int32) for size in (10, 2, 2)]
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in arrays]
+        failed = checked.library.fd_test_arrive_twice(*pointers, 5, int(is_broken))
+        if is_broken:
+            fault = checked.library.fd_emulation_fault().decode()
+            assert failed and re.search("nothing has written|writes in this launch", fault)
+        else:
+            assert not failed and arrays[2].tolist() == [10, 15]
