@@ -16,6 +16,7 @@ constexpr float kLn2 = 0x1.62e43p-1f;  // 2.7e-9 relative from ln 2: enough for 
 constexpr float kSqrtHalf = 0x1.6a09e6p-1f;
 constexpr uint32_t kSqrtHalfBits = 0x3f3504f3u;
 constexpr float kLargestGumbel = 22.875f;  // above all noise
+constexpr float kSmallestGumbel = -3.25f;  // below all noise
 
 // Returns k * ln 2 + log(1 + f) for f in [sqrt(1/2) - 1, sqrt(2) - 1]. The cubic remainder (log(1+f) - f + f^2/2) / f^3
 // is a minimax fit of degree 7; the relative error of the result is 5.9e-9.
@@ -70,6 +71,15 @@ FD_RULE typename L::F exponential_from_word(typename L::U x) {
 template <class L>
 FD_RULE typename L::F gumbel_from_word(typename L::U x) {
   return L::mul(log_positive<L>(exponential_from_word<L>(x)), L::set(-1.0f));
+}
+
+// Returns an upper bound of the noise of these words: noise = -log(-log1p(-w)) <= -log(w), and the bits of a float,
+// read as an integer, are a piecewise linear lower bound of its binary logarithm.
+template <class L>
+FD_RULE typename L::F noise_bound(typename L::U words) {
+  const typename L::U half = L::bit_and(L::template shift_right_signed<1>(words), L::set(0x7fffffffu));
+  const typename L::F linear = L::to_float(L::bits(L::to_float(half)));  // at most (log2(half) + 127) * 2^23
+  return L::fma(linear, L::set(-kLn2 * 0x1p-23f), L::set((31.0f + 127.0f) * kLn2 + 0.01f));
 }
 
 }  // namespace fd

@@ -39,6 +39,13 @@ struct ScalarLanes {
     return a * b;
 #endif
   }
+  static FD_RULE F div(F a, F b) {
+#if defined(__CUDA_ARCH__)
+    return __fdiv_rn(a, b);
+#else
+    return a / b;
+#endif
+  }
   static FD_RULE F fma(F a, F b, F c) {
 #if defined(__CUDA_ARCH__)
     return __fmaf_rn(a, b, c);

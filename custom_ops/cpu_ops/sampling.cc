@@ -15,7 +15,6 @@
 namespace fd {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kRandomRowCost = 8;     // time per id of a row with noise, relative to a greedy row
 constexpr float kMinCheckedTopP = 0.25f;  // above it, sampling first and checking top_p is faster than the exact cutoff
 
@@ -48,19 +47,6 @@ Scratch& scratch() {
   return instance;
 }
 
-// The sampling parameters of one row.
-struct RowParams {
-  const float* f;
-  const int64_t* i;
-  bool greedy() const { return !(f[kTemperature] >= kGreedyTemperature); }
-  bool penalised() const { return f[kRepetition] != 1.0f || f[kPresence] != 0.0f || f[kFrequency] != 0.0f; }
-  bool edits() const {
-    return penalised() || i[kBiasBegin] < i[kBiasEnd] || i[kBannedBegin] < i[kBannedEnd] || i[kMaskBegin] != kNoMask;
-  }
-  uint64_t seed() const { return static_cast<uint64_t>(i[kSeed]); }
-  uint64_t position() const { return static_cast<uint64_t>(i[kPosition]); }
-};
-
 // Edits single logits of a row and can undo the edits.
 class RowEditor {
  public:
@@ -71,11 +57,11 @@ class RowEditor {
   void apply(const RowParams& row, const SamplingInputs& in) {
     for (int64_t k = row.i[kBiasBegin]; k < row.i[kBiasEnd]; ++k) {
       const int32_t id = in.bias_ids[k];
-      if (is_valid(id)) set(id, logits_[id] + in.bias_values[k]);
+      if (is_token_id(id, vocab_size_)) set(id, logits_[id] + in.bias_values[k]);
     }
     if (row.penalised()) penalise(row, in.history);
     for (int64_t k = row.i[kBannedBegin]; k < row.i[kBannedEnd]; ++k) {
-      if (is_valid(in.banned_ids[k])) set(in.banned_ids[k], -kInfinity);
+      if (is_token_id(in.banned_ids[k], vocab_size_)) set(in.banned_ids[k], kMinusInfinity);
     }
   }
 
@@ -84,8 +70,6 @@ class RowEditor {
   }
 
  private:
-  bool is_valid(int32_t id) const { return id >= 0 && id < vocab_size_; }
-
   void set(int32_t id, float value) {
     s_.changes.push_back({id, logits_[id]});
     logits_[id] = value;
@@ -95,17 +79,14 @@ class RowEditor {
     s_.seen.clear();
     for (int64_t k = row.i[kHistoryBegin]; k < row.i[kHistoryEnd]; ++k) {
       const int32_t id = history[k];
-      if (!is_valid(id)) continue;
+      if (!is_token_id(id, vocab_size_)) continue;
       if (s_.counts[id] == 0) s_.seen.push_back(id);
       s_.counts[id] = (s_.counts[id] | 1) + (k >= row.i[kOutputBegin] ? 2 : 0);
     }
     for (int32_t id : s_.seen) {
       const int32_t occurrences = s_.counts[id] >> 1;
       s_.counts[id] = 0;
-      float x = logits_[id];
-      x = x > 0.0f ? x / row.f[kRepetition] : x * row.f[kRepetition];
-      if (occurrences > 0) x = std::fma(-row.f[kFrequency], static_cast<float>(occurrences), x - row.f[kPresence]);
-      set(id, x);
+      set(id, penalised_logit(logits_[id], row, occurrences));
     }
   }
 
@@ -124,16 +105,11 @@ int32_t first_id_of(const float* logits, int32_t num_ids, const float* block_max
 }
 
 Cutoff apply_top_k(const RowParams& params, const Row& row, Scratch& s) {
-  const int64_t k = params.i[kTopK];
-  return k > 0 && k < row.num_ids ? top_k_cutoff(k, row, s.filters) : kAllFinite;
+  return params.has_top_k(row.num_ids) ? top_k_cutoff(params.i[kTopK], row, s.filters) : kAllFinite;
 }
 
 Cutoff apply_min_p(const RowParams& params, const Row& row, Cutoff cutoff) {
-  return params.f[kMinP] >= std::numeric_limits<float>::min() ? min_p_cutoff(params.f[kMinP], row, cutoff) : cutoff;
-}
-
-int32_t num_ids_of(const int64_t* int_params, int64_t vocab_size) {
-  return static_cast<int32_t>(std::clamp<int64_t>(int_params[kVocabLimit], 0, vocab_size));
+  return params.has_min_p() ? min_p_cutoff(params.f[kMinP], row, cutoff) : cutoff;
 }
 
 struct SampledToken {
@@ -150,8 +126,8 @@ SampledToken sample_greedy(const RowParams& params, const Row& row) {
 // Returns whether the draft of the row is in the set allowed by the cutoff.
 bool draft_is_allowed(const RowParams& params, const Row& row, Cutoff cutoff) {
   const int64_t draft = params.i[kDraftId];
-  return draft >= 0 && draft < row.num_ids &&
-         is_allowed(cutoff, row.logits[draft] / row.temperature, static_cast<int32_t>(draft));
+  const float logit = draft >= 0 && draft < row.num_ids ? row.logits[draft] : kMinusInfinity;
+  return draft_survives(params, row.num_ids, cutoff, logit / row.temperature);
 }
 
 // If the best of all ids is within top_p, it is the best of the ids within top_p. If not, the best id before it is
@@ -171,13 +147,13 @@ SampledToken sample_then_check_top_p(const RowParams& params, const Row& row, Cu
 SampledToken sample_random(const RowParams& params, Row row, float* processed, Scratch& s) {
   row.temperature = params.f[kTemperature];
   row.largest /= row.temperature;
-  if (row.largest == kInfinity) return {-1, kRowNan, false};
+  if (status_of(row.largest) != kRowOk) return {-1, status_of(row.largest), false};
   for (int32_t b = 0; b < num_blocks(row.num_ids); ++b) s.block_max[b] /= row.temperature;
   Cutoff cutoff = apply_top_k(params, row, s);
   const float top_p = params.f[kTopP];
-  if (top_p >= kMinCheckedTopP && top_p < 1.0f && processed == nullptr)
+  if (params.has_top_p() && top_p >= kMinCheckedTopP && processed == nullptr)
     return sample_then_check_top_p(params, row, cutoff);
-  if (top_p < 1.0f) cutoff = top_p_cutoff(top_p, row, cutoff, s.filters);
+  if (params.has_top_p()) cutoff = top_p_cutoff(top_p, row, cutoff, s.filters);
   cutoff = apply_min_p(params, row, cutoff);
   const int32_t id = parallel_gumbel_argmax(row, cutoff, params.seed(), params.position());
   const SampledToken sampled = {id, kRowOk, draft_is_allowed(params, row, cutoff)};
@@ -198,12 +174,11 @@ float precomputed_block_maxima(const float* precomputed, const float* logits, in
 
 SampledToken sample_token(float* logits, int64_t vocab_size, const RowParams& params, const float* precomputed,
                           bool keep_processed, Scratch& s) {
-  const int32_t num_ids = num_ids_of(params.i, vocab_size);
+  const int32_t num_ids = params.num_ids(vocab_size);
   const float largest = precomputed != nullptr ? precomputed_block_maxima(precomputed, logits, num_ids, s)
                                                : parallel_block_maxima(logits, num_ids, s.block_max.data());
-  if (!(largest < kInfinity)) return {-1, kRowNan, false};
-  if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, -kInfinity);
-  if (largest == -kInfinity) return {-1, kRowEmpty, false};
+  if (keep_processed) std::fill(logits + num_ids, logits + vocab_size, kMinusInfinity);
+  if (status_of(largest) != kRowOk) return {-1, status_of(largest), false};
   const Row row = {logits, num_ids, s.block_max.data(), largest, 1.0f};
   return params.greedy() ? sample_greedy(params, row)
                          : sample_random(params, row, keep_processed ? logits : nullptr, s);
@@ -212,11 +187,10 @@ SampledToken sample_token(float* logits, int64_t vocab_size, const RowParams& pa
 // Returns the logits that the filters read. If the row has a mask, they are masked in place or in the scratch memory.
 float* masked_row(float* logits, int64_t vocab_size, const RowParams& params, const SamplingInputs& in, bool in_place,
                   Scratch& s) {
-  const int64_t begin = params.i[kMaskBegin];
-  if (begin == kNoMask) return logits;
+  if (!params.masked()) return logits;
   if (!in_place && static_cast<int64_t>(s.masked.size()) < vocab_size) s.masked.resize(vocab_size);
   float* out = in_place ? logits : s.masked.data();
-  sampling_kernels().apply_mask(logits, in.mask_words + begin, num_ids_of(params.i, vocab_size), out);
+  sampling_kernels().apply_mask(logits, in.mask_words + params.i[kMaskBegin], params.num_ids(vocab_size), out);
   return out;
 }
 
@@ -252,14 +226,14 @@ class Rejections {
   }
 
   void record(int64_t row, int32_t token_id) {
-    if (draft_of(row) >= 0 && token_id != draft_of(row)) __atomic_store_n(&rejects_[row], 1, __ATOMIC_RELAXED);
+    if (rejects(draft_of(row), token_id)) __atomic_store_n(&rejects_[row], 1, __ATOMIC_RELAXED);
   }
 
   // Returns whether an earlier row of the same request rejected its draft.
   bool has_earlier(int64_t row) const {
-    for (; row > 0 && draft_of(row - 1) >= 0; --row)
-      if (__atomic_load_n(&rejects_[row - 1], __ATOMIC_RELAXED) != 0) return true;
-    return false;
+    return follows_rejection(
+        row, [this](int64_t i) { return draft_of(i); },
+        [this](int64_t i) { return __atomic_load_n(&rejects_[i], __ATOMIC_RELAXED) != 0; });
   }
 
  private:
@@ -276,10 +250,10 @@ std::string range_error(const char* list, int64_t begin, int64_t end, int64_t si
          std::to_string(begin) + ", " + std::to_string(end) + ") at row " + std::to_string(row);
 }
 
-std::string mask_error(const int64_t* p, int64_t num_words, int64_t vocab_size, int64_t row) {
-  if (p[kMaskBegin] == kNoMask) return "";
-  return range_error("mask_words", p[kMaskBegin], p[kMaskBegin] + (num_ids_of(p, vocab_size) + 31) / 32, num_words,
-                     row);
+std::string mask_error(const RowParams& params, int64_t num_words, int64_t vocab_size, int64_t row) {
+  if (!params.masked()) return "";
+  const int64_t begin = params.i[kMaskBegin];
+  return range_error("mask_words", begin, begin + (params.num_ids(vocab_size) + 31) / 32, num_words, row);
 }
 
 }  // namespace
@@ -290,7 +264,7 @@ std::string check_sampling_inputs(const SamplingInputs& in, int64_t num_rows, in
     const std::string wrong = range_error("history", p[kHistoryBegin], p[kHistoryEnd], in.num_history, row) +
                               range_error("bias_ids", p[kBiasBegin], p[kBiasEnd], in.num_bias, row) +
                               range_error("banned_ids", p[kBannedBegin], p[kBannedEnd], in.num_banned, row) +
-                              mask_error(p, in.num_mask_words, vocab_size, row);
+                              mask_error({nullptr, p}, in.num_mask_words, vocab_size, row);
     if (!wrong.empty()) return wrong;
   }
   return "";
@@ -332,9 +306,9 @@ namespace {
 
 // Sorts the keys of the top_n most probable ids to the front of s.keys; returns how many there are.
 int32_t top_keys(const Row& row, int32_t top_n, FilterScratch& s) {
-  const Cutoff everything = {-kInfinity, std::numeric_limits<int32_t>::max()};
+  const Cutoff everything = {kMinusInfinity, std::numeric_limits<int32_t>::max()};
   const float lowest = top_k_lower_bound(top_n, row, s);
-  const int32_t count = sampling_kernels().gather_keys(row, everything, lowest, kInfinity, 1, s.keys.data());
+  const int32_t count = sampling_kernels().gather_keys(row, everything, lowest, kPlusInfinity, 1, s.keys.data());
   const int32_t kept = std::min({count, top_n, row.num_ids});
   std::partial_sort(s.keys.begin(), s.keys.begin() + kept, s.keys.begin() + count);
   return kept;
@@ -347,7 +321,7 @@ void logprobs_of_row(const float* logits, int32_t vocab_size, int64_t i, int32_t
   const SamplingKernels& kernels = sampling_kernels();
   const float largest = parallel_block_maxima(logits, vocab_size, s.block_max.data());
   const Row row = {logits, vocab_size, s.block_max.data(), largest, 1.0f};
-  const uint64_t total = largest < kInfinity ? kernels.masses(row, kAllFinite, {}).total : 0;
+  const uint64_t total = largest < kPlusInfinity ? kernels.masses(row, kAllFinite, {}).total : 0;
   const float log_total = log_positive<ScalarLanes>(static_cast<float>(static_cast<double>(total) * 0x1p-40));
   const auto logprob = [&](float logit) { return total ? (logit - largest) - log_total : std::nanf(""); };
   out.chosen_logprob[i] = logprob(logits[chosen]);

@@ -9,7 +9,6 @@
 namespace fd {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kMaxSortedKeys = 256;     // with more keys, a histogram finds the end of a prefix
 constexpr int64_t kPivotHeadIds = 512;      // most probable ids that pivots are estimated from, and besides them
 constexpr int32_t kPivotBlockStride = 32;   // one block in this many
@@ -108,10 +107,11 @@ uint64_t reaching_key_within(Keys a, Range range, float top_p) {
 // may have much of the mass, and from a sample of the others.
 Pivots estimate_pivots(float top_p, const Row& row, Cutoff cutoff, FilterScratch& s) {
   const SamplingKernels& kernels = sampling_kernels();
-  const Range all = {row.largest - kMassRange, std::nextafter(row.largest, kInfinity)};
+  const Range all = {row.largest - kMassRange, std::nextafter(row.largest, kPlusInfinity)};
   const float head = std::max(all.lowest, top_k_lower_bound(kPivotHeadIds, row, s));
   Histogram histogram(all, s);
-  histogram.add(s.keys.data(), kernels.gather_keys(row, cutoff, head, kInfinity, 1, s.keys.data()), row.largest, s, 1);
+  histogram.add(s.keys.data(), kernels.gather_keys(row, cutoff, head, kPlusInfinity, 1, s.keys.data()), row.largest, s,
+                1);
   histogram.add(s.keys.data(), kernels.gather_keys(row, cutoff, all.lowest, head, kPivotBlockStride, s.keys.data()),
                 row.largest, s, kPivotBlockStride);
   const uint64_t total = histogram.total();
@@ -134,7 +134,7 @@ void FilterScratch::fit(int64_t vocab_size) {
 
 float top_k_lower_bound(int64_t k, const Row& row, FilterScratch& s) {
   const int64_t blocks = num_blocks(row.num_ids);
-  if (k > blocks) return -kInfinity;
+  if (k > blocks) return kMinusInfinity;
   std::copy_n(row.block_max, blocks, s.block_order.begin());
   std::nth_element(s.block_order.begin(), s.block_order.begin() + (k - 1), s.block_order.begin() + blocks,
                    [](float a, float b) { return a > b; });
@@ -143,7 +143,7 @@ float top_k_lower_bound(int64_t k, const Row& row, FilterScratch& s) {
 
 Cutoff top_k_cutoff(int64_t k, const Row& row, FilterScratch& s) {
   const int32_t count =
-      sampling_kernels().gather_keys(row, kAllFinite, top_k_lower_bound(k, row, s), kInfinity, 1, s.keys.data());
+      sampling_kernels().gather_keys(row, kAllFinite, top_k_lower_bound(k, row, s), kPlusInfinity, 1, s.keys.data());
   if (count < k) return kAllFinite;
   std::nth_element(s.keys.begin(), s.keys.begin() + (k - 1), s.keys.begin() + count);
   return cutoff_after(s.keys[k - 1]);
@@ -154,7 +154,7 @@ Cutoff top_k_cutoff(int64_t k, const Row& row, FilterScratch& s) {
 Cutoff top_p_cutoff(float top_p, const Row& row, Cutoff cutoff, FilterScratch& s) {
   const Pivots pivots = estimate_pivots(top_p, row, cutoff, s);
   const Masses masses = sampling_kernels().masses(row, cutoff, pivots);
-  Range range = {row.largest - kMassRange, std::nextafter(row.largest, kInfinity)};
+  Range range = {row.largest - kMassRange, std::nextafter(row.largest, kPlusInfinity)};
   uint64_t before = 0;
   for (int e = 0; e < kNumPivots; ++e) {
     if (masses.reached[e] > 0 && reaches(masses.reached[e], masses.total, top_p)) {
@@ -175,7 +175,7 @@ bool TopPPrefix::contains(int32_t id) {
   const float logit = row_.logits[id];
   const float near = std::abs(logit) * 0x1p-20f + row_.temperature * std::numeric_limits<float>::min();
   const Cutoff ids_before = cutoff_before(logit / row_.temperature, id);
-  if (cutoff_.logit > -kInfinity || std::abs(row_.largest) > kMaxApproxLogit) return contains_exactly(ids_before);
+  if (cutoff_.logit > kMinusInfinity || std::abs(row_.largest) > kMaxApproxLogit) return contains_exactly(ids_before);
   const ApproxMasses m = sampling_kernels().approx_masses(row_, logit - near, logit + near);
   const double most = m.above + m.within, least = m.above / kMaxOverestimate;
   if (most < (top_p_ - kShareRounding) * (most + m.below / kMaxOverestimate)) return true;
@@ -189,7 +189,7 @@ bool TopPPrefix::contains_exactly(Cutoff ids_before) {
 }
 
 Cutoff min_p_cutoff(float min_p, const Row& row, Cutoff cutoff) {
-  const float least = row.largest + log_positive<ScalarLanes>(min_p);
+  const float least = least_logit(min_p, row.largest);
   return least > cutoff.logit ? Cutoff{least, std::numeric_limits<int32_t>::max()} : cutoff;
 }
 

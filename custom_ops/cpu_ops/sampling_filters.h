@@ -9,8 +9,6 @@
 
 namespace fd {
 
-constexpr Cutoff kAllFinite = {-__builtin_inff(), -1};
-
 // Returns the cutoff that allows the ids before this one.
 inline Cutoff cutoff_before(float logit, int32_t id) { return {logit, id - 1}; }
 

@@ -15,7 +15,6 @@ using U = Lanes::U;
 using M = Lanes::M;
 constexpr int kWidth = Lanes::kWidth;
 constexpr int kGroup = kNoiseGroup;
-constexpr float kMinusInfinity = -__builtin_inff();
 
 // One block of the row, padded if it is the last.
 struct Block {
@@ -193,14 +192,6 @@ void masses_of_keys(const uint64_t* keys, int64_t count, float largest, uint64_t
   }
 }
 
-// Returns an upper bound of the noise of these words: noise = -log(-log1p(-w)) <= -log(w), and the bits of a float,
-// read as an integer, are a piecewise linear lower bound of its binary logarithm.
-FD_RULE F noise_bound(U words) {
-  const U half = Lanes::bit_and(Lanes::template shift_right_signed<1>(words), Lanes::set(0x7fffffffu));
-  const F linear = Lanes::to_float(Lanes::bits(Lanes::to_float(half)));  // at most (log2(half) + 127) * 2^23
-  return Lanes::fma(linear, Lanes::set(-kLn2 * 0x1p-23f), Lanes::set((31.0f + 127.0f) * kLn2 + 0.01f));
-}
-
 // The best value and its id in each lane; an equal value with a higher id does not replace it.
 struct Best {
   F value = Lanes::set(kMinusInfinity);
@@ -254,7 +245,7 @@ BestId gumbel_argmax(const Row& row, Cutoff cutoff, BlockRange blocks, uint64_t 
       group_words(first_id, seed, position, words);
       for (int i = 0; i < 4; ++i) {
         // Ids are processed in ascending order, so an id that cannot exceed the best value so far cannot be the result.
-        const M may_win = Lanes::greater(Lanes::add(scaled[i], noise_bound(words[i])), Lanes::set(best_value));
+        const M may_win = Lanes::greater(Lanes::add(scaled[i], noise_bound<Lanes>(words[i])), Lanes::set(best_value));
         if (Lanes::mask_bits(may_win) == 0) continue;
         best.offer(Lanes::add(scaled[i], gumbel_from_word<Lanes>(words[i])), ids_from(first_id + i * kWidth));
         best_value = Lanes::reduce_max(best.value);
@@ -288,7 +279,7 @@ void apply_mask(const float* logits, const int32_t* mask, int32_t num_ids, float
       Lanes::store(out + i + k, Lanes::select(Lanes::lanes_of(bits), Lanes::load(logits + i + k), excluded));
     }
   }
-  for (; i < num_ids; ++i) out[i] = (mask[i / 32] >> (i % 32)) & 1 ? logits[i] : kMinusInfinity;
+  for (; i < num_ids; ++i) out[i] = mask_allows(mask, i) ? logits[i] : kMinusInfinity;
 }
 
 int64_t count_before(const float* logits, int32_t num_ids, float logit, int32_t id) {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/sampling.h"
+#include "common/sampling_rules.h"
 
 namespace fd {
 
