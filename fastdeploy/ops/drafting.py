@@ -23,9 +23,8 @@ from paddle import Tensor
 from fastdeploy.ops.attention import AttentionMetadata
 from fastdeploy.ops.batch_index import BatchIndex
 from fastdeploy.ops.buffer import HostBuffer
-from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import drafting as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register, selected_backend
+from fastdeploy.ops.registry import Example, Lookup, OpEntry, cpu_only, register, selected_backend
 from fastdeploy.ops.sampling import SamplingBatch
 
 
@@ -95,7 +94,9 @@ class DraftLoop:
         self.vocab_sizes, self.vocab_index = tuple(vocab_sizes), len(vocab_sizes) - 1
         self.logits: Tensor = paddle.zeros([max_logits_rows, vocab_sizes[-1]], "float32")
         flat = self.logits.reshape([-1])
-        self.narrow_logits = [flat[: max_logits_rows * size].reshape([max_logits_rows, size]) for size in vocab_sizes]
+        self.narrow_logits = [  # indexing would copy on some devices
+            flat._slice(0, max_logits_rows * size).reshape([max_logits_rows, size]) for size in vocab_sizes
+        ]
         self.backend_state: Any = None
 
     def fill_stage(self, stage: int, num_seqs: int) -> None:
@@ -131,20 +132,25 @@ class DraftLoop:
             self.token_ids.upload(sum(self.batch.buffers.num_scheduled.memory[:num_seqs].tolist()))
 
 
-_SIZE, _FEW, _VOCAB, _BLOCK = 16, 128, 200, 16
+_SIZE, _FEW, _VOCAB, _BLOCK = 64, 128, 200, 16
 
 
-def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoop:
+def _integer_rows(count: int, dtype: str, seed: int) -> Tensor:
+    """Return small integers, whose products and sums are exact: every backend computes the same logits."""
+    return paddle.to_tensor(np.random.default_rng(seed).integers(-2, 3, (count, _SIZE)).astype("float32")).astype(dtype)
+
+
+def _example_loop(num_stages: int, has_states: bool, dtype: str, lookup: Lookup) -> DraftLoop:
     """Return a loop of models that multiply the embedding and, if there are states, add the input states."""
-    batch, token_ids, output = BatchIndex(12, 3, 2, _BLOCK), HostBuffer(12, "int32"), paddle.zeros([12, _SIZE])
-    states = random_rows(4 * _BLOCK + 1, _SIZE, "float32", 1) if has_states else None
-    input_states = paddle.zeros([12, _SIZE]) if has_states else None
-    table, embedded = random_rows(_VOCAB, _SIZE, "float32", 2), paddle.zeros([12, _SIZE])
+    batch, token_ids, output = BatchIndex(12, 3, 2, _BLOCK), HostBuffer(12, "int32"), paddle.zeros([12, _SIZE], dtype)
+    states = 8 * _integer_rows(4 * _BLOCK + 1, dtype, 1) if has_states else None
+    input_states = paddle.zeros([12, _SIZE], dtype) if has_states else None
+    table, embedded = _integer_rows(_VOCAB, dtype, 2), paddle.zeros([12, _SIZE], dtype)
 
     def stage(number: int) -> DraftStage:
         pack, linear = lookup("pack_linear"), lookup("linear")
-        weight = pack(random_rows(_SIZE, _SIZE, "float32", 3 + number))
-        heads = {n: pack(random_rows(_VOCAB, _SIZE, "float32", 13 + number)[:n]) for n in (_FEW, _VOCAB)}
+        weight = pack(_integer_rows(_SIZE, dtype, 3 + number))
+        heads = {n: pack(_integer_rows(_VOCAB, dtype, 13 + number)[:n]) for n in (_FEW, _VOCAB)}
 
         def compute(metadata: AttentionMetadata) -> None:
             num_rows = metadata.num_rows
@@ -167,8 +173,8 @@ def _example_loop(num_stages: int, has_states: bool, lookup: Lookup) -> DraftLoo
     return loop
 
 
-def _draft_example(num_stages: int, has_states: bool, vocab_index: int, lookup: Lookup) -> Sequence[Tensor]:
-    loop = _example_loop(num_stages, has_states, lookup)
+def _draft_example(num_stages: int, has_states: bool, vocab_index: int, dtype: str, lookup: Lookup) -> Sequence[Tensor]:
+    loop = _example_loop(num_stages, has_states, dtype, lookup)
     loop.vocab_index = vocab_index
     loop.num_drafts.array[:] = [4, 2, 1]
     lookup("draft")(loop, 3)
@@ -176,19 +182,23 @@ def _draft_example(num_stages: int, has_states: bool, vocab_index: int, lookup: 
     return [paddle.to_tensor(drafts)]
 
 
-def _stage_example(has_states: bool, lookup: Lookup) -> Sequence[Tensor]:
-    loop = _example_loop(3, has_states, lookup)
+def _stage_example(has_states: bool, dtype: str, lookup: Lookup) -> Sequence[Tensor]:
+    loop = _example_loop(3, has_states, dtype, lookup)
     for stage in range(2):  # the third has no keys and values to write
         lookup("fill_stage")(loop, stage, 3)
     return [loop.output[:6]]
+
+
+def _in_both_dtypes(example: Callable[..., Sequence[Tensor]], *args: Any) -> list[Example]:
+    """Return an example in bfloat16, and in float32 for the CPU."""
+    return [partial(example, *args, "bfloat16"), cpu_only(partial(example, *args, "float32"))]
 
 
 _FILL_STAGE = register(
     OpEntry(
         "fill_stage",
         reference.fill_stage,
-        {"float32": 1e-5},
-        [partial(_stage_example, has_states) for has_states in (False, True)],
+        examples=[example for has_states in (False, True) for example in _in_both_dtypes(_stage_example, has_states)],
     )
 )
 _DRAFT = register(
@@ -196,14 +206,9 @@ _DRAFT = register(
         "draft",
         reference.draft,
         examples=[
-            partial(_draft_example, num_stages, has_states, vocab_index)
-            for num_stages, has_states, vocab_index in (
-                (1, False, 1),
-                (1, True, 1),
-                (2, True, 1),
-                (4, True, 1),
-                (2, True, 0),
-            )
+            example
+            for args in ((1, False, 1), (1, True, 1), (2, True, 1), (4, True, 1), (2, True, 0))
+            for example in _in_both_dtypes(_draft_example, *args)
         ],
     )
 )

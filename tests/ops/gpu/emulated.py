@@ -11,6 +11,7 @@ from typing import Any
 
 import paddle
 
+from fastdeploy.ops import registry
 from fastdeploy.ops.backends.gpu import plugin
 from fastdeploy.ops.backends.gpu.backend import GpuBackend
 from fastdeploy.ops.backends.gpu.library import Address, DeviceCounts, DeviceLibrary, activate, active
@@ -31,13 +32,15 @@ def load(has_checks: bool) -> DeviceLibrary:
 def emulate(seed: int = 0, has_checks: bool = True) -> Callable[[str], Callable[..., Any]]:
     """Let the operators that are called next run in an order; return how to find operators, as examples take it.
 
+    Those without a kernel are references, as in the engine.
+
     Args:
         has_checks: compare every access with those before it; without, large inputs take a quarter of the time.
     """
     library = load(has_checks)
     activate(library)
     library.call_void("fd_emulation_configure", seed, has_checks)
-    return GpuBackend.kernels.__getitem__
+    return lambda name: GpuBackend.kernels.get(name) or registry.entries()[name].reference
 
 
 @contextmanager
