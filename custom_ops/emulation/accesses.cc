@@ -91,16 +91,17 @@ void Machine::land(const Copy& copy) {
   if (has_checks) shared_shadow_->end_copy(reinterpret_cast<uintptr_t>(copy.shared), 16, accessor());
 }
 
-void Machine::change_atomically(int32_t* counter, int32_t value, Location at) {
-  if (has_checks) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(counter);
-    Shadow* shadow = find_shadow(address);
-    if (shadow == nullptr || address + 4 > shadow->end()) fail("changes atomically what is outside of its arrays", at);
-    if (address % 4 != 0) fail("an address is not a multiple of the 4 bytes accessed", at);
-    const std::string wrong = shadow->change_atomically(address, 4);
-    if (!wrong.empty()) fail(wrong, at);
-  }
-  *counter += value;
+void Machine::check_atomic(const void* counter, size_t bytes, Location at) {
+  if (!has_checks) return;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(counter);
+  Shadow* shadow = find_shadow(address);
+  if (shadow == nullptr || address + bytes > shadow->end())
+    fail("changes atomically what is outside of its arrays", at);
+  if (address % bytes != 0)
+    fail("an address is not a multiple of the " + std::to_string(bytes) + " bytes accessed", at);
+  const bool is_shared = shadow == shared_shadow_.get();
+  const std::string wrong = shadow->change_atomically(address, bytes, accessor(), order_, is_shared);
+  if (!wrong.empty()) fail(wrong, at);
 }
 
 bool Machine::last_block(int32_t* counter, int32_t count, Location at) {

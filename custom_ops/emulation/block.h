@@ -87,7 +87,8 @@ class Machine {
   void commit_copies();
   void wait_copies(int num_pending);
   bool last_block(int32_t* counter, int32_t count, Location at);
-  void change_atomically(int32_t* counter, int32_t value, Location at);
+  // Checks an atomic change of memory, which the caller carries out.
+  void check_atomic(const void* counter, size_t bytes, Location at);
   // Checks an access; `place` is where the kernel makes it: a code address, or a Location's file with its line.
   void access(uintptr_t address, size_t bytes, bool is_write, bool is_readonly, const void* place, const Location* at);
   [[noreturn]] void fail(const std::string& what, const Location& at);

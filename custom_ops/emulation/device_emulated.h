@@ -91,6 +91,10 @@ FD_DEVICE void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&
 FD_DEVICE void atomic_add(int32_t* counter, int32_t value, FD_HERE) {
   emulation::atomic_add(counter, value, {file, line});
 }
+FD_DEVICE void atomic_add(uint64_t* counter, uint64_t value, FD_HERE) {
+  emulation::atomic_add(counter, value, {file, line});
+}
+FD_DEVICE void atomic_or(uint32_t* word, uint32_t bits, FD_HERE) { emulation::atomic_or(word, bits, {file, line}); }
 FD_DEVICE bool last_block(int32_t* counter, int32_t count, FD_HERE) {
   return emulation::last_block(counter, count, {file, line});
 }

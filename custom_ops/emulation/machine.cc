@@ -261,7 +261,18 @@ void copy_async16(void* shared, const void* global, bool is_valid, Location at) 
 }
 void copy_async_commit() { machine().commit_copies(); }
 void copy_async_wait(int num_pending) { machine().wait_copies(num_pending); }
-void atomic_add(int32_t* counter, int32_t value, Location at) { machine().change_atomically(counter, value, at); }
+void atomic_add(int32_t* counter, int32_t value, Location at) {
+  machine().check_atomic(counter, sizeof(*counter), at);
+  *counter += value;
+}
+void atomic_add(uint64_t* counter, uint64_t value, Location at) {
+  machine().check_atomic(counter, sizeof(*counter), at);
+  *counter += value;
+}
+void atomic_or(uint32_t* word, uint32_t bits, Location at) {
+  machine().check_atomic(word, sizeof(*word), at);
+  *word |= bits;
+}
 bool last_block(int32_t* counter, int32_t count, Location at) { return machine().last_block(counter, count, at); }
 
 }  // namespace fd::gpu::emulation

@@ -14,6 +14,9 @@ bool is_ordered(uint16_t earlier, uint32_t barriers, uint32_t warp_barriers, con
   return earlier / kWarpSize == now.thread / kWarpSize && warp_barriers < now.warp_barriers;
 }
 
+// Whether a barrier has followed the atomic changes of shared memory; those of global memory are not `is_written`.
+bool is_settled(const Cell& cell, const Accessor& now) { return cell.is_written && cell.write_barriers < now.barriers; }
+
 std::string thread_text(uint16_t thread) { return "thread " + std::to_string(thread); }
 
 }  // namespace
@@ -46,7 +49,7 @@ std::string Shadow::read(uintptr_t address, size_t bytes, const Accessor& who, c
   allocate();
   for (Cell* cell = cells(address); cell <= cells(address + bytes - 1); ++cell) {
     if (cell->is_copied) return "reads what an asynchronous copy has not brought yet";
-    if (cell->is_atomic) return "reads a counter that this launch changes";
+    if (cell->is_atomic && !is_settled(*cell, who)) return "reads a counter that this launch changes";
     if (cell->is_written) {
       if (is_readonly) return "reads as read-only what this launch writes";
       const uint32_t block = cell->write_block - 1;
@@ -85,7 +88,7 @@ void Shadow::note_read(Cell& cell, const Accessor& who, const BlockOrder& order)
 
 std::string Shadow::check_write(Cell& cell, const Accessor& who, const BlockOrder& order) const {
   if (cell.is_copied) return "writes where an asynchronous copy is under way";
-  if (cell.is_atomic) return "writes a counter that this launch changes atomically";
+  if (cell.is_atomic && !is_settled(cell, who)) return "writes a counter that this launch changes atomically";
   if (cell.is_written) {
     const uint32_t block = cell.write_block - 1;
     if (block != who.block && !order.is_before(block, cell.write_arrivals, who.block))
@@ -113,6 +116,7 @@ std::string Shadow::write(uintptr_t address, size_t bytes, const Accessor& who, 
   for (Cell* cell = cells(address); cell <= cells(address + bytes - 1); ++cell) {
     if (std::string fault = check_write(*cell, who, order); !fault.empty()) return fault;
     cell->is_written = true;
+    cell->is_atomic = false;
     cell->write_block = who.block + 1;
     cell->writer = who.thread;
     cell->write_barriers = who.barriers;
@@ -122,10 +126,21 @@ std::string Shadow::write(uintptr_t address, size_t bytes, const Accessor& who, 
   return "";
 }
 
-std::string Shadow::change_atomically(uintptr_t address, size_t bytes) {
+std::string Shadow::change_atomically(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order,
+                                      bool is_shared) {
   if (access_ == Access::kRead) return "changes an array that is an input";
   allocate();
   for (Cell* cell = cells(address); cell <= cells(address + bytes - 1); ++cell) {
+    if (is_shared) {
+      if (cell->is_atomic && cell->write_barriers == who.barriers) continue;
+      if (!cell->is_written) return "changes memory that nothing has written";
+      if (std::string fault = check_write(*cell, who, order); !fault.empty()) return fault;
+      cell->is_atomic = true;
+      cell->writer = who.thread;
+      cell->write_barriers = who.barriers;
+      cell->write_warp_barriers = who.warp_barriers;
+      continue;
+    }
     if (cell->is_written || cell->read_block != 0) return "changes atomically what this launch reads or writes";
     cell->is_atomic = true;
   }

@@ -45,7 +45,7 @@ struct Cell {
   uint8_t read_warp = 0;
   bool is_written = false;                         // in this launch
   bool is_copied = false;                          // an asynchronous copy is under way
-  bool is_atomic = false;                          // changed by atomics in this launch
+  bool is_atomic = false;                          // changed by atomics in this launch; if shared, since a barrier
   uint32_t write_arrivals = 0, read_arrivals = 0;  // counters at which the block had arrived
 };
 
@@ -61,7 +61,9 @@ class Shadow {
   // Each returns what is wrong with the access, or an empty text.
   std::string read(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order, bool is_readonly);
   std::string write(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order);
-  std::string change_atomically(uintptr_t address, size_t bytes);
+  // Atomic changes of shared memory are ordered with other accesses by barriers; of global memory, by the next launch.
+  std::string change_atomically(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order,
+                                bool is_shared);
   std::string begin_copy(uintptr_t address, size_t bytes, const Accessor& who, const BlockOrder& order);
   void end_copy(uintptr_t address, size_t bytes, const Accessor& who);
   // Forgets everything, for the next block.

@@ -118,8 +118,13 @@ FD_DEVICE void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Counters and histograms, which only a later launch reads.
+// Counters, histograms and flags. What lies in global memory is read by a later launch only, what lies in shared memory
+// after the next `sync_block`.
 FD_DEVICE void atomic_add(int32_t* counter, int32_t value) { atomicAdd(counter, value); }
+FD_DEVICE void atomic_add(uint64_t* counter, uint64_t value) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(value));
+}
+FD_DEVICE void atomic_or(uint32_t* word, uint32_t bits) { atomicOr(word, bits); }
 
 // Returns true in the block that arrives last of `count` blocks at a counter, which is 0 before the launch and after
 // it. What the others have written before they arrived can then be read. To be called by all threads of a block, which

@@ -219,6 +219,26 @@ FD_KERNEL void arrive_twice(Scratch<int32_t> numbers, Out<int32_t> arrivals, Out
   }
 }
 
+// Counts numbers by their remainder in shared memory, and notes which remainders occur. If `broken`: 1, reads before a
+// barrier; 2, changes what nothing has written.
+FD_KERNEL void count_remainders(In<int32_t> numbers, Out<int32_t> counts, Out<uint32_t> found, int broken) {
+  struct Remainders {
+    uint64_t counts[8];
+    uint32_t found;
+  };
+  Remainders& shared = shared_memory<Remainders>();
+  const unsigned i = thread_index();
+  if (i < 8 && broken != 2) shared.counts[i] = 0;
+  if (i == 8) shared.found = 0;
+  sync_block();
+  const unsigned remainder = static_cast<unsigned>(numbers.data[i]) % 8;
+  atomic_add(&shared.counts[remainder], uint64_t{1});
+  atomic_or(&shared.found, 1u << remainder);
+  if (broken != 1) sync_block();
+  if (i < 8) counts.data[i] = static_cast<int32_t>(shared.counts[i]);
+  if (i == 8) found.data[0] = shared.found;
+}
+
 template <int kMutant>
 int run(const uint16_t* a, const uint16_t* b, float* pieces, int32_t* arrivals, int32_t* counts, float* out, int k) {
   const unsigned num_pieces = static_cast<unsigned>((k + kPiece - 1) / kPiece);
@@ -261,6 +281,12 @@ FD_EXPORT int fd_test_count_blocks(unsigned x, unsigned y, unsigned z, unsigned 
                                    int32_t* arrivals, int32_t* result, void* stream) {
   return launch(count_blocks, {x, y, z}, threads, shared_bytes, stream, Out<int32_t>(arrivals, 1),
                 Out<int32_t>(result, 1), Out<int32_t>(result + 1, 1));
+}
+
+// numbers: [64]; counts: [8]; found: [1].
+FD_EXPORT int fd_test_count_remainders(const int32_t* numbers, int32_t* counts, uint32_t* found, int broken) {
+  return launch(count_remainders, {1, 1, 1}, 64, 72, nullptr, In<int32_t>(numbers, 64), Out<int32_t>(counts, 8),
+                Out<uint32_t>(found, 1), broken);
 }
 
 // numbers: [2, num_blocks]; arrivals, sums: [2].

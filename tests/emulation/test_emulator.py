@@ -253,3 +253,26 @@ def test_blocks_that_arrive_at_several_counters_are_ordered_by_each(checked: Ker
             assert failed and re.search("nothing has written|writes in this launch", fault)
         else:
             assert not failed and arrays[2].tolist() == [10, 15]
+
+
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        (0, ""),
+        (1, "reads a counter that this launch changes|has read, without a barrier"),
+        (2, "changes memory that nothing has written"),
+    ],
+)
+def test_what_is_changed_atomically_in_shared_memory_is_read_after_a_barrier(
+    checked: Kernel, broken: int, fault: str
+) -> None:
+    numbers = np.arange(64, dtype=np.int32) // 3 % 7
+    for seed in SEEDS:
+        checked.configure(seed)
+        arrays = [numbers, np.zeros(8, np.int32), np.zeros(1, np.uint32)]
+        failed = checked.library.fd_test_count_remainders(*[a.ctypes.data_as(ctypes.c_void_p) for a in arrays], broken)
+        if fault:
+            assert failed and re.search(fault, checked.library.fd_emulation_fault().decode())
+        else:
+            assert not failed and arrays[1].tolist() == np.bincount(numbers, minlength=8).tolist()
+            assert arrays[2].tolist() == [0b1111111]
