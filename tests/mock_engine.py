@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.core import errors
 from fastdeploy.core.errors import ConfigError, InvalidRequestError, RequestFailedError
 from fastdeploy.core.handover import Handover
 from fastdeploy.core.outputs import ErrorInfo, RequestMetrics, SpeculateMetrics, TokenDelta, TokenLogprobs
@@ -38,6 +39,7 @@ from fastdeploy.detokenize.stop_strings import StopStringScanner
 from fastdeploy.detokenize.tokenizer import Tokenizer
 from tests.mock_transfer import BLOCK_SIZE, LAYOUT, MockTransfer
 
+ERRORS = {**vars(builtins), **vars(errors)}
 FACTORY = "tests.mock_engine:make_engine"
 SLOT_BYTES = 2**16  # that the mock engine says a slot of its arena has
 BLOCKS = 100
@@ -145,6 +147,8 @@ class MockEngine:
     def step(self) -> list[TokenDelta]:
         time.sleep(self._options.get("step_s", 0.0))
         self._stats.num_steps += 1
+        if self._stats.num_steps == 5 and (error := self._options.get("step_error")):
+            raise ERRORS[error[0]](error[1])
         choices = [choice for request_id in list(self._live) for choice in self._choices(request_id)]
         if self._hold is not None and self._hold.exists():
             choices = [choice for choice in choices if not choice.has_begun]
@@ -368,7 +372,7 @@ def make_engine(config: EngineConfig, on_progress: Callable[[str, float], None] 
         raise ConfigError("model", options["config_error"])
     if "start_error" in options:
         name, message = options["start_error"]
-        raise getattr(builtins, name)(message)
+        raise ERRORS[name](message)
     if options.get("die_at_start"):
         print("the mock engine cannot start", file=sys.stderr, flush=True)
         os._exit(3)

@@ -124,6 +124,26 @@ class EngineDeadError(FastDeployError):
     """The engine process has ended (HTTP 503)."""
 
 
+class DeviceFailedError(FastDeployError):
+    """A device cannot be used, or has failed: there is none, its driver is too old, or it lacks memory (status 1)."""
+
+
+class DeviceError(BaseException):
+    """A call of a device's library failed, and what the device holds may be lost: the engine ends.
+
+    It is no Exception, so that nothing takes it for the failure of one request.
+    """
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raise DeviceFailedError for a DeviceError, where the engine runs in the caller's process."""
+    try:
+        yield
+    except DeviceError as error:
+        raise DeviceFailedError(f"device: {error}") from error
+
+
 def error_lines(error: FastDeployError) -> str:
     """Return an error as the command line shows it: one line, or one per error of several."""
     return "\n".join(f"fastdeploy: error: {line}" for line in str(error).split("\n"))

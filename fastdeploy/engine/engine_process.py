@@ -16,7 +16,7 @@ import zmq
 
 from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.core.errors import ConfigError, DeviceError
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import die_with_parent, is_out_of_memory, write_stacks_on_signal
 from fastdeploy.engine.engine_server import EngineLike, EngineServer
@@ -31,7 +31,7 @@ logger = logging.getLogger("fastdeploy.engine")
 
 
 def main() -> int:
-    """Run the process; return its exit status: 0 after a shutdown, 2 for an invalid configuration."""
+    """Run the process; return its exit status: 0 after a shutdown, 1 for a failed device, 2 for a configuration."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
     parser.add_argument("--factory", required=True)
@@ -63,18 +63,28 @@ def _serve(config: EngineConfig, args: argparse.Namespace, socket: zmq.Socket[by
     except ConfigError as error:
         socket.send_multipart([OWNER, messages.encode(messages.StartupFailed(error.field, error.message))])
         return 2
+    except DeviceError as error:
+        message = messages.StartupFailed("device", str(error), is_configuration=False)
+        socket.send_multipart([OWNER, messages.encode(message)])
+        return 1
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         logger.info("the engine cannot start", exc_info=error)
-        reason = str(error).splitlines()[0][:300] if str(error) else "no reason is given"
-        message = f"not enough for the model and this configuration: {reason}"
-        socket.send_multipart([OWNER, messages.encode(messages.StartupFailed("memory", message))])
-        return 2
+        reason = str(error).strip().splitlines()[0][:300] if str(error) else "no reason is given"
+        text = f"not enough for the model and this configuration: {reason}"
+        on_host = config.device == "cpu"
+        failed = messages.StartupFailed("memory" if on_host else "device memory", text, is_configuration=on_host)
+        socket.send_multipart([OWNER, messages.encode(failed)])
+        return 2 if on_host else 1
     if engine.transfer is not None:
         serve_arena(engine.transfer.arena, arena_file(args.address))
     freeze_gc()
-    EngineServer(engine, socket, clients).run()
+    try:
+        EngineServer(engine, socket, clients).run()
+    except DeviceError as error:
+        logger.error("the device failed: %s", error)
+        return 1
     return 0
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fastdeploy.config.args import engine_config_from_kwargs
 from fastdeploy.config.env import read_env
 from fastdeploy.config.model_config import ModelConfig
-from fastdeploy.core.errors import InvalidRequestError
+from fastdeploy.core.errors import InvalidRequestError, device_errors
 from fastdeploy.core.faults import arm
 from fastdeploy.core.json_types import shorten
 from fastdeploy.core.outputs import RequestOutput, TokenDelta
@@ -50,6 +50,7 @@ class LLM:
 
     Raises:
         ConfigError: an argument is unknown or its value is invalid; the field names it.
+        DeviceFailedError: the device cannot be used.
     """
 
     def __init__(self, model: str, chat_template: str | None = None, **kwargs: Any) -> None:
@@ -61,8 +62,9 @@ class LLM:
         folder = resolve_model_path(config.model, config.revision)
         tokenizer_folder = resolve_model_path(config.tokenizer, field="tokenizer") if config.tokenizer else folder
         self.tokenizer = Tokenizer.from_pretrained(tokenizer_folder)
-        prepare(config.device)
-        self.engine = Engine.from_config(config)
+        with device_errors():
+            prepare(config.device)
+            self.engine = Engine.from_config(config)
         for note in self.engine.describe()["notes"]:
             logger.warning("%s", note)
         self._limits = RequestLimits(self.engine.max_model_len, self.engine.vocab_size, config.max_logprob_entries)
@@ -230,7 +232,9 @@ class LLM:
         try:
             while unfinished:
                 updated: dict[str, None] = {}  # an ordered set
-                for delta in self.engine.step():
+                with device_errors():
+                    deltas = self.engine.step()
+                for delta in deltas:
                     if (state := states.get(delta.request_id)) is not None:
                         state.apply(delta)
                         if delta.finish_reason is not None:

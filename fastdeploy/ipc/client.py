@@ -62,6 +62,7 @@ class EngineClient(EngineConnection):
 
         Raises:
             ConfigError: the engine refused its configuration.
+            DeviceFailedError: the device cannot be used.
             EngineDeadError: the process ended during start-up; the message has its exit status.
         """
         await self._child.start()

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from fastdeploy.core.errors import (
     ConfigError,
+    DeviceFailedError,
     EngineDeadError,
     FastDeployError,
     InvalidRequestError,
@@ -66,6 +67,7 @@ class EngineConnection:
 
         Raises:
             ConfigError: the engine refused its configuration.
+            DeviceFailedError: the device cannot be used.
             EngineDeadError: the process ended during start-up.
         """
         if self.dead_error is not None:
@@ -229,8 +231,9 @@ class EngineConnection:
                     self._on_progress(what, fraction)
             case messages.Ready():
                 self._finish_start(message)
-            case messages.StartupFailed(field, text):
-                self._finish_start(ConfigError(field, text))
+            case messages.StartupFailed(field, text, is_configuration):
+                error = ConfigError(field, text) if is_configuration else DeviceFailedError(f"{field}: {text}")
+                self._finish_start(error)
 
     def _put(self, delta: TokenDelta) -> None:
         request_id = delta.request_id  # a stream that passes the delta on may change it

@@ -122,10 +122,11 @@ class Ready(Message):
 
 
 class StartupFailed(Message):
-    """Engine: the configuration was refused with a ConfigError; the process ends."""
+    """Engine: the configuration was refused with a ConfigError, or the device cannot be used; the process ends."""
 
     field: str
     message: str
+    is_configuration: bool = True
 
 
 class Rejected(Message):

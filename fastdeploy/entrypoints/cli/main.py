@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from fastdeploy.config.env import Env, read_env
-from fastdeploy.core.errors import FastDeployError, error_lines
+from fastdeploy.core.errors import DeviceFailedError, FastDeployError, error_lines
 from fastdeploy.entrypoints.cli.parser import run_subcommand
 from fastdeploy.version import __version__
 
@@ -38,13 +38,14 @@ COMMANDS = {
     "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",
 }
 """Command -> module:function. The module is imported when the command runs."""
+DEVICE_STATUS = 1
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130
 BROKEN_PIPE_STATUS = 141  # as of programs that SIGPIPE ends
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status, which is 2 for wrong flags and files that cannot be used."""
+    """Run a command; return the exit status: 2 for wrong flags and files, 1 for a device that cannot be used."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if env.debug:
             raise
         print(error_lines(error), file=sys.stderr)
-        return USAGE_STATUS
+        return DEVICE_STATUS if isinstance(error, DeviceFailedError) else USAGE_STATUS
     except KeyboardInterrupt:
         return INTERRUPTED_STATUS
     except BrokenPipeError:  # whoever reads the output, such as `head`, has ended

@@ -18,7 +18,7 @@ from fastdeploy.config.args import ServeArgs, parse_serve_args
 from fastdeploy.config.env import Env, read_env
 from fastdeploy.config.model_config import GenerationDefaults
 from fastdeploy.config.server_config import ServerConfig
-from fastdeploy.core.errors import ConfigError, EngineDeadError, error_lines
+from fastdeploy.core.errors import ConfigError, DeviceFailedError, EngineDeadError, error_lines
 from fastdeploy.core.faults import arm
 from fastdeploy.core.process import write_stacks_on_signal
 from fastdeploy.entrypoints.openai.lifecycle import (
@@ -45,7 +45,10 @@ from fastdeploy.scheduler.base import RequestScheduler
 
 
 def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> int:
-    """Serve until SIGTERM; return the exit status: 0 drained, 1 the engine died, 2 the configuration cannot be used."""
+    """Serve until SIGTERM; return the exit status.
+
+    0: drained; 1: the engine died, or the device cannot be used; 2: the configuration cannot be used.
+    """
     env = Env()
     write_stacks_on_signal()
     try:
@@ -56,11 +59,11 @@ def main(argv: Sequence[str] | None = None, factory: str = DEFAULT_FACTORY) -> i
         arm(env.faults)
         raise_file_limit()
         return uvloop.run(_serve(args, env, factory))
-    except ConfigError as error:
+    except (ConfigError, DeviceFailedError) as error:
         if env.debug:
             raise
         print(error_lines(error), file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 async def _serve(args: ServeArgs, env: Env, factory: str) -> int:
@@ -145,7 +148,8 @@ async def _load(scheduler: RequestScheduler, agent: AgentChild | None, stop: asy
     """Wait until the model is loaded and Redis is there, if it is used; return False if a signal ended the wait.
 
     Raises:
-        ConfigError, EngineDeadError: as `RequestScheduler.start`; ConfigError also if Redis cannot be used.
+        ConfigError, DeviceFailedError, EngineDeadError: as `RequestScheduler.start`; ConfigError also if Redis cannot
+            be used.
     """
     starting = asyncio.create_task(_start(scheduler, agent))
     try:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from paddle import Tensor
 
+from fastdeploy.core.errors import DeviceError
 from fastdeploy.ops.registry import OperatorLibraryError
 from fastdeploy.version import __version__
 
@@ -22,10 +23,6 @@ _INVALID_ARGUMENT = 1
 
 Argument: TypeAlias = Tensor | int | float | None
 Reference: TypeAlias = ctypes.Array | ctypes.Structure | ctypes.c_int64 | ctypes.c_void_p  # passed by reference
-
-
-class DeviceError(RuntimeError):
-    """A launch, a copy or an allocation failed; what the device holds is lost."""
 
 
 class Address(int):
