@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "emulation/block.h"
 
@@ -27,6 +28,17 @@ bool Machine::is_private(uintptr_t address) const {
 void Machine::access(uintptr_t address, size_t bytes, bool is_write, bool is_readonly, const void* place,
                      const Location* at) {
   if (!has_checks || is_private(address)) return;
+  const Shadow* shadow = check(address, bytes, is_write, is_readonly, place, at);
+  if (shadow == nullptr) return;  // a constant
+  const bool is_shared = shadow == shared_shadow_.get();
+  if (!is_shared)
+    (is_write ? counters.global_written_bytes : counters.global_read_bytes) += static_cast<int64_t>(bytes);
+  if (counts_accesses)
+    groups_.add(thread_index(), at != nullptr ? at->file + at->line : place, is_write, is_shared, address, bytes);
+}
+
+Shadow* Machine::check(uintptr_t address, size_t bytes, bool is_write, bool is_readonly, const void* place,
+                       const Location* at) {
   const auto here = [&] {
     static thread_local std::string text;
     if (at != nullptr) return *at;
@@ -42,7 +54,7 @@ void Machine::access(uintptr_t address, size_t bytes, bool is_write, bool is_rea
   };
   Shadow* shadow = find_shadow(address);
   if (shadow == nullptr) {
-    if (!is_write && is_constant(address)) return;
+    if (!is_write && is_constant(address)) return nullptr;
     fail(std::string(is_write ? "writes" : "reads") + " outside of its arrays", here());
   }
   if (address % bytes != 0)
@@ -53,10 +65,7 @@ void Machine::access(uintptr_t address, size_t bytes, bool is_write, bool is_rea
   const std::string wrong =
       is_write ? shadow->write(address, bytes, who, order_) : shadow->read(address, bytes, who, order_, is_readonly);
   if (!wrong.empty()) fail(wrong, here());
-  if (shadow != shared_shadow_.get()) {
-    (is_write ? counters.global_written_bytes : counters.global_read_bytes) += static_cast<int64_t>(bytes);
-    sectors_.add(who.thread, at != nullptr ? at->file + at->line : place, is_write, address, bytes);
-  }
+  return shadow;
 }
 
 void Machine::copy_async(const Copy& copy, Location at) {
@@ -119,20 +128,48 @@ bool Machine::last_block(int32_t* counter, int32_t count, Location at) {
   return self.out[0] != 0;
 }
 
-void SectorCounter::add(unsigned thread, const void* place, bool is_write, uintptr_t address, size_t bytes) {
-  const uint32_t turn = turns_[{place, thread * 2 + is_write, 0}]++;
-  std::vector<uintptr_t>& sectors = sectors_[{place, thread / kWarpSize * 2 + is_write, turn}];
-  for (uintptr_t sector = address / 32; sector <= (address + bytes - 1) / 32; ++sector) sectors.push_back(sector);
+void AccessGroups::add(unsigned thread, const void* place, bool is_write, bool is_shared, uintptr_t address,
+                       size_t bytes) {
+  const uint32_t kind = is_shared * 2 + is_write;
+  const uint32_t turn = turns_[{place, thread * 4 + kind, 0}]++;
+  groups_[{place, thread / kWarpSize * 4 + kind, turn}].push_back({thread % kWarpSize, address, bytes});
 }
 
-void SectorCounter::finish(Counters& counters) {
-  for (auto& [key, sectors] : sectors_) {
-    std::sort(sectors.begin(), sectors.end());
-    const auto num = std::unique(sectors.begin(), sectors.end()) - sectors.begin();
-    (key.warp_and_write % 2 ? counters.written_sectors : counters.read_sectors) += num;
+void AccessGroups::finish(Counters& counters) {
+  for (const auto& [key, parts] : groups_) {
+    if (key.who & 2)
+      count_wavefronts(parts, counters);
+    else
+      (key.who & 1 ? counters.written_sectors : counters.read_sectors) += count_sectors(parts);
   }
-  sectors_.clear();
+  groups_.clear();
   turns_.clear();
+}
+
+int64_t AccessGroups::count_sectors(const std::vector<Part>& parts) {
+  std::vector<uintptr_t> sectors;
+  for (const Part& part : parts)
+    for (uintptr_t sector = part.address / 32; sector <= (part.address + part.bytes - 1) / 32; ++sector)
+      sectors.push_back(sector);
+  std::sort(sectors.begin(), sectors.end());
+  return std::unique(sectors.begin(), sectors.end()) - sectors.begin();
+}
+
+// A warp's access of 4 bytes a lane or less is one request, one of 8 bytes is two, one of 16 bytes four. A request is
+// served in as many wavefronts as the bank has words that most are asked of.
+void AccessGroups::count_wavefronts(const std::vector<Part>& parts, Counters& counters) {
+  const unsigned lanes = parts[0].bytes >= 16 ? 8 : parts[0].bytes == 8 ? 16 : kWarpSize;
+  for (unsigned first = 0; first < kWarpSize; first += lanes) {
+    std::set<uintptr_t> banks[32];
+    for (const Part& part : parts)
+      if (part.lane / lanes == first / lanes)
+        for (uintptr_t word = part.address / 4; word <= (part.address + part.bytes - 1) / 4; ++word)
+          banks[word % 32].insert(word);
+    size_t most = 0;
+    for (const auto& words : banks) most = std::max(most, words.size());
+    counters.shared_wavefronts += static_cast<int64_t>(most);
+    counters.least_shared_wavefronts += most > 0;
+  }
 }
 
 Bytes16 load16(const void* address, bool is_readonly, Location at) {

@@ -44,28 +44,35 @@ struct Warp {
   uint32_t barriers = 0;
 };
 
-// Counts sectors per access of a warp: the n-th access of each lane at one place belongs together.
-class SectorCounter {
+// Counts sectors of global memory and wavefronts of shared memory per access of a warp: the n-th access of each lane at
+// one place belongs together.
+class AccessGroups {
  public:
-  void add(unsigned thread, const void* place, bool is_write, uintptr_t address, size_t bytes);
-  // Adds the sectors to the counters.
+  void add(unsigned thread, const void* place, bool is_write, bool is_shared, uintptr_t address, size_t bytes);
+  // Adds what was accessed to the counters, and forgets it.
   void finish(Counters& counters);
 
  private:
   struct Key {
     const void* place;
-    uint32_t warp_and_write, turn;
-    bool operator==(const Key& other) const {
-      return place == other.place && warp_and_write == other.warp_and_write && turn == other.turn;
-    }
+    uint32_t who, turn;  // thread or warp, with the kind of access
+    bool operator==(const Key& other) const { return place == other.place && who == other.who && turn == other.turn; }
   };
   struct Hash {
     size_t operator()(const Key& key) const {
-      return reinterpret_cast<size_t>(key.place) * 31 + key.warp_and_write * 1000003u + key.turn * 65537u;
+      return reinterpret_cast<size_t>(key.place) * 31 + key.who * 1000003u + key.turn * 65537u;
     }
   };
-  std::unordered_map<Key, std::vector<uintptr_t>, Hash> sectors_;
-  std::unordered_map<Key, uint32_t, Hash> turns_;  // by place and thread
+  struct Part {
+    unsigned lane;
+    uintptr_t address;
+    size_t bytes;
+  };
+  static int64_t count_sectors(const std::vector<Part>& parts);
+  static void count_wavefronts(const std::vector<Part>& parts, Counters& counters);
+
+  std::unordered_map<Key, std::vector<Part>, Hash> groups_;
+  std::unordered_map<Key, uint32_t, Hash> turns_;
 };
 
 // Runs the blocks of one launch after the other. There is one machine per host thread.
@@ -89,11 +96,15 @@ class Machine {
   bool last_block(int32_t* counter, int32_t count, Location at);
   // Checks an atomic change of memory, which the caller carries out.
   void check_atomic(const void* counter, size_t bytes, Location at);
-  // Checks an access; `place` is where the kernel makes it: a code address, or a Location's file with its line.
+  // Checks and counts an access; `place` is where the kernel makes it: a code address, or a Location's file with its
+  // line.
   void access(uintptr_t address, size_t bytes, bool is_write, bool is_readonly, const void* place, const Location* at);
+  // Only checks it; returns what is known of the array, or null for a constant.
+  Shadow* check(uintptr_t address, size_t bytes, bool is_write, bool is_readonly, const void* place,
+                const Location* at);
   [[noreturn]] void fail(const std::string& what, const Location& at);
 
-  bool has_checks = false;
+  bool has_checks = false, counts_accesses = false;
   uint64_t seed = 0;
   std::string fault;
   Counters counters;
@@ -131,7 +142,7 @@ class Machine {
   std::vector<Shadow> arrays_;
   std::unique_ptr<Shadow> shared_shadow_;
   BlockOrder order_;
-  SectorCounter sectors_;
+  AccessGroups groups_;
   Card card_;
 };
 

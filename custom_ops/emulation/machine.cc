@@ -135,7 +135,7 @@ void Machine::run_block() {
     }
     resume(*thread);
   }
-  if (has_checks && fault.empty()) sectors_.finish(counters);
+  groups_.finish(counters);
 }
 
 void Machine::resume(Thread& thread) {
@@ -248,6 +248,7 @@ void configure(uint64_t seed, bool checks) {
   machine().seed = seed;
   machine().has_checks = checks;
 }
+void count_accesses(bool enabled) { machine().counts_accesses = enabled; }
 
 unsigned thread_index() { return machine().thread_index(); }
 unsigned block_size() { return machine().launch().block_size; }
@@ -279,7 +280,10 @@ bool last_block(int32_t* counter, int32_t count, Location at) { return machine()
 
 FD_EXPORT void fd_emulation_configure(uint64_t seed, int checks) { fd::gpu::emulation::configure(seed, checks != 0); }
 FD_EXPORT const char* fd_emulation_fault() { return fd::gpu::emulation::last_fault().c_str(); }
-FD_EXPORT void fd_emulation_counters(int64_t* into) {
-  std::memcpy(into, &fd::gpu::emulation::counters(), sizeof(fd::gpu::emulation::Counters));
+// Writes the first `count` counters, in the order of struct Counters.
+FD_EXPORT void fd_emulation_counters(int64_t* into, int64_t count) {
+  const size_t bytes = static_cast<size_t>(count) * sizeof(int64_t);
+  std::memcpy(into, &fd::gpu::emulation::counters(), std::min(bytes, sizeof(fd::gpu::emulation::Counters)));
 }
+FD_EXPORT void fd_emulation_count_accesses(int enabled) { fd::gpu::emulation::count_accesses(enabled != 0); }
 FD_EXPORT void fd_emulation_reset_counters() { fd::gpu::emulation::counters() = {}; }

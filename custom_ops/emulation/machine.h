@@ -32,12 +32,14 @@ struct Buffer {
   Access access;
 };
 
-// What is counted from one `reset_counters` to the next. Bytes and sectors only with checks.
+// What is counted from one `reset_counters` to the next. Bytes only with checks, sectors and wavefronts of ordinary
+// accesses only while `count_accesses`, because that takes time.
 struct Counters {
   int64_t launches = 0, blocks = 0, barriers = 0, mma = 0;
   int64_t global_read_bytes = 0, global_written_bytes = 0;
   int64_t read_sectors = 0, written_sectors = 0;               // of 32 bytes, once per access of a warp
   int64_t matrix_wavefronts = 0, least_matrix_wavefronts = 0;  // of load_matrix_x4 in shared memory
+  int64_t shared_wavefronts = 0, least_shared_wavefronts = 0;  // of all other loads and stores there
 };
 
 // One launch with its arguments.
@@ -76,6 +78,8 @@ const std::string& last_fault();
 Counters& counters();
 // Sets the seed of the order, and whether accesses are checked.
 void configure(uint64_t seed, bool checks);
+// Sets whether sectors and wavefronts are counted.
+void count_accesses(bool enabled);
 
 // For `device_emulated.h`: what a running kernel calls.
 unsigned thread_index();

@@ -145,7 +145,7 @@ unsigned warp_ballot(bool predicate, Location at) {
 Matrices4 load_matrix_x4(const void* row, bool is_transposed, Location at) {
   Machine& self = machine();
   const uintptr_t address = reinterpret_cast<uintptr_t>(row);
-  self.access(address, 16, false, false, nullptr, &at);
+  if (self.has_checks) self.check(address, 16, false, false, nullptr, &at);
   std::memcpy(self.thread().in, &address, sizeof(address));
   const Thread& done = self.warp_operation(is_transposed ? &load_matrices<true> : &load_matrices<false>, at);
   return {{done.out[0], done.out[1], done.out[2], done.out[3]}};

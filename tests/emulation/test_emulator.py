@@ -146,10 +146,13 @@ def test_a_product_over_several_blocks_is_right_for_every_order(kernel: Kernel) 
 
 def test_traffic_is_counted(checked: Kernel) -> None:
     checked.library.fd_emulation_reset_counters()
+    checked.library.fd_emulation_count_accesses(1)
     checked.run()
-    values = (ctypes.c_int64 * 10)()
-    checked.library.fd_emulation_counters(values)
-    launches, blocks, barriers, mma, read, written, read_sectors, written_sectors, wavefronts, least = values
+    checked.library.fd_emulation_count_accesses(0)
+    values = (ctypes.c_int64 * 12)()
+    checked.library.fd_emulation_counters(values, len(values))
+    launches, blocks, barriers, mma, read, written, *others = values
+    read_sectors, written_sectors, wavefronts, least, shared_wavefronts, least_shared = others
     assert (launches, blocks) == (1, PIECES)
     assert barriers == PIECES * (3 * 2 + 1 + 2), "two per stage, one before the sums, two in last_block"
     assert mma == PIECES * 3 * 2 * 2, "stages, warps, steps"
@@ -158,6 +161,9 @@ def test_traffic_is_counted(checked: Kernel) -> None:
     assert written == PIECES * 128 * 4 + 128 * 4
     assert (read_sectors * 32, written_sectors * 32) == (read, written), "no byte of a sector is left out"
     assert wavefronts == least > 0, "the swizzle keeps the rows of a matrix in different banks"
+    stores, loads = PIECES * 2 * 4, PIECES * 2 * 2 * 2  # of sums: blocks, warps, sums of a thread; turns, warps
+    assert least_shared == stores + loads
+    assert shared_wavefronts == 2 * stores + loads, "stores of rows r and r + 4 of the sums wait for each other"
 
 
 @pytest.mark.parametrize("mutant", range(1, len(REFUSED) + 1), ids=list(REFUSED))

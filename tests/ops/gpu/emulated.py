@@ -20,6 +20,7 @@ SEEDS = range(4)  # orders of blocks and threads; a result has the same bits in 
 COUNTERS = (
     *("launches", "blocks", "barriers", "mma", "global_read_bytes", "global_written_bytes"),
     *("read_sectors", "written_sectors", "matrix_wavefronts", "least_matrix_wavefronts"),
+    *("shared_wavefronts", "least_shared_wavefronts"),
 )
 
 
@@ -56,7 +57,11 @@ def count(call: Callable[[], object]) -> dict[str, int]:
     """Return what the emulator counts during a call, with checks."""
     library = load(True)
     library.call_void("fd_emulation_reset_counters")
-    call()
+    library.call_void("fd_emulation_count_accesses", 1)
+    try:
+        call()
+    finally:
+        library.call_void("fd_emulation_count_accesses", 0)
     values = (ctypes.c_int64 * len(COUNTERS))()
-    library.call_void("fd_emulation_counters", values)
+    library.call_void("fd_emulation_counters", values, len(values))
     return dict(zip(COUNTERS, values))

@@ -37,7 +37,7 @@ class Tiles:
 
     def wavefronts(self) -> tuple[int, int]:
         values = (ctypes.c_int64 * 10)()
-        self.library.fd_emulation_counters(values)
+        self.library.fd_emulation_counters(values, len(values))
         return values[8], values[9]
 
 
