@@ -73,11 +73,15 @@ void Shadow::note_read(Cell& cell, const Accessor& who, const BlockOrder& order)
       return;
     }
     cell.reader = who.thread;
-  } else if (cell.read_block == 0 || cell.read_barriers < who.barriers) {
-    cell.reader = who.thread;
-  } else if (cell.reader != who.thread) {
+  } else {
     const bool same_warp = cell.reader != kSeveralWarps && cell.read_warp == who.thread / kWarpSize;
-    cell.reader = same_warp ? kSeveralLanes : kSeveralWarps;
+    const bool after_block = cell.read_barriers < who.barriers;
+    const bool after_warp = same_warp && cell.read_warp_barriers < who.warp_barriers;
+    if (cell.read_block == 0 || after_block || after_warp) {
+      cell.reader = who.thread;  // those who read before a barrier need not be remembered
+    } else if (cell.reader != who.thread) {
+      cell.reader = same_warp ? kSeveralLanes : kSeveralWarps;
+    }
   }
   cell.read_block = block;
   cell.read_warp = static_cast<uint8_t>(who.thread / kWarpSize);

@@ -9,6 +9,7 @@
 
 #define FD_DEVICE __device__ __forceinline__
 #define FD_KERNEL __global__ static
+#define FD_UNROLL _Pragma("unroll")  // before a loop whose number of iterations is a constant
 
 namespace fd::gpu {
 

@@ -35,11 +35,30 @@ FD_DEVICE float norm_factor(float square_sum, int size, float eps) {
   return divide(1.0f, square_root(mean + eps));
 }
 
-// Returns the factor of a row, in all lanes of the warp that calls it.
+// Returns the factor of a row, in all lanes of the warp that calls it. The groups' loads and shuffles do not wait for
+// each other.
 FD_DEVICE float warp_norm_factor(const uint16_t* row, int size, float eps) {
-  float sum = 0.0f;
-  for (int group = 0; group < kNormGroups; ++group) sum += group_square_sum(row, size, group);
-  return norm_factor(sum, size, eps);
+  float sums[kNormGroups];
+  FD_UNROLL
+  for (float& sum : sums) sum = 0.0f;
+  for (int begin = static_cast<int>(lane_index()) * kNormChunk; begin < size; begin += kNormChains * kNormChunk) {
+    FD_UNROLL
+    for (int group = 0; group < kNormGroups; ++group) {
+      const int i = begin + group * static_cast<int>(kWarpSize) * kNormChunk;
+      float x[kNormChunk];
+      unpack_bf16(i < size ? load16(row + i) : Bytes16{{0, 0, 0, 0}}, x);
+      for (float value : x) sums[group] = fused_multiply_add(value, value, sums[group]);
+    }
+  }
+  float total = 0.0f;
+  FD_UNROLL
+  for (unsigned mask = 1; mask < kWarpSize; mask *= 2) {
+    FD_UNROLL
+    for (float& sum : sums) sum += shuffle_xor(sum, mask);
+  }
+  FD_UNROLL
+  for (const float sum : sums) total += sum;
+  return norm_factor(total, size, eps);
 }
 
 // Returns the factor of a row, in all threads of the block that calls it, which has at most 8 warps. `sums` is shared

@@ -45,8 +45,19 @@ class TilePipeline {
   // Issues stages 0 .. count - 1 by issue(Stage&, index) and uses each by use(Stage&, index), in order.
   template <class Issue, class Use>
   FD_DEVICE void run(int count, Issue issue, Use use) {
+    prefetch(count, issue);
+    consume(count, issue, use);
+  }
+  // The same in two steps: what lies between them runs while the first stages are copied.
+  template <class Issue>
+  FD_DEVICE void prefetch(int count, Issue issue) {
     sync();
+    next_ = current_ = 0;
+    FD_UNROLL
     for (int i = 0; i < kStages - 1; ++i) this->issue(issue, i, count);
+  }
+  template <class Issue, class Use>
+  FD_DEVICE void consume(int count, Issue issue, Use use) {
     for (int i = 0; i < count; ++i) {
       Stage& stage = wait();
       this->issue(issue, i + kStages - 1, count);
@@ -58,8 +69,9 @@ class TilePipeline {
   // Copies a tile's first num_rows rows in `issue`: source(row, chunk) is the address of 16 bytes in global memory, or
   // null, which fills them with zeros.
   template <class AnyTile, class Source>
-  FD_DEVICE void copy(AnyTile& tile, Source source, int num_rows = AnyTile::kRows) {
+  FD_DEVICE static void copy(AnyTile& tile, Source source, int num_rows = AnyTile::kRows) {
     constexpr int kChunks = AnyTile::kChunks;
+    FD_UNROLL
     for (int i = thread(); i < num_rows * kChunks; i += kThreads) {
       const int row = i / kChunks, chunk = i % kChunks;
       const void* from = source(row, chunk);
@@ -125,9 +137,10 @@ struct TileProduct {
   FD_DEVICE static int column(int i) { return static_cast<int>(lane_index() % 4) * 2 + i % 2; }
 
   FD_DEVICE void clear() {
-    for (auto& tiles : sums)
-      for (auto& tile : tiles)
-        for (Sum& sum : tile) sum = 0;
+    FD_UNROLL
+    for (int m = 0; m < kMTiles; ++m) FD_UNROLL
+    for (int n = 0; n < kNTiles; ++n) FD_UNROLL
+    for (int i = 0; i < 4; ++i) sums[m][n][i] = 0;
   }
 
   // Adds the products of rows a_row .. of `a` and b_row .. of `b` over kSteps steps from 16-byte chunk `chunk`.
@@ -135,16 +148,18 @@ struct TileProduct {
   FD_DEVICE void multiply(const TileA& a, int a_row, const TileB& b, int b_row, int chunk = 0) {
     if constexpr (kNTiles == 1) {
       static_assert(kSteps % 2 == 0);
-#pragma unroll
+      FD_UNROLL
       for (int step = 0; step < kSteps; step += 2) {
         B two[2];
         load_b_steps(b, b_row, chunk + 2 * step, two);
+        FD_UNROLL
         for (int i = 0; i < 2; ++i) multiply_step(a, a_row, chunk + 2 * (step + i), {two[i]});
       }
     } else {
-#pragma unroll
+      FD_UNROLL
       for (int step = 0; step < kSteps; ++step) {
         B all[kNTiles];
+        FD_UNROLL
         for (int n = 0; n < kNTiles; n += 2) load_b(b, b_row + 8 * n, chunk + 2 * step, all[n], all[n + 1]);
         multiply_step(a, a_row, chunk + 2 * step, all);
       }
@@ -196,10 +211,10 @@ struct TileProduct {
  private:
   template <class TileA>
   FD_DEVICE void multiply_step(const TileA& a, int a_row, int chunk, const B (&b)[kNTiles]) {
-#pragma unroll
+    FD_UNROLL
     for (int m = 0; m < kMTiles; ++m) {
       const A rows = load_a(a, a_row + 16 * m, chunk);
-#pragma unroll
+      FD_UNROLL
       for (int n = 0; n < kNTiles; ++n) multiply(m, n, rows, b[n]);
     }
   }

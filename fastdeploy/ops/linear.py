@@ -26,7 +26,7 @@ import paddle
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.norm import NormParams
 from fastdeploy.ops.reference import linear as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register
+from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
 QUANTIZATIONS = ("wint8", "wint4", "w8a8", "w4a8")  # the order of Quantization in custom_ops/cpu_ops/kernels.h
 NO_QUANTIZATION = "none"
@@ -197,6 +197,10 @@ def _example(
     return [out]
 
 
+def _gpu_takes(dtype: str, in_features: int) -> bool:
+    return dtype == "bfloat16" and in_features % 8 == 0
+
+
 _PACK_LINEAR = register(OpEntry("pack_linear", reference.pack_linear))
 _FIRST_OUTPUTS = register(OpEntry("first_outputs", reference.first_outputs))
 _LINEAR = register(
@@ -205,13 +209,22 @@ _LINEAR = register(
         reference.linear,
         {"float32": 1e-5, "bfloat16": 8e-3},
         [
-            partial(_example, dtypes, sizes, extras, is_gated=is_gated)
+            example if _gpu_takes(dtypes[0], sizes[2]) else cpu_only(example)
             for is_gated in (False, True)
             for dtypes in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
-            for sizes, extras in (((1, 64, 64), False), ((7, 80, 33), True), ((19, 150, 256), True), ((2, 3, 5), False))
+            for sizes, extras in (
+                ((1, 64, 64), False),
+                ((7, 80, 33), True),
+                ((19, 150, 256), True),
+                ((2, 3, 5), False),
+                ((10, 13, 1096), True),
+            )
+            for example in [partial(_example, dtypes, sizes, extras, is_gated=is_gated)]
         ]
         + [
-            partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization, is_gated=is_gated)
+            cpu_only(
+                partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization, is_gated=is_gated)
+            )
             for is_gated in (False, True)
             for quantization in QUANTIZATIONS
             for out_dtype, sizes, extras in (

@@ -1,9 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of the operators in `fastdeploy.ops.linear`."""
+"""Kernels of the operators in `fastdeploy.ops.linear`, and the layout of packed bf16 weights.
+
+`PackedLinear.data` of an unquantized layer is [rows, stride] bfloat16, row-major, where stride is in_features filled up
+with zeros to a multiple of 64. Row n is output n, and the rows are filled up to a multiple of 16. In a gated layer rows
+16 t .. 16 t + 7 are the gates of outputs 8 t .. 8 t + 7, and the eight rows after them their ups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-KERNELS: dict[str, Callable[..., Any]] = {}
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle import Tensor
+
+from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
+from fastdeploy.ops.backends.gpu.library import active, launch
+from fastdeploy.ops.backends.gpu.norm import rms_norm
+from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear, WeightPiece, pieces_of
+from fastdeploy.ops.norm import NormParams
+from fastdeploy.ops.registry import selected_backend
+
+_STAGE = 64  # inputs that the kernel fetches at once, kStageK of custom_ops/gpu_ops/linear.cu
+_TILE = 16  # rows of a tile
+_MAX_FUSED_ROWS = 32  # with more rows, the norm is a launch of its own
+
+_normed: dict[int, Tensor] = {}  # by size: rows after the norm, for layers whose kernel does not apply it
+
+
+def pack_linear(
+    weight: Tensor | Sequence[WeightPiece],
+    bias: Tensor | None = None,
+    quantization: str = NO_QUANTIZATION,
+    is_gated: bool = False,
+) -> PackedLinear:
+    """Pack a bf16 weight on the host and place it on the device; in_features must be a multiple of 8."""
+    pieces = pieces_of(weight)
+    for piece in pieces:
+        require_dtype("pack_linear", "bfloat16", weight=piece.matrix)
+    k = pieces[0].matrix.shape[0 if pieces[0].is_transposed else 1]
+    if k % 8:
+        raise ValueError(f"pack_linear: weight: expected a multiple of 8 inputs, got {k}")
+    if quantization != NO_QUANTIZATION:
+        raise ValueError(f"pack_linear: quantization: expected none, got {quantization!r}")
+    n = sum(piece.end - piece.begin for piece in pieces) // (2 if is_gated else 1)
+    data = selected_backend().place(_to_bfloat16(_pack(pieces, n, k, is_gated)))
+    placed_bias = None if bias is None else selected_backend().place(bias)
+    return PackedLinear(data, placed_bias, k, n, "bfloat16", is_gated=is_gated)
+
+
+def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
+    """Return the first rows of the packed weight."""
+    return replace(w, data=w.data._slice(0, count), out_features=count)
+
+
+def linear(
+    x: Tensor,
+    w: PackedLinear,
+    out: Tensor,
+    num_rows: int,
+    residual: Tensor | None = None,
+    norm: NormParams | None = None,
+) -> None:
+    """Multiply by a packed weight, in one launch; with a norm of many rows in two."""
+    _check(x, w, out, num_rows, residual, norm)
+    if norm is not None and num_rows > _MAX_FUSED_ROWS:
+        normed = _find_normed(x)
+        rms_norm(x, norm.weight, normed, num_rows, norm.eps)
+        x, norm = normed, None
+    norm_weight, eps = (None, 0.0) if norm is None else (norm.weight, float(norm.eps))
+    count = active().row_count(num_rows)
+    sizes = w.out_features, w.in_features, w.is_gated, dtype_of(out) == "float32"
+    launch("fd_linear", x, w.data, norm_weight, w.bias, residual, out, *count, *map(int, sizes), eps)
+
+
+def _check(
+    x: Tensor, w: PackedLinear, out: Tensor, num_rows: int, residual: Tensor | None, norm: NormParams | None
+) -> None:
+    require_dtype("linear", "bfloat16", x=x)
+    require_rows("linear", num_rows, w.in_features, x=x)
+    require_rows("linear", num_rows, w.out_features, out=out)
+    if dtype_of(out) not in ("bfloat16", "float32"):
+        raise ValueError(f"linear: out: expected bfloat16 or float32, got {dtype_of(out)}")
+    if residual is not None:
+        require_dtype("linear", dtype_of(out), residual=residual)
+        require_rows("linear", num_rows, w.out_features, residual=residual)
+    if norm is not None:
+        require_dtype("linear", "bfloat16", norm=norm.weight)
+        require_length("linear", w.in_features, norm=norm.weight)
+
+
+def _find_normed(x: Tensor) -> Tensor:
+    """Return memory for as many rows as x has room for. A step at full size comes before any graph is captured."""
+    capacity, size = x.shape
+    normed = _normed.get(size)
+    if normed is None or normed.shape[0] < capacity:
+        normed = _normed[size] = paddle.empty([capacity, size], "bfloat16")
+    return normed
+
+
+def _pack(pieces: Sequence[WeightPiece], n: int, k: int, is_gated: bool) -> NDArray[np.uint16]:
+    """Return the packed weight as the bits of its values."""
+    per_tile = _TILE // 2 if is_gated else _TILE
+    num_tiles = -(-n // per_tile)
+    packed = np.zeros((num_tiles * _TILE, -(-k // _STAGE) * _STAGE), np.uint16)
+    halves = packed.reshape(num_tiles, _TILE // per_tile, per_tile, -1)  # tile, gate or up, output, input
+    begin = 0
+    for piece in pieces:
+        rows = piece.matrix.numpy()
+        rows = rows[:, piece.begin : piece.end].T if piece.is_transposed else rows[piece.begin : piece.end]
+        outputs = np.arange(begin, begin + len(rows))
+        half, output = np.divmod(outputs, n)
+        halves[output // per_tile, half, output % per_tile, :k] = rows
+        begin += len(rows)
+    return packed
+
+
+def _to_bfloat16(bits: NDArray[np.uint16]) -> Tensor:
+    """Return a tensor on the host; Paddle reads uint16 as the bits of bfloat16."""
+    return paddle.to_tensor(bits, place=paddle.CPUPlace())
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "pack_linear": pack_linear,
+    "first_outputs": first_outputs,
+    "linear": linear,
+}
