@@ -18,6 +18,8 @@ from fastdeploy.config.engine_config import CacheConfig, EngineConfig, Scheduler
 from fastdeploy.config.env import API_KEY_VARIABLE, VARIABLES, VLLM_API_KEY_VARIABLE, Env
 from fastdeploy.config.flag import CLUSTER, SERVE_ONLY, SERVER, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME, FLAGS
+from fastdeploy.config.gpu_config import GpuConfig
+from fastdeploy.config.machine import resolve_device
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.resolve_flags import (
     COMMAND_LINE,
@@ -93,7 +95,10 @@ def parse_serve_args(argv: Sequence[str], env: Env | None = None) -> ServeArgs:
     if env.has_vllm_api_key:
         unknown.append(f"{VLLM_API_KEY_VARIABLE} is not read: give keys with --api-key, --api-key-file or FD_API_KEY")
     key_notes = file_notes(server.api_key_file) if server.api_key_file else ()
-    notes = (*notes, *more_notes, *engine.speculative.notes, *key_notes, *unknown)
+    gpu_notes = engine.gpu.notes(
+        engine.device, {name: display_name(name, provenance) for name in provenance if name in FLAG_BY_NAME}
+    )
+    notes = (*notes, *gpu_notes, *more_notes, *engine.speculative.notes, *key_notes, *unknown)
     return ServeArgs(engine, server, provenance, notes, cluster)
 
 
@@ -177,7 +182,8 @@ def engine_config_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[EngineConfig, 
     values, notes = resolve_flags(given, provenance, problems)
     problems.raise_all()
     engine = build_engine_config(values)
-    return engine, (*notes, *engine_notes(engine), *engine.speculative.notes)
+    gpu_notes = engine.gpu.notes(engine.device, {name: name for name in given})
+    return engine, (*notes, *gpu_notes, *engine_notes(engine), *engine.speculative.notes)
 
 
 def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
@@ -187,10 +193,11 @@ def build_engine_config(values: Mapping[str, Any]) -> EngineConfig:
     if not engine["model"]:
         with problems.collecting():
             raise ConfigError("model", "is missing; give a directory, or `demo` for the demonstration model")
-    if engine.get("device") == "auto":
-        engine["device"] = "cpu"
+    if "device" in engine:
+        engine["device"] = resolve_device(engine["device"])
     builders: dict[str, Callable[[], object]] = {
         "quantization": lambda: QuantizationConfig.from_value(engine.pop("quantization", "none")),
+        "gpu": lambda: GpuConfig(**_section("gpu", values)),
         "cache": lambda: CacheConfig(**_section("cache", values)),
         "scheduler": lambda: SchedulerConfig(**_section("scheduler", values)),
         "speculative": lambda: parse_speculative_config(_speculative_mapping(values)),

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastdeploy.config.flag import check_fields, choice, integer, integer_or_auto, number, switch, text
+from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.model_config import DEFAULT_MAX_MODEL_LEN, KV_CACHE_DTYPES, ContextLength
 from fastdeploy.config.quantization import QuantizationConfig
 from fastdeploy.config.speculative_config import AnySpeculativeConfig, NaiveConfig
@@ -102,7 +104,13 @@ class EngineConfig:
     dtype: Annotated[
         str, choice("auto", "bfloat16", "float32", aliases={"float": "float32"}, refused_values=_HALF, help=_DTYPE_HELP)
     ] = "auto"
-    device: Annotated[str, text(help="cpu or auto")] = "cpu"
+    device: Annotated[
+        str,
+        text(
+            aliases={"cuda": "gpu"},
+            help="cpu, gpu, gpu:1 for the second GPU, or auto: a GPU if there is one with its operators",
+        ),
+    ] = "cpu"
     load_choices: Annotated[
         str, choice("default_v1", "dummy", aliases={"default": "default_v1"}, help="dummy loads random weights")
     ] = "default_v1"
@@ -148,14 +156,17 @@ class EngineConfig:
     is_clustered: bool = False
     hands_over: bool = False
     quantization: QuantizationConfig = field(default_factory=QuantizationConfig)
+    gpu: GpuConfig = field(default_factory=GpuConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: AnySpeculativeConfig = field(default_factory=NaiveConfig)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.device not in ("cpu", "gpu"):
-            raise ConfigError("device", f"{self.device!r} is not available yet; expected cpu or auto")
+        if not re.fullmatch(r"cpu|gpu(:\d+)?", self.device):
+            raise ConfigError("device", f"expected auto, cpu, gpu, or gpu:1 for the second GPU, got {self.device!r}")
+        if self.device != "cpu":
+            self.gpu.check_graphs()
         num_tokens, num_drafts = self.scheduler.max_num_batched_tokens, self.speculative.num_speculative_tokens
         if isinstance(self.max_model_len, int):
             self.check_prefill(self.max_model_len)

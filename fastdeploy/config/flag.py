@@ -37,8 +37,8 @@ class Flag:
         is_valid: returns whether a value of that type is valid.
         name: snake_case, on the command line `--name-with-hyphens`; empty in a field: the field's name.
         help: what it does; fields without help are not flags.
-        section: the configuration that it belongs to: engine, cache, scheduler or speculative, which are arguments of
-            `LLM` too, server or cluster.
+        section: the configuration that it belongs to: engine, gpu, cache, scheduler or speculative, which are arguments
+            of `LLM` too, server or cluster.
         field: its field in that configuration.
         flag_class: whether it is honoured.
         reason: why it is refused or has no effect.
@@ -50,6 +50,7 @@ class Flag:
         aliases: value of another server -> the value here.
         refused_values: value of another server -> why it is refused, and what to use.
         target: name of the flag that a mapped flag stands for.
+        refused_on_gpu: why other values than neutral ones are refused with `--device gpu`, if they are.
         keys: key of its value -> flag that it stands for, where a mapped flag stands for several.
     """
 
@@ -70,6 +71,7 @@ class Flag:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     refused_values: Mapping[str, str] = dataclasses.field(default_factory=dict)
     target: str = ""
+    refused_on_gpu: str = ""
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property

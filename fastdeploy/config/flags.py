@@ -12,6 +12,7 @@ from fastdeploy.config.cluster_config import ClusterConfig
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from fastdeploy.config.flag import CLUSTER, SERVER, Flag, FlagClass, flags_of
 from fastdeploy.config.foreign_flags import read_foreign_flags
+from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.server_config import ServerConfig
 
 __all__ = ["FLAGS", "FLAG_BY_NAME", "Flag", "FlagClass"]
@@ -21,6 +22,10 @@ _QUANTIZATION_HELP = (
     'per part, such as \'{"attention": "wint8", "mlp": "wint4", "head": "none"}\' (default: none)'
 )
 _SPECULATIVE_HELP = 'such as \'{"method": "ngram", "num_speculative_tokens": 5}\' (default: no speculation)'
+_GRAPHS_HELP = (
+    'CUDA graphs, such as \'{{"use_cudagraph": true, "cudagraph_capture_sizes": [1, 8, 64]}}\'; {}other keys of '
+    "{} have no effect, as all of them on the CPU"
+)
 _OLDER_SPELLINGS = {  # flag -> kind, key of speculative_config
     "speculative_model": ("str", "model"),
     "spec_method": ("str", "method"),
@@ -60,6 +65,22 @@ def _older_spelling(name: str, kind: str, key: str) -> Flag:
 HONOURED_FLAGS: tuple[Flag, ...] = (
     *_flags_of(EngineConfig, "engine"),
     Flag("str_or_json", name="quantization", short="-q", help=_QUANTIZATION_HELP, field="quantization"),
+    *_flags_of(GpuConfig, "gpu"),
+    Flag(
+        "json",
+        name="graph_optimization_config",
+        help=_GRAPHS_HELP.format("", "FastDeploy"),
+        section="gpu",
+        field="graph_optimization_config",
+    ),
+    Flag(
+        "json",
+        name="compilation_config",
+        short="-cc",
+        help=_GRAPHS_HELP.format("`cudagraph_mode` NONE captures none; ", "vLLM"),
+        section="gpu",
+        field="compilation_config",
+    ),
     *_flags_of(SchedulerConfig, "scheduler"),
     *_flags_of(CacheConfig, "cache"),
     Flag("json", name="speculative_config", short="-sc", help=_SPECULATIVE_HELP, section="speculative"),

@@ -29,6 +29,7 @@ def _make_flag(name: str, flag_class: FlagClass, reason: str, kind: str = "str",
     values: dict[str, Any] = {"name": name, "flag_class": flag_class, "reason": reason}
     values |= {"neutral": tuple(keys.pop("neutral", ())), "is_secret": keys.pop("secret", False)}
     values |= {"section": SERVER if keys.pop("server", False) else "engine", "short": keys.pop("short", "")}
+    values["refused_on_gpu"] = keys.pop("refused_on_gpu", "")
     if kind == "int":
         return integer(**keys, **values)
     return number(**keys, **values) if kind == "float" else Flag(kind, **keys, **values)

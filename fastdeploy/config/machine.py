@@ -1,12 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the machine."""
+"""Memory of the machine, and whether it has a GPU."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 
+from fastdeploy.config.env import read_env
+
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+GPU_LIBRARY = Path(__file__).parents[1] / "ops" / "gpu_library" / "libfd_gpu.so"
+
+
+def resolve_device(device: str) -> str:
+    """Return the device that a value of `--device` names; `auto` is the GPU if there is one and a library for it.
+
+    The emulated GPU is never chosen by itself.
+    """
+    if device != "auto":
+        return device
+    return "gpu" if not read_env().gpu_emulated and count_gpus() > 0 else "cpu"
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that the library for GPUs can use; 0 without a library."""
+    count = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(str(GPU_LIBRARY)).fd_device_count(ctypes.byref(count))
+    except OSError:
+        return 0
+    return 0 if failed else count.value
 
 
 def available_memory_bytes() -> int:

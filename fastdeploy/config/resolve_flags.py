@@ -10,6 +10,7 @@ from typing import Any
 from fastdeploy.config.convert import convert
 from fastdeploy.config.flag import Flag, FlagClass
 from fastdeploy.config.flags import FLAG_BY_NAME
+from fastdeploy.config.machine import resolve_device
 from fastdeploy.core.errors import ConfigError, ConfigErrors, ErrorCollector
 
 COMMAND_LINE = "command line"
@@ -31,6 +32,7 @@ def resolve_flags(
     values: dict[str, Any] = {}
     setters: dict[str, str] = {}  # honoured flag -> what set it, as its user typed it
     notes: list[str] = []
+    is_gpu = resolve_device(str(given.get("device", ""))).startswith("gpu")
     for name, raw in given.items():
         flag, shown = FLAG_BY_NAME[name], display_name(name, provenance)
         text = _with_value(flag, shown, raw)
@@ -38,6 +40,8 @@ def resolve_flags(
             value = convert(flag, raw, shown)
             if flag.flag_class is FlagClass.REFUSED and value not in flag.neutral:
                 raise ConfigError(text, flag.reason)
+            if is_gpu and flag.refused_on_gpu and value not in flag.neutral:
+                raise ConfigError(text, flag.refused_on_gpu)
             if flag.flag_class is FlagClass.NO_EFFECT and value not in flag.neutral:
                 notes.append(f"{shown} {value} has no effect: {flag.reason}")
             for target, own_value in _targets(flag, shown, value).items():

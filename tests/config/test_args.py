@@ -138,8 +138,8 @@ def test_yaml_mistakes_name_key_and_file(tmp_path: Path, content: str, field: st
         ("demo --quantization {", "--quantization", "expected a name or a JSON mapping"),
         ("demo --router a:1", "--router a:1", "nodes find each other through Redis"),
         ("demo --data-parallel-size 2", "--data-parallel-size 2", "data parallelism is not"),
-        ("demo --device gpu --tensor-parallel-size 4", "device", "'gpu' is not available yet.*expected cpu or auto"),
-        ("demo --gpu-memory-utilization 1.5", "--gpu-memory-utilization", r"a number in \[0.0, 1.0\], got '1.5'"),
+        ("demo --device xpu", "device", "expected auto, cpu, gpu, or gpu:1 for the second GPU, got 'xpu'"),
+        ("demo --gpu-memory-utilization 1.5", "gpu_memory_utilization", r"a number in \[0.0, 1.0\], got 1.5"),
         ("demo --swap-space -1", "--swap-space", "at least 0.0"),
         ("demo --uvicorn-log-level loud", "uvicorn_log_level", "expected one of critical"),
         (
@@ -258,13 +258,13 @@ def test_commands_of_vllm_users_run_with_a_note_per_flag_without_effect() -> Non
     assert args.server.disable_log_requests and args.server.uvicorn_log_level == "info"
     assert [note.split()[0] for note in args.notes] == [
         "--swap-space",
-        "--enforce-eager",
         "--max-seq-len-to-capture",
         "--distributed-executor-backend",
         "--cpu-offload-gb",
         "--enable-auto-tool-choice",
         "--disable-log-stats",
         "--trust-remote-code",
+        "--enforce-eager",
     ]
 
 

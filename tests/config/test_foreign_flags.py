@@ -129,13 +129,13 @@ def test_newest_names_of_speculation_build_the_same_configuration() -> None:
 
 
 def test_the_short_names_of_vllm_are_known() -> None:
-    flags = "-q wint8 -tp 1 -pp 1 -dp 1 -n 1 -r 0 -dcp 1 -O 3 -cc {} -ac {}"
+    flags = '-q wint8 -tp 1 -pp 1 -dp 1 -n 1 -r 0 -dcp 1 -O 3 -cc {"mode":3} -ac {}'
     args = parse_serve_args(["demo", *flags.split()])
     assert str(args.engine.quantization) == "wint8"
     assert [note.split()[0] for note in args.notes] == [
         "--optimization-level",
-        "--compilation-config",
         "--attention-config",
+        "--compilation-config",
     ]
 
 

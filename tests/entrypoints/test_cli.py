@@ -60,7 +60,10 @@ def test_a_reader_that_has_ended_is_no_error() -> None:
     [
         (["sreve"], "unknown command 'sreve'; did you mean 'serve'?"),
         (["dance"], "unknown command 'dance'; see fastdeploy --help"),
-        (["serve", "demo", "--device", "gpu"], "device: 'gpu' is not available yet; expected cpu or auto"),
+        (
+            ["serve", "demo", "--device", "npu"],
+            "device: expected auto, cpu, gpu, or gpu:1 for the second GPU, got 'npu'",
+        ),
         (["bench", "swerve"], "unknown command 'bench swerve'; did you mean 'serve'?"),
         (["chat", "--max-token", "3"], "--max-token: unknown flag; did you mean '--max-tokens'?"),
         (["chat", "--max-tokens", "0"], "--max-tokens: expected at least 1, got 0"),

@@ -95,7 +95,8 @@ def test_yaml_output_is_a_file_with_the_same_configuration(
 ) -> None:
     flags = ["demo", "--config", file, "--max-waiting-time", "-1", "--no-enable-prefix-caching"]
     flags += ["--scheduler-name", "splitwise", "--splitwise-role", "decode", "--cache-transfer-protocol", "ipc,rdma"]
-    assert main([*flags, "--api-key", "sesame", "--scheduler-password", "sesame", "--enforce-eager"]) == 0
+    flags += ["--enforce-eager", "--compilation-config", '{"cudagraph_capture_sizes": [1, 8]}']
+    assert main([*flags, "--api-key", "sesame", "--scheduler-password", "sesame"]) == 0
     printed = capsys.readouterr().out
     assert "sesame" not in printed
     assert "# note: --enforce-eager True has no effect" in printed

@@ -75,6 +75,7 @@ def resolved_values(args: ServeArgs) -> dict[str, tuple[Any, str]]:
 def _value(flag: Flag, args: ServeArgs) -> Any:
     parts = {
         "engine": args.engine,
+        "gpu": args.engine.gpu,
         "cache": args.engine.cache,
         "scheduler": args.engine.scheduler,
         "server": args.server,

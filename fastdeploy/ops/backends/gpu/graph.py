@@ -10,10 +10,10 @@ from weakref import finalize
 import paddle
 from paddle import Tensor
 
+from fastdeploy.config.gpu_config import MAX_CAPTURED_ROWS
 from fastdeploy.ops.backend import StepFunction
 from fastdeploy.ops.backends.gpu.library import Address, DeviceCounts, DeviceLibrary
 
-MAX_CAPTURED_ROWS = 512
 DEFAULT_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, MAX_CAPTURED_ROWS)
 
 
