@@ -202,20 +202,20 @@ def _plan(loop: DraftLoop, num_seqs: int) -> list[tuple[int, int]]:
         ValueError: what the host has written does not fit the buffers.
     """
     wanted = loop.num_drafts.array[:num_seqs]
-    steps = np.diff(wanted)
-    if (steps > 0).any():
-        raise _refusal("num_drafts", "descending numbers", wanted[int(np.argmax(steps > 0)) + 1])
-    most = int(wanted.max(initial=0))
+    is_ascending = wanted[1:] > wanted[:-1]
+    if is_ascending.any():
+        raise _refusal("num_drafts", "descending numbers", wanted[int(is_ascending.argmax()) + 1])
+    most = int(wanted[0]) if num_seqs else 0
     if most > loop.drafts.array.shape[1]:
         raise _refusal("num_drafts", "at most the drafts of the buffers", most)
-    num_active = [int((wanted > index).sum()) for index in range(most)]
-    if not num_active:
+    if most <= 0:
         return []
-    scheduled = _checked_rows(loop, num_active[0], wanted[: num_active[0]] - 1)
-    if (scheduled <= 0).any():
+    num_active = np.searchsorted(-wanted, -np.arange(most)).tolist()
+    wanted = wanted[: num_active[0]]
+    scheduled = _checked_rows(loop, len(wanted), wanted - 1)
+    if scheduled.min() <= 0:
         raise _refusal("num_scheduled", "a row of every sequence", scheduled.min())
-    num_rows = np.cumsum(scheduled)
-    last = len(loop.stages) - 1
+    num_rows, last = scheduled.cumsum(), len(loop.stages) - 1
     return [(int(num_rows[n - 1]) if index <= last else n, n) for index, n in enumerate(num_active)]
 
 
@@ -244,13 +244,13 @@ def _check_states(loop: DraftLoop, first: NDArray[np.int32], last: NDArray[np.in
     """Check that the slots of some positions of each sequence, from `first` to `last`, have states."""
     assert loop.states is not None
     size, tables = loop.batch.block_size, loop.batch.buffers.block_tables.array
-    num_blocks, index = (loop.states.shape[0] - 1) // size, np.arange(len(first))
-    first_block, last_block = np.maximum(first, 0) // size, np.maximum(last, 0) // size
-    for offset in range(int((last_block - first_block).max()) + 1):
-        blocks = tables[index, np.minimum(first_block + offset, last_block)]
-        has_none = ((blocks < 0) | (blocks >= num_blocks)) & (last >= 0)
+    num_blocks, seqs = (loop.states.shape[0] - 1) // size, (last >= 0).nonzero()[0]
+    first_block, last_block = np.maximum(first[seqs], 0) // size, last[seqs] // size
+    for offset in range(int((last_block - first_block).max(initial=-1)) + 1):
+        blocks = tables[seqs, np.minimum(first_block + offset, last_block)]
+        has_none = (blocks < 0) | (blocks >= num_blocks)
         if has_none.any():
-            raise _refusal("block_tables", "blocks that have states", int(blocks[np.argmax(has_none)]))
+            raise _refusal("block_tables", "blocks that have states", blocks[has_none][0])
 
 
 def _check_tensors(loop: DraftLoop) -> None:
