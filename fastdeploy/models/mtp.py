@@ -198,7 +198,8 @@ def load_mtp_layers(
 
 def num_mtp_layers(folder: str) -> int:
     """Return how many MTP layers the tensor names in the checkpoint in `folder` imply, without checking the tensors."""
-    names = SafetensorsSource(Path(folder)).shapes
+    with selected_backend().on_host():
+        names = SafetensorsSource(Path(folder)).shapes
     return max(1, len(ernie_layers(names))) if any(ERNIE_MARK in name for name in names) else len(nextn_layers(names))
 
 
