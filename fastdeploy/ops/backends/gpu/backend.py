@@ -22,6 +22,7 @@ from fastdeploy.ops.backends.gpu import (
     embedding,
     gather,
     linear,
+    logprobs,
     norm,
     plugin,
     sampling,
@@ -32,7 +33,7 @@ from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
 from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
 from fastdeploy.ops.registry import is_exact
 
-_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, norm, sampling, verify)
+_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logprobs, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
     name: kernel for family in _FAMILIES for name, kernel in family.KERNELS.items()
 }
