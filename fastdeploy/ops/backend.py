@@ -8,7 +8,7 @@ subclass of `Backend`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import paddle
 from numpy.typing import DTypeLike, NDArray
 
+from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
+
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from fastdeploy.ops.attention import KVCache
-    from fastdeploy.ops.block_moves import BlockRegion
 
 # function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers with fixed addresses.
 StepFunction = Callable[[int, int], None]
@@ -132,6 +133,10 @@ class Backend(ABC):
             NotImplementedError: the blocks of this backend do not move between engines.
         """
         raise NotImplementedError(f"backend {self.device}: KV blocks do not move between engines")
+
+    def make_block_regions(self, regions: Sequence[BlockRegion]) -> BlockRegions:
+        """Return what copies the blocks of these regions, of which there is at least one."""
+        return BlockRegions(regions)
 
     def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
         """Describe a tensor [num_rows, width] whose first rows belong to the slots of a cache, in one piece per block.

@@ -93,11 +93,8 @@ class BlockRegions:
         return self._move(block_ids, slots, to_slots=False)
 
     def _move(self, block_ids: Sequence[int], slots: Sequence[int], to_slots: bool) -> Checksums:
-        if len(block_ids) != len(slots):
-            raise ValueError(f"BlockRegions: slots: expected one per block, {len(block_ids)}, got {len(slots)}")
+        self._check(block_ids, slots)
         ids, addresses = np.array(block_ids, np.int64), np.array(slots, np.uint64)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self.num_blocks):
-            raise ValueError(f"BlockRegions: block_ids: expected ids in [0, {self.num_blocks - 1}], got {block_ids}")
         checksums = np.empty((len(ids), self.num_checksums), np.uint32)
         move = _Move(
             self._regions.ctypes.data,
@@ -111,3 +108,10 @@ class BlockRegions:
         )
         self._library.fd_move_blocks(ctypes.byref(move))
         return checksums
+
+    def _check(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Raise ValueError if a block is not in the caches, or the numbers of blocks and slots differ."""
+        if len(block_ids) != len(slots):
+            raise ValueError(f"BlockRegions: slots: expected one per block, {len(block_ids)}, got {len(slots)}")
+        if len(block_ids) and not (min(block_ids) >= 0 and max(block_ids) < self.num_blocks):
+            raise ValueError(f"BlockRegions: block_ids: expected ids in [0, {self.num_blocks - 1}], got {block_ids}")

@@ -175,7 +175,8 @@ class ModelRunner:
     def regions(self) -> BlockRegions:
         """Describe the blocks of the KV caches."""
         backend, num_blocks = self._backend, self.kv_caches[0].key.shape[0]
-        return BlockRegions([r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)])
+        regions = [r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)]
+        return backend.make_block_regions(regions)
 
     def verify_drafts(self, num_seqs: int) -> None:
         """Verify the drafts of the first `num_seqs` requests of a logits batch with the tokens in `sampling`."""

@@ -167,9 +167,10 @@ class Drafter:
         """Describe the blocks of the caches, `drafting`, and of the target's states that the model reads, `states`."""
         backend, num_blocks = selected_backend(), self._num_blocks
         regions = [r for cache in self.kv_caches for r in backend.block_regions(cache, num_blocks)]
-        found = {"drafting": BlockRegions(regions)}
+        found = {"drafting": backend.make_block_regions(regions)}
         if self.loop.states is not None:
-            found["states"] = BlockRegions([backend.row_region(self.loop.states, self.config.block_size, num_blocks)])
+            states = backend.row_region(self.loop.states, self.config.block_size, num_blocks)
+            found["states"] = backend.make_block_regions([states])
         return found
 
     def fill(self, request: Request, end: int) -> None:

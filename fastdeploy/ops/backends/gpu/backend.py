@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -14,6 +14,7 @@ import paddle
 from numpy.typing import DTypeLike
 from paddle import Tensor
 
+from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.backend import Backend, Graph, StepFunction
 from fastdeploy.ops.backends.gpu import (
     attention,
@@ -22,18 +23,19 @@ from fastdeploy.ops.backends.gpu import (
     embedding,
     gather,
     linear,
-    logprobs,
     norm,
     plugin,
     sampling,
     verify,
 )
+from fastdeploy.ops.backends.gpu.block_moves import StagedBlockRegions
 from fastdeploy.ops.backends.gpu.graph import DEFAULT_BUCKETS, BucketedGraphs
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, activate
 from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
+from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
 from fastdeploy.ops.registry import is_exact
 
-_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logprobs, norm, sampling, verify)
+_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
     name: kernel for family in _FAMILIES for name, kernel in family.KERNELS.items()
 }
@@ -85,12 +87,14 @@ class GpuBackend(Backend):
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Make the host Paddle's default for new tensors."""
+        """Make the host Paddle's default for new tensors, and allow the views that reading files needs."""
         before = paddle.get_device()
         paddle.set_device("cpu")
+        paddle.set_flags({plugin.STRIDES: True})
         try:
             yield
         finally:
+            paddle.set_flags({plugin.STRIDES: False})
             paddle.set_device(before)
 
     def place(self, tensor: Tensor) -> Tensor:
@@ -134,6 +138,25 @@ class GpuBackend(Backend):
     def kv_bytes_per_token(self, num_kv_heads: int, head_dim: int, dtype: str) -> int:
         """Return the bytes of one token's key and value, int8 scales included."""
         return num_kv_heads * sum(attention.row_bytes(head_dim, dtype))
+
+    def block_regions(self, cache: KVCache, num_blocks: int) -> list[BlockRegion]:
+        """Describe the key and the value tensor, [num_blocks, num_kv_heads, ...]."""
+        regions = []
+        for tensor in (cache.key, cache.value):
+            num_heads = tensor.shape[1]
+            head_bytes = int(tensor.size) * int(tensor.element_size()) // (tensor.shape[0] * num_heads)
+            regions.append(BlockRegion(tensor.data_ptr(), num_blocks, num_heads, head_bytes, 0))
+        return regions
+
+    def row_region(self, rows: Tensor, rows_per_block: int, num_blocks: int) -> BlockRegion:
+        """Describe rows on the device."""
+        block_bytes = rows_per_block * rows.shape[1] * int(rows.element_size())
+        return BlockRegion(rows.data_ptr(), num_blocks, 1, block_bytes, 0)
+
+    def make_block_regions(self, regions: Sequence[BlockRegion]) -> BlockRegions:
+        """Return what copies blocks between the device and host memory."""
+        assert self.library is not None
+        return StagedBlockRegions(self.library, regions)
 
     def free_memory_bytes(self) -> int:
         """Return the device's free memory."""

@@ -14,7 +14,7 @@ from fastdeploy.core.errors import ConfigError
 PADDLE_DEVICE = "fd_gpu"  # the device's name in Paddle, kDeviceType of custom_ops/gpu_ops/paddle_device.cc
 _PACKAGE = Path(__file__).parents[3]
 _FOLDER = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in it
-_STRIDES = "FLAGS_use_stride_kernel"  # views with strides have no fallback to the CPU
+STRIDES = "FLAGS_use_stride_kernel"  # views with strides have no fallback to the CPU
 
 
 def prepare(device: str) -> None:
@@ -31,7 +31,7 @@ def prepare(device: str) -> None:
             "device", f"{device} cannot be used any more, because paddle was imported before the LLM was created"
         )
     os.environ[_FOLDER] = folder
-    os.environ[_STRIDES] = "0"
+    os.environ[STRIDES] = "0"
 
 
 def library_path() -> Path:
