@@ -10,7 +10,7 @@ import paddle
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.linear import NO_QUANTIZATION, PackedLinear
 from fastdeploy.ops.reference import gather as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register
+from fastdeploy.ops.registry import Lookup, OpEntry, cpu_only, register
 
 
 def embedding(token_ids: paddle.Tensor, table: paddle.Tensor, out: paddle.Tensor, num_rows: int) -> None:
@@ -75,6 +75,10 @@ _PACKED_EMBEDDING = register(
         "packed_embedding",
         reference.packed_embedding,
         {"float32": 0.0, "bfloat16": 0.0},
-        [partial(_packed_example, dtype, hidden) for dtype in ("float32", "bfloat16") for hidden in (24, 33)],
+        [
+            *(partial(_packed_example, "bfloat16", hidden) for hidden in (24, 72)),
+            cpu_only(partial(_packed_example, "bfloat16", 33)),
+            *(cpu_only(partial(_packed_example, "float32", hidden)) for hidden in (24, 33)),
+        ],
     )
 )

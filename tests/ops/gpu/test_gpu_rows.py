@@ -62,6 +62,28 @@ def test_gpu_copies_of_rows_read_their_number_from_the_device(operator: str) -> 
     assert (out[3:] == 7.0).all()
 
 
+@pytest.mark.parametrize("hidden", [8, 64, 200])
+def test_gpu_embedding_of_a_packed_weight_copies_its_rows_only(hidden: int) -> None:
+    weight, find = random_rows(37, hidden, "bfloat16", 1), emulate()
+    table, rng = find("pack_linear")(weight), np.random.default_rng(hidden)
+    for num_rows in range(21):
+        chosen = rng.integers(0, 37, num_rows)
+        out = paddle.full([22, hidden], 7.0, "bfloat16")
+        emulate(SEEDS[num_rows % 4])("packed_embedding")(ids_of(chosen, 22), table, out, num_rows)
+        assert_same_bits(bits(out)[:num_rows], bits(weight)[chosen], "copied rows")
+        assert (out[num_rows:] == 7.0).all()
+
+
+def test_gpu_embedding_of_a_packed_weight_refuses_gated_layers_and_other_dtypes() -> None:
+    find, ids, out = emulate(), ids_of(np.arange(3), 4), paddle.zeros([4, 64], "bfloat16")
+    gated = find("pack_linear")(random_rows(32, 64, "bfloat16", 1), is_gated=True)
+    with pytest.raises(ValueError, match="packed_embedding: table: expected one row for each output, got a gated"):
+        find("packed_embedding")(ids, gated, out, 3)
+    table = find("pack_linear")(random_rows(32, 64, "bfloat16", 1))
+    with pytest.raises(ValueError, match="packed_embedding: out: expected bfloat16, got float32"):
+        find("packed_embedding")(ids, table, out.astype("float32"), 3)
+
+
 def test_gpu_embedding_of_504_rows_of_a_large_table() -> None:
     table = random_rows(20000, 128, "bfloat16", 1)
     chosen = np.random.default_rng(2).integers(0, 20000, 504)

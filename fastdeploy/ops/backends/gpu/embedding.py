@@ -10,6 +10,7 @@ from paddle import Tensor
 
 from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import active, launch
+from fastdeploy.ops.linear import PackedLinear
 
 
 def embedding(token_ids: Tensor, table: Tensor, out: Tensor, num_rows: int) -> None:
@@ -24,4 +25,18 @@ def embedding(token_ids: Tensor, table: Tensor, out: Tensor, num_rows: int) -> N
     launch("fd_embedding", token_ids, table, table.shape[0], out, *count, size * table.element_size())
 
 
-KERNELS: dict[str, Callable[..., Any]] = {"embedding": embedding}
+def packed_embedding(token_ids: Tensor, table: PackedLinear, out: Tensor, num_rows: int) -> None:
+    """Copy rows of a packed bf16 weight, whose row n is output n (linear.py)."""
+    operator = "packed_embedding"
+    require_length(operator, num_rows, token_ids=token_ids)
+    require_dtype(operator, "int32", token_ids=token_ids)
+    require_dtype(operator, "bfloat16", table=table.data, out=out)
+    require_rows(operator, num_rows, table.in_features, out=out)
+    if table.is_gated:
+        raise ValueError(f"{operator}: table: expected one row for each output, got a gated layer")
+    item, count = out.element_size(), active().row_count(num_rows)
+    rows, stride = table.data.shape
+    launch("fd_packed_embedding", token_ids, table.data, rows, stride * item, out, *count, table.in_features * item)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"embedding": embedding, "packed_embedding": packed_embedding}
