@@ -21,11 +21,13 @@ enum class Quantization { kWint8, kWint4, kW8a8, kW4a8 };
 
 constexpr int64_t kGroup = 128;  // consecutive k that share a scale in 4-bit formats; in 8-bit formats all k share one
 
-constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
-constexpr bool has_16_bit_rows(Quantization q) { return q == Quantization::kWint8 || q == Quantization::kWint4; }
+FD_RULE constexpr bool has_four_bits(Quantization q) { return q == Quantization::kWint4 || q == Quantization::kW4a8; }
+FD_RULE constexpr bool has_16_bit_rows(Quantization q) {
+  return q == Quantization::kWint8 || q == Quantization::kWint4;
+}
 
 // Consecutive k whose products are added as integers.
-constexpr int64_t sum_length(Quantization q) {
+FD_RULE constexpr int64_t sum_length(Quantization q) {
   return has_four_bits(q) ? kGroup : has_16_bit_rows(q) ? 1 << 8 : 1 << 16;
 }
 

@@ -222,9 +222,7 @@ _LINEAR = register(
             for example in [partial(_example, dtypes, sizes, extras, is_gated=is_gated)]
         ]
         + [
-            cpu_only(
-                partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization, is_gated=is_gated)
-            )
+            example if _gpu_takes("bfloat16", sizes[2]) else cpu_only(example)
             for is_gated in (False, True)
             for quantization in QUANTIZATIONS
             for out_dtype, sizes, extras in (
@@ -232,7 +230,12 @@ _LINEAR = register(
                 ("bfloat16", (7, 80, 133), True),
                 ("float32", (40, 150, 300), True),
                 ("float32", (2, 3, 5), False),
+                ("bfloat16", (7, 80, 136), True),
+                ("float32", (40, 150, 1032), True),
             )
+            for example in [
+                partial(_example, ("bfloat16", out_dtype), sizes, extras, quantization=quantization, is_gated=is_gated)
+            ]
         ],
     )
 )

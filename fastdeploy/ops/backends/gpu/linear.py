@@ -17,6 +17,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle import Tensor
 
+from fastdeploy.ops.backends.gpu import linear_quant
 from fastdeploy.ops.backends.gpu.checks import dtype_of, require_dtype, require_length, require_rows
 from fastdeploy.ops.backends.gpu.library import active, launch
 from fastdeploy.ops.backends.gpu.norm import rms_norm
@@ -37,7 +38,10 @@ def pack_linear(
     quantization: str = NO_QUANTIZATION,
     is_gated: bool = False,
 ) -> PackedLinear:
-    """Pack a bf16 weight on the host and place it on the device; in_features must be a multiple of 8."""
+    """Pack a bf16 weight on the host and place it on the device; in_features must be a multiple of 8.
+
+    The layout of a quantized weight is that of linear_quant.py.
+    """
     pieces = pieces_of(weight)
     for piece in pieces:
         require_dtype("pack_linear", "bfloat16", weight=piece.matrix)
@@ -45,7 +49,7 @@ def pack_linear(
     if k % 8:
         raise ValueError(f"pack_linear: weight: expected a multiple of 8 inputs, got {k}")
     if quantization != NO_QUANTIZATION:
-        raise ValueError(f"pack_linear: quantization: expected none, got {quantization!r}")
+        return linear_quant.pack_quantized(pieces, bias, quantization, is_gated)
     n = sum(piece.end - piece.begin for piece in pieces) // (2 if is_gated else 1)
     data = selected_backend().place(_to_bfloat16(_pack(pieces, n, k, is_gated)))
     placed_bias = None if bias is None else selected_backend().place(bias)
@@ -54,6 +58,8 @@ def pack_linear(
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:
     """Return the first rows of the packed weight."""
+    if w.quantization != NO_QUANTIZATION:
+        return linear_quant.first_outputs(w, count)
     return replace(w, data=w.data._slice(0, count), out_features=count)
 
 
@@ -65,8 +71,10 @@ def linear(
     residual: Tensor | None = None,
     norm: NormParams | None = None,
 ) -> None:
-    """Multiply by a packed weight, in one launch; with a norm of many rows in two."""
+    """Multiply by a packed weight, in one launch; with a norm of many rows or a quantized weight in two."""
     _check(x, w, out, num_rows, residual, norm)
+    if w.quantization != NO_QUANTIZATION:
+        return linear_quant.linear_quantized(x, w, out, num_rows, residual, norm)
     if norm is not None and num_rows > _MAX_FUSED_ROWS:
         normed = _find_normed(x)
         rms_norm(x, norm.weight, normed, num_rows, norm.eps)

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of quantized weights and rows: how they lie in memory, are fetched, multiplied, and summed over a group of
+// inputs, as common/quant.h defines it.
+//
+// A packed weight consists of tiles of 16 rows: 16 outputs, or in a gated layer the gates of 8 outputs, then their ups.
+// A tile is
+//   scales  those of the CPU's panels: fp32 [16], or bf16 [groups of 128 inputs][16], filled up to 64 bytes
+//   units   [units][16 rows][32 bytes]: signed bytes of 32 inputs; or signed nibbles of 64, where byte 4 i + j holds
+//           inputs 8 i + j (low) and 8 i + j + 4
+#pragma once
+
+#include "common/quant.h"
+#include "gpu_ops/bf16.h"
+#include "gpu_ops/tiles.h"
+
+namespace fd::gpu {
+
+constexpr int kUnitBytes = 512;
+constexpr int kStageInputs = 128;  // of a stage of the pipeline
+constexpr int kPairRows = 32;      // of two tiles
+constexpr int kSumPadding = 4;     // floats between rows of sums, which keep their banks apart
+
+template <Quantization kQuantization>
+struct QuantFormat {
+  static constexpr bool kFourBits = has_four_bits(kQuantization), kIs16Bit = has_16_bit_rows(kQuantization);
+  static constexpr int kLimbs = kIs16Bit ? 2 : 1;
+  static constexpr int kUnitInputs = kFourBits ? 64 : 32;
+  static constexpr int kStageUnits = kStageInputs / kUnitInputs;
+  static constexpr int kGroupStages = static_cast<int>(sum_length(kQuantization)) / kStageInputs;
+};
+
+// What a block multiplies: tiles of a weight, and rows of codes (quant_rows.h).
+struct QuantOperands {
+  const uint8_t* tiles;
+  const uint8_t* codes;
+  int num_tiles, num_code_rows;  // from the block's first ones on
+  int num_units, scale_bytes, tile_bytes, code_stride;
+};
+
+template <bool kFourBits, int kTiles>
+struct QuantScales {};  // in formats of eight bits they belong to no stage
+template <int kTiles>
+struct QuantScales<true, kTiles> {
+  Tile<1, 32 * kTiles> scales;
+};
+
+// 128 inputs of kTiles tiles and kCodeRows rows of codes. Two neighbouring tiles of nibbles lie side by side.
+template <Quantization kQuantization, int kTiles, int kCodeRows>
+struct QuantStage : QuantScales<has_four_bits(kQuantization), kTiles> {
+  static_assert(kTiles % 2 == 0);
+  Tile<(has_four_bits(kQuantization) ? 8 : 16) * kTiles, 128> weights;
+  Tile<kCodeRows, 128> codes;
+};
+
+// Copies stage `index` in the threads of a pipeline.
+template <Quantization kQuantization, class Pipeline, int kTiles, int kCodeRows>
+FD_DEVICE void fetch_stage(QuantStage<kQuantization, kTiles, kCodeRows>& stage, const QuantOperands& from, int index) {
+  using Format = QuantFormat<kQuantization>;
+  const int first_unit = index * Format::kStageUnits;
+  Pipeline::copy(stage.weights, [&](int row, int chunk) -> const void* {
+    const int tile = Format::kFourBits ? row / 16 * 2 + chunk / 4 : row / 16;
+    const int unit = first_unit + (Format::kFourBits ? chunk % 4 : chunk) / 2;
+    if (tile >= from.num_tiles || unit >= from.num_units) return nullptr;
+    return from.tiles + tile * from.tile_bytes + from.scale_bytes + unit * kUnitBytes + row % 16 * 32 + chunk % 2 * 16;
+  });
+  Pipeline::copy(stage.codes, [&](int row, int chunk) -> const void* {
+    if (row >= from.num_code_rows) return nullptr;
+    return from.codes + row * from.code_stride + index * kStageInputs + chunk * 16;
+  });
+  if constexpr (Format::kFourBits)
+    Pipeline::copy(stage.scales, [&](int, int chunk) -> const void* {
+      if (chunk / 2 >= from.num_tiles) return nullptr;
+      return from.tiles + chunk / 2 * from.tile_bytes + index * 32 + chunk % 2 * 16;
+    });
+}
+
+// Returns the scale of row `row` of tile `tile` in a format of eight bits.
+FD_DEVICE float scale_of_row(const QuantOperands& from, int tile, int row) {
+  return tile < from.num_tiles ? reinterpret_cast<const float*>(from.tiles + tile * from.tile_bytes)[row] : 0.0f;
+}
+
+// The sums over a group for two tiles, a pair, and 8 kNTiles rows of codes, which a warp holds in registers. Each lane
+// has kValues values for each of 2 kNTiles tiles of the product.
+template <Quantization kQuantization, int kNTiles>
+class QuantProduct {
+ public:
+  using Format = QuantFormat<kQuantization>;
+  using Product = TileProduct<int32_t, 2, kNTiles>;
+  static constexpr int kValues = 4 / Format::kLimbs;
+
+  // Value j of product tile (m, n) belongs to this row of the pair, and to this row of x.
+  FD_DEVICE static int weight_row(int m, int j) { return 16 * m + Product::row(j * Format::kLimbs); }
+  FD_DEVICE static int row(int n, int j) { return (8 * n + Product::column(j * Format::kLimbs)) / Format::kLimbs; }
+
+  FD_DEVICE QuantProduct() { begin_group(); }
+
+  // Sums of nibbles begin with the bits of a number in fp32 whose lowest bit is 1: they are its integers, and need no
+  // conversion.
+  FD_DEVICE void begin_group() {
+    const float start = Format::kFourBits ? kRoundingShift : 0.0f;
+    FD_UNROLL
+    for (int i = 0; i < 8 * kNTiles; ++i)
+      product_.sums[i / 4 / kNTiles][i / 4 % kNTiles][i % 4] = bit_cast<int32_t>(start);
+  }
+
+  // Adds the products of a stage for pair `pair` and the rows of codes from `code_row`.
+  template <class Stage>
+  FD_DEVICE void multiply(const Stage& stage, int pair, int code_row) {
+    if constexpr (!Format::kFourBits) {
+      product_.template multiply<kStageInputs / 32>(stage.weights, 32 * pair, stage.codes, code_row);
+    } else {
+      FD_UNROLL
+      for (int unit = 0; unit < Format::kStageUnits; ++unit) {
+        typename Product::B codes[2][kNTiles];
+        load_codes(stage, code_row, 4 * unit, codes);
+        FD_UNROLL
+        for (int m = 0; m < 2; ++m) {
+          const typename Product::A nibbles = Product::load_a(stage.weights, 16 * pair, 4 * m + 2 * unit);
+          typename Product::A low, high;  // codes times 16
+          FD_UNROLL
+          for (int i = 0; i < 4; ++i)
+            low.word[i] = nibbles.word[i] << 4 & 0xf0f0f0f0u, high.word[i] = nibbles.word[i] & 0xf0f0f0f0u;
+          FD_UNROLL
+          for (int n = 0; n < kNTiles; ++n) product_.multiply(m, n, low, codes[0][n]);
+          FD_UNROLL
+          for (int n = 0; n < kNTiles; ++n) product_.multiply(m, n, high, codes[1][n]);
+        }
+      }
+    }
+  }
+
+  // Returns a sum in fp32, rounded once; times 16 in formats of four bits.
+  FD_DEVICE float sum(int m, int n, int j) const {
+    const int32_t first = product_.sums[m][n][j * Format::kLimbs],
+                  second = product_.sums[m][n][j * Format::kLimbs + Format::kLimbs - 1];
+    if constexpr (Format::kFourBits) {
+      const float value = bit_cast<float>(first) - kRoundingShift;
+      return Format::kIs16Bit ? fused_multiply_add(value, 256.0f, bit_cast<float>(second) - kRoundingShift) : value;
+    } else {
+      return static_cast<float>(integer_sum(m, n, j));
+    }
+  }
+  // Returns a sum of a format of eight bits.
+  FD_DEVICE int32_t integer_sum(int m, int n, int j) const {
+    const int32_t first = product_.sums[m][n][j * Format::kLimbs];
+    return Format::kIs16Bit ? 256 * first + product_.sums[m][n][2 * j + 1] : first;
+  }
+
+  // Returns the scale of row `row` of a pair in a stage's group, in formats of four bits, for sums times 16.
+  template <class Stage>
+  FD_DEVICE static float scale(const Stage& stage, int pair, int row) {
+    const uint8_t* chunk = stage.scales.chunk(0, 4 * pair + row / 8);
+    return low_bf16(reinterpret_cast<const uint16_t*>(chunk)[row % 8]) * 0.0625f;
+  }
+
+ private:
+  // Loads two steps of the rows of codes from 16-byte chunk `chunk`.
+  template <class Stage>
+  FD_DEVICE static void load_codes(const Stage& stage, int code_row, int chunk,
+                                   typename Product::B (&codes)[2][kNTiles]) {
+    if constexpr (kNTiles == 1) {
+      typename Product::B steps[2];
+      Product::load_b_steps(stage.codes, code_row, chunk, steps);
+      codes[0][0] = steps[0], codes[1][0] = steps[1];
+    } else {
+      FD_UNROLL
+      for (int i = 0; i < kNTiles; ++i) {
+        const int step = i / (kNTiles / 2), n = i % (kNTiles / 2) * 2;
+        Product::load_b(stage.codes, code_row + 8 * n, chunk + 2 * step, codes[step][n], codes[step][n + 1]);
+      }
+    }
+  }
+
+  Product product_;
+};
+
+}  // namespace fd::gpu
