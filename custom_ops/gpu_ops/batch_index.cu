@@ -4,6 +4,7 @@
 #include "common/export.h"
 #include "gpu_ops/count.h"
 #include "gpu_ops/device.h"
+#include "gpu_ops/warp.h"
 
 namespace {
 
@@ -18,16 +19,6 @@ struct Tile {
   int32_t row_ends[kThreads], logits_ends[kThreads];
   int32_t warp_rows[kWarps], warp_logits[kWarps];
 };
-
-// Returns the sum of the values of this lane and those before it.
-FD_DEVICE int32_t sum_to_lane(int32_t value) {
-  for (unsigned distance = 1; distance < kWarpSize; distance *= 2) {
-    const unsigned lane = lane_index();
-    const int32_t other = shuffle(value, lane < distance ? lane : lane - distance);
-    if (lane >= distance) value += other;
-  }
-  return value;
-}
 
 // Fills the tile with the sums of its requests, to which `first_row` and `first_logits` are added. The first barrier
 // comes before the ends of the previous requests are overwritten.

@@ -23,6 +23,7 @@ from fastdeploy.ops.backends.gpu import (
     embedding,
     gather,
     linear,
+    logprobs,
     norm,
     plugin,
     sampling,
@@ -35,7 +36,7 @@ from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
 from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
 from fastdeploy.ops.registry import is_exact
 
-_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, norm, sampling, verify)
+_FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logprobs, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
     name: kernel for family in _FAMILIES for name, kernel in family.KERNELS.items()
 }
