@@ -17,6 +17,9 @@ int check(const char* what, cudaError_t error) {
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
+    if (driver == 0)
+      return fd::gpu::fail(fd::gpu::kDeviceFailed, "there is no NVIDIA driver; this library needs one for CUDA %d.%d",
+                           runtime / 1000, runtime % 1000 / 10);
     return fd::gpu::fail(fd::gpu::kDeviceFailed, "driver too old: it supports CUDA %d.%d, this library needs %d.%d",
                          driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
   }

@@ -152,7 +152,7 @@ def _join_cluster(
 def _read_model_files(config: EngineConfig) -> EngineSpec:
     """Select the backend, read config.json and the tokenizer, and check them against the configuration."""
     try:
-        select_backend(config.device)
+        backend = select_backend(config.device, config.gpu.captured_rows)
     except OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)
@@ -162,6 +162,7 @@ def _read_model_files(config: EngineConfig) -> EngineSpec:
         generation_config=config.generation_config,
         kv_cache_dtype=config.cache.dtype,
     )
+    backend.check_model(model_config)
     config = _fall_back_to_suffix(config, path)
     max_model_len = model_config.choose_max_model_len(config.max_model_len)
     config.check_prefill(max_model_len)

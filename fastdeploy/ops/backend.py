@@ -22,6 +22,7 @@ from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
 if TYPE_CHECKING:
     from paddle import Tensor
 
+    from fastdeploy.config.model_config import ModelConfig
     from fastdeploy.ops.attention import KVCache
 
 # function(num_rows, num_seqs) calls operators for the first rows and sequences of buffers with fixed addresses.
@@ -55,6 +56,19 @@ class Mirror(Protocol):
 
 
 @dataclass(frozen=True)
+class DeviceOptions:
+    """How a device is used.
+
+    Attributes:
+        index: which of the devices that the process sees.
+        captured_rows: numbers of rows, ascending, for which steps are captured; None: those of the backend.
+    """
+
+    index: int = 0
+    captured_rows: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class UncapturedGraph:
     """A function that is called each time, for backends that cannot capture operators."""
 
@@ -83,6 +97,16 @@ class Backend(ABC):
 
         Raises:
             OperatorLibraryError: the library is missing, does not match the package, or cannot run as configured.
+        """
+
+    def configure(self, options: DeviceOptions) -> None:  # noqa: B027  # the CPU has no options
+        """Set how the device is used; called before `load`."""
+
+    def check_model(self, config: ModelConfig) -> None:  # noqa: B027  # a backend may take every model
+        """Check that the kernels take the sizes and the dtype of a model.
+
+        Raises:
+            ConfigError: they do not; names the key of config.json, or the flag.
         """
 
     def activate(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import paddle
 
 from fastdeploy.config.env import read_env
-from fastdeploy.ops.backend import Backend
+from fastdeploy.ops.backend import Backend, DeviceOptions
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +124,17 @@ def find_backend(device: str) -> Backend:
     return backend
 
 
-def select_backend(device: str) -> Backend:
-    """Find the backend of a device and use it from now on; called once, at start-up.
+def select_backend(device: str, captured_rows: tuple[int, ...] | None = None) -> Backend:
+    """Find the backend of a device, such as "cpu" or "gpu:1", and use it from now on; called once, at start-up.
+
+    Args:
+        captured_rows: as in `DeviceOptions`.
 
     Raises:
         OperatorLibraryError: there is no such backend, or its library cannot be used.
     """
     backend = find_backend(device)
+    backend.configure(DeviceOptions(int(device.partition(":")[2] or 0), captured_rows))
     use_backend(backend)
     return backend
 

@@ -94,6 +94,7 @@ def find_drafting_model(
             path, dtype=config.dtype, generation_config="none", kv_cache_dtype=config.cache.dtype
         )
         find_architecture(draft)
+        selected_backend().check_model(draft)
         _check_context(draft, max_model_len)
         _check_vocabulary(draft, target, tokenizer, vocab_limit)
     return DraftingModelConfig("draft_model", draft, path, draft.num_layers, 0, config.cache.block_size)

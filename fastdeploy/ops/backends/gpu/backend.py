@@ -14,8 +14,10 @@ import paddle
 from numpy.typing import DTypeLike
 from paddle import Tensor
 
+from fastdeploy.config.model_config import ModelConfig
+from fastdeploy.core.errors import ConfigError
 from fastdeploy.ops.attention import KVCache
-from fastdeploy.ops.backend import Backend, Graph, StepFunction
+from fastdeploy.ops.backend import Backend, DeviceOptions, Graph, StepFunction
 from fastdeploy.ops.backends.gpu import (
     attention,
     batch_index,
@@ -36,6 +38,8 @@ from fastdeploy.ops.backends.gpu.memory import Mirror, mirrors
 from fastdeploy.ops.block_moves import BlockRegion, BlockRegions
 from fastdeploy.ops.registry import is_exact
 
+HEAD_DIMS = (64, 128, 256)
+ROW_MULTIPLE = 8  # elements of bfloat16 in the 16 bytes that a kernel reads at once
 _FAMILIES = (attention, batch_index, drafting, embedding, gather, linear, logprobs, norm, sampling, verify)
 _KERNELS: dict[str, Callable[..., Any]] = {
     name: kernel for family in _FAMILIES for name, kernel in family.KERNELS.items()
@@ -56,21 +60,39 @@ class GpuBackend(Backend):
 
     def __init__(self) -> None:
         self.library: DeviceLibrary | None = None
+        self._options = DeviceOptions()
         self._place = "cpu"
 
     def library_path(self) -> Path:
         """Return the library to load."""
         return plugin.library_path()
 
+    def configure(self, options: DeviceOptions) -> None:
+        """Choose the GPU, and what is captured."""
+        self._options = options
+
+    def check_model(self, config: ModelConfig) -> None:
+        """Check what the kernels need: bfloat16, head sizes of HEAD_DIMS, and rows of whole 16 bytes."""
+        if config.dtype != "bfloat16":
+            raise ConfigError("dtype", f"{config.dtype} is not available on a GPU; take bfloat16")
+        if config.head_dim not in HEAD_DIMS:
+            raise ConfigError("head_dim", f"expected {', '.join(map(str, HEAD_DIMS))} on a GPU, got {config.head_dim}")
+        for name in ("hidden_size", "intermediate_size"):
+            if getattr(config, name) % ROW_MULTIPLE:
+                got = getattr(config, name)
+                raise ConfigError(name, f"expected a multiple of {ROW_MULTIPLE} on a GPU, got {got}")
+
     def load(self) -> None:
         """Load the library; operators can then be called. If the device is emulated, they also take host memory."""
         if self.library is None:
             self.library = DeviceLibrary(self.library_path())
+        self.library.device = self._options.index
         activate(self.library)
 
     def activate(self) -> None:
         """Make the device Paddle's default and let launches run in a stream of their own."""
         assert self.library is not None
+        self.library.call("fd_device_set", self.library.device)
         self._place = f"{plugin.PADDLE_DEVICE}:{self.library.device}"
         paddle.set_device(self._place)
         if self.library.stream is None:
@@ -83,7 +105,8 @@ class GpuBackend(Backend):
         """
         assert self.library is not None
         self.library.call("fd_device_sync")  # what Paddle has written is there, although its stream is another one
-        buckets = DEFAULT_BUCKETS if is_exact() else ()
+        configured = self._options.captured_rows
+        buckets = () if not is_exact() else DEFAULT_BUCKETS if configured is None else configured
         return BucketedGraphs(self.library, function, max_rows, max_seqs, buckets)
 
     @contextmanager

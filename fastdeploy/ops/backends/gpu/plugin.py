@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from fastdeploy.config.env import read_env
-from fastdeploy.core.errors import ConfigError
+from fastdeploy.config.machine import GPU_LIBRARY
+from fastdeploy.core.errors import ConfigError, DeviceError
 
 PADDLE_DEVICE = "fd_gpu"  # the device's name in Paddle, kDeviceType of custom_ops/gpu_ops/paddle_device.cc
 _PACKAGE = Path(__file__).parents[3]
@@ -21,9 +23,12 @@ def prepare(device: str) -> None:
     """Set what Paddle reads when it is imported.
 
     Raises:
-        ConfigError: there is no library for GPUs, or Paddle has been imported without it.
+        ConfigError: there is no library for GPUs or no such GPU, or Paddle has been imported without it.
+        DeviceError: there is no GPU, or its driver is too old.
     """
-    folder = str(library_path().parent)
+    path = library_path()
+    _check_device(path, int(device.partition(":")[2] or 0))
+    folder = str(path.parent)
     if os.environ.get(_FOLDER) == folder:
         return
     if "paddle" in sys.modules:
@@ -32,6 +37,23 @@ def prepare(device: str) -> None:
         )
     os.environ[_FOLDER] = folder
     os.environ[STRIDES] = "0"
+
+
+def _check_device(path: Path, index: int) -> None:
+    """Check that a GPU exists, before Paddle looks for it."""
+    count = ctypes.c_int()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ConfigError("operator library", f"cannot load {path}: {error}") from error
+    library.fd_last_error.restype = ctypes.c_char_p
+    if library.fd_device_count(ctypes.byref(count)):
+        raise DeviceError(library.fd_last_error().decode())
+    if count.value == 0:
+        raise DeviceError("there is no GPU that this process may use")
+    if index >= count.value:
+        last = f" to gpu:{count.value - 1}" if count.value > 1 else ""
+        raise ConfigError("device", f"expected gpu:0{last}, got gpu:{index}")
 
 
 def library_path() -> Path:
@@ -43,7 +65,7 @@ def library_path() -> Path:
     env = read_env()
     if env.gpu_emulated:
         return build_emulated(env.emulation_checks)
-    path = _PACKAGE / "ops" / "gpu_library" / "libfd_gpu.so"
+    path = GPU_LIBRARY
     if not path.exists():
         raise ConfigError(
             "device", "gpu needs operators that were compiled with nvcc: FD_BUILD_GPU=native pip install -e ."
