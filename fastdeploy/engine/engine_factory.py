@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
 from fastdeploy.spec_decode.drafting.drafter import Drafter
 from fastdeploy.spec_decode.drafting.drafting_model import (
     DraftingModelConfig,
+    DraftingRunner,
     describe_drafting_model,
     find_drafting_model,
     load_drafting_model,
@@ -48,6 +51,7 @@ from fastdeploy.spec_decode.proposers.base import Proposer
 from fastdeploy.spec_decode.proposers.registry import make_proposer
 from fastdeploy.structured_output.manager import StructuredOutputManager
 from fastdeploy.worker.block_mover import BlockMover, CachePart
+from fastdeploy.worker.full_step import num_blocks_of_full_step, run_full_step
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 from fastdeploy.worker.step_timing import time_draft_passes, time_steps
 
@@ -98,12 +102,18 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
         quantization=config.quantization,
     )
     drafting_model = None if drafting is None else load_drafting_model(drafting, config, model)
-    memory, runner_config = plan_memory(config, model_config, max_model_len, drafting), _make_runner_config(spec)
-    drafter = None
-    if drafting is not None and drafting_model is not None:
-        drafter = make_drafter(drafting, drafting_model, model, config, memory.num_blocks, runner_config)
-    runner = ModelRunner(model, allocate_kv_caches(model_config, memory), runner_config, observer=drafter)
+    runner_config = _make_runner_config(spec)
 
+    def make_runner(memory: MemoryPlan) -> tuple[ModelRunner, DraftingRunner | None]:
+        drafter = None
+        if drafting is not None and drafting_model is not None:
+            drafter = make_drafter(drafting, drafting_model, model, config, memory.num_blocks, runner_config)
+        caches = allocate_kv_caches(model_config, memory)
+        return ModelRunner(model, caches, runner_config, observer=drafter), drafter
+
+    measure = partial(_measure_step, make_runner, runner_config)
+    memory = plan_memory(config, model_config, max_model_len, drafting, measure)
+    runner, drafter = make_runner(memory)
     proposer = proposer or make_proposer(config.speculative, drafter)
     fingerprint = make_fingerprint(config, model_config)
     description = describe_engine(config, model_config, memory, fingerprint, max_model_len)
@@ -124,6 +134,21 @@ def make_engine(config: EngineConfig, on_progress: Progress | None = None, propo
     if config.is_clustered or config.hands_over:
         description["cluster"] = _join_cluster(engine, spec, fingerprint, drafting, memory)
     return engine
+
+
+def _measure_step(
+    make_runner: Callable[[MemoryPlan], tuple[ModelRunner, DraftingRunner | None]],
+    config: RunnerConfig,
+    one: MemoryPlan,
+) -> int:
+    """Return the bytes in use after a step of full size, its KV cache excepted; see `MeasureStep`."""
+    memory, backend = replace(one, num_blocks=num_blocks_of_full_step(config)), selected_backend()
+    runner, drafter = make_runner(memory)
+    run_full_step(runner, None if drafter is None else drafter.draft)
+    used_bytes = (backend.total_memory_bytes() or 0) - backend.free_memory_bytes() - memory.num_bytes
+    del runner, drafter
+    gc.collect()  # so that the memory of these buffers and graphs is there for the next ones
+    return used_bytes
 
 
 def _join_cluster(

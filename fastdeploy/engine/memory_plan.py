@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fastdeploy.config.engine_config import EngineConfig
+from fastdeploy.config.machine import available_memory_bytes
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
 from fastdeploy.ops.attention import KVCache, allocate_kv_cache
@@ -47,45 +49,87 @@ class MemoryPlan:
         return self.num_slots * self.slot_bytes
 
 
-def plan_memory(
-    config: EngineConfig, model_config: ModelConfig, max_model_len: int, drafting: DraftingModelConfig | None
-) -> MemoryPlan:
-    """Return the configured number of blocks; by default, those of all sequences at full length.
+MeasureStep = Callable[[MemoryPlan], int]
+"""Returns the bytes that a device has in use after a step of full size, its KV cache excepted.
 
-    The default takes at most half of the free memory.
+The argument is a plan of one block; the step may need more of them.
+"""
+
+
+def plan_memory(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    max_model_len: int,
+    drafting: DraftingModelConfig | None,
+    measure_step: MeasureStep,
+) -> MemoryPlan:
+    """Return the configured number of blocks.
+
+    By default, they take what the configured share of a device's own memory leaves, and in the host's memory as much as
+    all sequences at full length need, but at most half of what is free.
 
     Raises:
         ConfigError: the memory does not hold one block, or not as many as are configured; names the maximum.
     """
-    block_size, max_num_seqs = config.cache.block_size, config.scheduler.max_num_seqs
-    backend = selected_backend()
-    layer_bytes = backend.kv_bytes_per_token(
+    backend, cache = selected_backend(), config.cache
+    one = _plan_block(config, model_config, drafting)
+    free_bytes, total_bytes = backend.free_memory_bytes(), backend.total_memory_bytes()
+    if total_bytes is not None and cache.num_blocks is None and cache.kv_cache_memory is None:
+        plan = _plan_device(config.gpu.gpu_memory_utilization, one, total_bytes, measure_step(one))
+    else:
+        plan = _plan_given(config, one, max_model_len, free_bytes)
+    if not config.hands_over:
+        return plan
+    left_bytes = free_bytes - plan.num_bytes if total_bytes is None else available_memory_bytes()
+    return _plan_arena(config, plan, max_model_len, drafting, left_bytes)
+
+
+def _plan_block(config: EngineConfig, model_config: ModelConfig, drafting: DraftingModelConfig | None) -> MemoryPlan:
+    """Return the plan of a cache with one block."""
+    layer_bytes = selected_backend().kv_bytes_per_token(
         model_config.num_kv_heads, model_config.head_dim, model_config.kv_cache_dtype
     )
-    block_bytes, extra_bytes = model_config.num_layers * layer_bytes * block_size, 0
+    block_bytes, extra_bytes = model_config.num_layers * layer_bytes * config.cache.block_size, 0
     if drafting is not None:
         block_bytes += drafting.block_bytes
-        extra_bytes = drafting.cache_bytes * max_num_seqs
+        extra_bytes = drafting.cache_bytes * config.scheduler.max_num_seqs
+    return MemoryPlan(1, config.cache.block_size, block_bytes, extra_bytes)
+
+
+def _plan_device(share: float, one: MemoryPlan, total_bytes: int, used_bytes: int) -> MemoryPlan:
+    """Return a plan that fills the share of a device's memory which its engine may use."""
+    num_blocks = (int(share * total_bytes) - used_bytes - one.extra_bytes) // one.block_bytes
+    if num_blocks < 1:
+        raise ConfigError(
+            "gpu_memory_utilization",
+            f"{share:g} of {total_bytes} bytes do not hold one block of {one.block_bytes} bytes beside the "
+            f"{used_bytes + one.extra_bytes} bytes that are in use",
+        )
+    return replace(one, num_blocks=num_blocks)
+
+
+def _plan_given(config: EngineConfig, one: MemoryPlan, max_model_len: int, free_bytes: int) -> MemoryPlan:
+    """Return a plan of the configured number of blocks, or of the default in the host's memory."""
     if config.cache.num_blocks is not None:
         num_blocks = config.cache.num_blocks
     elif config.cache.kv_cache_memory is not None:
-        num_blocks = (config.cache.kv_cache_memory - extra_bytes) // block_bytes
+        num_blocks = (config.cache.kv_cache_memory - one.extra_bytes) // one.block_bytes
     else:
-        max_blocks_per_seq = -(-max_model_len // block_size)
-        num_blocks = min(max_num_seqs * max_blocks_per_seq, backend.free_memory_bytes() // 2 // block_bytes)
+        max_blocks_per_seq = -(-max_model_len // one.block_size)
+        num_blocks = min(config.scheduler.max_num_seqs * max_blocks_per_seq, free_bytes // 2 // one.block_bytes)
     if num_blocks < 1:
-        raise ConfigError("kv_cache_memory", f"too little for one block of {block_bytes} bytes")
-    plan, free_bytes = MemoryPlan(num_blocks, block_size, block_bytes, extra_bytes), backend.free_memory_bytes()
+        raise ConfigError("kv_cache_memory", f"too little for one block of {one.block_bytes} bytes")
+    plan = replace(one, num_blocks=num_blocks)
     if plan.num_bytes > free_bytes:
         flag = "kv_cache_memory" if config.cache.num_blocks is None else "num_gpu_blocks_override"
-        most = max(0, (free_bytes - extra_bytes) // block_bytes)
-        message = f"{num_blocks} blocks of {block_bytes} bytes do not fit into the free memory, which holds {most}"
+        most = max(0, (free_bytes - one.extra_bytes) // one.block_bytes)
+        message = f"{num_blocks} blocks of {one.block_bytes} bytes do not fit into the free memory, which holds {most}"
         raise ConfigError(flag, message)
-    return _plan_arena(config, plan, max_model_len, drafting, free_bytes) if config.hands_over else plan
+    return plan
 
 
 def _plan_arena(
-    config: EngineConfig, plan: MemoryPlan, max_model_len: int, drafting: DraftingModelConfig | None, free_bytes: int
+    config: EngineConfig, plan: MemoryPlan, max_model_len: int, drafting: DraftingModelConfig | None, left_bytes: int
 ) -> MemoryPlan:
     """Return the plan with the configured arena; by default, a quarter of the cache and at least two full contexts.
 
@@ -104,11 +148,10 @@ def _plan_arena(
     if num_slots < 1:
         raise ConfigError("kv_transfer_memory", f"too little for one block of {size} bytes")
     plan = replace(plan, num_slots=num_slots, slot_bytes=size)
-    if plan.num_bytes + plan.arena_bytes > free_bytes:
+    if plan.arena_bytes > left_bytes:
         raise ConfigError(
             "kv_transfer_memory",
-            f"{plan.arena_bytes} bytes do not fit into the free memory beside the KV cache, which leaves "
-            f"{free_bytes - plan.num_bytes}",
+            f"{plan.arena_bytes} bytes do not fit into the free memory beside the KV cache, which leaves {left_bytes}",
         )
     return plan
 

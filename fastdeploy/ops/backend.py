@@ -176,6 +176,10 @@ class Backend(ABC):
     def free_memory_bytes(self) -> int:
         """Return the memory that weights and caches can still take."""
 
+    def total_memory_bytes(self) -> int | None:
+        """Return the memory of a device that has its own; None if it uses the host's."""
+        return None
+
     @abstractmethod
     def clock(self) -> float:
         """Return a time in seconds that advances while the calling thread computes, for measuring steps."""

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from fastdeploy.core.length_policy import Clock
-from fastdeploy.core.request import Draft, GenerationRequest, Request
-from fastdeploy.core.sampling_params import SamplingParams
 from fastdeploy.core.step import ScheduledRequest, StepPlan
 from fastdeploy.spec_decode.adaptive.step_times import StepTimes
+from fastdeploy.worker.full_step import make_request
 from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
 
 TIME_LIMIT_S = 0.7  # for all steps, and for all draft passes; each one is measured at least twice
@@ -44,7 +43,7 @@ def time_draft_passes(
     """Return the seconds of a draft pass without its requests' share, and of each request; all use the same blocks."""
     num_tokens, num_passes = min(CONTEXT_TOKENS, max(1, num_cache_tokens // 4)), min(2, config.max_drafts)
     num_seqs, blocks = min(config.max_seqs, 16), range(-(-num_tokens // config.block_size))
-    batches = {n: [_make_request(num_tokens, num_passes, blocks) for _ in range(n)] for n in (1, num_seqs)}
+    batches = {n: [make_request(num_tokens, num_passes, blocks) for _ in range(n)] for n in (1, num_seqs)}
     calls = {n: partial(draft, requests, [num_passes] * n) for n, requests in batches.items()}
     seconds = {n: call_s / num_passes for n, call_s in _min_seconds(calls, clock).items()}
     request_s = min(max(0.0, seconds[num_seqs] - seconds[1]) / max(1, num_seqs - 1), seconds[1] / 2)
@@ -74,13 +73,5 @@ def _make_plan(runner: ModelRunner, rows: list[int], num_tokens: int, max_drafts
     num_blocks = -(-(num_tokens + max_drafts) // runner.config.block_size)
     num_separate = max(1, runner.kv_caches[0].key.shape[0] // num_blocks)
     firsts = (i % num_separate * num_blocks for i in range(len(rows)))
-    requests = [_make_request(num_tokens, n - 1, range(first, first + num_blocks)) for n, first in zip(rows, firsts)]
+    requests = [make_request(num_tokens, n - 1, range(first, first + num_blocks)) for n, first in zip(rows, firsts)]
     return StepPlan([ScheduledRequest(r, n, num_tokens - 1, r.draft, n) for r, n in zip(requests, rows)])
-
-
-def _make_request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> Request:
-    source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
-    request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
-    request.set_draft(Draft([0] * num_drafts))
-    request.block_ids = list(block_ids)
-    return request

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from fastdeploy.config.engine_config import CacheConfig, EngineConfig
+from fastdeploy.config.gpu_config import GpuConfig
 from fastdeploy.config.model_config import ModelConfig
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.engine import memory_plan
 from fastdeploy.engine.memory_plan import MemoryPlan, plan_memory
 from fastdeploy.hub.model_path import resolve_model_path
 from fastdeploy.ops.registry import select_backend
@@ -17,10 +19,14 @@ from fastdeploy.ops.registry import select_backend
 BLOCK_BYTES = 458752  # of the demonstration model
 
 
+def cannot_measure(one: MemoryPlan) -> int:
+    raise AssertionError("the size of a cache in the host's memory needs no step")
+
+
 def plan(monkeypatch: pytest.MonkeyPatch, free_bytes: int, hands_over: bool = False, **cache: Any) -> MemoryPlan:
     monkeypatch.setattr(type(select_backend("cpu")), "free_memory_bytes", lambda self: free_bytes)
     config = EngineConfig(model="demo", hands_over=hands_over, cache=CacheConfig(**cache))
-    return plan_memory(config, ModelConfig.from_pretrained(resolve_model_path("demo")), 2048, None)
+    return plan_memory(config, ModelConfig.from_pretrained(resolve_model_path("demo")), 2048, None, cannot_measure)
 
 
 def test_by_default_the_cache_takes_at_most_half_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +95,39 @@ def test_an_arena_that_does_not_fit_is_refused_with_the_maximum(
     with pytest.raises(ConfigError) as caught:
         plan(monkeypatch, 100 * BLOCK_BYTES, hands_over=True, **cache)
     assert str(caught.value) == message
+
+
+def device_plan(monkeypatch: pytest.MonkeyPatch, used_bytes: int, utilization: float = 0.9, **keys: Any) -> MemoryPlan:
+    """Return the plan on a device with memory for 1,000 blocks, of which a step has so much in use."""
+    backend = type(select_backend("cpu"))
+    monkeypatch.setattr(backend, "total_memory_bytes", lambda self: 1000 * BLOCK_BYTES)
+    monkeypatch.setattr(backend, "free_memory_bytes", lambda self: 900 * BLOCK_BYTES)
+    config = EngineConfig(model="demo", gpu=GpuConfig(gpu_memory_utilization=utilization), **keys)
+    model_config = ModelConfig.from_pretrained(resolve_model_path("demo"))
+    return plan_memory(config, model_config, 2048, None, lambda one: used_bytes)
+
+
+def test_on_a_device_the_cache_takes_what_the_engine_may_use_and_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_plan(monkeypatch, 300 * BLOCK_BYTES).num_blocks == 600
+    assert device_plan(monkeypatch, 300 * BLOCK_BYTES, utilization=1.0).num_blocks == 700
+    assert device_plan(monkeypatch, 300 * BLOCK_BYTES + 1).num_blocks == 599
+
+
+def test_a_configured_cache_on_a_device_needs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_plan(monkeypatch, 10**15, cache=CacheConfig(num_blocks=900)).num_blocks == 900
+    with pytest.raises(ConfigError, match=r"901 blocks of 458752 bytes do not fit into the free memory, .* holds 900"):
+        device_plan(monkeypatch, 0, cache=CacheConfig(num_blocks=901))
+
+
+def test_a_device_without_room_for_a_block_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = (
+        "gpu_memory_utilization: 0.3 of 458752000 bytes do not hold one block of 458752 bytes beside the 137625600 "
+    )
+    with pytest.raises(ConfigError, match=message):
+        device_plan(monkeypatch, 300 * BLOCK_BYTES, utilization=0.3)
+
+
+def test_the_arena_on_a_device_lies_in_the_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "available_memory_bytes", lambda: 0)
+    with pytest.raises(ConfigError, match=r"kv_transfer_memory: .* which leaves 0"):
+        device_plan(monkeypatch, 0, hands_over=True)

@@ -33,6 +33,7 @@ KEYS_IN_SECTION = ("model", "revision", "quantization")
 MTP_HEAD_FORMAT = "w4a8"
 
 DraftingModel = CausalLM | list[MTPLayer]
+DraftingRunner = MTPRunner | DraftModelRunner
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def make_drafter(
     config: EngineConfig,
     num_blocks: int,
     runner_config: RunnerConfig,
-) -> MTPRunner | DraftModelRunner:
+) -> DraftingRunner:
     """Allocate the model's KV caches, the target's blocks and one scratch block per sequence, and make its runner."""
     draft = drafting.config
     caches = _allocate(drafting, num_blocks + config.scheduler.max_num_seqs)
@@ -153,7 +154,7 @@ def _quantization_of(drafting: DraftingModelConfig, config: EngineConfig) -> Qua
 
 def describe_drafting_model(
     drafting: DraftingModelConfig | None,
-    runner: MTPRunner | DraftModelRunner | None,
+    runner: DraftingRunner | None,
     config: EngineConfig,
     num_blocks: int,
 ) -> dict[str, Any]:

@@ -188,6 +188,12 @@ class GpuBackend(Backend):
         free, _ = self.library.memory()
         return free
 
+    def total_memory_bytes(self) -> int | None:
+        """Return the device's memory."""
+        assert self.library is not None
+        _, total = self.library.memory()
+        return total
+
     def clock(self) -> float:
         """Return the time of day: a step ends when the device has finished it."""
         return time.perf_counter()

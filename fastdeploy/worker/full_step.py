@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a step of full size, after which a device has in use what steps need beside weights and KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from fastdeploy.core.request import NO_DRAFT, Draft, GenerationRequest, Request
+from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.core.step import ScheduledRequest, StepPlan
+from fastdeploy.worker.model_runner import ModelRunner, RunnerConfig
+
+DraftFunction = Callable[[Sequence[Request], Sequence[int]], object]
+
+
+def num_blocks_of_full_step(config: RunnerConfig) -> int:
+    """Return the number of KV blocks that `run_full_step` needs."""
+    return sum(_num_blocks(config, size) for size in _sizes(config))
+
+
+def run_full_step(runner: ModelRunner, draft: DraftFunction | None) -> None:
+    """Run a step of `max_rows` rows, of as many requests as possible, and draft for those that decode.
+
+    Args:
+        draft: of the drafting model, if there is one.
+    """
+    scheduled, first, per_request = list[ScheduledRequest](), 0, 1 + runner.config.max_drafts
+    for size in _sizes(runner.config):
+        blocks = range(first, first + _num_blocks(runner.config, size))
+        first = blocks.stop
+        if size > per_request:
+            request = make_request(size + 1, 0, blocks)
+            scheduled.append(ScheduledRequest(request, size, 0, NO_DRAFT, 0))
+        else:
+            request = make_request(1, size - 1, blocks)
+            scheduled.append(ScheduledRequest(request, size, 0, request.draft, size))
+    runner.run(StepPlan(scheduled))
+    decoding = [entry.request for entry in scheduled if entry.num_verify_rows]
+    if draft is not None and decoding:
+        draft(decoding, [min(2, runner.config.max_drafts)] * len(decoding))
+
+
+def make_request(num_tokens: int, num_drafts: int, block_ids: Sequence[int]) -> Request:
+    """Return a request of so many tokens and drafts, all with the id 0, whose keys and values lie in these blocks."""
+    source = GenerationRequest("timing", [0] * num_tokens, SamplingParams(temperature=0.0))
+    request = Request(source, 0, 0, num_tokens + num_drafts + 1, num_drafts)
+    request.set_draft(Draft([0] * num_drafts))
+    request.block_ids = list(block_ids)
+    return request
+
+
+def _sizes(config: RunnerConfig) -> Iterator[int]:
+    """Yield the rows of each request: prompts first, which leave the others the rows of a decoding request each."""
+    left, context, per_request = config.max_rows, config.max_blocks_per_seq * config.block_size, 1 + config.max_drafts
+    for num_others in reversed(range(config.max_seqs)):
+        size = min(left, context - 1, max(per_request, left - num_others * per_request))
+        if size > 0:
+            yield size
+        left -= size
+
+
+def _num_blocks(config: RunnerConfig, num_rows: int) -> int:
+    return -(-(num_rows + 1 + config.max_drafts) // config.block_size)
