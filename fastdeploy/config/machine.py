@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the machine, and whether it has a GPU."""
+"""Memory and processor of the machine, and whether it has a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def count_gpus() -> int:
     except OSError:
         return 0
     return 0 if failed else count.value
+
+
+def processor_name() -> str:
+    """Return the name of the processor, or its architecture where the kernel does not tell the name."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1] if found else platform.machine()
 
 
 def available_memory_bytes() -> int:

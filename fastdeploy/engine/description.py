@@ -12,20 +12,22 @@ from fastdeploy.config.engine_config import EngineConfig
 from fastdeploy.config.model_config import ContextLength, ModelConfig
 from fastdeploy.config.speculative_config import SpeculativeConfig
 from fastdeploy.engine.memory_plan import MemoryPlan
-from fastdeploy.ops.registry import is_exact, selected_backend
+from fastdeploy.ops.registry import is_exact, reference_names, selected_backend
 
 DIGESTED_BYTES = 1 << 16  # at the start and at the end of each weight file
 
 
 def make_fingerprint(config: EngineConfig, model_config: ModelConfig) -> dict[str, Any]:
     """Return everything that decides the bits of a logit: equal fingerprints give equal texts."""
+    backend, references = selected_backend(), reference_names()
     return {
         "checkpoint": digest_checkpoint(model_config, config.load_choices),
         "dtype": model_config.dtype,
         "kv_cache_dtype": model_config.kv_cache_dtype,
         "quantization": str(config.quantization),
-        "backend": config.device,
-        **selected_backend().describe(),
+        "backend": backend.device,
+        **backend.describe(),
+        **({"reference_operators": references} if references else {}),
         "tensor_parallel_size": 1,
         "exact": is_exact() and not config.speculative.is_lossy,
     }

@@ -185,5 +185,9 @@ class Backend(ABC):
         """Return a time in seconds that advances while the calling thread computes, for measuring steps."""
 
     @abstractmethod
+    def device_name(self) -> str:
+        """Return the name of the processor or card."""
+
+    @abstractmethod
     def describe(self) -> dict[str, str]:
         """Return what decides the bits of a result: `isa`, the instruction set, and `operator_library`, its build."""

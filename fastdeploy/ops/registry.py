@@ -169,6 +169,11 @@ def _select(entry: OpEntry, backend: Backend) -> None:
     entry.run = kernel or backend.adapt_reference(entry.reference)
 
 
+def reference_names() -> list[str]:
+    """Return the operators that run their reference, because the selected backend has no kernel for them."""
+    return sorted(_reference_names)
+
+
 def is_exact() -> bool:
     """Return whether every operator runs a native kernel, whose rows do not depend on each other."""
     return not _reference_names

@@ -212,6 +212,7 @@ def test_collect_env_reports_the_machine_and_masks_secrets() -> None:
     assert re.search(r"usable of \d+", report["cpu"]["cores"])
     assert report["memory"]["total"].endswith(" GiB")
     assert re.search(r"\(path \w+\)$", report["operator library"])
+    assert report["gpu operator library"]
 
 
 def test_collect_env_reports_why_an_item_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from fastdeploy.config.args import parse_serve_args
 from fastdeploy.config.flags import FLAGS, FlagClass
 from fastdeploy.config.model_config import local_model_path
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.entrypoints.cli.operators import device_line
 from fastdeploy.entrypoints.cli.show_config import main
 
 
@@ -47,6 +48,24 @@ def test_every_value_has_its_origin(
     assert values["api_key"] == {"value": ["***", "***"], "from": "FD_API_KEY"}
     assert values["speculative_config"]["from"] == f"{file}:speculative_config"
     assert values["speculative_config"]["value"]["num_speculative_tokens"] == 4
+
+
+def test_the_device_and_its_operators_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--output-format", "json"]) == 0
+    device = json.loads(capsys.readouterr().out)["device"]
+    assert (device["backend"], device["reference_operators"]) == ("cpu", [])
+    assert {"linear", "sample", "append_attention", "draft"} <= set(device["native_operators"])
+    assert main(["demo"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(r"# device: cpu \(.+\), \w+, library \S+\+\w{16}; all \d+ operators are native", line)
+
+
+def test_a_device_that_cannot_be_used_is_shown_with_its_reason() -> None:
+    assert device_line({"error": "there is no NVIDIA driver"}) == "not available: there is no NVIDIA driver"
+    found = {"backend": "gpu", "device_name": "A", "isa": "sm_90", "operator_library": "1+a"}
+    operators = {"native_operators": ["linear"], "reference_operators": ["draft", "sample"]}
+    expected = "gpu (A), sm_90, library 1+a; 1 of 3 operators are native, not draft, sample"
+    assert device_line({**found, **operators}) == expected
 
 
 def test_every_honoured_flag_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,10 @@ class ReferenceBackend(Backend):
         """Return 0."""
         return 0.0
 
+    def device_name(self) -> str:
+        """Return a fixed name."""
+        return "none"
+
     def describe(self) -> dict[str, str]:
         """Return fixed names."""
         return {"isa": "reference", "operator_library": "none"}

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fastdeploy.config.env import shown_variables
-from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.config.machine import GPU_LIBRARY, available_memory_bytes
+from fastdeploy.entrypoints.cli.operators import describe_device
 from fastdeploy.entrypoints.cli.parser import CommandParser
 from fastdeploy.version import __version__
 
@@ -41,10 +42,15 @@ INSTRUCTION_SETS = (
     *("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "bf16", "sve"),
 )
 VARIABLES = ("OMP_", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_ENDPOINT", "FLAGS_", "NVIDIA_VISIBLE_DEVICES")
-LIBRARY_SCRIPT = (
-    "from fastdeploy.ops.registry import select_backend; backend = select_backend('cpu').describe(); "
-    'print(f\'{backend["operator_library"]} (path {backend["isa"]})\')'
-)
+GPU_LIBRARY_SCRIPT = """
+import ctypes, sys
+library, count = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
+for name in ("fd_library_version", "fd_library_hash", "fd_last_error"):
+    getattr(library, name).restype = ctypes.c_char_p
+failed = library.fd_device_count(ctypes.byref(count))
+found = library.fd_last_error().decode() if failed else f"number of GPUs: {count.value}"
+print(f"{library.fd_library_version().decode()}+{library.fd_library_hash().decode()} ({found})")
+"""
 CGROUP = Path("/sys/fs/cgroup")
 TIMEOUT_S = 120
 
@@ -115,10 +121,21 @@ def _packages() -> dict[str, str]:
 
 def _operator_library() -> str:
     """Load the library in a child process, because one that was built for another processor kills its process."""
-    child = subprocess.run([sys.executable, "-c", LIBRARY_SCRIPT], capture_output=True, text=True, timeout=TIMEOUT_S)
+    found = describe_device("cpu")
+    if "error" in found:
+        return f"not available ({found['error']})"
+    return f"{found['operator_library']} (path {found['isa']})"
+
+
+def _gpu_library() -> str:
+    """Load the library of GPU operators in a child process, too, and return how many GPUs it finds, or why none."""
+    if not GPU_LIBRARY.exists():
+        return "none (FD_BUILD_GPU builds it)"
+    command = [sys.executable, "-c", GPU_LIBRARY_SCRIPT, str(GPU_LIBRARY)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if child.returncode != 0:
         return f"not available (exit status {child.returncode}): {(child.stderr.strip().splitlines() or [''])[-1]}"
-    return child.stdout.strip().splitlines()[-1]
+    return child.stdout.strip()
 
 
 def _gpus() -> str:
@@ -154,6 +171,7 @@ def _gib(count: int) -> str:
 ITEMS: dict[str, Callable[[], Any]] = {
     "fastdeploy": lambda: __version__,
     "operator library": _operator_library,
+    "gpu operator library": _gpu_library,
     "python": lambda: f"{platform.python_version()} ({sys.executable})",
     "os": _os,
     "cpu": _cpu,

@@ -18,6 +18,7 @@ from fastdeploy.config.model_config import ModelConfig, local_model_path
 from fastdeploy.config.redis_url import MASK
 from fastdeploy.config.resolve_flags import COMMAND_LINE, errors_name_the_origin
 from fastdeploy.core.errors import ConfigError
+from fastdeploy.entrypoints.cli.operators import describe_device, device_line
 from fastdeploy.entrypoints.cli.parser import SERVE_FLAGS, CommandParser
 
 SEPARATE_SPECULATION_FLAGS = (
@@ -41,7 +42,8 @@ def main(arguments: list[str]) -> int:
     own_args, flags = parser.parse_with_engine_flags(arguments)
     args = with_known_context(parse_serve_args(flags, read_env()))
     values = resolved_values(args)
-    print(_as_json(values, args.notes) if own_args.output_format == "json" else _as_yaml(values, args.notes))
+    device = describe_device(args.engine.device)
+    print((_as_json if own_args.output_format == "json" else _as_yaml)(values, args.notes, device))
     return 0
 
 
@@ -102,16 +104,16 @@ def _origin(flag: Flag, args: ServeArgs) -> str:
     return "default"
 
 
-def _as_json(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
+def _as_json(values: dict[str, tuple[Any, str]], notes: tuple[str, ...], device: dict[str, Any]) -> str:
     shown = {name: {"value": value, "from": origin} for name, (value, origin) in values.items()}
-    return json.dumps({"values": shown, "notes": list(notes)}, indent=2)
+    return json.dumps({"values": shown, "notes": list(notes), "device": device}, indent=2)
 
 
-def _as_yaml(values: dict[str, tuple[Any, str]], notes: tuple[str, ...]) -> str:
+def _as_yaml(values: dict[str, tuple[Any, str]], notes: tuple[str, ...], device: dict[str, Any]) -> str:
     """Return one line per value; masked values are comments, so that --config does not read the mask as a key."""
     lines = []
     for name, (value, origin) in values.items():
         flow = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
         is_masked = isinstance(value, (list, str)) and MASK in value
         lines.append(f"{'# ' if is_masked else ''}{flow.strip()[1:-1]}  # {origin}")
-    return "\n".join([*lines, *(f"# note: {note}" for note in notes)])
+    return "\n".join([*lines, *(f"# note: {note}" for note in notes), f"# device: {device_line(device)}"])

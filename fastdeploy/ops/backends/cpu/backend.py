@@ -9,7 +9,7 @@ from typing import Any
 
 from paddle import Tensor
 
-from fastdeploy.config.machine import available_memory_bytes
+from fastdeploy.config.machine import available_memory_bytes, processor_name
 from fastdeploy.ops.attention import KVCache
 from fastdeploy.ops.backend import Backend, Graph, StepFunction
 from fastdeploy.ops.backends.cpu import (
@@ -88,6 +88,10 @@ class CpuBackend(Backend):
     def clock(self) -> float:
         """Return the processor time of the calling thread: it does not advance while the thread waits for a core."""
         return time.thread_time()
+
+    def device_name(self) -> str:
+        """Return the name of the processor."""
+        return processor_name()
 
     def describe(self) -> dict[str, str]:
         """Return the instruction-set path and the version and source hash of the library."""

@@ -198,6 +198,11 @@ class GpuBackend(Backend):
         """Return the time of day: a step ends when the device has finished it."""
         return time.perf_counter()
 
+    def device_name(self) -> str:
+        """Return the name of the card."""
+        assert self.library is not None
+        return self.library.properties().name.decode()
+
     def describe(self) -> dict[str, str]:
         """Return the architecture, and the version and source hash of the library."""
         assert self.library is not None

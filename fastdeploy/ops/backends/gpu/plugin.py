@@ -16,6 +16,7 @@ from fastdeploy.core.errors import ConfigError, DeviceError
 PADDLE_DEVICE = "fd_gpu"  # the device's name in Paddle, kDeviceType of custom_ops/gpu_ops/paddle_device.cc
 _PACKAGE = Path(__file__).parents[3]
 _FOLDER = "CUSTOM_DEVICE_ROOT"  # Paddle loads every library in it
+_LOG_LEVEL = "GLOG_minloglevel"  # without it, Paddle reports how it loads the library
 STRIDES = "FLAGS_use_stride_kernel"  # views with strides have no fallback to the CPU
 
 
@@ -37,6 +38,7 @@ def prepare(device: str) -> None:
         )
     os.environ[_FOLDER] = folder
     os.environ[STRIDES] = "0"
+    os.environ.setdefault(_LOG_LEVEL, "1")
 
 
 def _check_device(path: Path, index: int) -> None:
