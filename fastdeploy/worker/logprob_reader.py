@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 from paddle import Tensor
 
 from fastdeploy.core.outputs import TokenLogprobs
@@ -15,6 +15,23 @@ from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import MAX_TOP_LOGPROBS, LogprobBuffers, logprobs
 
 MAX_WIDE_ENTRIES = 1 << 20  # of the buffers for more than MAX_TOP_LOGPROBS alternatives, which take 8 MiB
+
+
+@dataclass(frozen=True)
+class LogprobQuery:
+    """Consecutive rows whose log-probabilities are read.
+
+    Attributes:
+        first_row: of the logits.
+        token_ids: [n] int32, the token whose log-probability is read in each row.
+        num_top: number of alternatives; -1, and more than the vocabulary has, are all of it.
+        requested: ids whose log-probabilities are read in every row as well.
+    """
+
+    first_row: int
+    token_ids: TokenArray
+    num_top: int
+    requested: Sequence[int] = ()
 
 
 class LogprobReader:
@@ -31,33 +48,45 @@ class LogprobReader:
         self._buffers = LogprobBuffers(self._capacity)
         self._wide_buffers: LogprobBuffers | None = None
 
-    def read(
-        self, first_row: int, token_ids: TokenArray, num_top: int, requested: Sequence[int] = ()
-    ) -> list[TokenLogprobs]:
-        """Return the log-probability of token_ids[i] in row first_row + i, for each i, with those of the alternatives.
+    def read(self, queries: Sequence[LogprobQuery]) -> list[list[TokenLogprobs]]:
+        """Return the entry of each row of each query.
 
-        Args:
-            num_top: number of alternatives; -1, and more than the vocabulary has, are all of it.
-            requested: ids whose log-probabilities are read in every row as well.
+        All queries with at most MAX_TOP_LOGPROBS alternatives are read together, and so are all requested ids.
         """
-        num_top = self._vocab_size if num_top < 0 else min(num_top, self._vocab_size)
-        rows = np.arange(first_row, first_row + len(token_ids), dtype=np.int32)
-        entries = self._read_rows(rows, token_ids, num_top)
-        if requested:
-            ids = np.array(requested, np.int32)
-            for row, entry in zip(rows, entries):
-                found = self._read_rows(np.full_like(ids, row), ids, 0)
-                entry.requested = [(one.token_id, one.logprob, one.rank) for one in found]
-        return entries
+        results: list[list[TokenLogprobs]] = [[] for _ in queries]
+        widths = [self._num_top(query) for query in queries]
+        narrow = [i for i, width in enumerate(widths) if width <= MAX_TOP_LOGPROBS]
+        for group in (narrow, *([i] for i, width in enumerate(widths) if width > MAX_TOP_LOGPROBS)):
+            rows = [(row, token, widths[i]) for i in group for row, token in _rows_of(queries[i])]
+            found = iter(self._read_rows(rows))
+            for i in group:
+                results[i] = [next(found) for _ in queries[i].token_ids]
+        self._read_requested(queries, results)
+        return results
 
-    def _read_rows(self, rows: TokenArray, token_ids: TokenArray, num_top: int) -> list[TokenLogprobs]:
-        """Return the log-probability of token_ids[i] in row rows[i], for each i."""
+    def _read_requested(self, queries: Sequence[LogprobQuery], results: Sequence[list[TokenLogprobs]]) -> None:
+        """Add the log-probabilities of the requested ids to the entries of their rows."""
+        rows = [(row, token, 0) for query in queries for row, _ in _rows_of(query) for token in query.requested]
+        found = iter(self._read_rows(rows))
+        for query, entries in zip(queries, results):
+            for entry in entries:
+                ones = [next(found) for _ in query.requested]
+                entry.requested = [(one.token_id, one.logprob, one.rank) for one in ones]
+
+    def _num_top(self, query: LogprobQuery) -> int:
+        return self._vocab_size if query.num_top < 0 else min(query.num_top, self._vocab_size)
+
+    def _read_rows(self, rows: Sequence[tuple[int, int, int]]) -> list[TokenLogprobs]:
+        """Return the entry of each (row, token, number of alternatives)."""
+        if not rows:
+            return []
+        num_top = max(count for _, _, count in rows)
         buffers = self._buffers_for(num_top)
         size = len(buffers.rows.array)
         return [
             entry
-            for begin in range(0, len(token_ids), size)
-            for entry in self._read(rows[begin : begin + size], token_ids[begin : begin + size], num_top, buffers)
+            for begin in range(0, len(rows), size)
+            for entry in self._read(rows[begin : begin + size], num_top, buffers)
         ]
 
     def _buffers_for(self, num_top: int) -> LogprobBuffers:
@@ -68,24 +97,27 @@ class LogprobReader:
             self._wide_buffers = LogprobBuffers(num_rows, num_top)
         return self._wide_buffers
 
-    def _read(
-        self, rows: TokenArray, token_ids: TokenArray, num_top: int, buffers: LogprobBuffers
-    ) -> list[TokenLogprobs]:
-        count = len(token_ids)
-        buffers.rows.array[:count] = rows
-        buffers.chosen.array[:count] = token_ids
+    def _read(self, rows: Sequence[tuple[int, int, int]], num_top: int, buffers: LogprobBuffers) -> list[TokenLogprobs]:
+        count = len(rows)
+        buffers.rows.array[:count] = [row for row, _, _ in rows]
+        buffers.chosen.array[:count] = [token for _, token, _ in rows]
         buffers.upload(count)
         logprobs(self._logits, buffers.rows.tensor, buffers.chosen.tensor, count, num_top, buffers)
         buffers.download(count)
         selected_backend().synchronize()
         top_ids, top_values = buffers.top_ids.array[:count, :num_top], buffers.top_logprobs.array[:count, :num_top]
         return [
-            TokenLogprobs(token_id, value, rank, [(i, v) for i, v in zip(ids, values) if v > -math.inf])
-            for token_id, value, rank, ids, values in zip(
-                token_ids.tolist(),
+            TokenLogprobs(token_id, value, rank, [(i, v) for i, v in zip(ids[:width], values) if v > -math.inf])
+            for (_, token_id, width), value, rank, ids, values in zip(
+                rows,
                 buffers.chosen_logprob.array[:count].tolist(),
                 buffers.chosen_rank.array[:count].tolist(),
                 top_ids.tolist(),
                 top_values.tolist(),
             )
         ]
+
+
+def _rows_of(query: LogprobQuery) -> Iterator[tuple[int, int]]:
+    """Yield each row with its token."""
+    return enumerate(query.token_ids.tolist(), start=query.first_row)

@@ -32,7 +32,7 @@ from fastdeploy.ops.registry import selected_backend
 from fastdeploy.ops.sampling import RowStatus, SamplingBatch, sample
 from fastdeploy.ops.verify import AcceptPolicy, VerifyBatch, verify_draft_tokens
 from fastdeploy.worker.logits_batches import LogitsRange, split_logits_batches
-from fastdeploy.worker.logprob_reader import LogprobReader
+from fastdeploy.worker.logprob_reader import LogprobQuery, LogprobReader
 from fastdeploy.worker.sampling_metadata import SamplingMetadata
 
 LOGITS_BYTES = 64 << 20  # of the logits buffer; a step with more rows than fit has several logits batches
@@ -308,30 +308,41 @@ class ModelRunner:
             result.token_ids = emitted[first:end]
 
     def _read_logprobs(self, plan: StepPlan, logits_batch: list[LogitsRange], results: list[RequestResult]) -> None:
-        """Compute log-probabilities of emitted tokens and of prompt tokens, where they are requested.
+        """Compute log-probabilities of emitted tokens and of prompt tokens, where they are requested, in one call.
 
-        An exception becomes part of the result of its request.
+        An exception that concerns one request becomes part of its result.
         """
+        wanted, queries = list[LogitsRange](), list[LogprobQuery]()
         for rows in logits_batch:
             request, result = plan.requests[rows.request_index].request, results[rows.request_index]
             if not request.wants_logprobs or result.exception is not None:
                 continue
             try:
-                self._read_logprobs_of(request, rows, result)
+                query = _logprob_query(request, rows, result)
             except Exception as exception:
                 result.exception = exception
+                continue
+            if query is not None:
+                wanted.append(rows)
+                queries.append(query)
+        for rows, found in zip(wanted, self.logprob_reader.read(queries) if queries else ()):
+            result = results[rows.request_index]
+            if rows.is_prompt:
+                result.prompt_logprobs = [*result.prompt_logprobs, *found]
+            else:
+                result.logprobs = found
 
-    def _read_logprobs_of(self, request: Request, rows: LogitsRange, result: RequestResult) -> None:
-        fault_point("logprobs", request.request_id)
-        if rows.is_prompt:
-            next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
-            found = self.logprob_reader.read(rows.first_row, next_tokens, request.params.prompt_logprobs or 0)
-            result.prompt_logprobs = [*result.prompt_logprobs, *found]
-        elif (params := request.params).logprobs is not None:
-            token_ids = np.array(result.token_ids, np.int32)
-            result.logprobs = self.logprob_reader.read(
-                rows.first_row, token_ids, params.logprobs, params.logprob_token_ids
-            )
+
+def _logprob_query(request: Request, rows: LogitsRange, result: RequestResult) -> LogprobQuery | None:
+    """Return the log-probabilities that a request wants of some of its rows."""
+    fault_point("logprobs", request.request_id)
+    params = request.params
+    if rows.is_prompt:
+        next_tokens = request.token_ids[rows.position + 1 : rows.position + 1 + rows.num_rows]
+        return LogprobQuery(rows.first_row, next_tokens, params.prompt_logprobs or 0)
+    if params.logprobs is None:
+        return None
+    return LogprobQuery(rows.first_row, np.array(result.token_ids, np.int32), params.logprobs, params.logprob_token_ids)
 
 
 def _reset(observer: StepObserver, exception: Exception) -> None:
