@@ -67,6 +67,7 @@ std::string Shadow::read(uintptr_t address, size_t bytes, const Accessor& who, c
 
 void Shadow::note_read(Cell& cell, const Accessor& who, const BlockOrder& order) {
   const uint32_t block = who.block + 1;
+  if (cell.read_block == kSeveralBlocks) return;
   if (cell.read_block != 0 && cell.read_block != block) {
     if (!order.is_before(cell.read_block - 1, cell.read_arrivals, who.block)) {
       cell.read_block = kSeveralBlocks;

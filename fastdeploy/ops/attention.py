@@ -9,15 +9,16 @@ do not change any cached value.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import paddle
 
 from fastdeploy.ops.examples import random_rows
 from fastdeploy.ops.reference import attention as reference
-from fastdeploy.ops.registry import Lookup, OpEntry, register
+from fastdeploy.ops.registry import Example, Lookup, OpEntry, cpu_only, register
 from fastdeploy.ops.rotary import HeadLayout, RotaryParams
 
 
@@ -50,6 +51,8 @@ class AttentionMetadata:
         block_tables: [num_seqs, max_blocks] int32.
         slot_mapping: [num_rows] int32, block_id * block_size + offset of each new row.
         positions: [num_rows] int32, position of each row in its sequence.
+        backend_state: what the backend's kernels keep for the calls with this object: those of all layers of a step.
+            Other contents of the tensors therefore need a new object.
     """
 
     num_rows: int
@@ -59,6 +62,7 @@ class AttentionMetadata:
     block_tables: paddle.Tensor
     slot_mapping: paddle.Tensor
     positions: paddle.Tensor
+    backend_state: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def allocate_kv_cache(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
@@ -134,7 +138,10 @@ _EXAMPLES = (  # heads, rotary_dim, is_interleaved, has_norm, block_size, then s
     (HeadLayout(3, 1, 24), 8, True, True, 16, (((5, 33), (5, 33)), ((1, 1), (6, 34)))),
     (HeadLayout(7, 1, 128), 128, False, True, 32, (((130,), (130,)), ((3,), (133,)))),
     (HeadLayout(4, 1, 80), 20, False, True, 48, (((1090,), (1090,)), ((1,), (1091,)), ((2,), (1093,)))),
+    (HeadLayout(6, 2, 256), 64, True, True, 16, (((21, 3), (21, 3)), ((1, 2), (22, 5)))),
+    (HeadLayout(2, 1, 64), 20, False, False, 48, (((290,), (290,)), ((2,), (292,)))),
 )
+_GPU_HEAD_DIMS = (64, 128, 256)
 
 
 def _example_rotary(
@@ -175,6 +182,10 @@ def _example(
     return outs
 
 
+def _for_backends(example: Example, cache_dtype: str, heads: HeadLayout) -> Example:
+    return example if cache_dtype == "bfloat16" and heads.head_dim in _GPU_HEAD_DIMS else cpu_only(example)
+
+
 _ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache))
 _APPEND_ATTENTION = register(
     OpEntry(
@@ -182,7 +193,7 @@ _APPEND_ATTENTION = register(
         reference.append_attention,
         {"float32": 1e-5, "bfloat16": 1.6e-2},
         [
-            partial(_example, dtype, cache_dtype, num_masked_prefix, *args)
+            _for_backends(partial(_example, dtype, cache_dtype, num_masked_prefix, *args), cache_dtype, args[0])
             for dtype, cache_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"))
             for num_masked_prefix in (0, 3)
             for args in _EXAMPLES

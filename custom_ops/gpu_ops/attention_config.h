@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What append attention is compiled for, and what its kernel and its blocks work with.
+#pragma once
+
+#include "gpu_ops/attention_cache.h"
+#include "gpu_ops/attention_plan.h"
+#include "gpu_ops/tiles.h"
+
+namespace fd::gpu {
+
+constexpr int kKvRows = 64;                     // positions of a stage
+constexpr int kSplitStages = kSplit / kKvRows;  // stages of keys, and as many of values
+constexpr int kSegment = 16;                    // positions that always are in one block of the cache
+constexpr int kGroupSegments = kGroupSplits * kSplit / kSegment;
+constexpr int kWarpsPerGroup = 4, kGroupRows = 32;
+
+template <int kDim, int kGroups, bool kCodes>
+struct AttentionConfig {
+  static constexpr int kHeadDim = kDim, kRowGroups = kGroups;
+  static constexpr bool kIsInt8 = kCodes;
+  static constexpr int kTileRows = kGroupRows * kGroups, kThreads = 128 * kGroups;
+  static constexpr int kStages = kDim * (kCodes ? 1 : 2) * kGroups >= 512 ? 2 : 3;  // as shared memory allows
+  static constexpr int kNTiles = kDim / (8 * kWarpsPerGroup);  // of 8 elements of a value, for each warp
+  using Layout = CacheLayout<kDim, kCodes>;
+};
+
+struct AttentionSizes {
+  int32_t num_heads, kv_heads, block_size, max_blocks;
+  int32_t num_masked_prefix;
+  int32_t num_slots;  // rows of partial results per KV head
+  float scale;        // of the scores, times log2(e)
+};
+
+template <class Config>
+struct AttentionStage {
+  Tile<kKvRows, Config::Layout::kRowBytes> rows;
+};
+
+template <class Config>
+struct AttentionShared {
+  AttentionStage<Config> stages[Config::kStages];
+  Tile<Config::kTileRows, 2 * Config::kHeadDim> queries;
+  Tile<Config::kTileRows, 2 * kSplit> weights;
+  float maxima[kWarpsPerGroup][Config::kTileRows], sums[kWarpsPerGroup][Config::kTileRows];
+  int32_t source[Config::kTileRows];  // the head of a row in qkv; -1: none
+  int32_t limit[Config::kTileRows];   // the last position that a row attends to; -1: none
+  int32_t heads[2][kGroupSegments];   // block * kv_heads + kv_head of the segments of two groups of splits
+  uint16_t offsets[2][kGroupSegments];
+  int32_t is_found[Config::kThreads / kWarpSize];
+};
+
+// Pointers into the arrays of a launch.
+struct AttentionArrays {
+  const uint16_t* qkv;
+  const uint8_t *key, *value;
+  const int32_t* block_tables;
+  const PlanMember* members;
+  float* values;   // [slots][kHeadDim] of partial results
+  uint64_t* sums;  // [slots] their PartSums
+};
+
+}  // namespace fd::gpu

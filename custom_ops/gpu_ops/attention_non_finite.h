@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values that are NaN or infinite at positions that only some rows of an item attend to. A weight of zero does not mask
+// them. So they are added for the rows that attend to them, and then replaced by zeros.
+#pragma once
+
+#include "gpu_ops/attention_config.h"
+
+namespace fd::gpu {
+
+// One stage of values. All threads of a block take part.
+template <class Config>
+struct NonFiniteValues {
+  using Values = TileProduct<float, 2, Config::kNTiles>;
+
+  AttentionShared<Config>& shared;
+  AttentionStage<Config>& stage;
+  int first;        // position of the stage's first row
+  int first_limit;  // all rows attend to the positions up to this one
+  int thread = static_cast<int>(thread_index()), warp = static_cast<int>(warp_index()),
+      lane = static_cast<int>(lane_index());
+
+  FD_DEVICE bool exist() const {
+    bool is_found = false;
+    for_hidden_chunks([&](const Bytes16& bytes) {
+      for (const uint32_t pair : bytes.word) is_found |= is_non_finite(pair << 16) || is_non_finite(pair);
+      return bytes;
+    });
+    const uint32_t any = warp_ballot(is_found);
+    if (lane == 0) shared.is_found[warp] = any != 0;
+    sync_block();
+    for (const int32_t found : shared.is_found) is_found |= found != 0;
+    return is_found;
+  }
+
+  // Adds them to the sums of the rows from `row_begin` on, whose limits are given, and replaces them. `place_begin` is
+  // the place of the stage in its split.
+  FD_DEVICE void add(int place_begin, int row_begin, const int (&limits)[2][2], Values& values) const {
+    for (int place = 0; place < kKvRows; ++place) {
+      if (first + place <= first_limit) continue;
+      FD_UNROLL
+      for (int n = 0; n < Config::kNTiles; ++n) {
+        const int chunk = warp % kWarpsPerGroup * Config::kNTiles + n;
+        const uint32_t pair = *reinterpret_cast<const uint32_t*>(stage.rows.chunk(place, chunk) + lane % 4 * 4);
+        FD_UNROLL
+        for (int m = 0; m < 2; ++m) FD_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const uint32_t bits = i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
+          if (!is_non_finite(bits) || first + place > limits[m][i / 2]) continue;
+          const float weight = weight_at(row_begin + 16 * m + Values::row(i), place_begin + place);
+          float& sum = values.sums[m][n][i];
+          sum = fused_multiply_add(weight, bit_cast<float>(bits), sum);
+        }
+      }
+    }
+    sync_block();
+    for_hidden_chunks([](Bytes16 bytes) {
+      for (uint32_t& pair : bytes.word) {
+        if (is_non_finite(pair << 16)) pair &= 0xFFFF0000u;
+        if (is_non_finite(pair)) pair &= 0xFFFFu;
+      }
+      return bytes;
+    });
+    sync_block();
+  }
+
+ private:
+  FD_DEVICE static bool is_non_finite(uint32_t bits) { return (bits & 0x7F800000u) == 0x7F800000u; }
+  FD_DEVICE float weight_at(int row, int place) const {
+    const uint32_t weight = *reinterpret_cast<const uint16_t*>(shared.weights.chunk(row, place / 8) + place % 8 * 2);
+    return bit_cast<float>(weight << 16);
+  }
+  // Replaces the chunks at positions that only some rows attend to by change(chunk).
+  template <class Change>
+  FD_DEVICE void for_hidden_chunks(Change change) const {
+    constexpr int kChunks = Config::kHeadDim / 8;
+    for (int i = thread; i < kKvRows * kChunks; i += Config::kThreads) {
+      if (first + i / kChunks <= first_limit) continue;
+      uint8_t* chunk = stage.rows.chunk(i / kChunks, i % kChunks);
+      store16(chunk, change(load16(chunk)));
+    }
+  }
+};
+
+}  // namespace fd::gpu
