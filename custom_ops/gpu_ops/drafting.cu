@@ -142,17 +142,18 @@ FD_KERNEL void begin_batch(In<Bytes16> output, In<int32_t> cu_seqlens_q, In<int3
         thread == fd::kPosition ? kv_lens.data[seq] : int_params.data[seq * fd::kNumIntParams + thread];
 }
 
-// One block: stores the tokens of a batch as the drafts of a pass; pass -1 is the next one after that of the last call.
+// One block: stores the tokens of a batch as the drafts of a pass; pass -1 is the one after the last that had
+// sequences.
 FD_KERNEL void end_batch(In<int32_t> sampled, In<int32_t> batch_count, int max_batch, int first, int pass,
                          bool is_last_batch, Out<int32_t> drafted, Out<int32_t> drafts, int max_drafts,
-                         Out<int32_t> next_pass) {
+                         Out<int32_t> next_pass, In<int32_t> device_seqs, int num_seqs) {
   const int count = read_count(batch_count, max_batch), column = pass < 0 ? next_pass.data[0] : pass;
   sync_block();
   for (int row = static_cast<int>(thread_index()); row < count; row += static_cast<int>(block_size())) {
     drafted.data[first + row] = sampled.data[row];
     drafts.data[int64_t{first + row} * max_drafts + column] = sampled.data[row];
   }
-  if (is_last_batch && thread_index() == 0) next_pass.data[0] = column + 1;
+  if (is_last_batch && thread_index() == 0 && read_count(device_seqs, num_seqs) > 0) next_pass.data[0] = column + 1;
 }
 
 Count count_of(const int32_t* device, int64_t max) { return {device, static_cast<int32_t>(max)}; }
@@ -218,12 +219,14 @@ FD_EXPORT int fd_draft_begin_batch(const DraftBuffers* d, int64_t first, const i
 
 // Stores what was sampled from a batch as drafts of a pass, -1 for the one after the last.
 FD_EXPORT int fd_draft_end_batch(const DraftBuffers* d, int64_t first, int64_t pass, int64_t is_last_batch,
-                                 void* stream) {
-  FD_REQUIRE("draft", first, first >= 0 && first < d->max_seqs, "a sequence");
+                                 const int32_t* device_seqs, int64_t num_seqs, void* stream) {
+  FD_REQUIRE_COUNT(num_seqs, d->max_seqs);
+  FD_REQUIRE("draft", first, first >= 0 && first < num_seqs, "a sequence");
   FD_REQUIRE("draft", pass, pass >= -1 && pass < d->max_drafts, "a pass");
-  const int64_t rows = std::min(d->max_batch, d->max_seqs - first);
+  const int64_t rows = std::min(d->max_batch, num_seqs - first);
+  const Count seqs = count_of(device_seqs, num_seqs);
   return launch(end_batch, {1, 1, 1}, kMaxThreads, 0, stream, input(d->sampled, rows), In<int32_t>(d->batch_count, 1),
                 static_cast<int>(rows), static_cast<int>(first), static_cast<int>(pass), is_last_batch != 0,
                 output(d->drafted, d->max_seqs), output(d->drafts, d->max_seqs * d->max_drafts),
-                static_cast<int>(d->max_drafts), output(d->next_pass, 1));
+                static_cast<int>(d->max_drafts), output(d->next_pass, 1), seqs.array(), seqs.max);
 }

@@ -34,6 +34,8 @@ from fastdeploy.ops.backends.gpu.graph import BucketedGraphs
 from fastdeploy.ops.backends.gpu.library import DeviceLibrary, active
 from fastdeploy.ops.registry import is_exact
 from fastdeploy.worker.model_runner import ModelRunner
+from tests.engine.hand_over import Pair
+from tests.exactness.engines import Texts
 from tests.exactness.requests import run_all, run_alone
 
 NUM_TOKENS = 24
@@ -45,6 +47,7 @@ class Cell:
     """One run of requests.
 
     Attributes:
+        is_split: whether one engine computes the prompts and hands them over to another one.
         omits: what the runner leaves out: "upload", "wait" or "download".
     """
 
@@ -56,6 +59,7 @@ class Cell:
     graphs: bool = True
     kv_cache_dtype: str = "auto"
     quantization: str = "none"
+    is_split: bool = False
     omits: str = ""
 
 
@@ -126,12 +130,13 @@ def engine_of(cell: Cell, folder: Path) -> Engine:
 
 def run(cell: Cell, folder: Path) -> Answer:
     """Compute a cell."""
-    engine = engine_of(cell, folder)
-    answer, runner = Answer([], is_exact=is_exact()), engine.runner
-    assert isinstance(runner, ModelRunner)
+    engine, answer, requests = engine_of(cell, folder), Answer([]), requests_of(cell)
     with counted(answer), changed(cell):
-        requests = requests_of(cell)
-        texts = (run_alone if cell.batch == 1 else run_all)(engine, requests)
+        if cell.is_split:
+            texts = run_split(engine_of(cell, folder), engine, requests)
+        else:
+            texts = (run_alone if cell.batch == 1 else run_all)(engine, requests)
+    answer.is_exact = is_exact()
     answer.texts = [list(text.token_ids) for text in texts.values()]
     answer.error = next((text.error.message for text in texts.values() if text.error is not None), "")
     engine.check_integrity()
@@ -139,6 +144,16 @@ def run(cell: Cell, folder: Path) -> Answer:
     answer.num_draft_tokens, answer.num_accepted_tokens = stats.num_draft_tokens, stats.num_accepted_tokens
     answer.num_prefix_hits = stats.num_prefix_hit_tokens
     return answer
+
+
+def run_split(first: Engine, second: Engine, requests: Sequence[GenerationRequest]) -> Texts:
+    """Compute the prompts with the first engine and everything else with the second one."""
+    pair = Pair(first, second, num_slots=40)
+    for request in requests:
+        pair.add(request)
+    texts = pair.texts()
+    assert len(pair.handovers) == len(requests)
+    return {(request.request_id, 0): texts[request.request_id, 0] for request in requests}
 
 
 @contextmanager

@@ -74,8 +74,8 @@ class DraftPasses:
             ValueError: a dtype or a shape of the loop's tensors is not supported.
         """
         _check_tensors(loop)
-        max_batch = loop.logits.shape[0]
-        self._loop, self._max_batch = loop, max_batch
+        max_batch, max_seqs, max_rows = loop.logits.shape[0], loop.batch.kv_lens.shape[0], loop.output.shape[0]
+        self._loop, self._max_batch, self._max_seqs, self._max_rows = loop, max_batch, max_seqs, max_rows
         self._batch = SamplingBatch(max_batch)
         self._batch_count: Tensor = paddle.zeros([1], "int32")
         self._next_pass: Tensor = paddle.zeros([1], "int32")
@@ -88,7 +88,7 @@ class DraftPasses:
 
     def fill(self, stage: int, num_rows: int, num_seqs: int) -> None:
         """Compute a stage for the rows that the host has written."""
-        self._run((stage,), partial(self._fill, stage), num_rows, num_seqs)
+        self._run((stage,), partial(self._fill, stage), self._max_rows, num_rows, num_seqs)
 
     def draft(self, stage: int, continues: bool, vocab_index: int, num_rows: int, num_seqs: int) -> None:
         """Launch a pass.
@@ -98,18 +98,17 @@ class DraftPasses:
                 number `stage`.
             num_rows, num_seqs: of this pass.
         """
-        pass_function = partial(self._draft, stage, continues, vocab_index)
-        self._run((stage, continues, vocab_index), pass_function, num_rows, num_seqs)
+        function, key = partial(self._draft, stage, continues, vocab_index), (stage, continues, vocab_index)
+        self._run(key, function, self._max_seqs if continues else self._max_rows, num_rows, num_seqs)
 
-    def _run(self, key: tuple[int, ...], function: StepFunction, num_rows: int, num_seqs: int) -> None:
+    def _run(self, key: tuple[int, ...], function: StepFunction, max_rows: int, num_rows: int, num_seqs: int) -> None:
         """Replay the graph of a function, which is captured at the first call; without a stream, call it."""
         if active().stream is None:
             function(num_rows, num_seqs)
             return
         graph = self._graphs.get(key)
         if graph is None:
-            max_rows, max_seqs = self._loop.output.shape[0], self._loop.batch.kv_lens.shape[0]
-            graph = self._graphs[key] = selected_backend().capture(function, max_rows, max_seqs)
+            graph = self._graphs[key] = selected_backend().capture(function, max_rows, self._max_seqs)
         graph.replay(num_rows, num_seqs)
 
     def _fill(self, stage: int, num_rows: int, num_seqs: int) -> None:
@@ -132,7 +131,8 @@ class DraftPasses:
         for first in range(0, num_seqs, self._max_batch):
             self._sample(stage, vocab_index, first, num_seqs)
             is_last = first + self._max_batch >= num_seqs
-            launch("fd_draft_end_batch", self._address, first, _NEXT_PASS if continues else stage, is_last)
+            number = _NEXT_PASS if continues else stage
+            launch("fd_draft_end_batch", self._address, first, number, is_last, *active().seq_count(num_seqs))
 
     def _sample(self, stage: int, vocab_index: int, first: int, num_seqs: int) -> None:
         """Sample a token after the last row of the sequences from `first` on, as many as the logits have rows for."""

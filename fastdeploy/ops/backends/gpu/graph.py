@@ -56,17 +56,29 @@ class BucketedGraphs:
         bucket = self._buckets[index]
         graph = self._graphs.get(bucket)
         if graph is None:
+            if not self._graphs:
+                self._run_without_rows()
             graph = self._graphs[bucket] = self._capture(bucket)
         library = self._library
         library.launch("fd_write_counts", self._counts, num_rows, num_seqs)
         library.call("fd_device_graph_launch", graph, library.stream)
 
+    def _run_without_rows(self) -> None:
+        """Let operators allocate what they keep, for all buckets; nothing can be allocated during a capture."""
+        library = self._library
+        library.launch("fd_write_counts", self._counts, 0, 0)
+        self._launch_counted(self._buckets[-1])
+        library.call("fd_device_sync")
+
+    def _launch_counted(self, num_rows: int) -> None:
+        with self._library.counted_by(self._device_counts):
+            self._function(num_rows, min(num_rows, self._max_seqs))
+
     def _capture(self, num_rows: int) -> Address:
         library = self._library
         library.call("fd_device_graph_begin", library.stream)
         try:
-            with library.counted_by(self._device_counts):
-                self._function(num_rows, min(num_rows, self._max_seqs))
+            self._launch_counted(num_rows)
         finally:
             graph = library.make("fd_device_graph_end", library.stream)
         finalize(self, library.call, "fd_device_graph_free", graph).atexit = False
