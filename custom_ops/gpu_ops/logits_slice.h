@@ -8,7 +8,7 @@
 
 namespace fd::gpu {
 
-constexpr int kSliceIds = 8192;
+constexpr int kSliceIds = 8192, kSliceThreads = 256;
 constexpr int kSliceChunk = 4;    // ids that are loaded at once
 constexpr int kSectorLogits = 8;  // logits of 32 bytes
 

@@ -36,7 +36,9 @@ FD_DEVICE uint64_t key_of_largest(BlockMemory& memory, const SliceValues& v, int
   float largest = kMinusInfinity;
   int32_t id = first + group_offset(0);
   bool has_nan = false;
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j) {
       has_nan |= v.x[g][j] != v.x[g][j];
       if (!(v.x[g][j] > largest)) continue;
@@ -66,9 +68,10 @@ FD_KERNEL void scan_slices(Out<float> logits, In<float> float_params, In<int64_t
   if (params.greedy()) return;
   scale(v, params.f[kTemperature]);
   const int64_t draft = params.i[kDraftId] - at.first();
-  for (int g = 0; g < kGroups; ++g)
-    for (int j = 0; j < kGroupIds; ++j)
-      if (group_offset(g) + j == draft) drafts.data[at.row] = v.x[g][j];
+  FD_UNROLL
+  for (int g = 0; g < kGroups; ++g) FD_UNROLL
+  for (int j = 0; j < kGroupIds; ++j)
+    if (group_offset(g) + j == draft) drafts.data[at.row] = v.x[g][j];
   if (needs_histogram(params, row.num_ids)) {
     for (int bin = at.slice * kSliceThreads + static_cast<int>(thread_index()); bin < kBins;
          bin += num_slices * kSliceThreads) {
@@ -78,7 +81,7 @@ FD_KERNEL void scan_slices(Out<float> logits, In<float> float_params, In<int64_t
   }
   if (has_filter(params, row.num_ids)) return;
   const float scaled = ScalarLanes::div(key_logit(largest), params.f[kTemperature]);
-  const uint64_t best = status_of(scaled) == kRowOk ? best_of_slice(shared.block, v, at.first(), params,
+  const uint64_t best = status_of(scaled) == kRowOk ? best_of_slice(shared.slice, shared.block, v, at.first(), params,
                                                                     ScalarLanes::add(scaled, kSmallestGumbel))
                                                     : kNoKey;
   if (thread_index() == 0) best_keys.data[at.slot()] = best;
@@ -106,7 +109,9 @@ FD_KERNEL void count_bins(Out<float> logits, In<float> float_params, In<int64_t>
     histogram.counts[bin] = 0, histogram.masses[bin] = 0;
   sync_block();
   const bool counts = params.has_top_k(row.num_ids), sums = params.has_top_p();
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j) {
       if (v.x[g][j] == kMinusInfinity) continue;
       const int bin = bin_of(v.x[g][j], largest);
@@ -164,16 +169,19 @@ FD_DEVICE void list_candidates(BlockMemory& memory, const SliceValues& v, const 
                                const CandidateOutput& out) {
   const float largest = state.logit(kStateLargest);
   uint32_t is_candidate = 0;
-  for (int g = 0; g < kGroups; ++g)
-    for (int j = 0; j < kGroupIds; ++j)
-      if (v.x[g][j] > kMinusInfinity && state.is_candidate(bin_of(v.x[g][j], largest)))
-        is_candidate |= 1u << (g * kGroupIds + j);
+  FD_UNROLL
+  for (int g = 0; g < kGroups; ++g) FD_UNROLL
+  for (int j = 0; j < kGroupIds; ++j)
+    if (v.x[g][j] > kMinusInfinity && state.is_candidate(bin_of(v.x[g][j], largest)))
+      is_candidate |= 1u << (g * kGroupIds + j);
   const auto own = static_cast<uint64_t>(__builtin_popcount(is_candidate));
   const uint64_t before = sum_before(memory, own);
   if (thread_index() == kSliceThreads - 1) out.counts[slice] = static_cast<int32_t>(before + own);
   if (before + own > kMaxCandidates) return;
   int64_t slot = int64_t{slice} * kMaxCandidates + static_cast<int64_t>(before);
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j) {
       if ((is_candidate >> (g * kGroupIds + j) & 1) == 0) continue;
       out.logits[slot] = bit_cast<uint32_t>(v.x[g][j]);
@@ -210,17 +218,19 @@ FD_KERNEL void draw_slices(Out<float> logits, In<float> float_params, In<int64_t
                      candidate_counts.data + slot});
   }
   if (keep_processed) {
-    for (int g = 0; g < kGroups; ++g)
-      for (int j = 0; j < kGroupIds; ++j)
-        if (!is_drawn(v.x[g][j]) && !state.is_candidate(bin_of(v.x[g][j], largest))) v.x[g][j] = kMinusInfinity;
+    FD_UNROLL
+    for (int g = 0; g < kGroups; ++g) FD_UNROLL
+    for (int j = 0; j < kGroupIds; ++j)
+      if (!is_drawn(v.x[g][j]) && !state.is_candidate(bin_of(v.x[g][j], largest))) v.x[g][j] = kMinusInfinity;
     store_slice(row, at.first(), v);  // candidates remain until `finish_rows` decides
     if (!filters) return;
   }
-  for (int g = 0; g < kGroups; ++g)
-    for (int j = 0; j < kGroupIds; ++j)
-      if (!is_drawn(v.x[g][j])) v.x[g][j] = kMinusInfinity;
+  FD_UNROLL
+  for (int g = 0; g < kGroups; ++g) FD_UNROLL
+  for (int j = 0; j < kGroupIds; ++j)
+    if (!is_drawn(v.x[g][j])) v.x[g][j] = kMinusInfinity;
   const float bound = ScalarLanes::add(largest, kSmallestGumbel);
-  const uint64_t best = best_of_slice(shared.block, v, at.first(), params, bound);
+  const uint64_t best = best_of_slice(shared.slice, shared.block, v, at.first(), params, bound);
   if (thread_index() == 0) best_keys.data[at.slot()] = best;
 }
 

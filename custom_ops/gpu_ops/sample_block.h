@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu_ops/sample_slice.h"
+#include "gpu_ops/warp.h"
 
 namespace fd::gpu {
 
@@ -15,16 +16,6 @@ struct BlockMemory {
   uint64_t before;  // the bin that was found
   int32_t bin;
 };
-
-FD_DEVICE uint64_t shuffle_xor64(uint64_t value, unsigned mask) {
-  const uint32_t low = shuffle_xor(static_cast<uint32_t>(value), mask);
-  return static_cast<uint64_t>(shuffle_xor(static_cast<uint32_t>(value >> 32), mask)) << 32 | low;
-}
-
-FD_DEVICE uint64_t shuffle64(uint64_t value, unsigned lane) {
-  const uint32_t low = shuffle(static_cast<uint32_t>(value), lane);
-  return static_cast<uint64_t>(shuffle(static_cast<uint32_t>(value >> 32), lane)) << 32 | low;
-}
 
 // Joins the values of all threads by a commutative operation.
 template <class Join>
@@ -48,14 +39,9 @@ FD_DEVICE uint64_t block_sum(BlockMemory& memory, uint64_t value) {
 
 // Returns the sum of the values of the threads before this one.
 FD_DEVICE uint64_t sum_before(BlockMemory& memory, uint64_t value) {
-  uint64_t sum = value;
-  const unsigned lane = lane_index();
-  for (unsigned distance = 1; distance < kWarpSize; distance *= 2) {
-    const uint64_t other = shuffle64(sum, lane < distance ? lane : lane - distance);
-    if (lane >= distance) sum += other;
-  }
+  uint64_t sum = sum_to_lane(value);
   sync_block();
-  if (lane == kWarpSize - 1) memory.of_warp[warp_index()] = sum;
+  if (lane_index() == kWarpSize - 1) memory.of_warp[warp_index()] = sum;
   sync_block();
   for (unsigned warp = 0; warp < warp_index(); ++warp) sum += memory.of_warp[warp];
   return sum - value;

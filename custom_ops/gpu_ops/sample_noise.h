@@ -22,16 +22,19 @@ FD_DEVICE uint64_t noisy_key(float scaled, uint32_t word, int32_t id) {
   return order_key(ScalarLanes::add(scaled, gumbel_from_word<ScalarLanes>(word)), static_cast<uint32_t>(id));
 }
 
-// Calls f(scaled, word, id) for the finite logits of a thread whose group may exceed `least` with noise.
+// Calls f(scaled, word, id) for the finite logits of a thread, which it has written to shared memory, if their group
+// may exceed `least` with noise.
 template <class Function>
-FD_DEVICE void for_each_noise(const SliceValues& v, int32_t first, const RowParams& row, float least,
+FD_DEVICE void for_each_noise(const SliceMemory& memory, int32_t first, const RowParams& row, float least,
                               const Function& f) {
   for (int g = 0; g < kGroups; ++g) {
-    const float (&x)[kGroupIds] = v.x[g];
+    float x[kGroupIds];
+    read_group(memory, g, x);
     const float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3], largest = a > b ? a : b;
     if (largest == kMinusInfinity || !(ScalarLanes::add(largest, kLargestGumbel) >= least)) continue;
     const int32_t id = first + group_offset(g);
     const GroupWords words = group_words(id, row.seed(), row.position());
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j)
       if (x[j] > kMinusInfinity) f(x[j], words.of_id[j], id + j);
   }
@@ -40,12 +43,13 @@ FD_DEVICE void for_each_noise(const SliceValues& v, int32_t first, const RowPara
 // Returns the key of the best id of a slice, kNoKey if no logit is finite. `least` is a value that the row's best id
 // reaches. Noise is bounded from above by its word; it is computed for the best bound of each thread, and then where
 // a bound reaches the best of these.
-FD_DEVICE uint64_t best_of_slice(BlockMemory& memory, const SliceValues& v, int32_t first, const RowParams& row,
-                                 float least) {
+FD_DEVICE uint64_t best_of_slice(SliceMemory& slice, BlockMemory& memory, const SliceValues& v, int32_t first,
+                                 const RowParams& row, float least) {
+  write_groups(slice, v);
   float upper = kMinusInfinity, second = kMinusInfinity, scaled = 0.0f;
   uint32_t best_word = 0;
   int32_t best_id = -1;
-  for_each_noise(v, first, row, least, [&](float x, uint32_t word, int32_t id) {
+  for_each_noise(slice, first, row, least, [&](float x, uint32_t word, int32_t id) {
     const float bound = ScalarLanes::add(x, noise_bound<ScalarLanes>(word));
     if (bound > upper) {
       second = upper;
@@ -63,7 +67,7 @@ FD_DEVICE uint64_t best_of_slice(BlockMemory& memory, const SliceValues& v, int3
   const float reached = key_logit(best);
   best = own;
   if (second >= reached) {
-    for_each_noise(v, first, row, least, [&](float x, uint32_t word, int32_t id) {
+    for_each_noise(slice, first, row, reached, [&](float x, uint32_t word, int32_t id) {
       if (ScalarLanes::add(x, noise_bound<ScalarLanes>(word)) < reached) return;
       const uint64_t key = noisy_key(x, word, id);
       if (key < best) best = key;

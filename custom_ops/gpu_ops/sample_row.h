@@ -82,10 +82,14 @@ struct CandidateSource {
       SliceValues v;
       load_slice(memory, row, params, lists, slice * kSliceIds, v);
       if (!row.is_edited) scale(v, params.f[kTemperature]);
-      for (int g = 0; g < kGroups; ++g)
+      write_groups(memory, v);
+      for (int g = 0; g < kGroups; ++g) {
+        float x[kGroupIds];
+        read_group(memory, g, x);
         for (int j = 0; j < kGroupIds; ++j)
-          if (v.x[g][j] > kMinusInfinity && state.is_candidate(bin_of(v.x[g][j], state.logit(kStateLargest))))
-            f(v.x[g][j], slice * kSliceIds + group_offset(g) + j);
+          if (x[j] > kMinusInfinity && state.is_candidate(bin_of(x[j], state.logit(kStateLargest))))
+            f(x[j], slice * kSliceIds + group_offset(g) + j);
+      }
     }
   }
 };

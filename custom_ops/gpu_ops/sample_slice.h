@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A slice of a row of logits in the registers of a block, with the row's biases, penalties, bans and mask.
+// A slice of a row of logits in the registers of a block, with the row's biases, penalties, bans and mask. Unlike those
+// of logits_slice.h, slices begin at multiples of 8,192 ids, so that a thread holds all ids of a random counter.
 #pragma once
 
 #include "common/sampling_rules.h"
-#include "gpu_ops/device.h"
+#include "gpu_ops/logits_slice.h"
 
 namespace fd::gpu {
 
-constexpr int kSliceIds = 8192, kSliceThreads = 256, kGroupIds = 4;  // a group is loaded at once, and has one counter
-constexpr int kGroups = kSliceIds / kSliceThreads / kGroupIds;       // of a thread
+constexpr int kGroupIds = 4;  // ids that are loaded at once, and have one counter of the random generator
+constexpr int kGroups = kSliceIds / kSliceThreads / kGroupIds;  // of a thread
 constexpr int kBiasTile = 128;
 constexpr uint32_t kBannedBit = 0x80000000u;
 
@@ -58,16 +59,23 @@ FD_DEVICE RowParams load_params(SliceMemory& memory, const float* float_params, 
   return {memory.float_params, memory.int_params};
 }
 
+FD_DEVICE void read_group(const SliceMemory& memory, int group, float (&x)[kGroupIds]) {
+  const Bytes16 bytes = load16(memory.words + group_offset(group));
+  FD_UNROLL
+  for (int j = 0; j < kGroupIds; ++j) x[j] = bit_cast<float>(bytes.word[j]);
+}
+
+// Each thread reads and writes its own groups.
 FD_DEVICE void read_groups(const SliceMemory& memory, SliceValues& v) {
-  for (int g = 0; g < kGroups; ++g) {
-    const Bytes16 group = load16(memory.words + group_offset(g));
-    for (int j = 0; j < kGroupIds; ++j) v.x[g][j] = bit_cast<float>(group.word[j]);
-  }
+  FD_UNROLL
+  for (int g = 0; g < kGroups; ++g) read_group(memory, g, v.x[g]);
 }
 
 FD_DEVICE void write_groups(SliceMemory& memory, const SliceValues& v) {
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
     Bytes16 group;
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j) group.word[j] = bit_cast<uint32_t>(v.x[g][j]);
     store16(memory.words + group_offset(g), group);
   }
@@ -83,9 +91,11 @@ FD_DEVICE bool has_aligned_rows(const float* logits, int32_t vocab_size) {
 FD_DEVICE void load_logits(SliceMemory& memory, const float* row, bool is_aligned, int32_t first, int32_t num_ids,
                            SliceValues& v) {
   if (is_aligned) {
+    FD_UNROLL
     for (int g = 0; g < kGroups; ++g) {
       const int32_t id = first + group_offset(g);
       const Bytes16 group = id < num_ids ? load16(row + id) : Bytes16{};
+      FD_UNROLL
       for (int j = 0; j < kGroupIds; ++j)
         v.x[g][j] = id + j < num_ids ? bit_cast<float>(group.word[j]) : kMinusInfinity;
     }
@@ -129,6 +139,7 @@ FD_DEVICE void penalise_and_ban(SliceMemory& memory, const RowParams& row, const
                                 SliceValues& v) {
   const auto thread = static_cast<int64_t>(thread_index());
   sync_block();
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) store16(memory.words + group_offset(g), Bytes16{});
   sync_block();
   const auto has = [&](int32_t id) { return id >= first && id < first + kSliceIds; };
@@ -148,8 +159,10 @@ FD_DEVICE void penalise_and_ban(SliceMemory& memory, const RowParams& row, const
   for (int64_t k = row.i[kBannedBegin] + thread; k < row.i[kBannedEnd]; k += kSliceThreads)
     if (has(lists.banned_ids[k])) atomic_or(&memory.words[lists.banned_ids[k] - first], kBannedBit);
   sync_block();
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
     const Bytes16 group = load16(memory.words + group_offset(g));
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j) {
       const uint32_t seen = group.word[j] & ~kBannedBit;
       if (seen != 0) v.x[g][j] = penalised_logit(v.x[g][j], row, static_cast<int32_t>(seen >> 1));
@@ -164,9 +177,11 @@ FD_DEVICE void edit_logits(SliceMemory& memory, const RowParams& row, const Edit
   if (row.biased()) add_biases(memory, row, lists, first, v);
   if (row.penalised() || row.bans()) penalise_and_ban(memory, row, lists, first, v);
   const int32_t* mask = row.masked() ? lists.mask_words + row.i[kMaskBegin] : nullptr;
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
     const int32_t id = first + group_offset(g);
     const int32_t allowed = mask == nullptr || id >= num_ids ? -1 : mask[id / 32] >> (id % 32);
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j)
       if (id + j >= num_ids || ((allowed >> j) & 1) == 0) v.x[g][j] = kMinusInfinity;
   }
@@ -188,14 +203,17 @@ FD_DEVICE void load_slice(SliceMemory& memory, const RowLogits& logits, const Ro
 
 // Writes the ids of a slice back.
 FD_DEVICE void store_slice(const RowLogits& logits, int32_t first, const SliceValues& v) {
+  FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
     const int32_t id = first + group_offset(g);
     if (logits.is_aligned && id < logits.vocab_size) {
       Bytes16 group;
+      FD_UNROLL
       for (int j = 0; j < kGroupIds; ++j) group.word[j] = bit_cast<uint32_t>(v.x[g][j]);
       store16(logits.row + id, group);
       continue;
     }
+    FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j)
       if (id + j < logits.vocab_size) logits.row[id + j] = v.x[g][j];
   }
@@ -204,8 +222,9 @@ FD_DEVICE void store_slice(const RowLogits& logits, int32_t first, const SliceVa
 // Divides the logits by the temperature.
 FD_DEVICE void scale(SliceValues& v, float temperature) {
   if (temperature == 1.0f) return;
-  for (int g = 0; g < kGroups; ++g)
-    for (int j = 0; j < kGroupIds; ++j) v.x[g][j] = ScalarLanes::div(v.x[g][j], temperature);
+  FD_UNROLL
+  for (int g = 0; g < kGroups; ++g) FD_UNROLL
+  for (int j = 0; j < kGroupIds; ++j) v.x[g][j] = ScalarLanes::div(v.x[g][j], temperature);
 }
 
 }  // namespace fd::gpu

@@ -8,7 +8,7 @@
 
 namespace fd::gpu {
 
-constexpr int kSliceThreads = 256, kSortThreads = 1024;
+constexpr int kSortThreads = 1024;
 constexpr int kThreadChunks = kSliceIds / kSliceChunk / kSliceThreads, kThreadIds = kThreadChunks * kSliceChunk;
 constexpr int kMaxSelected = 64;  // keys of a slice that are found without sorting it
 

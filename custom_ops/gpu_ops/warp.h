@@ -6,11 +6,30 @@
 
 namespace fd::gpu {
 
-// Returns the sum of the values of this lane and those before it.
+FD_DEVICE uint64_t shuffle_xor64(uint64_t value, unsigned mask) {
+  const uint32_t low = shuffle_xor(static_cast<uint32_t>(value), mask);
+  const uint32_t high = shuffle_xor(static_cast<uint32_t>(value >> 32), mask);
+  return uint64_t{high} << 32 | low;
+}
+FD_DEVICE uint64_t shuffle64(uint64_t value, unsigned lane) {
+  const uint32_t low = shuffle(static_cast<uint32_t>(value), lane);
+  const uint32_t high = shuffle(static_cast<uint32_t>(value >> 32), lane);
+  return uint64_t{high} << 32 | low;
+}
+
+// Each of these returns the sum of the values of this lane and those before it.
 FD_DEVICE int32_t sum_to_lane(int32_t value) {
   const unsigned lane = lane_index();
   for (unsigned distance = 1; distance < kWarpSize; distance *= 2) {
     const int32_t other = shuffle(value, lane < distance ? lane : lane - distance);
+    if (lane >= distance) value += other;
+  }
+  return value;
+}
+FD_DEVICE uint64_t sum_to_lane(uint64_t value) {
+  const unsigned lane = lane_index();
+  for (unsigned distance = 1; distance < kWarpSize; distance *= 2) {
+    const uint64_t other = shuffle64(value, lane < distance ? lane : lane - distance);
     if (lane >= distance) value += other;
   }
   return value;
@@ -22,11 +41,7 @@ FD_DEVICE int32_t warp_sum(int32_t value) {
   return value;
 }
 FD_DEVICE uint64_t warp_sum(uint64_t value) {
-  for (unsigned mask = 1; mask < kWarpSize; mask *= 2) {
-    const uint32_t low = shuffle_xor(static_cast<uint32_t>(value), mask);
-    const uint32_t high = shuffle_xor(static_cast<uint32_t>(value >> 32), mask);
-    value += uint64_t{high} << 32 | low;
-  }
+  for (unsigned mask = 1; mask < kWarpSize; mask *= 2) value += shuffle_xor64(value, mask);
   return value;
 }
 FD_DEVICE float warp_max(float value) {

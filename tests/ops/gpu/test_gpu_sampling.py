@@ -66,15 +66,13 @@ def test_gpu_sampling_has_the_bits_of_the_cpu_in_any_order(vocab_size: int, keep
 @pytest.mark.parametrize("num_rows", range(1, 21))
 def test_gpu_sampling_of_rows_with_options_of_their_own(num_rows: int) -> None:
     rng = np.random.default_rng(num_rows)
-    vocab_size = int(rng.integers(50, 3000))
+    vocab_size = int(rng.integers(50, 2000))
     logits, options = (
         random_logits(rng, num_rows, vocab_size),
         [random_options(rng, vocab_size) for _ in range(num_rows)],
     )
-    kernel = emulate(num_rows % 4, has_checks=False)("sample")
-    check(kernel, logits, options)
-    alone = [run(kernel, logits[row : row + 1], options[row : row + 1], True) for row in range(num_rows)]
-    assert [b"".join(rows) for rows in zip(*alone, strict=True)] == run(kernel, logits, options, True)
+    kernel, keep = emulate(num_rows % 4, has_checks=False)("sample"), num_rows % 2 == 0
+    assert run(kernel, logits, options, keep) == cpu(logits, options, keep)
 
 
 @pytest.mark.parametrize("vocab_size", [SLICE - 1, SLICE, SLICE + 1, 2 * SLICE + 6, 3 * SLICE + 8])
@@ -141,7 +139,7 @@ def test_gpu_sampling_with_tiny_and_huge_temperatures(temperature: float) -> Non
     check(emulate(1)("sample"), logits[3:], [RowOptions(top_k=500, top_p=0.8, min_p=0.2, **common)])
 
 
-@pytest.mark.parametrize("num_rows", [5, 511, 1025])
+@pytest.mark.parametrize("num_rows", [5, 600])
 def test_gpu_sampling_skips_rows_after_a_rejected_draft(num_rows: int) -> None:
     rng = np.random.default_rng(num_rows)
     logits = rng.standard_normal((num_rows, 5)).astype(np.float32)
@@ -159,7 +157,7 @@ def test_gpu_sampling_skips_rows_after_a_rejected_draft(num_rows: int) -> None:
 def test_gpu_sampling_of_504_rows() -> None:
     rng = np.random.default_rng(504)
     logits, options = random_logits(rng, 504, 4099), [random_options(rng, 4099) for _ in range(504)]
-    options[::2] = [RowOptions(draft_id=row) for row in range(252)]
+    options[:378] = [RowOptions(temperature=row % 3 / 2, draft_id=row) for row in range(378)]
     kernel = emulate(has_checks=False)("sample")
     assert run(kernel, logits, options, False, stop=True) == cpu(logits, options, False, stop=True)
 
