@@ -2,9 +2,9 @@
 // Append attention over a paged cache in one launch: blocks stride over the items of a plan, and the one that ends last
 // among those of a tile merges their results.
 //
-// Occupancy is below 25 % on purpose: a block holds 50 to 99 KiB of keys, values and weights, so that two to four
-// blocks of a multiprocessor keep 64 to 96 KiB of copies under way, more than its share of the memory's bandwidth times
-// latency (about 20 KiB); more warps would wait for the same bytes.
+// Occupancy is below 25 % on purpose. Two blocks of a multiprocessor have 32 KiB or more of copies under way, more than
+// its share of the memory's bandwidth times latency (about 25 KiB); more warps would wait for the same bytes, and fewer
+// registers would not hold the scores of a split and the values of a group.
 
 #include "common/export.h"
 #include "gpu_ops/attention_item.h"
@@ -208,6 +208,6 @@ FD_EXPORT int fd_attend(const uint16_t* qkv, const uint8_t* key, const uint8_t* 
       qkv,       key,       value,  num_blocks, block_tables, reinterpret_cast<const Record*>(plan),
       max_tiles, max_items, values, sums,       arrivals,     out,
       num_rows,  num_seqs,  grid,   sizes,      stream};
-  (void)is_int8;
-  return launch_for_head_dim<false>(head_dim, tile_rows, arguments);
+  return is_int8 ? launch_for_head_dim<true>(head_dim, tile_rows, arguments)
+                 : launch_for_head_dim<false>(head_dim, tile_rows, arguments);
 }

@@ -21,6 +21,9 @@ struct AttentionConfig {
   static constexpr int kTileRows = kGroupRows * kGroups, kThreads = 128 * kGroups;
   static constexpr int kStages = kDim * (kCodes ? 1 : 2) * kGroups >= 512 ? 2 : 3;  // as shared memory allows
   static constexpr int kNTiles = kDim / (8 * kWarpsPerGroup);  // of 8 elements of a value, for each warp
+  // What one `load_matrix_x4` brings: steps of keys; steps and tiles of values.
+  static constexpr int kKeySteps = kCodes ? 2 : 1;
+  static constexpr int kValueSteps = kCodes && kNTiles == 2 ? 2 : 1, kValueTiles = kCodes && kNTiles > 2 ? 4 : 2;
   using Layout = CacheLayout<kDim, kCodes>;
 };
 
@@ -31,9 +34,17 @@ struct AttentionSizes {
   float scale;        // of the scores, times log2(e)
 };
 
-template <class Config>
+// Keys or values of 64 positions.
+template <class Config, bool kIsInt8 = Config::kIsInt8>
 struct AttentionStage {
   Tile<kKvRows, Config::Layout::kRowBytes> rows;
+};
+template <class Config>
+struct AttentionStage<Config, true> {
+  static constexpr int kSegments = kKvRows / kSegment;
+
+  Tile<kKvRows, Config::Layout::kRowBytes> rows;
+  Tile<2 * kSegments, 4 * kSegment> scales;  // with the keys: theirs, and then those of the values
 };
 
 template <class Config>
@@ -47,6 +58,7 @@ struct AttentionShared {
   int32_t heads[2][kGroupSegments];   // block * kv_heads + kv_head of the segments of two groups of splits
   uint16_t offsets[2][kGroupSegments];
   int32_t is_found[Config::kThreads / kWarpSize];
+  float value_scales[Config::kIsInt8 ? kSplit : 1];  // of a split
 };
 
 // Pointers into the arrays of a launch.

@@ -7,8 +7,9 @@
 // a split, their maximum, weights, and one chain of products over the positions of the split for each output.
 #pragma once
 
-#include "gpu_ops/attention_config.h"
+#include "gpu_ops/attention_codes.h"
 #include "gpu_ops/attention_non_finite.h"
+#include "gpu_ops/attention_products.h"
 #include "gpu_ops/attention_state.h"
 
 namespace fd::gpu {
@@ -19,31 +20,30 @@ class AttentionBlock {
   using Shared = AttentionShared<Config>;
   using Stage = AttentionStage<Config>;
   using Pipeline = TilePipeline<Stage, Config::kStages, Config::kThreads>;
-  using Scores = TileProduct<float, 2, 2>;
-  using Values = TileProduct<float, 2, Config::kNTiles>;
+  using Products = AttentionProducts<Config>;
+  using Scores = typename Products::Scores;
+  using Values = typename Products::Values;
 
   FD_DEVICE AttentionBlock(Shared& shared, const AttentionArrays& arrays, const AttentionSizes& sizes)
-      : shared_(shared), arrays_(arrays), sizes_(sizes) {}
+      : shared_(shared), arrays_(arrays), sizes_(sizes), products_{shared} {}
 
   // Computes an item and stores its result from row `slot` of the scratch memory on.
   FD_DEVICE void run(const PlanItem& item, int kv_head, int64_t slot) {
     item_ = item;
+    products_.num_rows = item.num_rows;
     kv_head_ = kv_head;
     sync_block();  // the previous item no longer needs shared memory
     locate_rows();
     locate_segments(item.first_split / kGroupSplits);
     sync_block();
     load_queries();
-    FD_UNROLL
-    for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h) limits_[m][h] = shared_.limit[row(m, 2 * h)];
     attend(slot);
   }
 
-  // The number of query row `m`, element `i` of a product in the tile.
-  FD_DEVICE int row(int m, int i) const { return row_group_ * kGroupRows + 16 * m + Scores::row(i); }
-
  private:
+  FD_DEVICE int row(int m, int i) const { return products_.row(m, i); }
+  FD_DEVICE bool is_active(int m) const { return products_.is_active(m); }
+
   // Finds the rows of the item and the positions that they attend to.
   FD_DEVICE void locate_rows() {
     const int heads_per_kv = sizes_.num_heads / sizes_.kv_heads;
@@ -90,7 +90,10 @@ class AttentionBlock {
       const int64_t source = shared_.source[row];
       Bytes16 bytes{};
       if (source >= 0) bytes = load16(arrays_.qkv + source * Config::kHeadDim + chunk * 8);
-      store16(shared_.queries.chunk(row, chunk), bytes);
+      if constexpr (Config::kIsInt8)
+        permute(shared_.queries, row, chunk, bytes);
+      else
+        store16(shared_.queries.chunk(row, chunk), bytes);
     }
   }
 
@@ -114,6 +117,16 @@ class AttentionBlock {
       const int offset = shared_.offsets[group][segment] + row % kSegment;
       return memory + shared_.heads[group][segment] * layout.head_bytes() + offset * layout.kRowBytes + 16 * chunk;
     });
+    if constexpr (Config::kIsInt8) {
+      if (is_value) return;
+      pipeline.copy(stage.scales, [&](int row, int chunk) -> const void* {
+        const int segment = first_segment + row % Stage::kSegments;
+        if (first + row % Stage::kSegments * kSegment >= end_) return nullptr;
+        const int64_t begin = shared_.heads[group][segment] * layout.head_bytes();
+        const uint8_t* scales = row < Stage::kSegments ? arrays_.key : arrays_.value;
+        return scales + layout.scale_begin(begin, shared_.offsets[group][segment]) + 16 * chunk;
+      });
+    }
   }
 
   FD_DEVICE void attend(int64_t slot) {
@@ -136,17 +149,17 @@ class AttentionBlock {
       const bool begins_group = split == item_.first_split || split % kGroupSplits == 0;
       if (begins_group) locate_segments(split / kGroupSplits + 1);
       const int num_stages = num_stages_of(split);
-      PartSums split_sums[2][2];
       {
         Scores scores[kSplitStages];
         FD_UNROLL
         for (int stage = 0; stage < kSplitStages; ++stage)
-          if (stage < num_stages) multiply_keys(next_stage(), scores[stage]);
-        weigh(scores, split, num_stages, split_sums);
+          if (stage < num_stages) products_.multiply_keys(next_stage(), stage, scores[stage]);
+        weigh(scores, split, num_stages);
       }
       Values values;
       for (int stage = 0; stage < num_stages; ++stage) multiply_values(next_stage(), split * kSplit, stage, values);
-      finish_sums(split_sums);
+      PartSums split_sums[2][2];
+      read_sums(split_sums);
       merge(group, sums, values, split_sums, begins_group);
       if (split + 1 == item_.end_split || (split + 1) % kGroupSplits == 0)
         store_group(slot, group, sums, total, split / kGroupSplits == item_.first_split / kGroupSplits);
@@ -154,26 +167,9 @@ class AttentionBlock {
     if (warp_ % kWarpsPerGroup == 0 && lane_ % 4 == 0) store_sums(slot, total);
   }
 
-  // Multiplies the queries by 16 keys of a stage.
-  FD_DEVICE void multiply_keys(const Stage& stage, Scores& scores) const {
-    FD_UNROLL
-    for (int step = 0; step < Config::kHeadDim / 16; ++step) {
-      typename Scores::B b[2];
-      Scores::load_b(stage.rows, 16 * quarter_, 2 * step, b[0], b[1]);
-      FD_UNROLL
-      for (int m = 0; m < 2; ++m) {
-        if (!is_active(m)) continue;
-        const typename Scores::A a = Scores::load_a(shared_.queries, row_group_ * kGroupRows + 16 * m, 2 * step);
-        for (int n = 0; n < 2; ++n) scores.multiply(m, n, a, b[n]);
-      }
-    }
-  }
-
-  // Whether any row of a product's 16 rows exists.
-  FD_DEVICE bool is_active(int m) const { return row_group_ * kGroupRows + 16 * m < item_.num_rows; }
-
   // Converts the scores of a split to weights in shared memory, and sums them.
-  FD_DEVICE void weigh(Scores (&scores)[kSplitStages], int split, int num_stages, PartSums (&sums)[2][2]) {
+  FD_DEVICE void weigh(Scores (&scores)[kSplitStages], int split, int num_stages) {
+    PartSums sums[2][2];
     for (auto& pair : sums)
       for (PartSums& part : pair) part = {kMaskedScore, 0.0f};
     FD_UNROLL
@@ -191,9 +187,7 @@ class AttentionBlock {
     sync_block();
     FD_UNROLL
     for (int m = 0; m < 2; ++m) FD_UNROLL
-    for (int h = 0; h < 2; ++h)
-      for (int quarter = 0; quarter < kWarpsPerGroup; ++quarter)
-        sums[m][h].maximum = larger(sums[m][h].maximum, shared_.maxima[quarter][row(m, 2 * h)]);
+    for (int h = 0; h < 2; ++h) sums[m][h].maximum = read_maximum(row(m, 2 * h));
     FD_UNROLL
     for (int stage = 0; stage < kSplitStages; ++stage)
       if (stage < num_stages) store_weights(scores[stage], stage, sums);
@@ -214,7 +208,7 @@ class AttentionBlock {
       FD_UNROLL
       for (int n = 0; n < 2; ++n) FD_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int position = first + 16 * quarter_ + 8 * n + Scores::column(i), limit = limits_[m][i / 2];
+        const int position = first + 16 * quarter_ + 8 * n + Scores::column(i), limit = shared_.limit[row(m, i)];
         const bool is_visible = position <= limit && (position >= sizes_.num_masked_prefix || position == limit);
         float& score = scores.sums[m][n][i];
         score = is_visible ? score * sizes_.scale : kMaskedScore;
@@ -230,50 +224,48 @@ class AttentionBlock {
       FD_UNROLL
       for (int n = 0; n < 2; ++n) FD_UNROLL
       for (int h = 0; h < 2; ++h) {
+        const int place = stage * kKvRows + 16 * quarter_ + 8 * n + Scores::column(0);
         float weights[2];
+        FD_UNROLL
         for (int j = 0; j < 2; ++j) {
           const float score = scores.sums[m][n][2 * h + j];
           weights[j] = score == kMaskedScore ? 0.0f : power_of_two(score - sums[m][h].maximum);
           sums[m][h].sum += weights[j];
+          if constexpr (Config::kIsInt8)
+            if (score != kMaskedScore) weights[j] *= shared_.value_scales[place + j];
         }
-        uint8_t* chunk = shared_.weights.chunk(row(m, 2 * h), stage * (kKvRows / 8) + 2 * quarter_ + n);
+        uint8_t* chunk = shared_.weights.chunk(row(m, 2 * h), place / 8);
         *reinterpret_cast<uint32_t*>(chunk + lane_ % 4 * 4) = round_bf16x2(weights[0], weights[1]);
       }
     }
   }
 
-  // Adds the products of the weights and the values of a stage.
+  // Adds the products of the weights and the values of stage `number` of a split.
   FD_DEVICE void multiply_values(Stage& stage, int split_begin, int number, Values& values) {
-    const int first = split_begin + number * kKvRows;
-    const bool hides_some = first_limit_ < end_ - 1 && first_limit_ < first + kKvRows - 1;
-    if (hides_some) {
-      NonFiniteValues<Config> hidden{shared_, stage, first, first_limit_};
-      if (hidden.exist()) hidden.add(number * kKvRows, row_group_ * kGroupRows, limits_, values);
-    }
-    for (int step = 0; step < kKvRows / 16; ++step) {
-      typename Values::B b[Config::kNTiles];
-      FD_UNROLL
-      for (int n = 0; n < Config::kNTiles; n += 2)
-        Values::load_b_transposed(stage.rows, 16 * step, quarter_ * Config::kNTiles + n, b[n], b[n + 1]);
-      FD_UNROLL
-      for (int m = 0; m < 2; ++m) {
-        if (!is_active(m)) continue;
-        const int chunk = number * (kKvRows / 8) + 2 * step;
-        const typename Values::A a = Values::load_a(shared_.weights, row_group_ * kGroupRows + 16 * m, chunk);
-        FD_UNROLL
-        for (int n = 0; n < Config::kNTiles; ++n) values.multiply(m, n, a, b[n]);
+    if constexpr (!Config::kIsInt8) {  // there the weights have been multiplied by scales, which are NaN or finite
+      const int first = split_begin + number * kKvRows;
+      const bool hides_some = first_limit_ < end_ - 1 && first_limit_ < first + kKvRows - 1;
+      if (hides_some) {
+        NonFiniteValues<Config> hidden{shared_, stage, first, first_limit_};
+        if (hidden.exist()) hidden.add(number * kKvRows, products_.row_group * kGroupRows, values);
       }
     }
+    products_.multiply_values(stage, number, values);
   }
 
-  // Completes the sums of a split; a barrier after `weigh` has been passed.
-  FD_DEVICE void finish_sums(PartSums (&sums)[2][2]) const {
+  FD_DEVICE float read_maximum(int row) const {
+    float maximum = kMaskedScore;
+    for (int quarter = 0; quarter < kWarpsPerGroup; ++quarter) maximum = larger(shared_.maxima[quarter][row], maximum);
+    return maximum;
+  }
+  // Reads the sums of a split; a barrier after `weigh` has been passed.
+  FD_DEVICE void read_sums(PartSums (&sums)[2][2]) const {
     FD_UNROLL
     for (int m = 0; m < 2; ++m) FD_UNROLL
     for (int h = 0; h < 2; ++h) {
       float sum = 0.0f;
       for (int quarter = 0; quarter < kWarpsPerGroup; ++quarter) sum += shared_.sums[quarter][row(m, 2 * h)];
-      sums[m][h].sum = sum;
+      sums[m][h] = {read_maximum(row(m, 2 * h)), sum};
     }
   }
 
@@ -309,20 +301,38 @@ class AttentionBlock {
       else
         factors = merge_sums(total[m][h], sums[m][h]);
       if (row(m, 2 * h) >= item_.num_rows) continue;
-      float* values = arrays_.values + (slot + row(m, 2 * h)) * Config::kHeadDim;
-      values += 8 * Config::kNTiles * quarter_ + Values::column(0);
-      FD_UNROLL
-      for (int n = 0; n < Config::kNTiles; ++n) {
-        auto* pair = reinterpret_cast<uint64_t*>(values + 8 * n);
-        float first = group.sums[m][n][2 * h], second = group.sums[m][n][2 * h + 1];
-        if (!is_first) {
-          const uint64_t before = *pair;
-          first = merge_values(bit_cast<float>(static_cast<uint32_t>(before)), first, factors);
-          second = merge_values(bit_cast<float>(static_cast<uint32_t>(before >> 32)), second, factors);
+      float* to = arrays_.values + (slot + row(m, 2 * h)) * Config::kHeadDim + 8 * Config::kNTiles * quarter_;
+      if constexpr (Config::kIsInt8) {
+        FD_UNROLL
+        for (int n = 0; n < Config::kNTiles; n += 2) {
+          const float (&even)[4] = group.sums[m][n], (&odd)[4] = group.sums[m][n + 1];
+          const Elements<4> elements{{even[2 * h], odd[2 * h], even[2 * h + 1], odd[2 * h + 1]}};
+          store(to + 8 * n + 4 * (lane_ % 4), elements, is_first, factors);
         }
-        *pair = bit_cast<uint32_t>(first) | uint64_t{bit_cast<uint32_t>(second)} << 32;
+      } else {
+        FD_UNROLL
+        for (int n = 0; n < Config::kNTiles; ++n) {
+          const float (&values)[4] = group.sums[m][n];
+          store(to + 8 * n + Values::column(0), Elements<2>{{values[2 * h], values[2 * h + 1]}}, is_first, factors);
+        }
       }
     }
+  }
+  template <int kCount>
+  struct alignas(4 * kCount) Elements {
+    float value[kCount];
+  };
+  // Stores consecutive elements of a row, merged with those that are there.
+  template <int kCount>
+  FD_DEVICE static void store(float* to, Elements<kCount> elements, bool is_first, const MergeFactors& factors) {
+    using Bytes = std::conditional_t<kCount == 2, uint64_t, Bytes16>;
+    auto* bytes = reinterpret_cast<Bytes*>(to);
+    if (!is_first) {
+      const auto before = bit_cast<Elements<kCount>>(*bytes);
+      FD_UNROLL
+      for (int i = 0; i < kCount; ++i) elements.value[i] = merge_values(before.value[i], elements.value[i], factors);
+    }
+    *bytes = bit_cast<Bytes>(elements);
   }
 
   FD_DEVICE void store_sums(int64_t slot, const PartSums (&total)[2][2]) const {
@@ -337,12 +347,12 @@ class AttentionBlock {
   const AttentionSizes& sizes_;
   const int thread_ = static_cast<int>(thread_index()), lane_ = static_cast<int>(lane_index()),
             warp_ = static_cast<int>(warp_index());
-  const int row_group_ = warp_ / kWarpsPerGroup, quarter_ = warp_ % kWarpsPerGroup;
+  const int quarter_ = warp_ % kWarpsPerGroup;
+  Products products_;
   PlanItem item_;
   int kv_head_, seq_;
   int end_;          // of the positions that any row of the item attends to
   int first_limit_;  // all rows attend to the positions up to this one
-  int limits_[2][2];
 };
 
 }  // namespace fd::gpu

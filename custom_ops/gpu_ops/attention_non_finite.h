@@ -32,9 +32,9 @@ struct NonFiniteValues {
     return is_found;
   }
 
-  // Adds them to the sums of the rows from `row_begin` on, whose limits are given, and replaces them. `place_begin` is
+  // Adds them to the sums of the rows from `row_begin` on, and replaces them. `place_begin` is
   // the place of the stage in its split.
-  FD_DEVICE void add(int place_begin, int row_begin, const int (&limits)[2][2], Values& values) const {
+  FD_DEVICE void add(int place_begin, int row_begin, Values& values) const {
     for (int place = 0; place < kKvRows; ++place) {
       if (first + place <= first_limit) continue;
       FD_UNROLL
@@ -45,8 +45,9 @@ struct NonFiniteValues {
         for (int m = 0; m < 2; ++m) FD_UNROLL
         for (int i = 0; i < 4; ++i) {
           const uint32_t bits = i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u;
-          if (!is_non_finite(bits) || first + place > limits[m][i / 2]) continue;
-          const float weight = weight_at(row_begin + 16 * m + Values::row(i), place_begin + place);
+          const int row = row_begin + 16 * m + Values::row(i);
+          if (!is_non_finite(bits) || first + place > shared.limit[row]) continue;
+          const float weight = weight_at(row, place_begin + place);
           float& sum = values.sums[m][n][i];
           sum = fused_multiply_add(weight, bit_cast<float>(bits), sum);
         }

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prepares the new rows of append attention: queries and keys are normalised and rotated, queries in place, and keys
-// and values are written to the cache. The bits are those of cpu_ops/rotary.h and cpu_ops/quant_rows.h, except for the
+// and values are written to the cache. The bits are those of cpu_ops/rotary.h and common/quant.h, except for the
 // order of the sum of squares in the norm.
 
 #include "common/export.h"
+#include "common/quant.h"
 #include "gpu_ops/attention_cache.h"
 #include "gpu_ops/bf16.h"
 #include "gpu_ops/count.h"
 
 namespace {
 
+using fd::code_bits;
+using fd::low_limb;
+using fd::row_scale;
+using fd::RowScale;
 using namespace fd::gpu;
 
-constexpr int kThreads = 128, kChunk = 8;      // a lane holds eight elements of a head
-constexpr float kRoundingShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-constexpr uint32_t kMinScaledAbsmax = 0x0780;  // 2^-112 as bfloat16: the codes of smaller heads are zero
+constexpr int kThreads = 128, kChunk = 8;  // a lane holds eight elements of a head
 
 struct Rows {
   int32_t num_rows, first_head, num_heads, kv_heads, block_size, num_slots;
@@ -106,16 +109,14 @@ struct HeadChunk {
       largest = other > largest ? other : largest;
     }
     if (codes == nullptr) return;
-    const bool is_finite = largest < 0x7F80, is_scaled = is_finite && largest >= kMinScaledAbsmax;
-    const float absmax = low_bf16(largest), factor = is_scaled ? divide(127.0f, absmax) : 0.0f;
+    const RowScale row = row_scale<false>(largest);
     uint64_t bytes = 0;
     for (int i = 0; i < kChunk; ++i) {
-      const uint32_t code = bit_cast<uint32_t>(x[i] * factor + kRoundingShift) & 0xFF;
+      const uint32_t code = row.factor == 0.0f ? 0 : low_limb(code_bits<false>(x[i], row.factor));
       bytes |= uint64_t{code} << 8 * i;
     }
     *reinterpret_cast<uint64_t*>(codes + begin) = bytes;
-    const uint32_t no_number = 0x7FC00000u;
-    if (begin == 0) *scale = is_scaled ? divide(absmax, 127.0f) : is_finite ? 0.0f : bit_cast<float>(no_number);
+    if (begin == 0) *scale = row.scale;
   }
 };
 

@@ -207,6 +207,12 @@ struct TileProduct {
     const int lane = static_cast<int>(lane_index());
     b_of(load_matrix_x4_transposed(tile.chunk(row + lane % 16, chunk + lane / 16)), first, second);
   }
+  // Of the transposed tile: two steps, the first over its rows row .. row + 15, the second over the 16 rows after them.
+  template <class TileB>
+  FD_DEVICE static void load_b_steps_transposed(const TileB& tile, int row, int chunk, B (&steps)[2]) {
+    const int lane = static_cast<int>(lane_index());
+    b_of(load_matrix_x4_transposed(tile.chunk(row + lane, chunk)), steps[0], steps[1]);
+  }
 
  private:
   template <class TileA>

@@ -182,8 +182,8 @@ def _example(
     return outs
 
 
-def _for_backends(example: Example, cache_dtype: str, heads: HeadLayout) -> Example:
-    return example if cache_dtype == "bfloat16" and heads.head_dim in _GPU_HEAD_DIMS else cpu_only(example)
+def _for_backends(example: Example, dtype: str, heads: HeadLayout) -> Example:
+    return example if dtype == "bfloat16" and heads.head_dim in _GPU_HEAD_DIMS else cpu_only(example)
 
 
 _ALLOCATE = register(OpEntry("allocate_kv_cache", reference.allocate_kv_cache))
@@ -193,7 +193,7 @@ _APPEND_ATTENTION = register(
         reference.append_attention,
         {"float32": 1e-5, "bfloat16": 1.6e-2},
         [
-            _for_backends(partial(_example, dtype, cache_dtype, num_masked_prefix, *args), cache_dtype, args[0])
+            _for_backends(partial(_example, dtype, cache_dtype, num_masked_prefix, *args), dtype, args[0])
             for dtype, cache_dtype in (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "int8"))
             for num_masked_prefix in (0, 3)
             for args in _EXAMPLES

@@ -33,6 +33,7 @@ class Sequences:
     lengths: Sequence[int]
     block_size: int = 16
     shared: Sequence[int] = ()
+    cache_dtype: str = "bfloat16"
     seed: int = 1
     tables: np.ndarray = field(init=False)
     qkv: list[paddle.Tensor] = field(init=False)
@@ -56,21 +57,24 @@ class Sequences:
         kv, rows = self.heads.num_kv_heads, self.qkv[b].reshape([self.lengths[b], -1, self.heads.head_dim])
         return rows[:, : -2 * kv], rows[:, -2 * kv : -kv], rows[:, -kv:]
 
-    def cache(self, rows: Sequence[Rows], poison: float = float("nan")) -> KVCache:
-        """Return a cache with the positions before the rows, and NaN elsewhere."""
-        cache: KVCache = emulate()("allocate_kv_cache")(
-            self.tables.size, self.block_size, self.heads.num_kv_heads, self.heads.head_dim, "bfloat16"
-        )
+    def cache(self, rows: Sequence[Rows]) -> KVCache:
+        """Return a cache with the positions before the rows, and NaN elsewhere; in int8, scales that are NaN."""
+        size, kv_heads, dim = self.block_size, self.heads.num_kv_heads, self.heads.head_dim
+        cache: KVCache = emulate()("allocate_kv_cache")(self.tables.size, size, kv_heads, dim, self.cache_dtype)
         for tensor, part in ((cache.key, 1), (cache.value, 2)):
-            memory = np.full(tensor.shape, bits(paddle.to_tensor([poison], dtype="bfloat16"))[0], np.int16)
+            memory = np.full(tensor.shape, -1, np.int8 if cache.is_int8 else np.int16)
+            stored = memory[..., : size * dim].reshape(-1, kv_heads, size, dim) if cache.is_int8 else memory
+            scales = memory[..., size * dim :].view(np.float32) if cache.is_int8 else None
             for b, begin, _ in rows:
                 if begin == 0:
                     continue
-                values = bits(self.parts(b)[part][:begin].contiguous())
-                positions = np.arange(begin)
-                blocks = self.tables[b, positions // self.block_size]
-                memory[blocks, :, positions % self.block_size] = values
-            tensor[:] = paddle.to_tensor(memory).view("bfloat16")
+                positions, values = np.arange(begin), self.parts(b)[part][:begin].contiguous()
+                place = self.tables[b, positions // size], slice(None), positions % size
+                if scales is not None:
+                    stored[place], scales[place] = quantize(values)
+                else:
+                    stored[place] = bits(values)
+            tensor[:] = paddle.to_tensor(memory) if cache.is_int8 else paddle.to_tensor(memory).view("bfloat16")
         return cache
 
     def metadata(self, rows: Sequence[Rows]) -> AttentionMetadata:
@@ -101,6 +105,10 @@ class Sequences:
         outs = []
         for b, begin, end in rows:
             query, key, value = (part.astype("float64").numpy() for part in self.parts(b))
+            if self.cache_dtype == "int8":
+                key, value = (
+                    codes * scales[..., None].astype(np.float64) for codes, scales in map(quantize, (key, value))
+                )
             group = self.heads.num_heads // self.heads.num_kv_heads
             key, value = (np.repeat(part, group, axis=1) for part in (key, value))
             scores = np.einsum("rhd,phd->rhp", query[begin:end], key[:end]) * self.heads.head_dim**-0.5
@@ -117,6 +125,20 @@ class Sequences:
         got = self.run(rows, has_checks, 0, num_masked_prefix)
         assert_close(got, self.exact(rows, num_masked_prefix))
         assert_same_bits(bits(got), self.alone(rows, num_masked_prefix), what)
+
+
+def quantize(rows: paddle.Tensor | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes and scales, as common/quant.h defines them, of the last axis."""
+    wide = np.asarray(rows if isinstance(rows, np.ndarray) else rows.astype("float32").numpy(), np.float32)
+    absmax = np.abs(wide).max(-1)
+    codes = np.rint(wide * (np.float32(127) / np.maximum(absmax, np.float32(1e-30)))[..., None]).astype(np.int8)
+    return codes, absmax / np.float32(127)
+
+
+def round_to_codes(rows: np.ndarray) -> np.ndarray:
+    """Return what an int8 cache holds of rows."""
+    codes, scales = quantize(rows)
+    return np.asarray(codes * scales[..., None].astype(np.float64))
 
 
 def assert_close(got: paddle.Tensor, want: np.ndarray, tolerance: float = TOLERANCE) -> None:

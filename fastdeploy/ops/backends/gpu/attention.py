@@ -23,7 +23,7 @@ HEAD_DIMS = (64, 128, 256)
 SMALL_TILE, LARGE_TILE = 32, 64  # query rows of a KV head that a block holds
 _LARGE_FROM = 128  # query rows of a KV head and sequence, on average, from which large tiles are used
 _MAX_LARGE_HEAD_DIM = 128
-_BLOCKS_PER_MULTIPROCESSOR = {64: 4, 128: 3, 256: 2}  # by head_dim, as shared memory allows
+_BLOCKS_PER_MULTIPROCESSOR = 2  # as registers allow
 _RECORD = 8  # int32 of a record of the plan
 _SPLITS_PER_GROUP = 8  # kGroupSplits of custom_ops/gpu_ops/attention_plan.h
 
@@ -108,7 +108,7 @@ def _check(
 ) -> None:
     name, num_rows, num_seqs = "append_attention", batch.num_rows, batch.num_seqs
     require_dtype(name, "bfloat16", qkv=qkv, out=out)
-    require_dtype(name, "bfloat16", key=cache.key, value=cache.value)
+    require_dtype(name, "int8" if cache.is_int8 else "bfloat16", key=cache.key, value=cache.value)
     require_rows(name, num_rows, heads.row_size, qkv=qkv)
     require_rows(name, num_rows, heads.num_heads * heads.head_dim, out=out)
     if cache.key.shape[1] != heads.num_kv_heads:
@@ -146,7 +146,7 @@ class _Plan:
     def __init__(self, key: _PlanKey) -> None:
         heads = key.heads
         heads_per_kv = heads.num_heads // heads.num_kv_heads
-        self.grid = key.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR[heads.head_dim]
+        self.grid = key.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
         self.num_slots = _SPLITS_PER_GROUP * self.grid * SMALL_TILE // heads.num_kv_heads
         self.max_tiles = key.max_seqs + -(-key.max_rows * heads_per_kv // SMALL_TILE)
         self.max_items = self.max_tiles + self.num_slots
