@@ -14,6 +14,13 @@ namespace {
 using namespace fd;
 using namespace fd::gpu;
 
+// What all launches of a call know.
+struct Sizes {
+  int num_rows, vocab_size, num_slices;
+  bool keep_processed;
+  ListSizes lists;
+};
+
 // The row and the slice of a block.
 struct Place {
   int row, slice, num_slices;
@@ -52,17 +59,17 @@ FD_DEVICE uint64_t key_of_largest(BlockMemory& memory, const SliceValues& v, int
 FD_KERNEL void scan_slices(Out<float> logits, In<float> float_params, In<int64_t> int_params, In<int32_t> history,
                            In<int32_t> bias_ids, In<float> bias_values, In<int32_t> banned_ids, In<int32_t> mask_words,
                            Out<uint64_t> largest_keys, Out<uint64_t> best_keys, Out<float> drafts,
-                           Out<int32_t> bin_counts, Out<uint64_t> bin_masses, In<int32_t> device_rows, int num_rows,
-                           int vocab_size, int num_slices, int keep_processed) {
-  const Place at = place_of_block(num_slices);
-  if (at.row >= read_count(device_rows, num_rows)) return;
+                           Out<int32_t> bin_counts, Out<uint64_t> bin_masses, In<int32_t> device_rows, Sizes sizes) {
+  const Place at = place_of_block(sizes.num_slices);
+  if (at.row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
-  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, at.row);
-  const RowLogits row = logits_of_row(logits.data, at.row, vocab_size, params, false);
-  const EditLists lists{history.data, bias_ids.data, bias_values.data, banned_ids.data, mask_words.data};
+  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, at.row, sizes.lists);
+  const RowLogits row = logits_of_row(logits.data, at.row, sizes.vocab_size, params, false);
+  const EditLists lists{history.data,    bias_ids.data,   bias_values.data,
+                        banned_ids.data, mask_words.data, sizes.lists.mask_words};
   SliceValues v;
   load_slice(shared.slice, row, params, lists, at.first(), v);
-  if (keep_processed) store_slice(row, at.first(), v);
+  if (sizes.keep_processed) store_slice(row, at.first(), v);
   const uint64_t largest = key_of_largest(shared.block, v, at.first());
   if (thread_index() == 0) largest_keys.data[at.slot()] = largest;
   if (params.greedy()) return;
@@ -74,7 +81,7 @@ FD_KERNEL void scan_slices(Out<float> logits, In<float> float_params, In<int64_t
     if (group_offset(g) + j == draft) drafts.data[at.row] = v.x[g][j];
   if (needs_histogram(params, row.num_ids)) {
     for (int bin = at.slice * kSliceThreads + static_cast<int>(thread_index()); bin < kBins;
-         bin += num_slices * kSliceThreads) {
+         bin += sizes.num_slices * kSliceThreads) {
       bin_counts.data[int64_t{at.row} * kBins + bin] = 0;
       bin_masses.data[int64_t{at.row} * kBins + bin] = 0;
     }
@@ -90,16 +97,17 @@ FD_KERNEL void scan_slices(Out<float> logits, In<float> float_params, In<int64_t
 FD_KERNEL void count_bins(Out<float> logits, In<float> float_params, In<int64_t> int_params, In<int32_t> history,
                           In<int32_t> bias_ids, In<float> bias_values, In<int32_t> banned_ids, In<int32_t> mask_words,
                           In<uint64_t> largest_keys, Out<int32_t> bin_counts, Out<uint64_t> bin_masses,
-                          In<int32_t> device_rows, int num_rows, int vocab_size, int num_slices, int keep_processed) {
-  const Place at = place_of_block(num_slices);
-  if (at.row >= read_count(device_rows, num_rows)) return;
+                          In<int32_t> device_rows, Sizes sizes) {
+  const Place at = place_of_block(sizes.num_slices);
+  if (at.row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
-  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, at.row);
-  const RowLogits row = logits_of_row(logits.data, at.row, vocab_size, params, keep_processed != 0);
+  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, at.row, sizes.lists);
+  const RowLogits row = logits_of_row(logits.data, at.row, sizes.vocab_size, params, sizes.keep_processed);
   if (!needs_histogram(params, row.num_ids)) return;
-  const float largest = largest_scaled(shared.block, largest_keys.data, params, at.row, num_slices);
+  const float largest = largest_scaled(shared.block, largest_keys.data, params, at.row, sizes.num_slices);
   if (status_of(largest) != kRowOk) return;
-  const EditLists lists{history.data, bias_ids.data, bias_values.data, banned_ids.data, mask_words.data};
+  const EditLists lists{history.data,    bias_ids.data,   bias_values.data,
+                        banned_ids.data, mask_words.data, sizes.lists.mask_words};
   SliceValues v;
   load_slice(shared.slice, row, params, lists, at.first(), v);
   scale(v, params.f[kTemperature]);
@@ -131,15 +139,15 @@ FD_KERNEL void count_bins(Out<float> logits, In<float> float_params, In<int64_t>
 // A block for each row that `draw_slices` works on.
 FD_KERNEL void find_ends(In<float> float_params, In<int64_t> int_params, In<uint64_t> largest_keys,
                          In<int32_t> bin_counts, In<uint64_t> bin_masses, Out<uint64_t> states, Out<int32_t> arrivals,
-                         In<int32_t> device_rows, int num_rows, int vocab_size, int num_slices, int keep_processed) {
+                         In<int32_t> device_rows, Sizes sizes) {
   const int row = static_cast<int>(block_index().x);
   if (row == 0 && thread_index() == 0) arrivals.data[0] = 0;  // of the blocks of `finish_rows`
-  if (row >= read_count(device_rows, num_rows)) return;
+  if (row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
-  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, row);
-  const int32_t num_ids = params.num_ids(vocab_size);
-  if (params.greedy() || !(has_filter(params, num_ids) || keep_processed)) return;
-  const float largest = largest_scaled(shared.block, largest_keys.data, params, row, num_slices);
+  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, row, sizes.lists);
+  const int32_t num_ids = params.num_ids(sizes.vocab_size);
+  if (params.greedy() || !(has_filter(params, num_ids) || sizes.keep_processed)) return;
+  const float largest = largest_scaled(shared.block, largest_keys.data, params, row, sizes.num_slices);
   const RowStatus status = status_of(largest);
   Histogram& histogram = shared.slice.histogram;
   if (needs_histogram(params, num_ids)) {
@@ -194,17 +202,18 @@ FD_KERNEL void draw_slices(Out<float> logits, In<float> float_params, In<int64_t
                            In<int32_t> bias_ids, In<float> bias_values, In<int32_t> banned_ids, In<int32_t> mask_words,
                            In<uint64_t> states, Out<uint64_t> best_keys, Out<uint32_t> candidate_logits,
                            Out<uint16_t> candidate_places, Out<int32_t> candidate_counts, In<int32_t> device_rows,
-                           int num_rows, int vocab_size, int num_slices, int keep_processed) {
-  const Place at = place_of_block(num_slices);
-  if (at.row >= read_count(device_rows, num_rows)) return;
+                           Sizes sizes) {
+  const Place at = place_of_block(sizes.num_slices);
+  if (at.row >= read_count(device_rows, sizes.num_rows)) return;
   Shared& shared = shared_memory<Shared>();
-  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, at.row);
-  const RowLogits row = logits_of_row(logits.data, at.row, vocab_size, params, keep_processed != 0);
+  const RowParams params = load_params(shared.slice, float_params.data, int_params.data, at.row, sizes.lists);
+  const RowLogits row = logits_of_row(logits.data, at.row, sizes.vocab_size, params, sizes.keep_processed);
   const bool filters = has_filter(params, row.num_ids);
-  if (params.greedy() || !(filters || keep_processed)) return;
+  if (params.greedy() || !(filters || sizes.keep_processed)) return;
   const RowState state = load_state(shared.state, states.data, at.row);
   if (state.number(kStateStatus) != kRowOk) return;
-  const EditLists lists{history.data, bias_ids.data, bias_values.data, banned_ids.data, mask_words.data};
+  const EditLists lists{history.data,    bias_ids.data,   bias_values.data,
+                        banned_ids.data, mask_words.data, sizes.lists.mask_words};
   SliceValues v;
   load_slice(shared.slice, row, params, lists, at.first(), v);
   scale(v, params.f[kTemperature]);
@@ -212,12 +221,12 @@ FD_KERNEL void draw_slices(Out<float> logits, In<float> float_params, In<int64_t
   const int end = state.number(kStateEnd);
   const auto is_drawn = [&](float x) { return x >= least && bin_of(x, largest) < end; };
   if (state.has_candidates()) {
-    const int64_t slot = int64_t{at.row} * num_slices;
+    const int64_t slot = int64_t{at.row} * sizes.num_slices;
     list_candidates(shared.block, v, state, at.slice,
                     {candidate_logits.data + slot * kMaxCandidates, candidate_places.data + slot * kMaxCandidates,
                      candidate_counts.data + slot});
   }
-  if (keep_processed) {
+  if (sizes.keep_processed) {
     FD_UNROLL
     for (int g = 0; g < kGroups; ++g) FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j)
@@ -239,21 +248,22 @@ FD_KERNEL void finish_rows(Out<float> logits, In<float> float_params, In<int64_t
                            In<uint64_t> largest_keys, In<uint64_t> best_keys, In<float> drafts, In<uint64_t> states,
                            In<uint32_t> candidate_logits, In<uint16_t> candidate_places, In<int32_t> candidate_counts,
                            Scratch<int32_t> survives, Out<int32_t> token_ids, Out<int32_t> statuses,
-                           Out<uint8_t> draft_is_allowed, Out<int32_t> arrivals, In<int32_t> device_rows, int num_rows,
-                           int vocab_size, int num_slices, int keep_processed, int stop_at_rejections) {
+                           Out<uint8_t> draft_is_allowed, Out<int32_t> arrivals, In<int32_t> device_rows, Sizes sizes,
+                           bool stop_at_rejections) {
   RowMemory& memory = shared_memory<RowMemory>();
-  const int row = static_cast<int>(block_index().x), rows = read_count(device_rows, num_rows);
+  const int row = static_cast<int>(block_index().x), rows = read_count(device_rows, sizes.num_rows);
   if (row < rows) {
-    const RowParams params = load_params(memory.shared.slice, float_params.data, int_params.data, row);
-    const RowLogits of_row = logits_of_row(logits.data, row, vocab_size, params, keep_processed != 0);
-    const EditLists lists{history.data, bias_ids.data, bias_values.data, banned_ids.data, mask_words.data};
-    const int64_t slot = int64_t{row} * num_slices;
+    const RowParams params = load_params(memory.shared.slice, float_params.data, int_params.data, row, sizes.lists);
+    const RowLogits of_row = logits_of_row(logits.data, row, sizes.vocab_size, params, sizes.keep_processed);
+    const EditLists lists{history.data,    bias_ids.data,   bias_values.data,
+                          banned_ids.data, mask_words.data, sizes.lists.mask_words};
+    const int64_t slot = int64_t{row} * sizes.num_slices;
     const CandidateList candidates{candidate_logits.data + slot * kMaxCandidates,
                                    candidate_places.data + slot * kMaxCandidates, candidate_counts.data + slot};
     const SliceResults found{largest_keys.data, best_keys.data, drafts.data, states.data};
-    const SampledToken sampled = params.greedy()
-                                     ? sample_greedy(memory.shared.block, params, found, row, num_slices)
-                                     : sample_random(memory, params, of_row, lists, candidates, found, row, num_slices);
+    const SampledToken sampled =
+        params.greedy() ? sample_greedy(memory.shared.block, params, found, row, sizes.num_slices)
+                        : sample_random(memory, params, of_row, lists, candidates, found, row, sizes.num_slices);
     if (thread_index() == 0) {
       token_ids.data[row] = sampled.id;
       statuses.data[row] = sampled.status;
@@ -261,7 +271,7 @@ FD_KERNEL void finish_rows(Out<float> logits, In<float> float_params, In<int64_t
     }
   }
   if (last_block(arrivals.data, static_cast<int32_t>(grid_size().x)))
-    settle_rows(int_params.data, rows, stop_at_rejections != 0, survives.data, token_ids.data, statuses.data,
+    settle_rows(int_params.data, rows, stop_at_rejections, survives.data, token_ids.data, statuses.data,
                 draft_is_allowed.data);
 }
 
@@ -296,6 +306,7 @@ FD_EXPORT int fd_sample_workspace(int64_t num_rows, int64_t vocab_size, int64_t*
 }
 
 // logits: [num_rows, vocab_size]; parameters, lists and results as in SamplingBatch (fastdeploy/ops/sampling.py).
+// Ranges that exceed their list are cut, and words that it lacks of a mask allow no id.
 FD_EXPORT int fd_sample(float* logits, const float* float_params, const int64_t* int_params, const int32_t* history,
                         int64_t num_history, const int32_t* bias_ids, const float* bias_values, int64_t num_bias,
                         const int32_t* banned_ids, int64_t num_banned, const int32_t* mask_words,
@@ -323,36 +334,35 @@ FD_EXPORT int fd_sample(float* logits, const float* float_params, const int64_t*
   const In<float> biases(bias_values, size(num_bias));
   const In<int32_t> banned(banned_ids, size(num_banned)), mask(mask_words, size(num_mask_words));
   const Count count{device_rows, static_cast<int32_t>(num_rows)};
-  const int v = static_cast<int>(vocab_size), slices = static_cast<int>(at.num_slices), keep = keep_processed != 0;
+  const Sizes sizes{count.max, static_cast<int>(vocab_size), static_cast<int>(at.num_slices), keep_processed != 0,
+                    ListSizes{num_history, num_bias, num_banned, num_mask_words}};
   const Dim3 per_slice = {static_cast<unsigned>(at.slices), 1, 1}, per_row = {static_cast<unsigned>(num_rows), 1, 1};
   const Out<int32_t> arrivals(static_cast<int32_t*>(array(at.arrivals)), 1);
   const auto run = [&](auto* kernel, Dim3 grid, size_t bytes, const auto&... arguments) {
     return launch(kernel, grid, kSliceThreads, bytes, stream, arguments...);
   };
-  if (const int code =
-          run(scan_slices, per_slice, sizeof(Shared), x, floats, ints, past, biased, biases, banned, mask,
-              Out<uint64_t>(words64(at.largest_keys), size(at.slices)),
-              Out<uint64_t>(words64(at.best_keys), size(at.slices)), Out<float>(drafts, size(at.rows)),
-              Out<int32_t>(bin_counts, size(at.bins)), Out<uint64_t>(words64(at.bin_masses), size(at.bins)),
-              count.array(), count.max, v, slices, keep))
+  if (const int code = run(scan_slices, per_slice, sizeof(Shared), x, floats, ints, past, biased, biases, banned, mask,
+                           Out<uint64_t>(words64(at.largest_keys), size(at.slices)),
+                           Out<uint64_t>(words64(at.best_keys), size(at.slices)), Out<float>(drafts, size(at.rows)),
+                           Out<int32_t>(bin_counts, size(at.bins)),
+                           Out<uint64_t>(words64(at.bin_masses), size(at.bins)), count.array(), sizes))
     return code;
   const In<uint64_t> largest_keys(words64(at.largest_keys), size(at.slices));
-  if (const int code =
-          run(count_bins, per_slice, sizeof(Shared), x, floats, ints, past, biased, biases, banned, mask, largest_keys,
-              Out<int32_t>(bin_counts, size(at.bins)), Out<uint64_t>(words64(at.bin_masses), size(at.bins)),
-              count.array(), count.max, v, slices, keep))
+  if (const int code = run(count_bins, per_slice, sizeof(Shared), x, floats, ints, past, biased, biases, banned, mask,
+                           largest_keys, Out<int32_t>(bin_counts, size(at.bins)),
+                           Out<uint64_t>(words64(at.bin_masses), size(at.bins)), count.array(), sizes))
     return code;
-  if (const int code = run(find_ends, per_row, sizeof(Shared), floats, ints, largest_keys,
-                           In<int32_t>(bin_counts, size(at.bins)), In<uint64_t>(words64(at.bin_masses), size(at.bins)),
-                           Out<uint64_t>(words64(at.states), size(at.rows * kNumStateWords)), arrivals, count.array(),
-                           count.max, v, slices, keep))
+  if (const int code =
+          run(find_ends, per_row, sizeof(Shared), floats, ints, largest_keys, In<int32_t>(bin_counts, size(at.bins)),
+              In<uint64_t>(words64(at.bin_masses), size(at.bins)),
+              Out<uint64_t>(words64(at.states), size(at.rows * kNumStateWords)), arrivals, count.array(), sizes))
     return code;
   const In<uint64_t> states(words64(at.states), size(at.rows * kNumStateWords));
   if (const int code = run(draw_slices, per_slice, sizeof(Shared), x, floats, ints, past, biased, biases, banned, mask,
                            states, Out<uint64_t>(words64(at.best_keys), size(at.slices)),
                            Out<uint32_t>(candidate_logits, size(at.candidates)),
                            Out<uint16_t>(candidate_places, size(at.candidates)),
-                           Out<int32_t>(candidate_counts, size(at.slices)), count.array(), count.max, v, slices, keep))
+                           Out<int32_t>(candidate_counts, size(at.slices)), count.array(), sizes))
     return code;
   return run(finish_rows, per_row, sizeof(RowMemory), x, floats, ints, past, biased, biases, banned, mask, largest_keys,
              In<uint64_t>(words64(at.best_keys), size(at.slices)), In<float>(drafts, size(at.rows)), states,
@@ -360,6 +370,5 @@ FD_EXPORT int fd_sample(float* logits, const float* float_params, const int64_t*
              In<int32_t>(candidate_counts, size(at.slices)),
              Scratch<int32_t>(static_cast<int32_t*>(array(at.survives)), size(at.rows)),
              Out<int32_t>(token_ids, size(num_rows)), Out<int32_t>(status, size(num_rows)),
-             Out<uint8_t>(draft_is_allowed, size(num_rows)), arrivals, count.array(), count.max, v, slices, keep,
-             static_cast<int>(stop_at_rejections != 0));
+             Out<uint8_t>(draft_is_allowed, size(num_rows)), arrivals, count.array(), sizes, stop_at_rejections != 0);
 }

@@ -25,6 +25,19 @@ struct EditLists {
   const float* bias_values;
   const int32_t* banned_ids;
   const int32_t* mask_words;
+  int64_t num_mask_words;
+};
+
+// Entries of the lists of a call. Ranges of rows are cut to them, so that no row makes a launch read other memory.
+struct ListSizes {
+  int64_t history, bias, banned, mask_words;
+
+  // Returns the largest value of a column of the parameters, -1 for those that are no places of a list.
+  FD_DEVICE int64_t limit_of(int column) const {
+    if (column >= kHistoryBegin && column <= kHistoryEnd) return history;
+    if (column == kBiasBegin || column == kBiasEnd) return bias;
+    return column == kBannedBegin || column == kBannedEnd ? banned : -1;
+  }
 };
 
 constexpr int kBins = 1024;
@@ -50,11 +63,15 @@ struct SliceMemory {
 FD_DEVICE int group_offset(int group) { return kGroupIds * (static_cast<int>(thread_index()) + kSliceThreads * group); }
 
 // Loads the parameters of a row, which a thread each has read. Ends with a barrier.
-FD_DEVICE RowParams load_params(SliceMemory& memory, const float* float_params, const int64_t* int_params, int row) {
-  const int thread = static_cast<int>(thread_index()), first = static_cast<int>(kWarpSize);
+FD_DEVICE RowParams load_params(SliceMemory& memory, const float* float_params, const int64_t* int_params, int row,
+                                const ListSizes& sizes) {
+  const int thread = static_cast<int>(thread_index()), column = thread - static_cast<int>(kWarpSize);
   if (thread < kNumFloatParams) memory.float_params[thread] = float_params[int64_t{row} * kNumFloatParams + thread];
-  if (thread >= first && thread < first + kNumIntParams)
-    memory.int_params[thread - first] = int_params[int64_t{row} * kNumIntParams + thread - first];
+  if (column >= 0 && column < kNumIntParams) {
+    int64_t value = int_params[int64_t{row} * kNumIntParams + column];
+    if (const int64_t limit = sizes.limit_of(column); limit >= 0) value = value < 0 ? 0 : value < limit ? value : limit;
+    memory.int_params[column] = value;
+  }
   sync_block();
   return {memory.float_params, memory.int_params};
 }
@@ -176,11 +193,15 @@ FD_DEVICE void edit_logits(SliceMemory& memory, const RowParams& row, const Edit
                            int32_t num_ids, SliceValues& v) {
   if (row.biased()) add_biases(memory, row, lists, first, v);
   if (row.penalised() || row.bans()) penalise_and_ban(memory, row, lists, first, v);
-  const int32_t* mask = row.masked() ? lists.mask_words + row.i[kMaskBegin] : nullptr;
+  const auto mask_begin = static_cast<uint64_t>(row.i[kMaskBegin]);
   FD_UNROLL
   for (int g = 0; g < kGroups; ++g) {
     const int32_t id = first + group_offset(g);
-    const int32_t allowed = mask == nullptr || id >= num_ids ? -1 : mask[id / 32] >> (id % 32);
+    int32_t allowed = -1;
+    if (row.masked() && id < num_ids) {
+      const uint64_t word = mask_begin + static_cast<uint32_t>(id / 32);
+      allowed = word < static_cast<uint64_t>(lists.num_mask_words) ? lists.mask_words[word] >> (id % 32) : 0;
+    }
     FD_UNROLL
     for (int j = 0; j < kGroupIds; ++j)
       if (id + j >= num_ids || ((allowed >> j) & 1) == 0) v.x[g][j] = kMinusInfinity;

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastdeploy.ops import registry
 from fastdeploy.ops.backends.gpu import sampling as wrapper
-from fastdeploy.ops.sampling import RowStatus
+from fastdeploy.ops.sampling import IntColumn, RowStatus
 from tests.ops.gpu.emulated import SEEDS, count, counts_on_device, emulate
 from tests.ops.sampling_rows import RowOptions, batch_of, logits_of, mask_of, random_logits, random_options
 
@@ -206,6 +206,25 @@ def test_gpu_sampling_allocates_at_the_first_call_only(monkeypatch: pytest.Monke
     for num_rows in (1, 5, 2):
         kernel(logits, batch, num_rows, False)
     assert [len(workspaces) for workspaces in wrapper._workspaces.values()] == [1]
+
+
+def test_gpu_sampling_cuts_ranges_that_exceed_their_lists() -> None:
+    kernel, vocab_size = emulate()("sample"), 40
+    options = RowOptions(
+        temperature=0.0, output=[3], frequency=9.0, bias={4: 3.0}, banned=[5], mask=[-1, -1], draft_id=4
+    )
+    logits = logits_of(np.where(np.arange(vocab_size) == 5, 9, np.where(np.arange(vocab_size) == 3, 4, 0)))
+    beyond, ends = 2**62, (IntColumn.HISTORY_END, IntColumn.BIAS_END, IntColumn.BANNED_END)
+    for begins, mask, expected in ((0, 0, 4), (-beyond, 0, 4), (0, beyond, -1), (0, -beyond, -1)):
+        batch = batch_of([options])
+        for buffer in (batch.history, batch.bias_ids, batch.bias_values, batch.banned_ids):
+            buffer.array[1:] = 0
+        row = batch.int_params.array[0]
+        row[list(ends)] = beyond
+        row[[IntColumn.HISTORY_BEGIN, IntColumn.OUTPUT_BEGIN, IntColumn.BIAS_BEGIN, IntColumn.BANNED_BEGIN]] = begins
+        row[IntColumn.MASK_BEGIN] = mask
+        kernel(logits.tensor, batch, 1, False)
+        assert batch.token_ids.array[0] == expected
 
 
 def test_gpu_sampling_refuses_what_does_not_fit() -> None:

@@ -31,7 +31,7 @@ def _workspace(max_rows: int, vocab_size: int) -> Tensor:
 def sample(
     logits: Tensor, batch: SamplingBatch, num_rows: int, keep_processed: bool, stop_at_rejections: bool = False
 ) -> None:
-    """Sample all rows in five launches; the ranges of their lists are not checked."""
+    """Sample all rows in five launches; ranges of rows that exceed their list are cut, not refused."""
     require_dtype(_SAMPLE, "float32", logits=logits)
     if len(logits.shape) != 2:
         raise ValueError(f"{_SAMPLE}: logits: expected [{num_rows} or more, V], got {list(logits.shape)}")
