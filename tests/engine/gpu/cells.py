@@ -68,7 +68,8 @@ class Answer:
     """What a cell computed.
 
     Attributes:
-        num_replays: launches of graphs; num_paddle_calls: what Paddle asked of the device during steps.
+        num_replays: launches of graphs.
+        num_paddle_calls: what Paddle asked of the device during steps that captured nothing.
     """
 
     texts: list[list[int]]
@@ -131,6 +132,8 @@ def engine_of(cell: Cell, folder: Path) -> Engine:
 def run(cell: Cell, folder: Path) -> Answer:
     """Compute a cell."""
     engine, answer, requests = engine_of(cell, folder), Answer([]), requests_of(cell)
+    if cell.prefix_caching:
+        run_alone(engine, requests[:1])  # leaves blocks in the cache, which the others find
     with counted(answer), changed(cell):
         if cell.is_split:
             texts = run_split(engine_of(cell, folder), engine, requests)
@@ -159,25 +162,23 @@ def run_split(first: Engine, second: Engine, requests: Sequence[GenerationReques
 @contextmanager
 def counted(answer: Answer) -> Iterator[None]:
     """Count the launches of graphs, and what Paddle asks of the device during steps."""
-    call, run_step = DeviceLibrary.call, ModelRunner.run
+    call, run_step, num_captures = DeviceLibrary.call, ModelRunner.run, 0
 
     def counting_call(self: DeviceLibrary, name: str, *arguments: Any) -> None:
+        nonlocal num_captures
         answer.num_replays += name == "fd_device_graph_launch"
+        num_captures += name == "fd_device_graph_begin"
         call(self, name, *arguments)
 
     def counting_step(self: ModelRunner, *arguments: Any) -> Any:
-        before = active().paddle_counters()
+        before, num_captured = active().paddle_counters(), num_captures
         results = run_step(self, *arguments)
-        after = active().paddle_counters()
-        answer.num_paddle_calls += sum(b - a for a, b in zip(_values(before), _values(after)))
+        if num_captures == num_captured:
+            answer.num_paddle_calls += sum(active().paddle_counters().since(before))
         return results
 
     with _replaced(DeviceLibrary, "call", counting_call), _replaced(ModelRunner, "run", counting_step):
         yield
-
-
-def _values(counters: Any) -> list[int]:
-    return [getattr(counters, name) for name, *_ in counters._fields_]
 
 
 @contextmanager

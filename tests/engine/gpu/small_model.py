@@ -20,7 +20,7 @@ CYCLE = 11  # tokens after which a text repeats itself, if nothing else happens
 Tensors = dict[str, NDArray[np.float32]]
 
 
-def write_model(folder: Path, seed: int = 0, noise: float = 0.45, has_mtp_layer: bool = True) -> Path:
+def write_model(folder: Path, seed: int = 0, noise: float = 1.2, has_mtp_layer: bool = True) -> Path:
     """Write a checkpoint in the form of Qwen3, stored as float32 and to be run in bfloat16.
 
     Args:
