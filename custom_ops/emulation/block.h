@@ -40,6 +40,7 @@ using WarpOperation = void (*)(Thread* lanes);
 
 struct Warp {
   unsigned num_arrived = 0;
+  Location at;  // where the lanes that have arrived wait
   WarpOperation operation = nullptr;
   uint32_t barriers = 0;
 };
@@ -136,6 +137,7 @@ class Machine {
   uint32_t block_number_ = 0;
   uint32_t barriers_ = 0;
   unsigned num_at_barrier_ = 0, num_ended_ = 0;
+  Location barrier_at_;  // where threads wait at a barrier
   std::mt19937_64 random_;
   std::vector<unsigned char> shared_bytes_;
   unsigned char* shared_ = nullptr;

@@ -183,13 +183,17 @@ void* Machine::shared_memory(size_t bytes, Location at) {
   return shared_;
 }
 
+static bool is_same(Location a, Location b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
+
 void Machine::sync_block(Location at) {
   if (num_ended_ > 0) fail("waits at a barrier after other threads have ended", at);
-  for (const Thread& other : threads_)
-    if (other.wait == Wait::kBlock && (other.at.line != at.line || std::strcmp(other.at.file, at.file) != 0))
-      fail(std::string("waits at another barrier than other threads, which wait at ") + other.at.file + ":" +
-               std::to_string(other.at.line),
-           at);
+  if (num_at_barrier_ == 0) barrier_at_ = at;
+  if (!is_same(barrier_at_, at))
+    fail(std::string("waits at another barrier than other threads, which wait at ") + barrier_at_.file + ":" +
+             std::to_string(barrier_at_.line),
+         at);
   if (++num_at_barrier_ < threads_.size()) {
     pause(Wait::kBlock, at);
     return;
@@ -208,16 +212,17 @@ Thread& Machine::warp_operation(WarpOperation operation, Location at) {
   const unsigned first = thread_index() / kWarpSize * kWarpSize;
   Warp& warp = warps_[first / kWarpSize];
   Thread& self = *current_;
-  if (warp.num_arrived == 0) warp.operation = operation;
-  for (unsigned i = first; i < first + kWarpSize; ++i) {
-    const Thread& other = threads_[i];
-    if (other.wait == Wait::kEnded) fail("takes part in an operation of its warp after other lanes have ended", at);
-    const bool differs = other.at.line != at.line || std::strcmp(other.at.file, at.file) != 0;
-    if (other.wait == Wait::kWarp && (warp.operation != operation || differs))
-      fail(std::string("takes part in another operation than lanes of its warp, which wait at ") + other.at.file + ":" +
-               std::to_string(other.at.line),
-           at);
+  if (warp.num_arrived == 0) {
+    warp.operation = operation;
+    warp.at = at;
   }
+  for (unsigned i = first; i < first + kWarpSize && num_ended_ > 0; ++i)
+    if (threads_[i].wait == Wait::kEnded)
+      fail("takes part in an operation of its warp after other lanes have ended", at);
+  if (warp.operation != operation || !is_same(warp.at, at))
+    fail(std::string("takes part in another operation than lanes of its warp, which wait at ") + warp.at.file + ":" +
+             std::to_string(warp.at.line),
+         at);
   if (++warp.num_arrived < kWarpSize) {
     pause(Wait::kWarp, at);
     return self;
