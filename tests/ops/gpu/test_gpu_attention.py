@@ -95,8 +95,8 @@ def test_gpu_attention_with_shared_prefixes_has_the_bits_of_each_alone(
 
 
 def test_gpu_attention_of_many_sequences_shares_nothing_if_the_scratch_memory_is_too_small() -> None:
-    heads, length = HeadLayout(16, 1, 64), GROUP + 40
-    sequences = Sequences(heads, [length] * 34, 64, [0, *[32] * 33])
+    heads, length = HeadLayout(16, 1, 64), GROUP + SPLIT + 40
+    sequences = Sequences(heads, [length] * 34, 64, [0, *[36] * 33])
     each = [(b, length - 2, length) for b in range(34)]
     got = bits(sequences.run(each)).reshape(34, 2, -1)
     for b in (0, 1, 33):
@@ -105,7 +105,7 @@ def test_gpu_attention_of_many_sequences_shares_nothing_if_the_scratch_memory_is
 
 @pytest.mark.parametrize("heads", [HeadLayout(3, 1, 64), HeadLayout(1, 1, 128)])
 def test_gpu_attention_of_504_rows(heads: HeadLayout) -> None:
-    length = GROUP + 20
+    length = GROUP + 2 * SPLIT + 20
     sequences = Sequences(heads, [length], 32)
     rows = [(0, length - 504, length)]
     got = sequences.run(rows)
@@ -113,6 +113,25 @@ def test_gpu_attention_of_504_rows(heads: HeadLayout) -> None:
     for row in (0, 63, 64, 503):
         position = length - 504 + row
         assert_same_bits(bits(got)[row : row + 1], sequences.alone([(0, position, position + 1)]), f"row {row}")
+
+
+@pytest.mark.parametrize(("num_seqs", "rows", "shared"), [(4, 1, 0), (4, 1, 160), (1, 350, 0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpu_attention_merges_splits_and_groups_in_one_order(num_seqs: int, rows: int, shared: int, dtype: str) -> None:
+    """Of single splits, groups, and all splits at once: results are what rounding leaves of sums that would be 0."""
+    heads, before = HeadLayout(3, 1, 64), GROUP + 2 * SPLIT + 20
+    sequences = Sequences(heads, [before + rows] * num_seqs, 16, [0, *[shared] * (num_seqs - 1)], dtype)
+    sizes = np.exp2(np.random.default_rng(8).integers(-24, 1, (before // 2, 1))).astype(np.float32)
+    values = random_rows(before // 2, 64, "bfloat16", 7) * paddle.to_tensor(sizes).astype("bfloat16")
+    for qkv in sequences.qkv:
+        qkv[:, -128:] = 0.0
+        qkv[:before, -64:] = paddle.concat([values, -values])
+    each = [(b, before, before + rows) for b in range(num_seqs)]
+    got = bits(sequences.run(each)).reshape(num_seqs, rows, -1)
+    alone = sequences.alone([(0, before, before + 1), (0, before + rows - 1, before + rows)])
+    assert (alone != 0).mean() > 0.5
+    for b in range(num_seqs):
+        assert_same_bits(got[b][[0, -1]], alone, f"sequence {b}")
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
