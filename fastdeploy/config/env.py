@@ -13,6 +13,7 @@ from fastdeploy.core.faults import VARIABLE, Fault, parse_faults
 
 API_KEY_VARIABLE = "FD_API_KEY"
 SCHEDULER_PASSWORD_VARIABLE = "FD_SCHEDULER_PASSWORD"
+EMULATED_VARIABLE = "FD_GPU_EMULATED"
 VLLM_API_KEY_VARIABLE = "VLLM_API_KEY"
 VARIABLES = {
     "FD_API_KEY": "keys that clients must send, separated by commas; `--api-key` replaces them",

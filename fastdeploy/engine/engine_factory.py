@@ -35,6 +35,7 @@ from fastdeploy.kv_cache.arena import Arena
 from fastdeploy.kv_cache.manager import KVCacheManager
 from fastdeploy.models.loader import load_model
 from fastdeploy.models.mtp import num_mtp_layers
+from fastdeploy.ops.device_check.first_start import failing_operators
 from fastdeploy.ops.registry import OperatorLibraryError, select_backend, selected_backend
 from fastdeploy.spec_decode.adaptive.adaptive_length import AdaptiveLength
 from fastdeploy.spec_decode.adaptive.step_times import DraftPasses
@@ -177,7 +178,7 @@ def _join_cluster(
 def _read_model_files(config: EngineConfig) -> EngineSpec:
     """Select the backend, read config.json and the tokenizer, and check them against the configuration."""
     try:
-        backend = select_backend(config.device, config.gpu.captured_rows)
+        backend = select_backend(config.device, config.gpu.captured_rows, failing_operators(config.device))
     except OperatorLibraryError as error:
         raise ConfigError("operator library", str(error).removeprefix("operator library: ")) from error
     path = resolve_model_path(config.model, config.revision)

@@ -82,12 +82,16 @@ class Backend(ABC):
         device: the name of the device in Paddle and in `--device`, such as "cpu".
         kernels: operator name -> native kernel, which takes the arguments of the operator's reference. An operator
             that is missing here runs its reference.
+        needs_check: whether operators are checked on the device before the first engine uses them.
+        is_emulated: whether the device is executed by the CPU, so that times say nothing.
         shares_memory: whether operators use the host's memory, so that nothing is uploaded and downloaded.
         kv_layout: names how keys and values lie in a block; blocks move between engines of equal names.
     """
 
     device: str
     kernels: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    needs_check: bool = False
+    is_emulated: bool = False
     shares_memory: bool = True
     kv_layout: str = ""
 
@@ -128,6 +132,13 @@ class Backend(ABC):
 
     def synchronize(self) -> None:  # noqa: B027  # a device that does everything at once has nothing to wait for
         """Wait until the device has done everything that it was asked for."""
+
+    def make_synchronous(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a kernel that takes what the host has written to its buffers, and is finished when it returns.
+
+        What it wrote to buffers of the host is there then. For checks; a step uploads and downloads what it needs.
+        """
+        return kernel
 
     def adapt_reference(self, reference: Callable[..., Any]) -> Callable[..., Any]:
         """Return what runs in the place of a missing kernel."""
@@ -183,6 +194,18 @@ class Backend(ABC):
     @abstractmethod
     def clock(self) -> float:
         """Return a time in seconds that advances while the calling thread computes, for measuring steps."""
+
+    def identify(self) -> str:
+        """Return the name of the device and of what drives it; results that were checked on one hold on its like."""
+        return self.device
+
+    def measure_peaks(self) -> tuple[float, float]:
+        """Return the bytes that copies read and write, and the operations on bfloat16 matrices, per second.
+
+        Raises:
+            NotImplementedError: the backend has no kernels for it.
+        """
+        raise NotImplementedError(f"backend {self.device}: no kernels that measure peaks")
 
     @abstractmethod
     def device_name(self) -> str:

@@ -6,7 +6,7 @@ the registry: an operator that is registered is tested.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -124,22 +124,23 @@ def find_backend(device: str) -> Backend:
     return backend
 
 
-def select_backend(device: str, captured_rows: tuple[int, ...] | None = None) -> Backend:
+def select_backend(device: str, captured_rows: tuple[int, ...] | None = None, failing: Collection[str] = ()) -> Backend:
     """Find the backend of a device, such as "cpu" or "gpu:1", and use it from now on; called once, at start-up.
 
     Args:
         captured_rows: as in `DeviceOptions`.
+        failing: operators whose kernels are not used, because they failed the check of this device.
 
     Raises:
         OperatorLibraryError: there is no such backend, or its library cannot be used.
     """
     backend = find_backend(device)
     backend.configure(DeviceOptions(int(device.partition(":")[2] or 0), captured_rows))
-    use_backend(backend)
+    use_backend(backend, failing)
     return backend
 
 
-def use_backend(backend: Backend) -> None:
+def use_backend(backend: Backend, failing: Collection[str] = ()) -> None:
     """Run this backend's kernels from now on, and make its device Paddle's default for new tensors.
 
     An operator without a kernel runs its reference, with one warning that names it.
@@ -150,7 +151,7 @@ def use_backend(backend: Backend) -> None:
     _selected = backend
     _reference_names.clear()
     for entry in _entries.values():
-        _select(entry, backend)
+        _select(entry, backend, failing)
     logger.info("operators: device %s, %s", backend.device, backend.describe())
 
 
@@ -159,11 +160,12 @@ def selected_backend() -> Backend:
     return _selected or select_backend(DEFAULT_DEVICE)
 
 
-def _select(entry: OpEntry, backend: Backend) -> None:
-    kernel = backend.kernels.get(entry.name)
+def _select(entry: OpEntry, backend: Backend, failing: Collection[str] = ()) -> None:
+    kernel = None if entry.name in failing else backend.kernels.get(entry.name)
     if kernel is None:
+        why = "does not use its" if entry.name in failing else "has no"
         logger.warning(
-            "operator %s has no %s kernel and runs its Paddle reference: exact: false", entry.name, backend.device
+            "operator %s %s %s kernel and runs its Paddle reference: exact: false", entry.name, why, backend.device
         )
         _reference_names.add(entry.name)
     entry.run = kernel or backend.adapt_reference(entry.reference)

@@ -22,6 +22,7 @@ USAGE = """usage: fastdeploy COMMAND [flags]
   bench           run a benchmark: bench serve, bench latency or bench throughput
   config          print the configuration that flags and a YAML file result in, and where each value comes from
   tokenizer       encode or decode text, or export the vocabulary
+  check-device    compare the operators of a GPU with their references
   collect-env     print versions, hardware and limits for a bug report
   --version       print the versions of the package and of its operator library
 
@@ -35,6 +36,7 @@ COMMANDS = {
     "bench": "fastdeploy.entrypoints.cli.bench:main",
     "config": "fastdeploy.entrypoints.cli.show_config:main",
     "tokenizer": "fastdeploy.entrypoints.cli.tokenizer:main",
+    "check-device": "fastdeploy.entrypoints.cli.check_device:main",
     "collect-env": "fastdeploy.entrypoints.cli.collect_env:main",
 }
 """Command -> module:function. The module is imported when the command runs."""

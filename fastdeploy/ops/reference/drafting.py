@@ -23,7 +23,11 @@ def fill_stage(loop: DraftLoop, stage: int, num_seqs: int) -> None:
     metadata = loop.batch.compute(num_seqs)
     num_rows = metadata.num_rows
     if loop.input_states is not None and loop.states is not None:
-        before = loop.states[paddle.to_tensor(_slots_before(loop, num_rows))] if stage == 0 else loop.output[:num_rows]
+        before = (
+            paddle.gather(loop.states, paddle.to_tensor(_slots_before(loop, num_rows)))
+            if stage == 0
+            else loop.output[:num_rows]
+        )
         loop.input_states[:num_rows] = before
     loop.stages[stage].compute(metadata)
 
@@ -66,7 +70,7 @@ def _advance(loop: DraftLoop, num_seqs: int, shifts: bool) -> None:
         batch.num_computed.array[:num_seqs] += 1
         return
     if loop.input_states is not None:
-        loop.input_states[:num_seqs] = loop.output[paddle.to_tensor(ends - 1)]
+        loop.input_states[:num_seqs] = paddle.gather(loop.output, paddle.to_tensor(ends - 1))
     tokens[:num_seqs] = drafted[:num_seqs]
     batch.num_computed.array[:num_seqs] += batch.num_scheduled.array[:num_seqs]
     batch.num_scheduled.array[:num_seqs] = 1

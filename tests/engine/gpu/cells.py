@@ -27,6 +27,7 @@ from fastdeploy.config.speculative_config import EXTENSIONS
 from fastdeploy.config.speculative_keys import parse_speculative_config
 from fastdeploy.core.request import GenerationRequest
 from fastdeploy.core.sampling_params import SamplingParams
+from fastdeploy.engine import engine_factory
 from fastdeploy.engine.engine import Engine
 from fastdeploy.engine.engine_factory import make_engine
 from fastdeploy.ops.backends.gpu.backend import GpuBackend
@@ -48,6 +49,7 @@ class Cell:
 
     Attributes:
         is_split: whether one engine computes the prompts and hands them over to another one.
+        failing: an operator that has failed the check of the device.
         omits: what the runner leaves out: "upload", "wait" or "download".
     """
 
@@ -60,6 +62,7 @@ class Cell:
     kv_cache_dtype: str = "auto"
     quantization: str = "none"
     is_split: bool = False
+    failing: str = ""
     omits: str = ""
 
 
@@ -100,6 +103,7 @@ def requests_of(cell: Cell) -> list[GenerationRequest]:
 
 def engine_of(cell: Cell, folder: Path) -> Engine:
     """Build the engine of a cell."""
+    engine_factory.failing_operators = lambda device: frozenset(filter(None, [cell.failing]))
     is_hybrid = cell.method in EXTENSIONS
     speculative = {
         "method": "mtp" if is_hybrid else cell.method,

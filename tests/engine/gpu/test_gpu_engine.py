@@ -128,6 +128,14 @@ def test_two_nodes_with_a_gpu_give_the_texts_of_one(
     assert answer.texts == plain(cell)
 
 
+def test_an_operator_that_failed_the_check_of_a_gpu_runs_its_reference_and_the_model_answers(ask: Ask) -> None:
+    answer = ask(Cell("ngram", failing="rms_norm"))
+    assert answer.error == ""
+    assert [len(text) for text in answer.texts] == [24] * 8
+    assert not answer.is_exact
+    assert answer.num_replays == 0, "a reference runs on the host, so nothing is captured"
+
+
 @pytest.mark.parametrize("omitted", ["upload", "wait", "download"])
 def test_a_runner_that_forgets_to_exchange_memory_is_found_out(
     omitted: str, ask: Ask, plain: Callable[[Cell], list[list[int]]]

@@ -27,6 +27,7 @@ from fastdeploy.ops.backends.gpu import (
     linear,
     logprobs,
     norm,
+    peaks,
     plugin,
     sampling,
     verify,
@@ -55,8 +56,10 @@ class GpuBackend(Backend):
 
     device = "gpu"
     kernels = _KERNELS
+    needs_check = True
     shares_memory = False
     kv_layout = "gpu"
+    peak_bytes, peak_steps = 1 << 30, 1 << 14
 
     def __init__(self) -> None:
         self.library: DeviceLibrary | None = None
@@ -139,6 +142,22 @@ class GpuBackend(Backend):
         assert self.library is not None
         self.library.call("fd_device_stream_sync", self.library.stream)
 
+    def make_synchronous(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a kernel with all mirrors copied, and all streams waited for, before and after it."""
+
+        @wraps(kernel)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            assert self.library is not None
+            if self.library.counts is not None:  # another operator captures this one
+                return kernel(*args, **kwargs)
+            self.library.call("fd_device_sync")
+            self._exchange(downloads=False)
+            result = kernel(*args, **kwargs)
+            self._exchange(downloads=True)
+            return result
+
+        return run
+
     def adapt_reference(self, reference: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs the reference on the host between waits for the device."""
 
@@ -202,6 +221,19 @@ class GpuBackend(Backend):
         """Return the name of the card."""
         assert self.library is not None
         return self.library.properties().name.decode()
+
+    def identify(self) -> str:
+        """Return the device's name, its architecture and the CUDA version of its driver."""
+        assert self.library is not None
+        found = self.library.properties()
+        version = f"{found.driver_version // 1000}.{found.driver_version % 1000 // 10}"
+        return f"{found.name.decode()}, sm_{found.architecture}, driver for CUDA {version}"
+
+    def measure_peaks(self) -> tuple[float, float]:
+        """Measure copies of more than a cache holds, and products in registers."""
+        assert self.library is not None
+        copied = peaks.copied_bytes_per_second(self.library, self.peak_bytes)
+        return copied, peaks.products_per_second(self.library, self.peak_steps)
 
     def describe(self) -> dict[str, str]:
         """Return the architecture, and the version and source hash of the library."""

@@ -42,7 +42,7 @@ def pack_linear(
 
     The layout of a quantized weight is that of linear_quant.py.
     """
-    pieces = pieces_of(weight)
+    pieces = tuple(replace(piece, matrix=_on_host(piece.matrix)) for piece in pieces_of(weight))
     for piece in pieces:
         require_dtype("pack_linear", "bfloat16", weight=piece.matrix)
     k = pieces[0].matrix.shape[0 if pieces[0].is_transposed else 1]
@@ -54,6 +54,11 @@ def pack_linear(
     data = selected_backend().place(_to_bfloat16(_pack(pieces, n, k, is_gated)))
     placed_bias = None if bias is None else selected_backend().place(bias)
     return PackedLinear(data, placed_bias, k, n, "bfloat16", is_gated=is_gated)
+
+
+def _on_host(matrix: Tensor) -> Tensor:
+    """Return a matrix itself if it is on the host, as the tensors of checkpoints are, else a copy."""
+    return matrix if matrix.place.is_cpu_place() else matrix.cpu()
 
 
 def first_outputs(w: PackedLinear, count: int) -> PackedLinear:

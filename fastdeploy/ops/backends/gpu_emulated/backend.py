@@ -13,6 +13,10 @@ from fastdeploy.ops.backends.gpu.backend import GpuBackend
 class EmulatedGpuBackend(GpuBackend):
     """The GPU's kernels on the CPU."""
 
+    needs_check = False  # the tests execute every kernel
+    is_emulated = True
+    peak_bytes, peak_steps = 1 << 16, 16
+
     def library_path(self) -> Path:
         """Build the emulated library if its sources have changed."""
         return plugin.build_emulated(read_env().emulation_checks)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times of operators on a device, beside the copies and products that were measured in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+
+from fastdeploy.ops.attention import allocate_kv_cache, append_attention, make_attention_metadata
+from fastdeploy.ops.examples import random_rows
+from fastdeploy.ops.linear import linear, pack_linear
+from fastdeploy.ops.registry import selected_backend
+from fastdeploy.ops.rotary import HeadLayout
+from fastdeploy.ops.sampling import SamplingBatch, sample
+
+NUM_CALLS = 20  # in a row, between two waits
+NUM_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call with what it must read, in bytes, and compute, in operations."""
+
+    name: str
+    call: Callable[[], None]
+    num_bytes: float
+    num_ops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the inputs."""
+
+    hidden: int
+    prompt_rows: int
+    seqs: int
+    positions: int
+    vocab: int
+
+
+REAL = Sizes(hidden=4096, prompt_rows=2048, seqs=32, positions=8192, vocab=151936)
+EMULATED = Sizes(hidden=128, prompt_rows=32, seqs=2, positions=96, vocab=512)
+
+
+def measure() -> dict[str, Any]:
+    """Return the peaks and, for each case, its microseconds and the share of the peak that limits it."""
+    backend = selected_backend()
+    copied, products = backend.measure_peaks()
+    times: dict[str, Any] = {"copy_bytes_per_s": copied, "product_ops_per_s": products, "cases": {}}
+    for case in _cases(EMULATED if backend.is_emulated else REAL):
+        seconds = _seconds(case.call)
+        least = max(case.num_bytes / copied, case.num_ops / products)
+        times["cases"][case.name] = {"us": seconds * 1e6, "share_of_peak": least / seconds}
+    return times
+
+
+def format_times(times: Mapping[str, Any]) -> str:
+    """Return a table; on an emulated device it says that its times mean nothing."""
+    copied, products = times["copy_bytes_per_s"] / 1e9, times["product_ops_per_s"] / 1e12
+    lines = [f"copies {copied:.1f} GB/s, bfloat16 products {products:.3f} TFLOP/s"]
+    if selected_backend().is_emulated:
+        lines.append("the device is emulated: its times say nothing about a GPU")
+    lines.append(f"{'case':36}{'us':>12}{'of the peak':>14}")
+    for name, case in times["cases"].items():
+        lines.append(f"{name:36}{case['us']:>12.1f}{case['share_of_peak']:>14.3f}")
+    return "\n".join(lines)
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    """Return the seconds of a call, in the fastest of some runs of many."""
+    backend = selected_backend()
+    best = float("inf")
+    for _ in range(1 + NUM_RUNS):
+        backend.synchronize()
+        begin = backend.clock()
+        for _ in range(NUM_CALLS):
+            call()
+        backend.synchronize()
+        best = min(best, (backend.clock() - begin) / NUM_CALLS)
+    return best
+
+
+def _cases(sizes: Sizes) -> Iterator[Case]:
+    for quantization, bits in (("none", 16), ("w8a8", 8), ("w4a8", 4), ("wint4", 4)):
+        for rows in (1, 16, sizes.prompt_rows):
+            yield _linear_case(sizes.hidden, quantization, bits, rows)
+    for rows in (1, 4):
+        yield _attention_case(sizes, rows)
+    for temperature in (0.0, 1.0):
+        yield _sampling_case(sizes, temperature)
+
+
+def _linear_case(size: int, quantization: str, bits: int, rows: int) -> Case:
+    packed = pack_linear(random_rows(size, size, "bfloat16", 1, size**-0.5).cpu(), None, quantization)
+    x, out = random_rows(rows, size, "bfloat16", 2), paddle.zeros([rows, size], "bfloat16")
+    name = f"linear {quantization} {size} x {size}, {rows} rows"
+    num_bytes = size * size * bits / 8 + 4 * rows * size
+    return Case(name, lambda: linear(x, packed, out, rows), num_bytes, 2 * rows * size**2)
+
+
+def _attention_case(sizes: Sizes, rows: int) -> Case:
+    heads, block_size = HeadLayout(32, 4, 128), 64
+    num_blocks = -(-sizes.positions // block_size)
+    cache = allocate_kv_cache(sizes.seqs * num_blocks, block_size, heads.num_kv_heads, heads.head_dim, "bfloat16")
+    tables = np.arange(sizes.seqs * num_blocks).reshape(sizes.seqs, num_blocks)
+    batch = make_attention_metadata([rows] * sizes.seqs, [sizes.positions] * sizes.seqs, tables, block_size)
+    qkv = random_rows(rows * sizes.seqs, heads.row_size, "bfloat16", 3)
+    out = paddle.zeros([rows * sizes.seqs, heads.num_heads * heads.head_dim], "bfloat16")
+    num_bytes = 4 * sizes.seqs * sizes.positions * heads.num_kv_heads * heads.head_dim
+    name = f"attention {sizes.seqs} x {rows} rows, {sizes.positions} positions"
+    return Case(name, lambda: append_attention(qkv, cache, batch, out, heads, heads.head_dim**-0.5), num_bytes)
+
+
+def _sampling_case(sizes: Sizes, temperature: float) -> Case:
+    rows = sizes.seqs * 6
+    logits, batch = random_rows(rows, sizes.vocab, "float32", 4, 3.0), SamplingBatch(rows)
+    batch.float_params.array[:, 0] = temperature
+    batch.upload(rows)
+    name = f"sample {rows} x {sizes.vocab}, temperature {temperature:g}"
+    return Case(name, lambda: sample(logits, batch, rows), 4 * rows * sizes.vocab)
